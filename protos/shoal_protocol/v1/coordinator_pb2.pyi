@@ -1,0 +1,240 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STREAMING: _ClassVar[Mode]
+    BARRIER: _ClassVar[Mode]
+
+class Policy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FIFO: _ClassVar[Policy]
+    LEAST_LOADED: _ClassVar[Policy]
+    EDAS: _ClassVar[Policy]
+    ARAS: _ClassVar[Policy]
+    MABAC: _ClassVar[Policy]
+STREAMING: Mode
+BARRIER: Mode
+FIFO: Policy
+LEAST_LOADED: Policy
+EDAS: Policy
+ARAS: Policy
+MABAC: Policy
+
+class SubmitJobRequest(_message.Message):
+    __slots__ = ("name", "partition", "stages", "epoch", "inputs_uri", "outputs_uri", "mode", "policy", "priority", "backoff_limit", "active_deadline_seconds", "lossy")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_URI_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_URI_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    partition: bytes
+    stages: _containers.RepeatedCompositeFieldContainer[StagePlacement]
+    epoch: int
+    inputs_uri: str
+    outputs_uri: str
+    mode: Mode
+    policy: Policy
+    priority: int
+    backoff_limit: int
+    active_deadline_seconds: float
+    lossy: bool
+    def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ..., epoch: _Optional[int] = ..., inputs_uri: _Optional[str] = ..., outputs_uri: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., policy: _Optional[_Union[Policy, str]] = ..., priority: _Optional[int] = ..., backoff_limit: _Optional[int] = ..., active_deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ...) -> None: ...
+
+class StagePlacement(_message.Message):
+    __slots__ = ("devices",)
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, devices: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WatchJobRequest(_message.Message):
+    __slots__ = ("name", "interval_seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    interval_seconds: float
+    def __init__(self, name: _Optional[str] = ..., interval_seconds: _Optional[float] = ...) -> None: ...
+
+class CancelJobRequest(_message.Message):
+    __slots__ = ("name", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class JobStatus(_message.Message):
+    __slots__ = ("name", "state", "message", "items", "active", "succeeded", "failed", "resumed", "seconds", "items_per_second", "latency", "stages", "tier_hits", "failures", "epoch", "retries")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PENDING: _ClassVar[JobStatus.State]
+        RUNNING: _ClassVar[JobStatus.State]
+        COMPLETE: _ClassVar[JobStatus.State]
+        FAILED: _ClassVar[JobStatus.State]
+        CANCELLED: _ClassVar[JobStatus.State]
+    PENDING: JobStatus.State
+    RUNNING: JobStatus.State
+    COMPLETE: JobStatus.State
+    FAILED: JobStatus.State
+    CANCELLED: JobStatus.State
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    TIER_HITS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    state: JobStatus.State
+    message: str
+    items: int
+    active: int
+    succeeded: int
+    failed: int
+    resumed: int
+    seconds: float
+    items_per_second: float
+    latency: Latency
+    stages: _containers.RepeatedCompositeFieldContainer[StageStatus]
+    tier_hits: TierHits
+    failures: _containers.RepeatedCompositeFieldContainer[ItemFailure]
+    epoch: int
+    retries: int
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[JobStatus.State, str]] = ..., message: _Optional[str] = ..., items: _Optional[int] = ..., active: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., resumed: _Optional[int] = ..., seconds: _Optional[float] = ..., items_per_second: _Optional[float] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[ItemFailure, _Mapping]]] = ..., epoch: _Optional[int] = ..., retries: _Optional[int] = ...) -> None: ...
+
+class Latency(_message.Message):
+    __slots__ = ("p50_seconds", "p90_seconds", "p99_seconds", "maximum_seconds")
+    P50_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    P90_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    P99_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAXIMUM_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    p50_seconds: float
+    p90_seconds: float
+    p99_seconds: float
+    maximum_seconds: float
+    def __init__(self, p50_seconds: _Optional[float] = ..., p90_seconds: _Optional[float] = ..., p99_seconds: _Optional[float] = ..., maximum_seconds: _Optional[float] = ...) -> None: ...
+
+class StageStatus(_message.Message):
+    __slots__ = ("index", "ready", "running", "finished", "compute_seconds", "devices")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    ready: int
+    running: int
+    finished: int
+    compute_seconds: float
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, index: _Optional[int] = ..., ready: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TierHits(_message.Message):
+    __slots__ = ("resident", "cached", "idle", "evict")
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    EVICT_FIELD_NUMBER: _ClassVar[int]
+    resident: int
+    cached: int
+    idle: int
+    evict: int
+    def __init__(self, resident: _Optional[int] = ..., cached: _Optional[int] = ..., idle: _Optional[int] = ..., evict: _Optional[int] = ...) -> None: ...
+
+class ItemFailure(_message.Message):
+    __slots__ = ("item", "input", "reason")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    item: int
+    input: str
+    reason: str
+    def __init__(self, item: _Optional[int] = ..., input: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListDevicesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListDevicesResponse(_message.Message):
+    __slots__ = ("devices",)
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceStatus]
+    def __init__(self, devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ...) -> None: ...
+
+class DeviceStatus(_message.Message):
+    __slots__ = ("name", "state", "architecture", "budget_bytes", "floor_bytes", "resident_bytes", "used_bytes", "peak_bytes", "resident", "cached_fragments", "cached_bytes", "loads", "evictions", "tier_hits", "tasks", "sent_bytes", "received_bytes", "fetched_bytes", "silent_seconds", "queued")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        READY: _ClassVar[DeviceStatus.State]
+        SILENT: _ClassVar[DeviceStatus.State]
+        DRAINING: _ClassVar[DeviceStatus.State]
+        LOST: _ClassVar[DeviceStatus.State]
+    READY: DeviceStatus.State
+    SILENT: DeviceStatus.State
+    DRAINING: DeviceStatus.State
+    LOST: DeviceStatus.State
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    TIER_HITS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    state: DeviceStatus.State
+    architecture: str
+    budget_bytes: int
+    floor_bytes: int
+    resident_bytes: int
+    used_bytes: int
+    peak_bytes: int
+    resident: _containers.RepeatedScalarFieldContainer[str]
+    cached_fragments: int
+    cached_bytes: int
+    loads: int
+    evictions: int
+    tier_hits: TierHits
+    tasks: int
+    sent_bytes: int
+    received_bytes: int
+    fetched_bytes: int
+    silent_seconds: float
+    queued: int
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[DeviceStatus.State, str]] = ..., architecture: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., floor_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., cached_fragments: _Optional[int] = ..., cached_bytes: _Optional[int] = ..., loads: _Optional[int] = ..., evictions: _Optional[int] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., tasks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., queued: _Optional[int] = ...) -> None: ...

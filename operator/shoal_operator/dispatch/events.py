@@ -5,25 +5,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from shoal_operator.api.choices import Mode as Mode  # noqa: PLC0414 (offered from here as well)
+from shoal_operator.api.choices import Policy as Policy  # noqa: PLC0414 (offered from here as well)
 from shoal_operator.api.partition import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
-
-
-class Mode(StrEnum):
-    """What a task waits for: its own predecessors only, or all of the stages before it."""
-
-    STREAMING = "Streaming"
-    BARRIER = "Barrier"
-
-
-class Policy(StrEnum):
-    """How devices of one tier are ranked (CROWDio, section "4-Tier Affinity Scheduler")."""
-
-    FIFO = "Fifo"
-    LEAST_LOADED = "LeastLoaded"
-    EDAS = "Edas"
-    ARAS = "Aras"
-    MABAC = "Mabac"
 
 
 class FailureKind(StrEnum):

@@ -5,6 +5,9 @@ as the producer of an edge it means the model's inputs, as the consumer the mode
 are in topological order: every edge goes from a smaller to a larger index.
 """
 
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NewType
 
@@ -19,12 +22,13 @@ class TensorSpec:
     """One tensor's name, type and shape.
 
     `dtype` is ONNX's name in lower case (`float`, `int64`, `float16`, ...); in `shape` an int is a
-    fixed size, a str a symbolic one (`batch`), and None one that nobody knows.
+    fixed size, a str a symbolic one (`batch`), and None one that nobody knows. A `shape` of None says
+    that not even the number of axes is known.
     """
 
     name: str
     dtype: str
-    shape: tuple[int | str | None, ...]
+    shape: tuple[int | str | None, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,3 +85,224 @@ class PartitionDocument:
     def out_of(self, producer: int) -> tuple[Edge, ...]:
         """The edges that start in a stage, by consumer."""
         return tuple(edge for edge in self.edges if edge.producer == producer)
+
+
+# ---- partition.json ------------------------------------------------------------------------------
+
+VERSION: Final = 1
+MAX_FRAGMENTS: Final = 4096
+MAX_TENSORS: Final = 65_536
+MAX_RANK: Final = 64
+MAX_NAME: Final = 4096
+MAX_COUNT: Final = 2**63 - 1
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class DocumentRefused(ValueError):
+    """A document is not what it should be: `where` is the path of the field, `problem` says why."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"partition document, {where or 'top'}: {problem}")
+        self.where = where
+        self.problem = problem
+
+
+def document_to_json(document: PartitionDocument) -> str:
+    """Canonical JSON: sorted keys, no spaces."""
+    value = {
+        "version": VERSION,
+        "model_digest": document.model_digest,
+        "fragments": [_fragment_value(fragment) for fragment in document.fragments],
+        "edges": [
+            {
+                "producer": edge.producer,
+                "consumer": edge.consumer,
+                "tensors": list(edge.tensors),
+                "bytes_per_item": edge.bytes_per_item,
+            }
+            for edge in document.edges
+        ],
+        "inputs": [spec_value(spec) for spec in document.inputs],
+        "outputs": [spec_value(spec) for spec in document.outputs],
+    }
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def spec_value(spec: TensorSpec) -> dict[str, object]:
+    """A tensor as `partition.json` and `fragment.json` write it."""
+    return {
+        "name": spec.name,
+        "dtype": spec.dtype,
+        "shape": None if spec.shape is None else list(spec.shape),
+    }
+
+
+def _fragment_value(fragment: Fragment) -> dict[str, object]:
+    return {
+        "index": fragment.index,
+        "digest": fragment.digest,
+        "nodes": fragment.nodes,
+        "weight_bytes": fragment.weight_bytes,
+        "resident_bytes": fragment.resident_bytes,
+        "activation_bytes": fragment.activation_bytes,
+        "flops": fragment.flops,
+        "inputs": [spec_value(spec) for spec in fragment.inputs],
+        "outputs": [spec_value(spec) for spec in fragment.outputs],
+    }
+
+
+def document_from_json(text: str | bytes) -> PartitionDocument:
+    """Read what `document_to_json` wrote, or raise `DocumentRefused` that names the field.
+
+    Checked: types, bounds, digests, numbering, that edges go forward and name tensors that their
+    producer gives, and that every tensor that a fragment takes or the model gives has one source.
+    """
+    try:
+        parsed: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DocumentRefused("", f"not JSON ({error})") from error
+    top = _Reader("", parsed)
+    version = top.count("version")
+    if version != VERSION:
+        raise DocumentRefused("version", f"is {version}; this program reads version {VERSION}")
+    fragments = tuple(_read_fragment(each) for each in top.items("fragments", MAX_FRAGMENTS))
+    for position, fragment in enumerate(fragments):
+        if fragment.index != position:
+            raise DocumentRefused(f"fragments[{position}].index", f"is {fragment.index}")
+    document_edges = tuple(
+        _read_edge(each, len(fragments)) for each in top.items("edges", MAX_TENSORS)
+    )
+    document = PartitionDocument(
+        model_digest=top.digest("model_digest"),
+        fragments=fragments,
+        edges=document_edges,
+        inputs=_read_specs(top, "inputs"),
+        outputs=_read_specs(top, "outputs"),
+    )
+    _check_sources(document)
+    return document
+
+
+def _read_fragment(reader: "_Reader") -> Fragment:
+    return Fragment(
+        index=reader.count("index"),
+        digest=reader.digest("digest"),
+        nodes=reader.count("nodes"),
+        weight_bytes=reader.count("weight_bytes"),
+        resident_bytes=reader.count("resident_bytes"),
+        activation_bytes=reader.optional_count("activation_bytes"),
+        flops=reader.optional_count("flops"),
+        inputs=_read_specs(reader, "inputs"),
+        outputs=_read_specs(reader, "outputs"),
+    )
+
+
+def _read_edge(reader: "_Reader", fragments: int) -> Edge:
+    producer = reader.count("producer", least=MODEL)
+    consumer = reader.count("consumer", least=MODEL)
+    if max(producer, consumer) >= fragments:
+        raise DocumentRefused(reader.where, f"there are {fragments} fragments only")
+    if consumer != MODEL and producer >= consumer:
+        raise DocumentRefused(reader.where, f"goes back, from {producer} to {consumer}")
+    return Edge(
+        producer=producer,
+        consumer=consumer,
+        tensors=tuple(each.name() for each in reader.items("tensors", MAX_TENSORS)),
+        bytes_per_item=reader.optional_count("bytes_per_item"),
+    )
+
+
+def _read_specs(reader: "_Reader", key: str) -> tuple[TensorSpec, ...]:
+    specs = tuple(each.spec() for each in reader.items(key, MAX_TENSORS))
+    if len({spec.name for spec in specs}) != len(specs):
+        raise DocumentRefused(reader.at(key), "a name stands twice")
+    return specs
+
+
+def _check_sources(document: PartitionDocument) -> None:
+    """Each tensor that a fragment takes, or that the model gives, comes over exactly one edge."""
+    given = {each.index: {spec.name for spec in each.outputs} for each in document.fragments}
+    taken = {each.index: [spec.name for spec in each.inputs] for each in document.fragments}
+    given[MODEL] = {spec.name for spec in document.inputs}
+    taken[MODEL] = [spec.name for spec in document.outputs]
+    arriving: dict[int, list[str]] = {index: [] for index in taken}
+    for position, edge in enumerate(document.edges):
+        missing = sorted(set(edge.tensors) - given[edge.producer])
+        if missing:
+            raise DocumentRefused(
+                f"edges[{position}].tensors", f"{edge.producer} does not give {missing[0]}"
+            )
+        arriving[edge.consumer].extend(edge.tensors)
+    for index, names in taken.items():
+        if sorted(names) != sorted(arriving[index]):
+            odd = sorted(set(names) ^ set(arriving[index])) or sorted(arriving[index])
+            who = "the model's outputs" if index == MODEL else f"fragment {index}"
+            raise DocumentRefused("edges", f"{odd[0]} does not reach {who} exactly once")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A parsed value and where it stands, so that every complaint names its field."""
+
+    where: str
+    value: object
+
+    def at(self, key: str) -> str:
+        return f"{self.where}.{key}" if self.where else key
+
+    def _field(self, key: str) -> object:
+        if not isinstance(self.value, Mapping):
+            raise DocumentRefused(self.where, "is not an object")
+        if key not in self.value:
+            raise DocumentRefused(self.at(key), "is missing")
+        return self.value[key]
+
+    def count(self, key: str, least: int = 0) -> int:
+        value = self._field(key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise DocumentRefused(self.at(key), "is not an integer")
+        if not least <= value <= MAX_COUNT:
+            raise DocumentRefused(self.at(key), f"is {value}, not in {least}..{MAX_COUNT}")
+        return value
+
+    def optional_count(self, key: str) -> int | None:
+        return None if self._field(key) is None else self.count(key)
+
+    def digest(self, key: str) -> Digest:
+        value = self._field(key)
+        if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+            raise DocumentRefused(self.at(key), "is not sha256: and 64 hexadecimal digits")
+        return Digest(value)
+
+    def items(self, key: str, most: int) -> list["_Reader"]:
+        value = self._field(key)
+        if not isinstance(value, list):
+            raise DocumentRefused(self.at(key), "is not a list")
+        if len(value) > most:
+            raise DocumentRefused(self.at(key), f"has {len(value)} entries, at most {most}")
+        return [_Reader(f"{self.at(key)}[{index}]", each) for index, each in enumerate(value)]
+
+    def name(self) -> str:
+        if not isinstance(self.value, str) or not 0 < len(self.value) <= MAX_NAME:
+            raise DocumentRefused(self.where, f"is not a name of 1 to {MAX_NAME} characters")
+        return self.value
+
+    def axis(self) -> int | str | None:
+        match self.value:
+            case None:
+                return None
+            case bool():
+                raise DocumentRefused(self.where, "is not a size, a name or null")
+            case int(size) if 0 <= size <= MAX_COUNT:
+                return size
+            case str(symbol) if 0 < len(symbol) <= MAX_NAME:
+                return symbol
+        raise DocumentRefused(self.where, "is not a size, a name or null")
+
+    def spec(self) -> TensorSpec:
+        shape = None
+        if self._field("shape") is not None:
+            shape = tuple(each.axis() for each in self.items("shape", MAX_RANK))
+        name, dtype = (_Reader(self.at(key), self._field(key)).name() for key in ("name", "dtype"))
+        return TensorSpec(name=name, dtype=dtype, shape=shape)

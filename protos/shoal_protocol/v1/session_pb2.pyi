@@ -299,7 +299,7 @@ class Prefetch(_message.Message):
     def __init__(self, instruction: _Optional[int] = ..., digest: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Execute(_message.Message):
-    __slots__ = ("instruction", "task", "digest", "inputs", "routes", "results", "deadline_seconds", "lossy")
+    __slots__ = ("instruction", "task", "digest", "inputs", "routes", "results", "deadline_seconds", "lossy", "kept")
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +308,7 @@ class Execute(_message.Message):
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     instruction: int
     task: Task
     digest: str
@@ -316,7 +317,8 @@ class Execute(_message.Message):
     results: _containers.RepeatedScalarFieldContainer[str]
     deadline_seconds: float
     lossy: bool
-    def __init__(self, instruction: _Optional[int] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., digest: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[InputSource, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., results: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ...) -> None: ...
+    kept: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, instruction: _Optional[int] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., digest: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[InputSource, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., results: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., kept: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("job", "epoch", "item", "stage")

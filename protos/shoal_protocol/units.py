@@ -9,9 +9,13 @@ Nanoseconds = NewType("Nanoseconds", int)
 
 NANOSECONDS_PER_SECOND: Final = 1_000_000_000
 
-_QUANTITY = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<suffix>[KMGTPE]i|[munkMGTPE]|[eE][+-]?\d+)?")
-_BINARY: Final = {f"{prefix}i": 1024**power for power, prefix in enumerate("KMGTPE", start=1)}
-_DECIMAL: Final = {
+_QUANTITY = re.compile(
+    r"(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<suffix>[KMGTPE]i|[munkMGTPE]|[eE][+-]?\d+)?"
+)
+_BINARY: Final[dict[str, int]] = {
+    f"{prefix}i": 1024**power for power, prefix in enumerate("KMGTPE", start=1)
+}
+_DECIMAL: Final[dict[str, Decimal]] = {
     "n": Decimal("1e-9"),
     "u": Decimal("1e-6"),
     "m": Decimal("1e-3"),
@@ -21,7 +25,7 @@ _DECIMAL: Final = {
 
 
 def parse_quantity(text: str) -> Decimal:
-    """Read a Kubernetes quantity (`64Mi`, `0.5`, `250m`, `1e3`); `ValueError` names what is wrong."""
+    """Read a Kubernetes quantity (`64Mi`, `0.5`, `250m`, `1e3`); `ValueError` says what is off."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a quantity such as 64Mi, 1G, 0.5 or 250m")
@@ -41,12 +45,10 @@ def parse_bytes(text: str) -> Bytes:
 def format_bytes(count: int) -> str:
     """Write a number of bytes for people: `41.2 MiB`, `24 MiB`, `512 B`."""
     size = Decimal(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            break
+    unit, *larger = ("B", "KiB", "MiB", "GiB", "TiB")
+    while abs(size) >= 1024 and larger:
         size /= 1024
-    else:
-        unit = "TiB"
+        unit = larger.pop(0)
     return f"{size:.1f}".removesuffix(".0") + f" {unit}"
 
 

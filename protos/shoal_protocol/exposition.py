@@ -1,0 +1,123 @@
+"""The small HTTP server that every process has: `/metrics`, `/healthz`, `/readyz`.
+
+It runs in a thread of its own, so that it still answers when the event loop is stuck: `/healthz`
+says that the process lives, `/readyz` that it makes progress, which the process itself decides.
+"""
+
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET, AF_INET6
+from socketserver import TCPServer
+from threading import Thread
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+Readiness = Callable[[], str | None]
+"""None when ready, else the reason why not. Called from the server's threads."""
+
+
+class ExpositionServer:
+    """Serves a registry and the process's health until `close`; loopback only unless told
+    otherwise.
+
+    `port` 0 asks for any free port; the bound one is in `port`. Raises `OSError` when it is taken.
+    """
+
+    def __init__(
+        self,
+        readiness: Readiness,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        class Handler(_Handler):
+            pass
+
+        Handler.readiness = staticmethod(readiness)
+        Handler.registry = registry
+        self._server = _Server((host, port), Handler)
+        self.host = host
+        self.port: int = self._server.server_port
+        self._thread = Thread(target=self._server.serve_forever, name="exposition", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    def close(self) -> None:
+        """Stop listening; the port is free again on return."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # A client that holds its connection open must not hold up `close`.
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = AF_INET6 if ":" in address[0] else AF_INET
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer's own asks the resolver for the host's full name, which may take seconds.
+        TCPServer.server_bind(self)
+        host, port = self.socket.getsockname()[:2]
+        self.server_name, self.server_port = str(host), int(port)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    readiness: Readiness
+    registry: CollectorRegistry
+    timeout = 5.0
+    server_version = "shoal"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        match urlsplit(self.path).path:
+            case "/metrics":
+                encoder, content_type = choose_encoder(self.headers.get("Accept", ""))
+                self._answer(HTTPStatus.OK, encoder(self.registry), content_type)
+            case "/healthz":
+                self._answer(HTTPStatus.OK, b"ok\n")
+            case "/readyz":
+                reason = self.readiness()
+                if reason is None:
+                    self._answer(HTTPStatus.OK, b"ok\n")
+                else:
+                    self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n".encode())
+            case _:
+                self._answer(HTTPStatus.NOT_FOUND, b"try /metrics, /healthz or /readyz\n")
+
+    def _answer(
+        self, status: HTTPStatus, body: bytes, content_type: str = "text/plain; charset=utf-8"
+    ) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+        """Probes every few seconds are no news."""

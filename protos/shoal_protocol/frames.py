@@ -1,0 +1,144 @@
+"""Frames: one gRPC message of a bulk stream, written and read by hand (see `v1/tensors.proto`).
+
+A frame is a small protobuf header followed by payload bytes. Only the header is parsed; the payload
+is joined in once on the way out and is a view of the received message on the way in. A relay that
+passes a transfer on rewrites the header's transfer number and hands the payload through untouched.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FrameHeader
+
+MAXIMUM_PAYLOAD_BYTES: Final = 1 << 20
+MAXIMUM_HEADER_BYTES: Final = 1 << 20
+
+_HEADER_TAG: Final = 0x0A  # field 1, length-delimited
+_PAYLOAD_TAG: Final = 0x12  # field 2, length-delimited
+
+Buffer = bytes | bytearray | memoryview
+
+
+class TransferError(Exception):
+    """A transfer that is not taken.
+
+    `transfer` is its number, or None where not even that could be read; `outcome` is what to put
+    into the acknowledgement (an `Acknowledgement.Outcome`).
+    """
+
+    def __init__(
+        self, reason: str, *, outcome: Acknowledgement.Outcome, transfer: int | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.outcome = outcome
+        self.transfer = transfer
+
+    def __str__(self) -> str:
+        return self.reason if self.transfer is None else f"transfer {self.transfer}: {self.reason}"
+
+
+class MalformedFrame(TransferError):
+    """The bytes break the protocol or pass a limit: sending them again will not help."""
+
+    def __init__(self, reason: str, *, transfer: int | None = None) -> None:
+        super().__init__(reason, outcome=Acknowledgement.REFUSED, transfer=transfer)
+
+
+def split_frame(message: bytes) -> tuple[FrameHeader, memoryview]:
+    """Header of a frame, and its payload as a view of `message`. Raises `MalformedFrame`."""
+    if not message or message[0] != _HEADER_TAG:
+        raise MalformedFrame("the frame does not start with a header")
+    header_bytes, start = _read_length(message, 1)
+    end = start + header_bytes
+    if header_bytes > MAXIMUM_HEADER_BYTES or end > len(message):
+        raise MalformedFrame(f"a header of {header_bytes} bytes in a message of {len(message)}")
+    try:
+        header = FrameHeader.FromString(message[start:end])
+    except DecodeError as error:
+        raise MalformedFrame(f"the frame's header cannot be parsed: {error}") from error
+    if end == len(message):
+        return header, memoryview(b"")
+    if message[end] != _PAYLOAD_TAG:
+        raise MalformedFrame("what follows the header is no payload", transfer=header.transfer)
+    payload_bytes, start = _read_length(message, end + 1)
+    if payload_bytes != len(message) - start or payload_bytes > MAXIMUM_PAYLOAD_BYTES:
+        raise MalformedFrame(
+            f"a payload of {payload_bytes} bytes where {len(message) - start} follow",
+            transfer=header.transfer,
+        )
+    return header, memoryview(message)[start:]
+
+
+def join_frame(header: FrameHeader, payload: Buffer = b"") -> bytes:
+    """The bytes of one frame."""
+    return _join(header.SerializeToString(), (payload,), len(payload))
+
+
+def acknowledgement(
+    transfer: int,
+    outcome: Acknowledgement.Outcome = Acknowledgement.ACCEPTED,
+    message: str = "",
+) -> bytes:
+    """The frame that answers a transfer."""
+    answer = Acknowledgement(outcome=outcome, message=message[:1000])
+    return join_frame(FrameHeader(transfer=transfer, acknowledgement=answer, last=True))
+
+
+def transfer_frames(
+    first: FrameHeader, buffers: Iterable[memoryview], total_bytes: int, frame_bytes: int
+) -> Iterator[bytes]:
+    """The frames of one transfer: `buffers` (bytes, `total_bytes` in all) cut every `frame_bytes`.
+
+    `first` is the first frame's header, with its kind and its offset; the others get a bare one.
+    """
+    assert 0 < frame_bytes <= MAXIMUM_PAYLOAD_BYTES, f"frames of {frame_bytes} bytes"
+    transfer, offset, sent = first.transfer, first.offset, 0
+    remaining = iter(buffers)
+    current = memoryview(b"")
+    while True:
+        pieces: list[memoryview] = []
+        wanted = size = min(frame_bytes, total_bytes - sent)
+        while wanted:
+            if not current:
+                current = next(remaining)
+            pieces.append(current[:wanted])
+            wanted -= len(pieces[-1])
+            current = current[len(pieces[-1]) :]
+        last = sent + size == total_bytes
+        header = first if sent == 0 else FrameHeader(transfer=transfer, offset=offset + sent)
+        header.last = last
+        yield _join(header.SerializeToString(), pieces, size)
+        sent += size
+        if last:
+            return
+
+
+def _join(header: bytes, pieces: Iterable[Buffer], size: int) -> bytes:
+    if not size:
+        return b"".join((b"\x0a", _length(len(header)), header))
+    return b"".join((b"\x0a", _length(len(header)), header, b"\x12", _length(size), *pieces))
+
+
+def _length(value: int) -> bytes:
+    """A protobuf varint."""
+    if value < 0x80:
+        return bytes((value,))
+    digits = bytearray()
+    while value >= 0x80:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
+
+
+def _read_length(message: bytes, position: int) -> tuple[int, int]:
+    """A varint at a position, and where it ends. No message is so long that it needs six bytes."""
+    value = 0
+    for index, byte in enumerate(message[position : position + 5]):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, position + index + 1
+    raise MalformedFrame("the frame ends within a length")

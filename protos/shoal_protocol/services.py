@@ -1,0 +1,155 @@
+"""The services as typed Python: what implements them, what registers them, what calls them.
+
+The generated stubs parse every message. Bulk streams must not: where a `.proto` says Frame, raw
+bytes go in and out here (no serialiser at all), and `frames` and `tensors` make and read them.
+
+All methods of an implementation are coroutines that read `requests` with `async for` and answer
+with `context.write`; they end the call by returning.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any, Final, Protocol
+
+import grpc
+
+from shoal_protocol.v1.session_pb2 import AgentMessage, CoordinatorMessage
+from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
+
+DEVICE_METADATA: Final = "shoal-device"
+
+_SESSION: Final = "shoal.v1.Session"
+_PEER: Final = "shoal.v1.Peer"
+
+Connection = grpc.aio.StreamStreamCall[AgentMessage, CoordinatorMessage]
+FrameStream = grpc.aio.StreamStreamCall[bytes, bytes]
+FileStream = grpc.aio.UnaryStreamCall[FetchFragmentRequest, bytes]
+ConnectContext = grpc.aio.ServicerContext[AgentMessage, CoordinatorMessage]
+FrameContext = grpc.aio.ServicerContext[bytes, bytes]
+FileContext = grpc.aio.ServicerContext[FetchFragmentRequest, bytes]
+_Connect = grpc.aio.StreamStreamMultiCallable[AgentMessage, CoordinatorMessage]
+_Frames = grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+
+
+class FragmentSource(Protocol):
+    """Whoever has fragments to give."""
+
+    async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None: ...
+
+
+class SessionService(FragmentSource, Protocol):
+    """What a coordinator offers to its agents (`v1/session.proto`)."""
+
+    async def connect(
+        self, requests: AsyncIterator[AgentMessage], context: ConnectContext
+    ) -> None: ...
+
+    async def exchange(self, requests: AsyncIterator[bytes], context: FrameContext) -> None: ...
+
+
+class PeerService(FragmentSource, Protocol):
+    """What an agent offers to other agents (`v1/session.proto`)."""
+
+    async def push(self, requests: AsyncIterator[bytes], context: FrameContext) -> None: ...
+
+
+def add_session_service(server: grpc.aio.Server, implementation: SessionService) -> None:
+    """Register a coordinator's side of `Session`."""
+    _register(
+        server,
+        _SESSION,
+        {
+            "Connect": grpc.stream_stream_rpc_method_handler(
+                _erase(implementation.connect),
+                request_deserializer=AgentMessage.FromString,
+                response_serializer=CoordinatorMessage.SerializeToString,
+            ),
+            "Exchange": grpc.stream_stream_rpc_method_handler(_erase(implementation.exchange)),
+            "FetchFragment": _fetch_handler(implementation),
+        },
+    )
+
+
+def add_peer_service(server: grpc.aio.Server, implementation: PeerService) -> None:
+    """Register an agent's side of `Peer`."""
+    _register(
+        server,
+        _PEER,
+        {
+            "Push": grpc.stream_stream_rpc_method_handler(_erase(implementation.push)),
+            "FetchFragment": _fetch_handler(implementation),
+        },
+    )
+
+
+class SessionClient:
+    """An agent's calls to its coordinator. Every call returns at once; reading it waits."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._connect: _Connect = channel.stream_stream(
+            f"/{_SESSION}/Connect",
+            request_serializer=AgentMessage.SerializeToString,
+            response_deserializer=CoordinatorMessage.FromString,
+        )
+        self._exchange: _Frames = channel.stream_stream(f"/{_SESSION}/Exchange")
+        self._fetch_fragment = _fetch_callable(channel, _SESSION)
+
+    def connect(self) -> Connection:
+        """The control stream; it lives as long as the session."""
+        return self._connect()
+
+    def exchange(self, device: str) -> FrameStream:
+        """The bulk stream of a device; it lives as long as the session."""
+        return self._exchange(metadata=grpc.aio.Metadata((DEVICE_METADATA, device)))
+
+    def fetch_fragment(self, request: FetchFragmentRequest, timeout: float) -> FileStream:
+        """A file of a fragment from the coordinator's store; `timeout` in seconds."""
+        return self._fetch_fragment(request, timeout=timeout)
+
+
+class PeerClient:
+    """An agent's calls to another agent."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._push: _Frames = channel.stream_stream(f"/{_PEER}/Push")
+        self._fetch_fragment = _fetch_callable(channel, _PEER)
+
+    def push(self) -> FrameStream:
+        """The stream of activations to the peer; acknowledgements come back on it."""
+        return self._push()
+
+    def fetch_fragment(self, request: FetchFragmentRequest, timeout: float) -> FileStream:
+        """A file of a fragment from the peer's cache; `timeout` in seconds."""
+        return self._fetch_fragment(request, timeout=timeout)
+
+
+def device_metadata(context: FrameContext) -> str | None:
+    """The device that an Exchange stream says it belongs to."""
+    for key, value in context.invocation_metadata() or ():
+        if key == DEVICE_METADATA:
+            return value if isinstance(value, str) else value.decode(errors="replace")
+    return None
+
+
+def _fetch_handler(source: FragmentSource) -> grpc.RpcMethodHandler[Any, Any]:
+    return grpc.unary_stream_rpc_method_handler(
+        _erase(source.fetch_fragment), request_deserializer=FetchFragmentRequest.FromString
+    )
+
+
+def _fetch_callable(
+    channel: grpc.aio.Channel, service: str
+) -> grpc.aio.UnaryStreamMultiCallable[FetchFragmentRequest, bytes]:
+    return channel.unary_stream(
+        f"/{service}/FetchFragment", request_serializer=FetchFragmentRequest.SerializeToString
+    )
+
+
+def _erase(behaviour: Any) -> Any:
+    """gRPC's types know handlers of the threaded server only; the asyncio one takes coroutines."""
+    return behaviour
+
+
+def _register(
+    server: grpc.aio.Server, service: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]
+) -> None:
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))

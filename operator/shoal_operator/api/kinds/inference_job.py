@@ -1,0 +1,167 @@
+"""InferenceJob: a bounded piece of work, in the manners of `batch/v1` Job."""
+
+from shoal_operator.api.choices import Mode, Objective, Policy
+from shoal_operator.api.fields import (
+    CONDITIONS,
+    COUNT,
+    MESSAGE,
+    METADATA,
+    REFERENCE,
+    TIME,
+    Condition,
+    Metadata,
+    Reference,
+    uri,
+)
+from shoal_operator.api.schema import Object, exactly_one, member, record
+from shoal_operator.api.shapes import Choice, Flag, Items, Number, Text, Whole
+
+
+@record()
+class Inputs:
+    """What goes in."""
+
+    uri: str = member(
+        uri("pvc", "file", "https", "s3"),
+        "A folder of .npz and .npy files, taken in the order of their names; a file holds one "
+        "item, or items stacked along the first axis. A relative path is relative to the manifest.",
+        example="pvc://lines/in",
+    )
+
+
+@record()
+class Outputs:
+    """What comes out."""
+
+    uri: str = member(
+        uri("pvc", "file", "s3"),
+        "The folder that results go to: one .npz per input file, of the same name.",
+        example="pvc://lines/out",
+    )
+
+
+@record(
+    exactly_one("modelRef", "partitionRef", "placementRef"),
+    exactly_one("poolRef", "placementRef"),
+)
+class InferenceJobSpec:
+    """What is to be run, where, and how.
+
+    A Placement names its Partition and its DevicePool; a job that names a Model or a Partition
+    names the DevicePool itself.
+    """
+
+    model_ref: Reference | None = member(
+        REFERENCE,
+        "The Model to run, cut as the planner decides.",
+        default=None,
+        example={"name": "ppocr-rec"},
+    )
+    partition_ref: Reference | None = member(
+        REFERENCE, "The Partition to run.", default=None, example={"name": "ppocr-rec-3"}
+    )
+    placement_ref: Reference | None = member(
+        REFERENCE, "The Placement to run.", default=None, example={"name": "ppocr-rec-shelf"}
+    )
+    pool_ref: Reference | None = member(
+        REFERENCE,
+        "The devices; not with placementRef, which has its own.",
+        default=None,
+        example={"name": "shelf"},
+    )
+    inputs: Inputs = member(Object(Inputs), "What goes in.")
+    outputs: Outputs = member(Object(Outputs), "What comes out.")
+    mode: Mode = member(
+        Choice(Mode),
+        "Streaming: an item moves on as soon as it can; Barrier: when all have ended the stage.",
+        default="Streaming",
+    )
+    policy: Policy = member(
+        Choice(Policy), "How devices that suit a task equally well are ranked.", default="Mabac"
+    )
+    objective: Objective = member(
+        Choice(Objective), "What the plan makes best.", default="Throughput"
+    )
+    priority: int = member(
+        Whole(minimum=-1000, maximum=1000), "Jobs with more go first.", default=0
+    )
+    active_deadline_seconds: int | None = member(
+        Whole(minimum=1, maximum=2**31 - 1),
+        "After so long the job fails; absent: never.",
+        unit="seconds",
+        default=None,
+        example=600,
+    )
+    backoff_limit: int = member(
+        Whole(minimum=0, maximum=100), "Tries of an item beyond the first.", default=3
+    )
+    suspend: bool = member(Flag(), "true: nothing new starts.", default=False)
+    ttl_seconds_after_finished: int | None = member(
+        Whole(minimum=0, maximum=2**31 - 1),
+        "So long after its end the job is deleted; absent: never.",
+        unit="seconds",
+        default=None,
+        example=86400,
+    )
+
+
+@record()
+class ItemCounts:
+    """How far the job is."""
+
+    total: int = member(COUNT, "All items.")
+    active: int = member(COUNT, "Begun and not ended.", default=0)
+    succeeded: int = member(COUNT, "With a result.", default=0)
+    failed: int = member(COUNT, "Given up.", default=0)
+
+
+@record()
+class TierHits:
+    """Tasks by what their device had to do first."""
+
+    resident: int = member(COUNT, "Nothing.", default=0)
+    cached: int = member(COUNT, "Load the fragment from its disk.", default=0)
+    idle: int = member(COUNT, "Fetch it; nothing was resident.", default=0)
+    evict: int = member(COUNT, "Make room first.", default=0)
+
+
+@record()
+class ItemFailure:
+    """An item that failed."""
+
+    item: int = member(COUNT, "Its index.")
+    input: str | None = member(
+        Text(max_length=1024), "Its file, and place in the file.", default=None
+    )
+    reason: str = member(MESSAGE, "Why.")
+
+
+@record()
+class InferenceJobStatus:
+    """How the job goes; changes at most every two seconds."""
+
+    observed_generation: int | None = member(COUNT, "Of the spec that was seen.", default=None)
+    conditions: tuple[Condition, ...] = member(
+        CONDITIONS, "Planned, Suspended, Complete, Failed.", default=[]
+    )
+    start_time: str | None = member(TIME, "When the first task started.", default=None)
+    completion_time: str | None = member(TIME, "When the last item ended.", default=None)
+    items: ItemCounts | None = member(Object(ItemCounts), "How far it is.", default=None)
+    items_per_second: float | None = member(
+        Number(), "Since the start.", unit="items per second", default=None
+    )
+    tier_hits: TierHits | None = member(
+        Object(TierHits), "Tasks by what their device had to do first.", default=None
+    )
+    failures: tuple[ItemFailure, ...] = member(
+        Items(of=Object(ItemFailure), max_items=8), "The first eight.", default=[]
+    )
+
+
+@record()
+class InferenceJob:
+    """A bounded piece of work: inputs through a model on a pool of devices into outputs."""
+
+    metadata: Metadata = member(METADATA, "Name and labels.")
+    spec: InferenceJobSpec = member(Object(InferenceJobSpec), "What is wanted.")
+    status: InferenceJobStatus | None = member(Object(InferenceJobStatus), "What is.", default=None)

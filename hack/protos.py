@@ -1,0 +1,61 @@
+"""Generates the Python code of protos/; with --check, says whether what stands there is current.
+
+.venv/bin/python hack/protos.py [--check]
+"""
+
+import sys
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+from grpc_tools import protoc
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "protos"
+PLUGIN = Path(sys.executable).with_name("protoc-gen-mypy_grpc")
+
+
+def main() -> None:
+    if "--check" not in sys.argv[1:]:
+        generate(SOURCES)
+        return
+    if stale := outdated():
+        raise SystemExit(f"not current: {', '.join(stale)}; run `make protos`")
+
+
+def outdated() -> list[str]:
+    """Generated files that differ from what the .proto files give, or that no .proto file gives."""
+    with tempfile.TemporaryDirectory(prefix="shoal-protos-") as folder:
+        generate(Path(folder))
+        fresh = generated(Path(folder))
+    standing = generated(SOURCES)
+    names = sorted(fresh.keys() | standing.keys())
+    return [name for name in names if fresh.get(name) != standing.get(name)]
+
+
+def generate(target: Path) -> None:
+    """Write the modules and stubs of every .proto file below `target`."""
+    sources = [str(path.relative_to(SOURCES)) for path in sorted(SOURCES.rglob("*.proto"))]
+    known = files("grpc_tools") / "_proto"
+    status: int = protoc.main(
+        [
+            "protoc",
+            f"--proto_path={SOURCES}",
+            f"--proto_path={known}",
+            f"--plugin=protoc-gen-mypy_grpc={PLUGIN}",
+            *(f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python", "mypy_grpc")),
+            *sources,
+        ]
+    )
+    if status:
+        raise SystemExit(f"protoc failed with status {status}")
+
+
+def generated(folder: Path) -> dict[str, bytes]:
+    """The generated files below a folder by their path in it."""
+    found = [*folder.rglob("*_pb2*.py"), *folder.rglob("*_pb2*.pyi")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+if __name__ == "__main__":
+    main()

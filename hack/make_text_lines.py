@@ -1,9 +1,8 @@
-"""Draws the text lines of examples/ocr: sentences in many hands, as a camera might have caught them.
+"""Draws the text lines of examples/ocr: sentences in many hands, as a camera might catch them.
 
-There is no photograph in the repository whose rights would be in doubt; these lines are set in free
-fonts and then treated like photographs: a textured ground, uneven light, a small turn and tilt, a soft
-focus, sensor noise, JPEG. The same call draws the same pictures with the same versions of Pillow and
-fonts; the pictures are committed, so nobody needs to call it.
+They are set in free fonts and then treated like photographs: a textured ground, uneven light, a
+small turn and tilt, a soft focus, sensor noise, JPEG. The same versions of Pillow and of the fonts
+draw the same pictures again; the pictures are committed, so nobody needs to call this.
 
 Needs the Debian packages fonts-dejavu-core, fonts-liberation2, fonts-freefont-ttf, fonts-lato,
 fonts-ebgaramond, fonts-courier-prime, fonts-crosextra-caladea, fonts-comic-neue, fonts-open-sans,
@@ -213,7 +212,7 @@ def set_text(line: Line) -> Image.Image:
 
 
 def tilted(size: tuple[int, int], tilt: float) -> tuple[float, ...]:
-    """The corners of the source for a picture whose right (tilt > 0) or left end is farther away."""
+    """The corners of the source when the right end (tilt > 0) or the left one is farther away."""
     width, height = size
     left, right = max(-tilt, 0.0) * height, max(tilt, 0.0) * height
     return (0, -left, 0, height + left, width, height + right, width, -right)
@@ -237,12 +236,13 @@ def texture(kind: str, height: int, width: int, chance: np.random.Generator) -> 
             coarse = Image.fromarray(chance.normal(0, 1, (6, 24)).astype(np.float32))
             stains = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
             surface = 0.03 * stains + 0.015 * fine
-    return (1 + surface).astype(np.float32)
+    factors: Pixels = (1 + surface).astype(np.float32)
+    return factors
 
 
 def font_file(pattern: str) -> str:
     """The file of a font; fontconfig answers with something else when a family is not installed."""
-    asked = pattern.split(":")[0]
+    asked = pattern.split(":", maxsplit=1)[0]
     answer = subprocess.run(
         ["fc-match", "--format=%{family}\t%{file}", pattern],
         check=True,

@@ -35,7 +35,7 @@ def characters(model: Path) -> list[str]:
 
 
 def decode(probabilities: npt.NDArray[np.float32], alphabet: list[str]) -> str:
-    """Greedy CTC decoding of [steps, classes]: best class a step, repeats joined, blanks left out."""
+    """Greedy CTC decoding of [steps, classes]: the best of each step, joined, without blanks."""
     best = probabilities.argmax(axis=1)
     first = np.concatenate(([True], best[1:] != best[:-1]))
     return "".join(alphabet[index] for index in best[first]).strip()

@@ -39,7 +39,9 @@ def packaged_model() -> Path:
     for file in importlib.metadata.files("rapidocr-onnxruntime") or []:
         if file.match("models/ch_PP-OCRv4_rec_infer.onnx"):
             return Path(str(file.locate()))
-    raise SystemExit("rapidocr-onnxruntime is installed without its recogniser: run `make setup`")
+    raise SystemExit(
+        "rapidocr-onnxruntime is installed without its recogniser: run `make clean run`"
+    )
 
 
 def as_input(picture: Image.Image) -> npt.NDArray[np.float32]:

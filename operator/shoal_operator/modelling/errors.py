@@ -6,7 +6,7 @@ from pathlib import Path
 class ModelRefused(Exception):
     """A model cannot be taken as it is.
 
-    `reason` says what is wrong and where; `node`, `tensor` and `path` name the place if there is one.
+    `reason` says what is wrong; `node`, `tensor` and `path` name the place if there is one.
     """
 
     def __init__(

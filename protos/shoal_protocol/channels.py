@@ -11,7 +11,7 @@ loopback may be used, and only when told.
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
 
@@ -21,6 +21,8 @@ _UNIX_PATH_BYTES: Final = 107
 """What the kernel allows in `sockaddr_un`, without the terminating zero."""
 
 Option = tuple[str, int | str]
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
 
 
 class AddressRefused(ValueError):
@@ -126,7 +128,7 @@ def add_port(
         raise OSError(f"cannot listen on {address}: {error}") from error
 
 
-def peer_name(context: grpc.aio.ServicerContext[object, object]) -> str | None:
+def peer_name(context: grpc.aio.ServicerContext[_Request, _Response]) -> str | None:
     """The common name of the caller's certificate; None without TLS."""
     identity = context.auth_context()
     if b"ssl" not in identity.get("transport_security_type", ()):

@@ -4,7 +4,9 @@ It runs in a thread of its own, so that it still answers when the event loop is 
 says that the process lives, `/readyz` that it makes progress, which the process itself decides.
 """
 
+import sys
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6
@@ -44,7 +46,9 @@ class ExpositionServer:
         self._server = _Server((host, port), Handler)
         self.host = host
         self.port: int = self._server.server_port
-        self._thread = Thread(target=self._server.serve_forever, name="exposition", daemon=True)
+        # How often it looks whether to stop; requests are answered at once.
+        loop = partial(self._server.serve_forever, poll_interval=0.2)
+        self._thread = Thread(target=loop, name="exposition", daemon=True)
         self._thread.start()
 
     @property
@@ -79,6 +83,11 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET
         super().__init__(address, handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        # Clients that go before they have read the answer are no news; anything else is a mistake.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
         # HTTPServer's own asks the resolver for the host's full name, which may take seconds.

@@ -1,4 +1,4 @@
-"""Who may talk to whom: refusals, Unix sockets, and mutual TLS with certificates made on the spot."""
+"""Who may talk to whom: refusals, Unix sockets, and mutual TLS with real certificates."""
 
 import asyncio
 import subprocess
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from shoal_protocol.channels import (
     AddressRefused,
     Credentials,

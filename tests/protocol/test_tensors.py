@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
+from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
 from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.frames import (
     MAXIMUM_PAYLOAD_BYTES,
@@ -22,10 +24,7 @@ from shoal_protocol.frames import (
 )
 from shoal_protocol.tensors import (
     DTYPES,
-    ActivationAssembler,
     ActivationKey,
-    Limits,
-    ReceivedActivation,
     UnsupportedTensor,
     encode_activation,
 )
@@ -34,6 +33,7 @@ from shoal_protocol.v1 import tensors_pb2 as pb
 Array = NDArray[Any]
 
 KEY = ActivationKey(job="ocr", epoch=3, item=17, producer=-1, consumer=0)
+DEFAULT = Limits()
 CODECS = (pb.NONE, pb.LZ4, pb.ZSTD, pb.ZLIB, pb.FP16)
 
 # ---- what can be sent ----------------------------------------------------------------------------
@@ -44,7 +44,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 @st.composite
 def arrays(draw: st.DrawFn, data_type: pb.DataType) -> Array:
-    """An array of a type, in one of the layouts that numpy has: plain, transposed, strided, swapped."""
+    """An array of a type, plain, transposed, strided, or of the other byte order."""
     shape = draw(shapes)
     size = int(np.prod(shape))
     if data_type == pb.STRING:
@@ -236,7 +236,7 @@ def header_of(tensors: Mapping[str, Array], codec: pb.Codec = pb.NONE) -> tuple[
     return frame, frame.payload
 
 
-def refused(frame: pb.Frame, reason: str, limits: Limits = Limits()) -> None:
+def refused(frame: pb.Frame, reason: str, limits: Limits = DEFAULT) -> None:
     with pytest.raises(MalformedFrame, match=reason) as caught:
         ActivationAssembler(limits).feed(frame.SerializeToString())
     assert caught.value.transfer == 7
@@ -261,9 +261,7 @@ def refused(frame: pb.Frame, reason: str, limits: Limits = Limits()) -> None:
         ({"name": "n" * 2000}, "name of 2000 characters"),
     ],
 )
-def test_a_header_that_contradicts_itself_is_refused(
-    change: dict[str, object], reason: str
-) -> None:
+def test_a_header_that_contradicts_itself_is_refused(change: dict[str, Any], reason: str) -> None:
     frame, _ = header_of({"x": np.arange(8, dtype=np.float32)})
     tensor = frame.header.activation.tensors[0]
     for field, value in change.items():

@@ -1,0 +1,73 @@
+"""Metrics, health and readiness over HTTP."""
+
+import socket
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.parser import text_string_to_metric_families
+
+from shoal_protocol.exposition import ExpositionServer
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urlopen(Request(url), timeout=10) as answer:  # noqa: S310 - loopback, in this test
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_metrics_are_those_of_the_registry() -> None:
+    registry = CollectorRegistry()
+    Counter("shoal_tasks", "Tasks run.", registry=registry).inc(3)
+    with ExpositionServer(lambda: None, registry=registry) as server:
+        status, text = get(f"{server.url}/metrics")
+    assert status == 200
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    assert ("shoal_tasks_total", 3.0) in [(sample.name, sample.value) for sample in samples]
+
+
+def test_readiness_is_decided_at_each_request() -> None:
+    reason: str | None = "no session for 31 s"
+    with ExpositionServer(lambda: reason) as server:
+        assert get(f"{server.url}/readyz") == (503, "no session for 31 s\n")
+        assert get(f"{server.url}/healthz") == (200, "ok\n")
+        reason = None
+        assert get(f"{server.url}/readyz?verbose") == (200, "ok\n")
+
+
+def test_other_paths_are_not_found() -> None:
+    with ExpositionServer(lambda: None) as server:
+        assert get(f"{server.url}/")[0] == 404
+
+
+def test_a_client_that_says_nothing_holds_nothing_up() -> None:
+    with ExpositionServer(lambda: None) as server:
+        silent = [socket.create_connection((server.host, server.port)) for _ in range(5)]
+        assert get(f"{server.url}/healthz")[0] == 200
+    for connection in silent:
+        connection.close()
+
+
+def test_it_is_reachable_on_loopback_only_unless_told_otherwise() -> None:
+    with ExpositionServer(lambda: None) as server:
+        assert server.host == "127.0.0.1"
+    with ExpositionServer(lambda: None, host="0.0.0.0") as server:  # noqa: S104 - the point
+        assert get(f"http://127.0.0.1:{server.port}/healthz")[0] == 200
+
+
+def test_ipv6_is_served() -> None:
+    with ExpositionServer(lambda: None, host="::1") as server:
+        assert get(f"{server.url}/healthz")[0] == 200
+
+
+def test_the_port_is_free_after_closing_and_taken_before() -> None:
+    with ExpositionServer(lambda: None) as server:
+        port = server.port
+        with pytest.raises(OSError, match="in use"):
+            ExpositionServer(lambda: None, port=port)
+    with ExpositionServer(lambda: None, port=port) as server:
+        assert server.port == port

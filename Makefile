@@ -23,7 +23,6 @@ check: .venv/dev.stamp ## Run every check: style, types, borders, generated code
 	$(BIN)/mypy
 	$(BIN)/mypy hack examples
 	$(BIN)/lint-imports
-	$(BIN)/python hack/protos.py --check
 	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 2
 	$(BIN)/pytest --quiet -m "real or slow"
 

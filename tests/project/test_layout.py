@@ -1,0 +1,94 @@
+"""Rules about the repository's files, which no other tool checks."""
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE_ROOTS = ("operator", "agent", "protos")
+LINE_LIMIT = 450
+VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
+# Where packages come from is the user's configuration, and where a checkout stands is nobody's
+# business. Written in halves, so that this file passes its own test.
+FORBIDDEN = (
+    "pypi" + ".org",
+    "python" + "hosted",
+    "/wo" + "rk/",
+    "../sha" + "red",
+    "/home" + "/",
+    "/ro" + "ot/",
+)
+
+
+def repository_files() -> list[Path]:
+    """Every file that is committed or would be."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    paths = [ROOT / name for name in listed.split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+def python_files() -> list[Path]:
+    """Python files that people write."""
+    return [path for path in repository_files() if path.suffix == ".py" and "_pb2" not in path.name]
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_source_roots_and_tests_are_not_packages() -> None:
+    roots = {ROOT / name for name in SOURCE_ROOTS}
+    stray = [
+        shown(path)
+        for path in repository_files()
+        if path.name == "__init__.py" and (path.parent in roots or ROOT / "tests" in path.parents)
+    ]
+    assert not stray, "these would shadow the standard library or break collection"
+
+
+def test_every_folder_of_a_package_is_a_package() -> None:
+    folders = {path.parent for path in python_files() if path.is_relative_to(ROOT)}
+    packages = [
+        folder
+        for folder in folders
+        if any(
+            folder.is_relative_to(ROOT / root) and folder != ROOT / root for root in SOURCE_ROOTS
+        )
+    ]
+    assert packages
+    assert not [shown(folder) for folder in packages if not (folder / "__init__.py").is_file()]
+
+
+def test_no_file_is_longer_than_one_can_hold_in_the_head() -> None:
+    lengths = {shown(path): len(path.read_text().splitlines()) for path in python_files()}
+    assert not {name: length for name, length in lengths.items() if length > LINE_LIMIT}
+
+
+def test_every_module_says_what_it_is() -> None:
+    sources = [
+        path
+        for path in python_files()
+        if path.relative_to(ROOT).parts[0] in {*SOURCE_ROOTS, "bench", "examples", "hack"}
+    ]
+    silent = [shown(path) for path in sources if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert not silent
+
+
+def test_names_say_what_a_module_is_for() -> None:
+    vague = [shown(path) for path in python_files() if {path.stem, path.parent.name} & VAGUE_NAMES]
+    assert not vague
+
+
+@pytest.mark.parametrize("word", FORBIDDEN)
+def test_the_repository_names_no_registry_and_no_machine(word: str) -> None:
+    naming = [shown(path) for path in repository_files() if word.encode() in path.read_bytes()]
+    assert not naming
+
+
+def test_scripts_can_be_executed() -> None:
+    scripts = [path for path in repository_files() if path.read_bytes()[:2] == b"#!"]
+    assert scripts
+    assert not [shown(path) for path in scripts if not path.stat().st_mode & 0o100]

@@ -1,0 +1,97 @@
+"""The lock files pin what pyproject.toml asks for, and name no address."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = ROOT / "requirements"
+RUN_EXTRAS = ("operator", "agent", "examples")
+
+
+def asked(*extras: str) -> list[Requirement]:
+    """What pyproject.toml asks for with these extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    texts = [*project["dependencies"], *(text for extra in extras for text in optional[extra])]
+    return [Requirement(text) for text in texts]
+
+
+def all_extras() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return list(project["optional-dependencies"])
+
+
+def entries(lock: str) -> list[str]:
+    """A lock's entries: requirement and hashes on one line."""
+    text = (LOCKS / lock).read_text().replace("\\\n", " ")
+    return [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def pins(lock: str) -> dict[str, str]:
+    """The version of each package that this lock gives to this interpreter."""
+    found = {}
+    for entry in entries(lock):
+        requirement = Requirement(entry.split("--hash", maxsplit=1)[0].strip())
+        if requirement.marker is None or requirement.marker.evaluate():
+            (pin,) = requirement.specifier
+            assert pin.operator == "==", entry
+            found[canonicalize_name(requirement.name)] = pin.version
+    return found
+
+
+def missing(requirements: list[Requirement], locked: dict[str, str]) -> list[str]:
+    """The requirements that a lock does not fulfil."""
+    environment = {**default_environment(), "extra": ""}
+    return [
+        str(requirement)
+        for requirement in requirements
+        if (requirement.marker is None or requirement.marker.evaluate(environment))
+        and not requirement.specifier.contains(
+            locked.get(canonicalize_name(requirement.name), "0.dev0"), prereleases=False
+        )
+    ]
+
+
+def read_in(name: str) -> list[Requirement]:
+    lines = (LOCKS / name).read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def test_the_run_lock_pins_what_a_run_asks_for() -> None:
+    assert not missing([*asked(*RUN_EXTRAS), *read_in("build.in")], pins("run.txt")), "make lock"
+
+
+def test_the_dev_lock_pins_everything_that_is_asked_for() -> None:
+    assert not missing([*asked(*all_extras()), *read_in("build.in")], pins("dev.txt")), "make lock"
+
+
+def test_the_model_lock_pins_what_it_is_made_from() -> None:
+    assert not missing(read_in("models.in"), pins("models.txt")), "make lock"
+    assert len(read_in("models.in")) == len(entries("models.txt"))
+
+
+def test_run_and_dev_agree_so_that_one_environment_serves_both() -> None:
+    dev = pins("dev.txt")
+    assert {name: dev.get(name) for name in pins("run.txt")} == pins("run.txt")
+
+
+@pytest.mark.parametrize("lock", ["run.txt", "dev.txt", "models.txt"])
+def test_every_pin_has_a_hash_and_no_lock_has_an_address(lock: str) -> None:
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries(lock))
+    text = (LOCKS / lock).read_text()
+    assert not re.findall(r"://|--(?:extra-)?index-url|--find-links|^-i ", text, re.MULTILINE)
+
+
+def test_requirements_outside_the_type_stubs_have_bounds() -> None:
+    free = [
+        str(each)
+        for each in asked(*all_extras())
+        if not each.name.startswith("types-") and len(each.specifier) < 2
+    ]
+    assert not free, "a lower bound that was tried, and an upper one"

@@ -124,7 +124,7 @@ def problem(inputs: InputSet, item: int = 0) -> str:
 def test_what_does_not_suit_the_model_fails_with_a_reason(
     tmp_path: Path, arrays: dict[str, np.ndarray], text: str
 ) -> None:
-    np.savez(tmp_path / "a.npz", **arrays)
+    np.savez(tmp_path / "a.npz", allow_pickle=True, **arrays)
     np.savez(tmp_path / "b.npz", x=np.zeros((1, 3, 2, 2), np.float32))
     inputs = scan_inputs(tmp_path, IMAGE)
     assert problem(inputs) == text

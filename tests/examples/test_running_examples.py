@@ -1,4 +1,4 @@
-"""The examples as a reader runs them: real models over real agents, from the manifests to the text."""
+"""The examples as a reader runs them: real models over real agents, to the text."""
 
 import json
 import re

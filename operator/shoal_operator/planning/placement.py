@@ -1,0 +1,200 @@
+"""Placement: which devices serve which fragments, and why not otherwise.
+
+`plan` looks for the best division of the fragments, in topological order, into stages: runs of
+consecutive fragments, each served by devices of its own (`search` has the theory, `costs` the
+model). It works in phases:
+
+1. refuse at once what fits nowhere, saying what it needs and what each device has;
+2. search among divisions in which every device holds its fragments at once;
+3. only where there is none: allow devices to swap, at the cost of reading weights again per item;
+4. where the search was cut short: give devices that were left out to the slowest stages;
+5. say what the plan would give, and what its alternatives would have given.
+"""
+
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from shoal_operator.api.choices import Objective, PinPolicy, Residency
+from shoal_operator.api.kinds.device_pool import DevicePoolSpec, LocalDevice
+from shoal_operator.api.kinds.placement import Pin
+from shoal_operator.api.partition import PartitionDocument
+from shoal_operator.planning.alternatives import even_split, in_words, on_one_device, rejected
+from shoal_operator.planning.costs import ASSUMED_FLOPS_PER_CPU, Costs, Division, PoolDevice
+from shoal_operator.planning.outcome import Infeasible, Plan, StagePlan
+from shoal_operator.planning.search import Found, Wishes, Worth, search
+from shoal_protocol.units import Bytes, Nanoseconds
+
+MAX_REJECTED: Final = 8
+_NAMED_DEVICES: Final = 8
+_MILLICPUS: Final = 1000
+
+
+def local_pool(spec: DevicePoolSpec) -> tuple[PoolDevice, ...]:
+    """The devices of local mode as planning sees them; one without `cpus` counts as one."""
+    single = spec.residency is Residency.SINGLE
+    devices = spec.local.devices if spec.local is not None else ()
+    return tuple(_local_device(device, single=single) for device in devices)
+
+
+def _local_device(device: LocalDevice, *, single: bool) -> PoolDevice:
+    rate = device.link.rate if device.link is not None else None
+    milliseconds = device.link.latency_milliseconds if device.link is not None else 0
+    return PoolDevice(
+        name=device.name,
+        budget_bytes=device.memory,
+        flops_per_second=ASSUMED_FLOPS_PER_CPU * (device.cpus or _MILLICPUS) // _MILLICPUS,
+        link_bytes_per_second=None if rate is None else rate // 8,
+        latency_nanoseconds=Nanoseconds(milliseconds * 1_000_000),
+        single=single,
+    )
+
+
+def plan(
+    document: PartitionDocument,
+    pool: Sequence[PoolDevice],
+    objective: Objective,
+    previous: Plan | None = None,
+    pins: Sequence[Pin] = (),
+    items: int = 100,
+) -> Plan | Infeasible:
+    """The best placement of a partition on a pool; ties go to fewer stages, then smaller names.
+
+    `previous` is the plan in force: of equal plans the one that moves least wins, and the epoch
+    goes on from it. `items` matters to Makespan only.
+    """
+    refused = _misfit(document, pool, pins)
+    if refused is not None:
+        return refused
+    costs = Costs(document)
+    wishes = _wishes(previous, pins)
+    worth = _worth(objective, items)
+    found = search(costs, pool, wishes, worth, swapping=False)
+    if found is None:
+        found = search(costs, pool, wishes, worth, swapping=True)
+    if found is None:
+        return Infeasible(problem="the pins leave no way to divide the fragments")
+    best = found.best
+    if not found.complete and objective is not Objective.LATENCY:
+        best = _with_spares(costs, best, pool, wishes)
+    return _planned(costs, best, found, pool, objective, 1 + (previous.epoch if previous else 0))
+
+
+def _worth(objective: Objective, items: int) -> Worth:
+    match objective:
+        case Objective.THROUGHPUT:
+            return lambda period, latency, penalty: (period, penalty, latency)
+        case Objective.LATENCY:
+            return lambda period, latency, penalty: (latency, penalty, period)
+        case Objective.MAKESPAN:
+            return lambda period, latency, penalty: (
+                latency + (items - 1) * period,
+                penalty,
+                latency,
+            )
+        case _:
+            assert_never(objective)
+
+
+def _wishes(previous: Plan | None, pins: Sequence[Pin]) -> Wishes:
+    present = frozenset(
+        (fragment, device)
+        for stage in (previous.stages if previous else ())
+        for fragment in stage.fragments
+        for device in stage.devices
+    )
+    required = {pin.fragment: pin.device for pin in pins if pin.policy is PinPolicy.REQUIRED}
+    preferred = frozenset(
+        (pin.fragment, pin.device) for pin in pins if pin.policy is PinPolicy.PREFERRED
+    )
+    return Wishes(required=required, preferred=preferred, present=present)
+
+
+def _misfit(
+    document: PartitionDocument, pool: Sequence[PoolDevice], pins: Sequence[Pin]
+) -> Infeasible | None:
+    """What no plan can mend: an empty pool, pins into nowhere, a fragment too large."""
+    budgets = {device.name: device.budget_bytes for device in pool}
+    assert len(budgets) == len(pool), "two devices have one name"
+    if not pool:
+        return Infeasible(problem="the pool has no device")
+    required = {pin.fragment: pin.device for pin in pins if pin.policy is PinPolicy.REQUIRED}
+    for pin in pins:
+        if pin.fragment >= len(document.fragments):
+            last = len(document.fragments) - 1
+            problem = f"fragment {pin.fragment} is pinned to {pin.device}, but {last} is the last"
+            return Infeasible(problem=problem)
+        if pin.device not in budgets and pin.policy is PinPolicy.REQUIRED:
+            known = ", ".join(list(budgets)[:_NAMED_DEVICES])
+            problem = f"fragment {pin.fragment} is pinned to {pin.device}; the pool has {known}"
+            return Infeasible(problem=problem)
+    for fragment in document.fragments:
+        pinned = required.get(fragment.index)
+        allowed = budgets if pinned is None else {pinned: budgets[pinned]}
+        if fragment.resident_bytes > max(allowed.values()):
+            return Infeasible(
+                problem="" if pinned is None else f" and is pinned to {pinned}",
+                fragment=fragment.index,
+                need_bytes=Bytes(fragment.resident_bytes),
+                budgets=tuple(allowed.items()),
+            )
+    return None
+
+
+def _with_spares(
+    costs: Costs, best: tuple[Division, ...], pool: Sequence[PoolDevice], wishes: Wishes
+) -> tuple[Division, ...]:
+    """Devices that nobody uses join the slowest stage, as long as that makes it faster."""
+    divisions = list(best)
+    used = {device.name for division in best for device in division.devices}
+    spares = sorted(
+        (device for device in pool if device.name not in used),
+        key=lambda each: (-each.flops_per_second, each.name),
+    )
+    for spare in spares:
+        place = max(range(len(divisions)), key=lambda each: costs.period(divisions[each]))
+        slowest = divisions[place]
+        names = [device.name for device in (*slowest.devices, spare)]
+        if costs.swaps(slowest.span, spare) or not wishes.allow(slowest.span, names):
+            continue
+        divisions[place] = Division(slowest.span, (*slowest.devices, spare))
+    return tuple(divisions)
+
+
+def _planned(
+    costs: Costs,
+    best: tuple[Division, ...],
+    found: Found,
+    pool: Sequence[PoolDevice],
+    objective: Objective,
+    epoch: int,
+) -> Plan:
+    predictable = costs.predictable(pool)
+    period, latency = costs.totals(best)
+    even = even_split(costs, pool, best)
+    lost = [even, on_one_device(costs, pool, best)]
+    lost += [rejected(costs, other, in_words(other), best, pool) for other in found.others]
+    return Plan(
+        epoch=epoch,
+        objective=objective,
+        stages=tuple(_stage(costs, division, predictable) for division in best),
+        period_nanoseconds=period if predictable else None,
+        latency_nanoseconds=latency if predictable else None,
+        even_split=even,
+        rejected=tuple(each for each in lost if each is not None)[:MAX_REJECTED],
+        complete=found.complete,
+    )
+
+
+def _stage(costs: Costs, division: Division, predictable: bool) -> StagePlan:
+    each = [costs.on(division.span, device) for device in division.devices]
+    swaps = any(cost.swaps for cost in each)
+    needs = costs.largest(division.span) if swaps else costs.resident(division.span)
+    return StagePlan(
+        fragments=division.span.fragments,
+        devices=tuple(device.name for device in division.devices),
+        compute_nanoseconds=max(cost.compute for cost in each) if predictable else None,
+        transfer_nanoseconds=max(cost.transfer for cost in each) if predictable else None,
+        period_nanoseconds=costs.period(division) if predictable else None,
+        resident_bytes=needs,
+        swaps=swaps,
+    )

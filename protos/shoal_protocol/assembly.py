@@ -49,20 +49,36 @@ class ReceivedActivation:
     encoded_bytes: int
 
 
+_NOTHING: Final = memoryview(b"")
+
 Admission = Callable[[pb.Activation, int], None]
 """Sees an activation's header and decoded bytes before anything is allocated for it; may refuse it
 by raising `TransferError` (STALE, BUSY)."""
 
 
 @dataclass(slots=True)
+class _Tensor:
+    """What one tensor's header says, where it ends up in the buffer, and what its bytes go to."""
+
+    name: str
+    data_type: pb.DataType
+    shape: tuple[int, ...]
+    codec: pb.Codec
+    shuffled: bool
+    encoded_bytes: int
+    decoded_bytes: int
+    start: int
+    target: memoryview
+
+
+@dataclass(slots=True)
 class _Transfer:
-    """The transfer being received: `targets` are filled one after the other."""
+    """The transfer being received: the tensors' targets are filled one after the other."""
 
     number: int
     activation: pb.Activation
+    tensors: list[_Tensor]
     buffer: NDArray[np.uint8]
-    slots: list[memoryview]
-    targets: list[memoryview]
     size: int
     filled: int = 0
     target: int = 0
@@ -128,86 +144,99 @@ class ActivationAssembler:
         activation, limits = header.activation, self._limits
         if len(activation.tensors) > limits.tensors:
             raise MalformedFrame(f"{len(activation.tensors)} tensors, at most {limits.tensors}")
-        cost = 0
-        for tensor in activation.tensors:
-            cost += _check_tensor(tensor, limits)
+        tensors: list[_Tensor] = []
+        decoded_bytes = cost = 0
+        for message in activation.tensors:
+            tensor, cost_of_tensor = _read_tensor(message, limits)
+            tensors.append(tensor)
+            decoded_bytes += tensor.decoded_bytes
+            cost += cost_of_tensor
             if cost > limits.decoded_bytes:
                 raise MalformedFrame(
                     f"would take {cost} bytes or more, at most {limits.decoded_bytes} are allowed"
                 )
-        if len({tensor.name for tensor in activation.tensors}) != len(activation.tensors):
+        if len({tensor.name for tensor in tensors}) != len(tensors):
             raise MalformedFrame("two tensors of one name")
         if self._admit is not None:
-            self._admit(activation, cost)
-        return _allocate(header.transfer, activation)
+            self._admit(activation, decoded_bytes)
+        return _allocate(header.transfer, activation, tensors)
 
 
-def _check_tensor(tensor: pb.TensorHeader, limits: Limits) -> int:
-    """What the tensor will take in memory; `MalformedFrame` if its header contradicts itself."""
-    name = tensor.name
+def _read_tensor(message: pb.TensorHeader, limits: Limits) -> tuple[_Tensor, int]:
+    """A tensor, and what it will take in memory; `MalformedFrame` if it contradicts itself."""
+    tensor = _Tensor(
+        name=message.name,
+        data_type=message.dtype,
+        shape=tuple(message.shape),
+        codec=message.codec,
+        shuffled=message.shuffled,
+        encoded_bytes=message.encoded_bytes,
+        decoded_bytes=message.decoded_bytes,
+        start=0,
+        target=_NOTHING,
+    )
+    name, shape = tensor.name, tensor.shape
     if len(name) > limits.name_bytes:
         raise MalformedFrame(f"a tensor's name of {len(name)} characters")
-    dtype = DTYPES.get(tensor.dtype)
+    dtype = DTYPES.get(tensor.data_type)
     if dtype is None:
-        raise MalformedFrame(f"tensor {name!r}: data type {tensor.dtype} is not known")
-    if len(tensor.shape) > limits.rank:
-        raise MalformedFrame(f"tensor {name!r}: rank {len(tensor.shape)}, at most {limits.rank}")
-    # Python's integers do not overflow; numpy's do, also in dimensions beside a zero.
-    if math.prod(size for size in tensor.shape if size) * dtype.itemsize >= sys.maxsize:
-        raise MalformedFrame(f"tensor {name!r}: the shape {list(tensor.shape)} is too large")
-    elements = math.prod(tensor.shape)
-    decoded, encoded = tensor.decoded_bytes, tensor.encoded_bytes
-    if tensor.dtype == pb.STRING:
-        matches, cost = decoded >= 4 * elements, decoded + elements * _STRING_OVERHEAD_BYTES
+        raise MalformedFrame(f"tensor {name!r}: data type {tensor.data_type} is not known")
+    if len(shape) > limits.rank:
+        raise MalformedFrame(f"tensor {name!r}: rank {len(shape)}, at most {limits.rank}")
+    # Python's integers do not overflow. numpy's would, in the dimensions beside a zero as well.
+    elements = math.prod(shape)
+    if not elements and math.prod(filter(None, shape)) * dtype.itemsize > sys.maxsize:
+        raise MalformedFrame(f"tensor {name!r}: the shape {list(shape)} is too large")
+    if tensor.data_type == pb.STRING:
+        cost = tensor.decoded_bytes + elements * _STRING_OVERHEAD_BYTES
+        matches = tensor.decoded_bytes >= 4 * elements
     else:
-        matches, cost = decoded == elements * dtype.itemsize, decoded
+        cost = tensor.decoded_bytes
+        matches = cost == elements * dtype.itemsize
     if not matches:
-        raise MalformedFrame(f"tensor {name!r}: {decoded} bytes do not make {list(tensor.shape)}")
+        raise MalformedFrame(
+            f"tensor {name!r}: {tensor.decoded_bytes} bytes do not make {list(shape)}"
+        )
     if not _suits_codec(tensor):
         raise MalformedFrame(
-            f"tensor {name!r}: codec {tensor.codec} cannot make {decoded} bytes of {encoded}"
+            f"tensor {name!r}: codec {tensor.codec} cannot make {tensor.decoded_bytes} bytes "
+            f"of {tensor.encoded_bytes}"
         )
-    return cost
+    return tensor, cost
 
 
-def _suits_codec(tensor: pb.TensorHeader) -> bool:
+def _suits_codec(tensor: _Tensor) -> bool:
     """Whether the codec is known and the sizes are such as a sender of ours would make."""
     match tensor.codec:
         case pb.NONE:
             return tensor.encoded_bytes == tensor.decoded_bytes and not tensor.shuffled
         case pb.FP16:
             halved = 2 * tensor.encoded_bytes == tensor.decoded_bytes
-            return halved and tensor.dtype == pb.FLOAT and not tensor.shuffled
+            return halved and tensor.data_type == pb.FLOAT and not tensor.shuffled
         case pb.LZ4 | pb.ZSTD | pb.ZLIB:
             return tensor.encoded_bytes < tensor.decoded_bytes
         case _:
             return False
 
 
-def _allocate(number: int, activation: pb.Activation) -> _Transfer:
+def _allocate(number: int, activation: pb.Activation, tensors: list[_Tensor]) -> _Transfer:
     """One buffer for all decoded tensors; bytes yet to be decoded go beside it."""
-    starts: list[int] = []
-    end = 0
-    for tensor in activation.tensors:
-        starts.append(end)
+    end = size = 0
+    for tensor in tensors:
+        tensor.start = end
         end += -(-tensor.decoded_bytes // _ALIGNMENT) * _ALIGNMENT
+        size += tensor.encoded_bytes
     buffer = np.empty(end + _ALIGNMENT, np.uint8)
-    aligned = buffer.data[-buffer.ctypes.data % _ALIGNMENT :]
-    slots = [
-        aligned[start : start + tensor.decoded_bytes]
-        for start, tensor in zip(starts, activation.tensors, strict=True)
-    ]
-    targets = [
-        slot if tensor.codec == pb.NONE else np.empty(tensor.encoded_bytes, np.uint8).data
-        for slot, tensor in zip(slots, activation.tensors, strict=True)
-    ]
+    shift = -buffer.ctypes.data % _ALIGNMENT
+    view = buffer.data
+    for tensor in tensors:
+        tensor.start += shift
+        if tensor.codec == pb.NONE:
+            tensor.target = view[tensor.start : tensor.start + tensor.decoded_bytes]
+        else:
+            tensor.target = np.empty(tensor.encoded_bytes, np.uint8).data
     return _Transfer(
-        number=number,
-        activation=activation,
-        buffer=buffer,
-        slots=slots,
-        targets=targets,
-        size=sum(map(len, targets)),
+        number=number, activation=activation, tensors=tensors, buffer=buffer, size=size
     )
 
 
@@ -217,53 +246,50 @@ def _fill(current: _Transfer, payload: memoryview) -> None:
         raise MalformedFrame(f"more than the {current.size} bytes that the header states")
     current.filled += len(payload)
     while payload:
-        target = current.targets[current.target]
-        size = min(len(target) - current.position, len(payload))
-        target[current.position : current.position + size] = payload[:size]
-        payload = payload[size:]
-        current.position += size
-        if current.position == len(target):
+        target = current.tensors[current.target].target
+        start = current.position
+        end = current.position = min(len(target), start + len(payload))
+        target[start:end] = payload[: end - start]
+        payload = payload[end - start :]
+        if end == len(target):
             current.target += 1
             current.position = 0
 
 
 def _finish(current: _Transfer) -> ReceivedActivation:
     """Decode what is encoded and make the arrays."""
-    tensors: dict[str, Array] = {}
-    for header, slot, target in zip(
-        current.activation.tensors, current.slots, current.targets, strict=True
-    ):
-        if header.codec != pb.NONE:
-            try:
-                codecs.decode(
-                    target,
-                    slot,
-                    header.codec,
-                    shuffled=header.shuffled,
-                    element_bytes=element_bytes(header.dtype),
-                )
-            except CodecError as error:
-                raise MalformedFrame(f"tensor {header.name!r}: {error}") from error
-        tensors[header.name] = _array(header, slot)
     activation = current.activation
     return ReceivedActivation(
         transfer=current.number,
         key=ActivationKey.of(activation.key),
         device=activation.device,
-        tensors=tensors,
-        data_types={header.name: header.dtype for header in activation.tensors},
-        decoded_bytes=sum(map(len, current.slots)),
+        tensors={tensor.name: _array(tensor, current.buffer) for tensor in current.tensors},
+        data_types={tensor.name: tensor.data_type for tensor in current.tensors},
+        decoded_bytes=sum(tensor.decoded_bytes for tensor in current.tensors),
         encoded_bytes=current.size,
     )
 
 
-def _array(header: pb.TensorHeader, slot: memoryview) -> Array:
-    shape = tuple(header.shape)
-    if header.dtype == pb.STRING:
-        return _decode_strings(header.name, slot, shape)
-    if header.dtype == pb.BOOL and slot and np.frombuffer(slot, np.uint8).max() > 1:
-        raise MalformedFrame(f"tensor {header.name!r}: a truth value that is neither 0 nor 1")
-    return np.frombuffer(slot, DTYPES[header.dtype]).reshape(shape)
+def _array(tensor: _Tensor, buffer: NDArray[np.uint8]) -> Array:
+    """The array of a tensor whose bytes have all come."""
+    if tensor.codec != pb.NONE:
+        try:
+            codecs.decode(
+                tensor.target,
+                buffer.data[tensor.start : tensor.start + tensor.decoded_bytes],
+                tensor.codec,
+                shuffled=tensor.shuffled,
+                element_bytes=element_bytes(tensor.data_type),
+            )
+        except CodecError as error:
+            raise MalformedFrame(f"tensor {tensor.name!r}: {error}") from error
+    if tensor.data_type == pb.STRING:
+        slot = buffer.data[tensor.start : tensor.start + tensor.decoded_bytes]
+        return _decode_strings(tensor.name, slot, tensor.shape)
+    array: Array = np.ndarray(tensor.shape, DTYPES[tensor.data_type], buffer, tensor.start)
+    if tensor.data_type == pb.BOOL and array.size and array.view(np.uint8).max() > 1:
+        raise MalformedFrame(f"tensor {tensor.name!r}: a truth value that is neither 0 nor 1")
+    return array
 
 
 def _decode_strings(name: str, slot: memoryview, shape: tuple[int, ...]) -> Array:

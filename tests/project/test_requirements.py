@@ -5,7 +5,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -35,7 +34,7 @@ def entries(lock: str) -> list[str]:
 
 def pins(lock: str) -> dict[str, str]:
     """The version of each package that this lock gives to this interpreter."""
-    found = {}
+    found: dict[str, str] = {}
     for entry in entries(lock):
         requirement = Requirement(entry.split("--hash", maxsplit=1)[0].strip())
         if requirement.marker is None or requirement.marker.evaluate():
@@ -47,11 +46,10 @@ def pins(lock: str) -> dict[str, str]:
 
 def missing(requirements: list[Requirement], locked: dict[str, str]) -> list[str]:
     """The requirements that a lock does not fulfil."""
-    environment = {**default_environment(), "extra": ""}
     return [
         str(requirement)
         for requirement in requirements
-        if (requirement.marker is None or requirement.marker.evaluate(environment))
+        if (requirement.marker is None or requirement.marker.evaluate())
         and not requirement.specifier.contains(
             locked.get(canonicalize_name(requirement.name), "0.dev0"), prereleases=False
         )

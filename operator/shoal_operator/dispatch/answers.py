@@ -1,0 +1,246 @@
+"""What follows from the answers to Execute and Forward: results, deliveries, tries.
+
+A try of an item is a task that failed for a reason of its own. The loss of a device is none, but an item
+that was on too many devices when they died is taken for their killer and fails.
+"""
+
+from heapq import heappop, heappush
+
+from shoal_operator.dispatch.assignment import demand, take_work, vacate
+from shoal_operator.dispatch.events import Failure, FailureKind, InstructionFailed, TaskFinished
+from shoal_operator.dispatch.jobs import cancel, fail_item, pass_barrier, store
+from shoal_operator.dispatch.loading import gone
+from shoal_operator.dispatch.readiness import (
+    drop_copies,
+    is_ready,
+    release_at,
+    release_inputs,
+)
+from shoal_operator.dispatch.recovery import strike
+from shoal_operator.dispatch.residency import consider_device
+from shoal_operator.dispatch.servers import learn
+from shoal_operator.dispatch.state import (
+    Device,
+    Forwarding,
+    Running,
+    State,
+    Status,
+    Task,
+)
+from shoal_protocol.units import Nanoseconds
+
+_FREE_STRIKES = 2
+"""Tasks may fail twice in a row on a device before its fragment there is suspected."""
+
+
+def put_to_work(state: State, device: Device) -> None:
+    """A device may have a free slot: fill it, or see whether it had better load something."""
+    take_work(state, device)
+    if not device.queued and (state.unmet or device.yields_to is not None):
+        consider_device(state, device)
+
+
+def task_finished(state: State, running: Running, event: TaskFinished) -> None:
+    """A task has run; what it made is kept, and delivered where a route said so."""
+    device, task = running.device, running.task
+    vacate(task, device)
+    device.tally.tasks += 1
+    if device.avoid:
+        device.avoid.pop(task.lane.service.digest, None)
+    if task.item.ended:
+        _too_late(state, running, event)
+        put_to_work(state, device)
+        return
+    lane, item = task.lane, task.item
+    _learn(task, device, event.compute)
+    task.status = Status.FINISHED
+    task.device = None
+    lane.running -= 1
+    lane.finished += 1
+    lane.passed += 1
+    if task.inputs is not None:
+        drop_copies(task, device)
+    release_inputs(state, task)
+    if lane.consumers:
+        task.keeper = device
+        device.keeps[task] = None
+        _note_delivered(task, running, event.delivered)
+        for consumer in lane.consumers:
+            following = item.tasks[consumer]
+            if following.status is Status.WAITING and is_ready(following):
+                demand(state, following)
+    if not task.reported and lane.stage in lane.job.results:
+        task.reported = True
+        item.results_left -= 1
+        if not item.results_left:
+            store(state, item)
+    if not lane.job.streaming:
+        pass_barrier(state, lane.job)
+    put_to_work(state, device)
+
+
+def _learn(task: Task, device: Device, compute: Nanoseconds) -> None:
+    digest = task.lane.service.digest
+    task.lane.times.add(compute)
+    known = device.compute.get(digest)
+    device.compute[digest] = compute if known is None else known + (compute - known) // 4
+    learn(task.lane.service, device)
+
+
+def _note_delivered(task: Task, running: Running, delivered: tuple[int, ...]) -> None:
+    item, stage = task.item, task.lane.stage
+    for consumer, target in running.routes:
+        if consumer not in delivered or target.lost:
+            continue
+        following = item.tasks[consumer]
+        if following.status in {Status.RUNNING, Status.FINISHED}:
+            item.strays.append((target, stage))
+        else:
+            if following.inputs is None:
+                following.inputs = {}
+            following.inputs[stage] = target
+
+
+def _too_late(state: State, running: Running, event: TaskFinished) -> None:
+    """Nobody waits for this task any more: have everything dropped that it made."""
+    task, device = running.task, running.device
+    if not task.lane.consumers:
+        return
+    release_at(state, device, task.item, task.lane.stage)
+    for consumer, target in running.routes:
+        if consumer in event.delivered and not target.lost:
+            release_at(state, target, task.item, task.lane.stage)
+
+
+def task_failed(state: State, running: Running, failure: Failure) -> None:
+    """A task did not run to its end."""
+    device, task = running.device, running.task
+    vacate(task, device)
+    item = task.item
+    if not item.ended:
+        task.lane.running -= 1
+        task.status = Status.WAITING
+        task.device = None
+        drop_copies(task, device)
+        _again(state, running, failure)
+    put_to_work(state, device)
+
+
+def _again(state: State, running: Running, failure: Failure) -> None:
+    device, task = running.device, running.task
+    match failure.kind:
+        case FailureKind.INVALID_INPUT:
+            fail_item(state, task.item, failure)
+        case FailureKind.CANCELLED if running.void:
+            if running.blame is None:
+                demand(state, task)
+            else:
+                _retry(state, task, device, running.blame)
+        case FailureKind.NOT_RESIDENT:
+            gone(state, device, task.lane.service.digest)
+            undo(state, task, failure)
+        case FailureKind.CANCELLED:
+            undo(state, task, failure)
+        case FailureKind.MISSING_ACTIVATION:
+            task.missing += 1
+            if task.missing > 1:
+                _distrust_keepers(task)
+            _retry(state, task, device, failure)
+        case _:
+            strike(state, device, task.lane.service.digest, failure, free=_FREE_STRIKES)
+            _retry(state, task, device, failure)
+
+
+def undo(state: State, task: Task, failure: Failure) -> None:
+    """A task was lost through no fault of its own; only too often is too often."""
+    item, limits = task.item, state.limits
+    item.kills += 1
+    most = limits.kills + item.job.spec.backoff_limit
+    if item.kills > most:
+        message = f"killed {item.kills} devices, at last by: {failure.message}"
+        fail_item(state, item, Failure(kind=failure.kind, message=message))
+        return
+    item.retries += 1
+    item.job.retries += 1
+    demand(state, task)
+
+
+def drop_lost(task: Task, device: Device) -> None:
+    """The device that ran the task is lost: so are the copies that were there for it."""
+    task.status = Status.WAITING
+    drop_copies(task, device)
+
+
+def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
+    """Try again, elsewhere if there is an elsewhere: once at once, then later and later."""
+    item = task.item
+    item.failures += 1
+    if item.failures > item.job.spec.backoff_limit:
+        fail_item(state, item, failure)
+        return
+    item.retries += 1
+    item.job.retries += 1
+    task.shunned = device
+    if item.failures == 1:
+        demand(state, task)
+        return
+    limits = state.limits
+    delay = min(limits.retry_delay << (item.failures - 2), limits.retry_delay_most)
+    heappush(state.delayed, (Nanoseconds(state.now + delay), state.next_number(), task))
+
+
+def _distrust_keepers(task: Task) -> None:
+    """What should be kept was missed twice: make it again."""
+    for producer in task.lane.predecessors:
+        lose(task.item.tasks[producer])
+
+
+def lose(made: Task) -> None:
+    """An output is not where it was thought to be kept."""
+    if made.keeper is not None:
+        del made.keeper.keeps[made]
+        made.keeper = None
+
+
+def forwarded(state: State, forwarding: Forwarding) -> None:
+    """A copy has reached the device that needs it; unless it came too late."""
+    consumer, producer, target = forwarding.consumer, forwarding.producer, forwarding.target
+    if target.lost or _still_waits(state, forwarding):
+        return
+    item = consumer.item
+    if item.ended or producer.keeper is None:
+        release_at(state, target, item, producer.lane.stage)
+    elif consumer.status is not Status.RUNNING or consumer.device is not target:
+        item.strays.append((target, producer.lane.stage))
+
+
+def forward_failed(state: State, forwarding: Forwarding, event: InstructionFailed) -> None:
+    """An input will not come: the task that waits for it is given up, and tried again."""
+    if event.failure.kind is FailureKind.MISSING_ACTIVATION:
+        lose(forwarding.producer)
+    if not _still_waits(state, forwarding):
+        return
+    waiter = state.pending[forwarding.waiter]
+    assert isinstance(waiter, Running)
+    if not waiter.void:
+        waiter.void = True
+        waiter.blame = event.failure
+        cancel(state, waiter.task)
+
+
+def _still_waits(state: State, forwarding: Forwarding) -> bool:
+    consumer = forwarding.consumer
+    return (
+        not consumer.item.ended
+        and consumer.status is Status.RUNNING
+        and consumer.instruction == forwarding.waiter
+        and forwarding.waiter in state.pending
+    )
+
+
+def retry_delayed(state: State) -> None:
+    """The time has come for tasks that were to be tried again later."""
+    while state.delayed and state.delayed[0][0] <= state.now:
+        task = heappop(state.delayed)[2]
+        if not task.item.ended and task.status is Status.WAITING:
+            demand(state, task)

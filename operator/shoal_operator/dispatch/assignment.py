@@ -1,0 +1,334 @@
+"""Which task goes to which device: the choice, the promise made ahead, and the giving.
+
+Two questions, each answered without looking at all devices or all tasks:
+
+- `place`: a task is ready; who takes it? The device promised to it, else the first of the service's
+  order (`servers`), if it has a free slot; else the task waits in its lane.
+- `take_work`: a device has a free slot; what does it take? Of the lanes that it serves, the one of
+  the highest priority, then of the job served least, then the latest stage (items are finished before
+  new ones are begun); in the lane, what was promised to it first, then the oldest.
+
+*Route ahead*: when a task is given, its consumers are promised to devices, so that the activation
+leaves as soon as it is made. The device that makes it is preferred, since nothing need travel then. A
+promise is soft: an idle device takes what is promised to one that is full.
+
+*The slow device at the end*: a device does not get a task that the fastest server would have finished
+sooner, after all that is left before it. The task then waits for that server.
+"""
+
+from collections import deque
+
+from shoal_operator.dispatch.instructions import Execute, Forward, Tier
+from shoal_operator.dispatch.readiness import drop_copies, has_copy, is_ready, out_of_reach
+from shoal_operator.dispatch.servers import best, best_but, entry, relist
+from shoal_operator.dispatch.state import (
+    Device,
+    Forwarding,
+    Lane,
+    Running,
+    Service,
+    State,
+    Status,
+    Task,
+)
+
+_LOOK_AHEAD = 8
+"""How many waiting tasks an idle device looks at for one that it may take from another."""
+
+
+def demand(state: State, task: Task) -> None:
+    """A task is to run, now or when its inputs are there; lost inputs are made again."""
+    if task.status is Status.FINISHED:
+        task.lane.passed -= 1
+    task.status = Status.WAITING
+    tasks = task.item.tasks
+    for producer in task.lane.predecessors:
+        made = tasks[producer]
+        if made.status is Status.FINISHED and out_of_reach(task, producer):
+            demand(state, made)
+    if is_ready(task):
+        place(state, task)
+
+
+def place(state: State, task: Task) -> None:
+    """Give a ready task to a device, or let it wait in its lane."""
+    lane = task.lane
+    service = lane.service
+    task.status = Status.READY
+    lane.waiting += 1
+    device = _choose(state, task, service)
+    if device is not None:
+        _give_or_demand(state, task, device)
+        return
+    if task.attempts:
+        lane.ready.appendleft(task)
+    else:
+        lane.ready.append(task)
+    if task.promised is not None:
+        lane.held.setdefault(task.promised, deque()).append(task)
+    if service not in state.unmet:
+        state.unmet[service] = None
+    if not service.servers and not service.loading:
+        state.starving.append(service)
+
+
+def _choose(state: State, task: Task, service: Service) -> Device | None:
+    """A device with a free slot for a task that has just become ready."""
+    depth = state.limits.queue_depth
+    promised = task.promised
+    if promised is not None:
+        if service in promised.listed:
+            if promised.queued < depth:
+                return promised
+            rival = best(service)
+            return rival if rival is not None and rival.queued == 0 else None
+        if promised not in service.loading:
+            unpromise(task)
+    if task.shunned is None:
+        first = best(service)
+    else:
+        first = best_but(service, task.shunned) or best(service)
+    if first is None or first.queued >= depth:
+        return None
+    faster = _sooner_elsewhere(task.lane, first)
+    if faster is None:
+        return first
+    return faster if faster.queued < depth else None
+
+
+def _sooner_elsewhere(lane: Lane, device: Device) -> Device | None:
+    """The fastest server, if it would end all that is left before this device ends one more task."""
+    fastest = lane.service.fastest
+    if fastest is None or fastest is device or lane.service not in fastest.listed:
+        return None
+    digest = lane.service.digest
+    mine, its = device.compute.get(digest), fastest.compute.get(digest)
+    if mine is None or its is None or its >= mine:
+        return None
+    left = lane.job.open - lane.passed - lane.running
+    return fastest if (left + fastest.load) * its < mine * (device.queued + 1) else None
+
+
+def take_work(state: State, device: Device) -> None:
+    """Fill a device's free slots."""
+    depth = state.limits.queue_depth
+    while device.queued < depth:
+        chosen: Task | None = None
+        for service in device.listed:
+            for lane in service.lanes:
+                if lane.waiting and (chosen is None or _before(lane, chosen.lane)):
+                    task = _offer(state, lane, device)
+                    if task is not None:
+                        chosen = task
+        if chosen is None:
+            return
+        _give_or_demand(state, chosen, device)
+
+
+def _before(lane: Lane, other: Lane) -> bool:
+    job, rival = lane.job, other.job
+    if job is rival:
+        return lane.stage > other.stage
+    if job.spec.priority != rival.spec.priority:
+        return job.spec.priority > rival.spec.priority
+    return job.served < rival.served
+
+
+def _offer(state: State, lane: Lane, device: Device) -> Task | None:
+    """The task that a lane has for a device with a free slot, left in its place."""
+    if _sooner_elsewhere(lane, device) is not None:
+        return None
+    ready = lane.ready
+    while ready and ready[0].status is not Status.READY:
+        ready.popleft()
+    held = lane.held.get(device)
+    if held is not None:
+        while held:
+            task = held[0]
+            if task.status is Status.READY and task.promised is device:
+                return task
+            held.popleft()
+        del lane.held[device]
+    for position, task in enumerate(ready):
+        if position >= _LOOK_AHEAD:
+            break
+        if task.status is Status.READY and _may_take(state, task, device):
+            return task
+    return None
+
+
+def _may_take(state: State, task: Task, device: Device) -> bool:
+    promised, service = task.promised, task.lane.service
+    if task.shunned is device and len(service.servers) > 1:
+        return False
+    if promised is None or promised is device or service not in promised.listed:
+        return True
+    return device.queued == 0 and promised.queued >= state.limits.queue_depth
+
+
+def _give_or_demand(state: State, task: Task, device: Device) -> None:
+    """Give the task, unless an input of it was lost: then see to that first."""
+    lane = task.lane
+    tasks = task.item.tasks
+    lane.waiting -= 1
+    senders: list[tuple[Task, Device]] = []
+    for producer in lane.predecessors:
+        made = tasks[producer]
+        keeper = made.keeper
+        if keeper is device or has_copy(task, producer, device):
+            continue
+        if keeper is None:
+            unpromise(task)
+            drop_copies(task, None)
+            demand(state, task)
+            return
+        senders.append((made, keeper))
+    _give(state, task, device, senders)
+
+
+def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, Device]]) -> None:
+    lane, item = task.lane, task.item
+    job, digest = lane.job, lane.service.digest
+    rank = entry(lane.service, device)[1]
+    occupy(task, device)
+    state.counter = number = state.counter + 1
+    device.given = number
+    device.used_at[digest] = state.now
+    tier = device.fresh.pop(digest, Tier.RESIDENT) if device.fresh else Tier.RESIDENT
+    device.tally.tiers[tier - 1] += 1
+    job.tiers[tier - 1] += 1
+    job.served += 1
+    lane.running += 1
+    task.status = Status.RUNNING
+    task.instruction = number
+    task.device = device
+    task.attempts += 1
+    if item.started_at is None:
+        item.started_at = state.now
+        if job.started_at is None:
+            job.started_at = state.now
+    running = Running(device, task, state.now)
+    state.pending[number] = running
+    if lane.consumers:
+        running.routes = _promise_consumers(state, task, device)
+    state.out.append(
+        Execute(
+            instruction=number,
+            device=device.name,
+            job=job.spec.name,
+            epoch=item.epoch,
+            item=item.index,
+            stage=lane.stage,
+            digest=digest,
+            tier=tier,
+            attempt=task.attempts,
+            routes=tuple([(stage, other.name) for stage, other in running.routes]),
+            why=(int(tier), rank, device.name),
+        )
+    )
+    for made, keeper in senders:
+        _forward(state, made, keeper, task, device)
+
+
+def _forward(state: State, made: Task, keeper: Device, task: Task, device: Device) -> None:
+    number = state.next_number()
+    state.pending[number] = Forwarding(keeper, device, made, task, task.instruction, state.now)
+    if task.inputs is None:
+        task.inputs = {}
+    elif (stray := task.inputs.get(made.lane.stage)) is not None and not stray.lost:
+        task.item.strays.append((stray, made.lane.stage))
+    task.inputs[made.lane.stage] = device
+    state.out.append(
+        Forward(
+            instruction=number,
+            device=keeper.name,
+            target=device.name,
+            job=task.lane.job.spec.name,
+            epoch=task.item.epoch,
+            item=task.item.index,
+            producer=made.lane.stage,
+            consumer=task.lane.stage,
+        )
+    )
+
+
+def _promise_consumers(state: State, task: Task, device: Device) -> tuple[tuple[int, Device], ...]:
+    """Name a device for each consumer; the routes are those to other devices."""
+    lane = task.lane
+    tasks, lanes = task.item.tasks, lane.job.lanes
+    named: list[tuple[int, Device]] = []
+    for consumer in lane.consumers:
+        service = lanes[consumer].service
+        if not lanes[consumer].wanted:
+            lanes[consumer].wanted = True
+            state.unmet[service] = None
+            state.starving.append(service)
+        following = tasks[consumer]
+        if following.status is not Status.WAITING:
+            continue
+        target = following.promised
+        if target is None or target.lost or service not in target.listed:
+            unpromise(following)
+            target = _foresee(state, service, device)
+            if target is not None:
+                promise(following, target)
+        if target is not None and target is not device:
+            named.append((consumer, target))
+    return tuple(named)
+
+
+def _foresee(state: State, service: Service, producer: Device) -> Device | None:
+    """Where a consumer will probably run: here if that is no worse, else the first server."""
+    first = best(service)
+    if first is None:
+        candidates = [device for device in service.loading if device.yields_to is None]
+        first = min(candidates, key=lambda device: (device.load, device.order), default=None)
+    if first is None:
+        return None
+    depth = state.limits.queue_depth
+    if service in producer.listed and producer.load <= first.load + depth:
+        return producer
+    return first if first.load < state.limits.route_depth else None
+
+
+# ---- promises and claims -------------------------------------------------------------------------
+
+
+def promise(task: Task, device: Device) -> None:
+    """Reserve a place on a device for a task to come."""
+    task.promised = device
+    device.load += 1
+
+
+def unpromise(task: Task) -> None:
+    """Take the reservation back."""
+    device = task.promised
+    if device is not None:
+        task.promised = None
+        device.load -= 1
+        relist(device)
+
+
+def occupy(task: Task, device: Device) -> None:
+    """The task is given to a device: its promise, if any, is kept or broken."""
+    if task.promised is device:
+        task.promised = None
+    else:
+        unpromise(task)
+        device.load += 1
+    device.queued += 1
+    digest = task.lane.service.digest
+    device.in_use[digest] = device.in_use.get(digest, 0) + 1
+
+
+def vacate(task: Task, device: Device) -> None:
+    """The task has ended on a device, somehow: its slot is free."""
+    device.queued -= 1
+    device.load -= 1
+    digest = task.lane.service.digest
+    left = device.in_use[digest] - 1
+    if left:
+        device.in_use[digest] = left
+    else:
+        del device.in_use[digest]
+    relist(device)

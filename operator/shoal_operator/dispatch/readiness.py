@@ -1,0 +1,115 @@
+"""The job's graph: which stages are needed, when a task is ready, when an output may go.
+
+A task is ready when all its predecessors of the same item have finished (streaming), and, in Barrier
+mode, when every item has passed every stage before. An output is kept until all its consumers have
+finished. If it is lost before, or was released and is needed again, its task becomes undone, and its
+inputs are asked for in turn, back to the model's input: the graph itself is the log to replay.
+"""
+
+from collections.abc import Sequence
+
+from shoal_operator.dispatch.events import Stage
+from shoal_operator.dispatch.instructions import Release
+from shoal_operator.dispatch.state import Device, Item, Job, State, Status, Task
+
+
+def needed_stages(stages: Sequence[Stage]) -> frozenset[int]:
+    """Stages that give results, and all that these descend from; the others need not run."""
+    needed: set[int] = set()
+    for index in reversed(range(len(stages))):
+        if index in needed or gives_results(stages, index):
+            needed.add(index)
+            needed.update(stages[index].predecessors)
+    return frozenset(needed)
+
+
+def gives_results(stages: Sequence[Stage], index: int) -> bool:
+    """Whether an item waits for this stage's end; without any that says so, the sinks are meant."""
+    if any(stage.gives_results for stage in stages):
+        return stages[index].gives_results
+    return all(index not in stage.predecessors for stage in stages)
+
+
+def is_ready(task: Task) -> bool:
+    """Whether nothing but a device is missing."""
+    lane = task.lane
+    job = lane.job
+    if lane.stage > job.open_stages and not job.streaming:
+        return False
+    tasks = task.item.tasks
+    return all(tasks[producer].status is Status.FINISHED for producer in lane.predecessors)
+
+
+def has_copy(task: Task, producer: int, device: Device) -> bool:
+    """Whether the device has, or will have, what the producer made for this task."""
+    inputs = task.inputs
+    return inputs is not None and inputs.get(producer) is device
+
+
+def out_of_reach(task: Task, producer: int) -> bool:
+    """Whether a finished producer's output is nowhere where this task could get it."""
+    if task.item.tasks[producer].keeper is not None:
+        return False
+    promised = task.promised
+    return promised is None or promised.lost or not has_copy(task, producer, promised)
+
+
+def open_barrier(job: Job) -> bool:
+    """Barrier mode: move on past every stage that all items have passed; whether it moved."""
+    before = job.open_stages
+    for lane in job.lanes[before:-1]:
+        if lane.needed and lane.passed < job.open:
+            break
+        job.open_stages += 1
+    return job.open_stages > before
+
+
+def release_inputs(state: State, task: Task) -> None:
+    """A task has finished: let go of what its predecessors made, where nobody else needs it."""
+    tasks = task.item.tasks
+    for producer in task.lane.predecessors:
+        made = tasks[producer]
+        if made.keeper is not None:
+            for consumer in made.lane.consumers:
+                if tasks[consumer].status is not Status.FINISHED:
+                    break
+            else:
+                release(state, made)
+
+
+def release(state: State, made: Task) -> None:
+    """Nobody needs this output any more."""
+    keeper, item = made.keeper, made.item
+    if keeper is not None:
+        del keeper.keeps[made]
+        made.keeper = None
+        release_at(state, keeper, item, made.lane.stage)
+    if item.strays:
+        stage = made.lane.stage
+        for device, producer in item.strays:
+            if producer == stage and not device.lost:
+                release_at(state, device, item, stage)
+        item.strays = [stray for stray in item.strays if stray[1] != stage]
+
+
+def release_at(state: State, device: Device, item: Item, stage: int) -> None:
+    """Tell one device to drop what it has of an output."""
+    state.out.append(
+        Release(
+            device=device.name,
+            job=item.job.spec.name,
+            epoch=item.epoch,
+            item=item.index,
+            stage=stage,
+        )
+    )
+
+
+def drop_copies(task: Task, used_at: Device | None) -> None:
+    """Copies sent for a task that ran elsewhere are strays; they go when their original does."""
+    if task.inputs is None:
+        return
+    for producer, device in task.inputs.items():
+        if device is not used_at and not device.lost:
+            task.item.strays.append((device, producer))
+    task.inputs = None

@@ -1,27 +1,16 @@
 """What else there was: the divisions that one would think of first, and why they lost."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from shoal_operator.planning.costs import Costs, Division, PoolDevice, Span
 from shoal_operator.planning.outcome import Rejected, duration
+from shoal_operator.planning.thumb import Divisions, evenly
 from shoal_protocol.units import format_bytes
-
-Divisions = tuple[Division, ...]
 
 
 def even_split(costs: Costs, pool: Sequence[PoolDevice], best: Divisions) -> Rejected | None:
-    """Equal numbers of fragments on the devices in the order of the pool, as one would by hand.
-
-    None where the best division is just that.
-    """
-    count = len(costs.document.fragments)
-    shares = min(count, len(pool))
-    borders = [count * share // shares for share in range(shares + 1)]
-    even = tuple(
-        Division(Span(start, end), (device,))
-        for (start, end), device in zip(pairwise(borders), pool, strict=False)
-    )
+    """Equal numbers of fragments on each device; None where the best division is just that."""
+    even = evenly(costs, pool)
     if even == best:
         return None
     for division in even:

@@ -22,7 +22,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
-from shoal_operator.api.partition import PartitionDocument
+from shoal_operator.api.partition import Edge, PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds
 
 ASSUMED_FLOPS_PER_CPU: Final = 8_000_000_000
@@ -117,7 +117,7 @@ class Costs:
         return _sums([fragment.weight_bytes for fragment in self.document.fragments])
 
     @cached_property
-    def _crossing(self) -> dict[Span, tuple[int | None, int | None]]:
+    def _crossing(self) -> dict[int, list[tuple[int | None, int | None]]]:
         return {}
 
     def resident(self, span: Span) -> Bytes:
@@ -172,25 +172,36 @@ class Costs:
     def crossing(self, span: Span) -> tuple[int | None, int | None]:
         """Bytes per item into the span and out of it; None: nothing crosses there.
 
-        An edge of unknown size counts as empty here; `predictable` is then False where it matters.
+        An edge of unknown size counts as empty here; where that matters, `predictable` is False.
         """
-        if span not in self._crossing:
-            inside = range(span.start, span.end)
-            coming = [
-                edge.bytes_per_item or 0
-                for edge in self.document.edges
-                if edge.consumer in inside and edge.producer not in inside
-            ]
-            going = [
-                edge.bytes_per_item or 0
-                for edge in self.document.edges
-                if edge.producer in inside and edge.consumer not in inside
-            ]
-            self._crossing[span] = (
-                sum(coming) if coming else None,
-                sum(going) if going else None,
-            )
-        return self._crossing[span]
+        if span.start not in self._crossing:
+            self._crossing[span.start] = self._crossings_from(span.start)
+        return self._crossing[span.start][span.end - span.start - 1]
+
+    def _crossings_from(self, start: int) -> list[tuple[int | None, int | None]]:
+        """For the spans that begin at `start`, by end: one more fragment turns the edges into it
+        from border into inside, or adds to what comes in; its own edges go out."""
+        coming: list[int] = []
+        going: dict[Edge, int] = {}
+        crossings: list[tuple[int | None, int | None]] = []
+        for index in range(start, len(self.document.fragments)):
+            for edge in self._into[index]:
+                if edge.producer < start:
+                    coming.append(edge.bytes_per_item or 0)
+                else:
+                    del going[edge]
+            going.update((edge, edge.bytes_per_item or 0) for edge in self._out_of[index])
+            into = sum(coming) if coming else None
+            crossings.append((into, sum(going.values()) if going else None))
+        return crossings
+
+    @cached_property
+    def _into(self) -> list[tuple[Edge, ...]]:
+        return [self.document.into(fragment.index) for fragment in self.document.fragments]
+
+    @cached_property
+    def _out_of(self) -> list[tuple[Edge, ...]]:
+        return [self.document.out_of(fragment.index) for fragment in self.document.fragments]
 
 
 def shared_period(periods: Sequence[int]) -> Nanoseconds:

@@ -7,7 +7,7 @@ model). It works in phases:
 1. refuse at once what fits nowhere, saying what it needs and what each device has;
 2. search among divisions in which every device holds its fragments at once;
 3. only where there is none: allow devices to swap, at the cost of reading weights again per item;
-4. where the search was cut short: give devices that were left out to the slowest stages;
+4. where a search was cut short: put rules of thumb beside it, and let spare devices help;
 5. say what the plan would give, and what its alternatives would have given.
 """
 
@@ -21,7 +21,8 @@ from shoal_operator.api.partition import PartitionDocument
 from shoal_operator.planning.alternatives import even_split, in_words, on_one_device, rejected
 from shoal_operator.planning.costs import ASSUMED_FLOPS_PER_CPU, Costs, Division, PoolDevice
 from shoal_operator.planning.outcome import Infeasible, Plan, StagePlan
-from shoal_operator.planning.search import Found, Wishes, Worth, search
+from shoal_operator.planning.search import MAX_FOUND, Found, Wishes, Worth, fits, search
+from shoal_operator.planning.thumb import Divisions, evenly, packed, with_spares
 from shoal_protocol.units import Bytes, Nanoseconds
 
 MAX_REJECTED: Final = 8
@@ -68,15 +69,13 @@ def plan(
     costs = Costs(document)
     wishes = _wishes(previous, pins)
     worth = _worth(objective, items)
-    found = search(costs, pool, wishes, worth, swapping=False)
-    if found is None:
-        found = search(costs, pool, wishes, worth, swapping=True)
-    if found is None:
-        return Infeasible(problem="the pins leave no way to divide the fragments")
-    best = found.best
-    if not found.complete and objective is not Objective.LATENCY:
-        best = _with_spares(costs, best, pool, wishes)
-    return _planned(costs, best, found, pool, objective, 1 + (previous.epoch if previous else 0))
+    for swapping in (False, True):
+        found = search(costs, pool, wishes, worth, swapping=swapping)
+        if not found.complete:
+            found = _mended(costs, found, pool, wishes, worth, swapping=swapping)
+        if found.divisions:
+            return _planned(costs, found, pool, objective, 1 + (previous.epoch if previous else 0))
+    return Infeasible(problem="the pins leave no way to divide the fragments")
 
 
 def _worth(objective: Objective, items: int) -> Worth:
@@ -140,39 +139,52 @@ def _misfit(
     return None
 
 
-def _with_spares(
-    costs: Costs, best: tuple[Division, ...], pool: Sequence[PoolDevice], wishes: Wishes
-) -> tuple[Division, ...]:
-    """Devices that nobody uses join the slowest stage, as long as that makes it faster."""
-    divisions = list(best)
-    used = {device.name for division in best for device in division.devices}
-    spares = sorted(
-        (device for device in pool if device.name not in used),
-        key=lambda each: (-each.flops_per_second, each.name),
+def _mended(
+    costs: Costs,
+    found: Found,
+    pool: Sequence[PoolDevice],
+    wishes: Wishes,
+    worth: Worth,
+    *,
+    swapping: bool,
+) -> Found:
+    """A search that was cut short, with rules of thumb beside what it found, and spares used."""
+    rules = [evenly(costs, pool), packed(costs, pool) or ()]
+    admissible = [
+        rule
+        for rule in rules
+        if rule and all(_serves(costs, each, wishes, swapping=swapping) for each in rule)
+    ]
+    candidates = [*found.divisions, *admissible]
+    candidates += [with_spares(costs, each, pool, wishes) for each in candidates[:1] + admissible]
+    distinct = dict.fromkeys(candidates)
+
+    def order(divisions: Divisions) -> tuple[int, ...]:
+        penalty = sum(
+            wishes.penalty(each.span, [device.name for device in each.devices])
+            for each in divisions
+        )
+        return worth(*costs.totals(divisions), penalty)
+
+    return Found(tuple(sorted(distinct, key=order)[:MAX_FOUND]), complete=False)
+
+
+def _serves(costs: Costs, division: Division, wishes: Wishes, *, swapping: bool) -> bool:
+    names = [device.name for device in division.devices]
+    return wishes.allow(division.span, names) and all(
+        fits(costs, division.span, device, swapping=swapping) for device in division.devices
     )
-    for spare in spares:
-        place = max(range(len(divisions)), key=lambda each: costs.period(divisions[each]))
-        slowest = divisions[place]
-        names = [device.name for device in (*slowest.devices, spare)]
-        if costs.swaps(slowest.span, spare) or not wishes.allow(slowest.span, names):
-            continue
-        divisions[place] = Division(slowest.span, (*slowest.devices, spare))
-    return tuple(divisions)
 
 
 def _planned(
-    costs: Costs,
-    best: tuple[Division, ...],
-    found: Found,
-    pool: Sequence[PoolDevice],
-    objective: Objective,
-    epoch: int,
+    costs: Costs, found: Found, pool: Sequence[PoolDevice], objective: Objective, epoch: int
 ) -> Plan:
+    best, *others = found.divisions
     predictable = costs.predictable(pool)
     period, latency = costs.totals(best)
     even = even_split(costs, pool, best)
     lost = [even, on_one_device(costs, pool, best)]
-    lost += [rejected(costs, other, in_words(other), best, pool) for other in found.others]
+    lost += [rejected(costs, other, in_words(other), best, pool) for other in others]
     return Plan(
         epoch=epoch,
         objective=objective,

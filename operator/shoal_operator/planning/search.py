@@ -19,6 +19,8 @@ questions get equal answers.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from heapq import nsmallest
 from itertools import pairwise, product
 from typing import Final
 
@@ -32,7 +34,8 @@ from shoal_operator.planning.costs import (
 )
 
 MAX_STEPS: Final = 200_000
-MAX_LABELS: Final = 8
+MAX_LABELS: Final = 32
+MAX_FOUND: Final = 9
 
 Counts = tuple[int, ...]
 
@@ -106,10 +109,9 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best division; the others that nothing beat; whether none was left out."""
+    """Divisions, the best first; `complete`: every one was weighed, so that none means none."""
 
-    best: tuple[Division, ...]
-    others: tuple[tuple[Division, ...], ...]
+    divisions: tuple[tuple[Division, ...], ...]
     complete: bool
 
 
@@ -119,20 +121,24 @@ Worth = Callable[[int, int, int], tuple[int, ...]]
 
 def search(
     costs: Costs, pool: Sequence[PoolDevice], wishes: Wishes, worth: Worth, *, swapping: bool
-) -> Found | None:
-    """The division of least worth, or None where there is none (or, not complete, none was found).
+) -> Found:
+    """The divisions of least worth.
 
     Without `swapping` every device holds its span at once.
     """
     spans = _spans(costs, pool, swapping=swapping)
-    classes, complete = _affordable(_classes(pool, wishes), len(spans))
+    classes, whole = _affordable(_classes(pool, wishes), len(spans))
     choices = {span: _choices(costs, span, classes, wishes, swapping) for span in spans}
     labels, uncut = _all_labels(len(costs.document.fragments), spans, choices, classes, worth)
-    if not labels:
-        return None
-    ordered = sorted(labels, key=lambda label: _order(label, worth))
-    divisions = [_named(label, classes) for label in ordered]
-    return Found(divisions[0], tuple(divisions[1:]), complete and uncut)
+    ordered = nsmallest(MAX_FOUND, labels, key=lambda label: _order(label, worth))
+    return Found(tuple(_named(label, classes) for label in ordered), whole and uncut)
+
+
+def fits(costs: Costs, span: Span, device: PoolDevice, *, swapping: bool) -> bool:
+    """Whether a device can serve a span: all of it at once, or, `swapping`, one by one."""
+    if swapping:
+        return costs.largest(span) <= device.budget_bytes
+    return not costs.swaps(span, device)
 
 
 def _order(label: Label, worth: Worth) -> tuple[object, ...]:
@@ -151,13 +157,9 @@ def _spans(costs: Costs, pool: Sequence[PoolDevice], *, swapping: bool) -> list[
         if (alike := [device for device in pool if device.single is single])
     ]
     every = (Span(start, end) for end in range(1, count + 1) for start in range(end))
-    return [span for span in every if any(_fits(costs, span, d, swapping) for d in roomiest)]
-
-
-def _fits(costs: Costs, span: Span, device: PoolDevice, swapping: bool) -> bool:
-    if swapping:
-        return costs.largest(span) <= device.budget_bytes
-    return not costs.swaps(span, device)
+    return [
+        span for span in every if any(fits(costs, span, d, swapping=swapping) for d in roomiest)
+    ]
 
 
 def _classes(pool: Sequence[PoolDevice], wishes: Wishes) -> list[DeviceClass]:
@@ -245,47 +247,52 @@ def _choices(
     classes: Sequence[DeviceClass],
     wishes: Wishes,
     swapping: bool,
-) -> list[tuple[Counts, Label]]:
+) -> dict[Counts, Label]:
     """The vectors of devices that can serve a span, each with what the span then adds."""
-    able = [each for each in classes if _fits(costs, span, each.like, swapping)]
+    able = [each for each in classes if fits(costs, span, each.like, swapping=swapping)]
     cost = {id(each): costs.on(span, each.like) for each in able}
     ranges = [range(len(each.devices) + 1) if each in able else range(1) for each in classes]
-    choices = []
+    choices: dict[Counts, Label] = {}
     for chosen in product(*ranges):
         taken = [(each, count) for each, count in zip(classes, chosen, strict=True) if count]
         names = [device.name for each, count in taken for device in each.devices[:count]]
         if not taken or not wishes.allow(span, names):
             continue
         mine: list[DeviceCost] = [cost[id(each)] for each, count in taken for _ in range(count)]
-        label = Label(
+        choices[chosen] = Label(
             period=shared_period([each.period for each in mine]),
             latency=max(each.latency for each in mine),
             penalty=wishes.penalty(span, names),
             steps=(Step(span, chosen),),
         )
-        choices.append((chosen, label))
     return choices
 
 
 def _all_labels(
     count: int,
     spans: Sequence[Span],
-    choices: dict[Span, list[tuple[Counts, Label]]],
+    choices: dict[Span, dict[Counts, Label]],
     classes: Sequence[DeviceClass],
     worth: Worth,
 ) -> tuple[list[Label], bool]:
     """The labels of whole divisions, and whether none was dropped for want of room."""
     sizes = tuple(len(each.devices) for each in classes)
-    nothing = tuple(0 for _ in sizes)
+
+    @cache
+    def left(used: Counts) -> tuple[tuple[Counts, Counts], ...]:
+        """What can still be chosen, with what is used then."""
+        ranges = [range(size - taken + 1) for size, taken in zip(sizes, used, strict=True)]
+        return tuple((each, tuple(map(int.__add__, used, each))) for each in product(*ranges))
+
     reached: list[dict[Counts, list[Label]]] = [{} for _ in range(count + 1)]
-    reached[0][nothing] = [Label(0, 0, 0, ())]
+    reached[0][tuple(0 for _ in sizes)] = [Label(0, 0, 0, ())]
     uncut = True
     for span in spans:
-        here = reached[span.end]
+        here, serving = reached[span.end], choices[span]
         for used, before in reached[span.start].items():
-            for chosen, part in choices[span]:
-                total = tuple(map(int.__add__, used, chosen))
-                if any(map(int.__gt__, total, sizes)):
+            for chosen, total in left(used):
+                part = serving.get(chosen)
+                if part is None:
                     continue
                 labels = here.setdefault(total, [])
                 for label in _extended(before, part):

@@ -28,6 +28,7 @@ from shoal_protocol.units import Bytes, Nanoseconds
 MAX_REJECTED: Final = 8
 _NAMED_DEVICES: Final = 8
 _MILLICPUS: Final = 1000
+_PINS: Final = "the pins leave no way to give each device one run of consecutive fragments"
 
 
 def local_pool(spec: DevicePoolSpec) -> tuple[PoolDevice, ...]:
@@ -75,7 +76,7 @@ def plan(
             found = _mended(costs, found, pool, wishes, worth, swapping=swapping)
         if found.divisions:
             return _planned(costs, found, pool, objective, 1 + (previous.epoch if previous else 0))
-    return Infeasible(problem="the pins leave no way to divide the fragments")
+    return Infeasible(problem=_PINS)
 
 
 def _worth(objective: Objective, items: int) -> Worth:

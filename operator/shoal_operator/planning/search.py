@@ -71,7 +71,7 @@ class Wishes:
     def allow(self, span: Span, devices: Sequence[str]) -> bool:
         """Whether every pinned fragment of the span is on its device alone."""
         pinned = {self.required[each] for each in span.fragments if each in self.required}
-        return not pinned or set(devices) == pinned
+        return not pinned or (len(pinned) == 1 and set(devices) == pinned)
 
     def penalty(self, span: Span, devices: Sequence[str]) -> int:
         """Wishes that are not followed, pins before moves."""

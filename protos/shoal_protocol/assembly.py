@@ -9,6 +9,7 @@ into the array); what is encoded is received beside it and decoded at the end.
 import math
 import sys
 from collections.abc import Callable
+from ctypes import addressof, c_char
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,6 +80,7 @@ class _Transfer:
     activation: pb.Activation
     tensors: list[_Tensor]
     buffer: NDArray[np.uint8]
+    decoded_bytes: int
     size: int
     filled: int = 0
     target: int = 0
@@ -155,7 +157,7 @@ class ActivationAssembler:
                 raise MalformedFrame(
                     f"would take {cost} bytes or more, at most {limits.decoded_bytes} are allowed"
                 )
-        if len({tensor.name for tensor in tensors}) != len(tensors):
+        if len(tensors) > 1 and len({tensor.name for tensor in tensors}) != len(tensors):
             raise MalformedFrame("two tensors of one name")
         if self._admit is not None:
             self._admit(activation, decoded_bytes)
@@ -221,13 +223,14 @@ def _suits_codec(tensor: _Tensor) -> bool:
 
 def _allocate(number: int, activation: pb.Activation, tensors: list[_Tensor]) -> _Transfer:
     """One buffer for all decoded tensors; bytes yet to be decoded go beside it."""
-    end = size = 0
+    end = decoded_bytes = size = 0
     for tensor in tensors:
         tensor.start = end
         end += -(-tensor.decoded_bytes // _ALIGNMENT) * _ALIGNMENT
+        decoded_bytes += tensor.decoded_bytes
         size += tensor.encoded_bytes
     buffer = np.empty(end + _ALIGNMENT, np.uint8)
-    shift = -buffer.ctypes.data % _ALIGNMENT
+    shift = -addressof(c_char.from_buffer(buffer.data)) % _ALIGNMENT
     view = buffer.data
     for tensor in tensors:
         tensor.start += shift
@@ -236,7 +239,12 @@ def _allocate(number: int, activation: pb.Activation, tensors: list[_Tensor]) ->
         else:
             tensor.target = np.empty(tensor.encoded_bytes, np.uint8).data
     return _Transfer(
-        number=number, activation=activation, tensors=tensors, buffer=buffer, size=size
+        number=number,
+        activation=activation,
+        tensors=tensors,
+        buffer=buffer,
+        decoded_bytes=decoded_bytes,
+        size=size,
     )
 
 
@@ -265,7 +273,7 @@ def _finish(current: _Transfer) -> ReceivedActivation:
         device=activation.device,
         tensors={tensor.name: _array(tensor, current.buffer) for tensor in current.tensors},
         data_types={tensor.name: tensor.data_type for tensor in current.tensors},
-        decoded_bytes=sum(tensor.decoded_bytes for tensor in current.tensors),
+        decoded_bytes=current.decoded_bytes,
         encoded_bytes=current.size,
     )
 

@@ -6,6 +6,7 @@ passes a transfer on rewrites the header's transfer number and hands the payload
 """
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -83,8 +84,11 @@ def acknowledgement(
     message: str = "",
 ) -> bytes:
     """The frame that answers a transfer."""
-    answer = Acknowledgement(outcome=outcome, message=message[:1000])
-    return join_frame(FrameHeader(transfer=transfer, acknowledgement=answer, last=True))
+    header = FrameHeader(transfer=transfer, last=True)
+    header.acknowledgement.SetInParent()
+    header.acknowledgement.outcome = outcome
+    header.acknowledgement.message = message[:1000]
+    return join_frame(header)
 
 
 def transfer_frames(
@@ -95,25 +99,25 @@ def transfer_frames(
     `first` is the first frame's header, with its kind and its offset; the others get a bare one.
     """
     assert 0 < frame_bytes <= MAXIMUM_PAYLOAD_BYTES, f"frames of {frame_bytes} bytes"
-    transfer, offset, sent = first.transfer, first.offset, 0
+    if total_bytes <= frame_bytes:
+        first.last = True
+        yield _join(first.SerializeToString(), buffers, total_bytes)
+        return
+    transfer, offset = first.transfer, first.offset
     remaining = iter(buffers)
     current = memoryview(b"")
-    while True:
-        pieces: list[memoryview] = []
+    for sent in range(0, total_bytes, frame_bytes):
         wanted = size = min(frame_bytes, total_bytes - sent)
+        pieces: list[memoryview] = []
         while wanted:
             if not current:
                 current = next(remaining)
             pieces.append(current[:wanted])
             wanted -= len(pieces[-1])
             current = current[len(pieces[-1]) :]
-        last = sent + size == total_bytes
-        header = first if sent == 0 else FrameHeader(transfer=transfer, offset=offset + sent)
-        header.last = last
+        header = FrameHeader(transfer=transfer, offset=offset + sent) if sent else first
+        header.last = sent + size == total_bytes
         yield _join(header.SerializeToString(), pieces, size)
-        sent += size
-        if last:
-            return
 
 
 def _join(header: bytes, pieces: Iterable[Buffer], size: int) -> bytes:
@@ -122,10 +126,9 @@ def _join(header: bytes, pieces: Iterable[Buffer], size: int) -> bytes:
     return b"".join((b"\x0a", _length(len(header)), header, b"\x12", _length(size), *pieces))
 
 
+@lru_cache(maxsize=1024)
 def _length(value: int) -> bytes:
-    """A protobuf varint."""
-    if value < 0x80:
-        return bytes((value,))
+    """A protobuf varint. (The same few sizes come again and again.)"""
     digits = bytearray()
     while value >= 0x80:
         digits.append(value & 0x7F | 0x80)

@@ -81,15 +81,13 @@ class ActivationKey:
             consumer=message.consumer,
         )
 
-    def message(self) -> pb.ActivationKey:
-        """As the message."""
-        return pb.ActivationKey(
-            job=self.job,
-            epoch=self.epoch,
-            item=self.item,
-            producer=self.producer,
-            consumer=self.consumer,
-        )
+    def write(self, message: pb.ActivationKey) -> None:
+        """Into the message."""
+        message.job = self.job
+        message.epoch = self.epoch
+        message.item = self.item
+        message.producer = self.producer
+        message.consumer = self.consumer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +98,15 @@ class EncodedActivation:
     """
 
     transfer: int
-    activation: pb.Activation
-    buffers: tuple[memoryview, ...]
+    header: pb.FrameHeader
+    buffers: list[memoryview]
     decoded_bytes: int
     encoded_bytes: int
     frame_bytes: int
 
     def __iter__(self) -> Iterator[bytes]:
-        first = pb.FrameHeader(transfer=self.transfer, activation=self.activation)
-        return transfer_frames(first, self.buffers, self.encoded_bytes, self.frame_bytes)
+        self.header.transfer = self.transfer
+        return transfer_frames(self.header, self.buffers, self.encoded_bytes, self.frame_bytes)
 
 
 def encode_activation(  # noqa: PLR0913 - all but three have a default
@@ -122,50 +120,58 @@ def encode_activation(  # noqa: PLR0913 - all but three have a default
     bfloat16: frozenset[str] = frozenset(),
     frame_bytes: int = MAXIMUM_PAYLOAD_BYTES,
 ) -> EncodedActivation:
-    """Prepare tensors for a device (empty: the coordinator); all encoding happens here, in the
-    call.
+    """Prepare tensors for a device (empty: the coordinator); all encoding happens in this call.
 
     Arrays that need neither a codec nor another layout are referenced, not copied: they must not
     change until the frames are made. `lossy` permits float16 to a `LinkCodec`; `bfloat16` names the
     uint16 arrays that are that. Raises `UnsupportedTensor`.
     """
-    headers: list[pb.TensorHeader] = []
+    # Built in place: protobuf copies every message that is given to another's constructor.
+    header = pb.FrameHeader()
+    activation = header.activation
+    activation.device = device
+    key.write(activation.key)
     buffers: list[memoryview] = []
+    decoded_bytes = encoded_bytes = 0
     for name, array in tensors.items():
         data_type = pb.BFLOAT16 if name in bfloat16 else data_type_of(name, array)
         plain = _wire_bytes(name, array, data_type)
-        edge = (key.job, key.producer, key.consumer, name)
-        used, shuffled, encoded = _encode(plain, data_type, codec, edge, lossy=lossy)
-        headers.append(
-            pb.TensorHeader(
-                name=name,
-                dtype=data_type,
-                shape=array.shape,
-                codec=used,
-                shuffled=shuffled,
-                encoded_bytes=len(encoded),
-                decoded_bytes=len(plain),
-            )
+        used, shuffled, encoded = pb.NONE, False, plain
+        if codec != pb.NONE:
+            edge = (key.job, key.producer, key.consumer, name)
+            used, shuffled, encoded = _encode(plain, data_type, codec, edge, lossy=lossy)
+        activation.tensors.add(
+            name=name,
+            dtype=data_type,
+            shape=array.shape,
+            codec=used,
+            shuffled=shuffled,
+            encoded_bytes=len(encoded),
+            decoded_bytes=len(plain),
         )
         buffers.append(encoded)
+        decoded_bytes += len(plain)
+        encoded_bytes += len(encoded)
     return EncodedActivation(
         transfer=transfer,
-        activation=pb.Activation(key=key.message(), device=device, tensors=headers),
-        buffers=tuple(buffers),
-        decoded_bytes=sum(header.decoded_bytes for header in headers),
-        encoded_bytes=sum(map(len, buffers)),
+        header=header,
+        buffers=buffers,
+        decoded_bytes=decoded_bytes,
+        encoded_bytes=encoded_bytes,
         frame_bytes=frame_bytes,
     )
 
 
 def data_type_of(name: str, array: Array) -> pb.DataType:
     """The wire's type of an array; `UnsupportedTensor` if there is none."""
-    if array.dtype.kind in "OU":
-        return pb.STRING
-    try:
-        return _DATA_TYPES[array.dtype.newbyteorder("=")]
-    except KeyError:
-        raise UnsupportedTensor(name, f"arrays of {array.dtype} cannot be sent") from None
+    known = _DATA_TYPES.get(array.dtype)
+    if known is None:
+        if array.dtype.kind in "OU":
+            return pb.STRING
+        known = _DATA_TYPES.get(array.dtype.newbyteorder("="))
+        if known is None:
+            raise UnsupportedTensor(name, f"arrays of {array.dtype} cannot be sent")
+    return known
 
 
 def _wire_bytes(name: str, array: Array, data_type: pb.DataType) -> memoryview:

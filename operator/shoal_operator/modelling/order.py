@@ -1,9 +1,9 @@
 """The roles of a graph's nodes, and the one order that cuts are positions in.
 
-Role CONSTANT nodes come first. Of the others, COMPUTE nodes stand in the order of the file (if it is
-a topological one) or in depth-first order from the outputs, whichever lets fewer tensors cross the
-positions between nodes; both keep a branch together. A SHAPE node stands directly behind the last
-node that it needs, so that a shape is taken where its tensor is, not where somebody asks for it.
+Role CONSTANT nodes come first. Of the others, COMPUTE nodes stand in the order of the file (if that
+is a topological one) or in depth-first order from the outputs, whichever lets fewer tensors cross
+the positions between nodes; both keep a branch together. A SHAPE node stands directly behind the
+last node that it needs: a shape is taken where its tensor is, not where somebody asks for it.
 """
 
 import heapq
@@ -16,6 +16,7 @@ from shoal_operator.api.profile import Role
 from shoal_operator.modelling.errors import ModelRefused
 from shoal_operator.modelling.graph import Graph
 from shoal_operator.modelling.safety import subgraphs
+from shoal_operator.modelling.wire import LARGE
 
 # Run twice they give different values: never repeated.
 RANDOM: Final = frozenset(
@@ -23,27 +24,33 @@ RANDOM: Final = frozenset(
     | {"RandomUniform", "RandomUniformLike"}
 )
 READS_SHAPE_ONLY: Final = frozenset({"Shape", "Size"})
-# What people compute shapes, positions and masks with. Each takes time linear in the size of what it
-# reads and gives, so to repeat it is never dearer than to send its result.
-CHEAP: Final = frozenset(
-    """
-    Abs Add And Cast CastLike Ceil Clip Concat ConstantOfShape CumSum Div Equal Expand EyeLike Flatten
-    Floor Gather GatherElements GatherND Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod
-    Mul Neg Not Or Pow Range Reciprocal ReduceMax ReduceMin ReduceProd ReduceSum Reshape Round
-    ScatterElements ScatterND Sign Slice Split Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze Where
-    Xor
-    """.split()
+# What shapes, positions and masks are computed with. Each takes time linear in the size of what it
+# reads and gives, so repeating it is never dearer than sending its result.
+_ARITHMETIC: Final = (
+    "Abs Add And Ceil Clip CumSum Div Equal Floor Greater GreaterOrEqual Less LessOrEqual Max Min "
+    "Mod Mul Neg Not Or Pow Reciprocal ReduceMax ReduceMin ReduceProd ReduceSum Round Sign Sqrt "
+    "Sub Xor"
 )
+_MOVEMENT: Final = (
+    "Cast CastLike Concat ConstantOfShape Expand EyeLike Flatten Gather GatherElements GatherND "
+    "Identity Range Reshape ScatterElements ScatterND Slice Split Squeeze Tile Transpose Trilu "
+    "Unsqueeze Where"
+)
+CHEAP: Final = frozenset(f"{_ARITHMETIC} {_MOVEMENT}".split(" "))
 
 
 def roles(graph: Graph) -> tuple[Role, ...]:
     """The role of each node of `graph.nodes`."""
     fixed = set(graph.weights) | set(graph.sparse)
     tensor_roles: dict[str, Role] = dict.fromkeys(fixed, Role.CONSTANT)
+    # A look-up in a table of weights is work: repeating it would copy the table.
+    large = {name for name, weight in graph.weights.items() if weight.bytes >= LARGE}
     found: dict[int, Role] = {}
     for index in file_order(graph):
         node = graph.nodes[index]
         role = _role(node, {tensor_roles.get(name, Role.COMPUTE) for name in graph.reads[index]})
+        if role is Role.SHAPE and not large.isdisjoint(graph.reads[index]):
+            role = Role.COMPUTE
         found[index] = role
         tensor_roles.update((name, role) for name in node.output)
     return tuple(found[index] for index in range(len(graph.nodes)))
@@ -121,34 +128,27 @@ def _arranged(graph: Graph, node_roles: Sequence[Role], base: Sequence[int]) -> 
     made |= {each.name for each in graph.inputs} | set(graph.weights) | set(graph.sparse)
     waiting: dict[str, list[int]] = {}
     missing: dict[int, int] = {}
-
-    def place(index: int) -> None:
-        order.append(index)
-        due = [index]
+    for index in base:
+        if node_roles[index] is Role.SHAPE:
+            needs = [name for name in graph.reads[index] if name not in made]
+            missing[index] = len(needs)
+            for name in needs:
+                waiting.setdefault(name, []).append(index)
+    first = [index for index, count in missing.items() if count == 0]
+    for root in (*first, *(index for index in base if node_roles[index] is Role.COMPUTE)):
+        due = [root]
         while due:
-            for name in graph.nodes[due.pop()].output:
+            index = due.pop()
+            order.append(index)
+            for name in graph.nodes[index].output:
                 for shape in waiting.get(name, ()):
                     missing[shape] -= 1
-                    if missing[shape] == 0:
-                        order.append(shape)
-                        due.append(shape)
-
-    shapes = [index for index in base if node_roles[index] is Role.SHAPE]
-    for index in shapes:
-        needs = [name for name in graph.reads[index] if name not in made]
-        missing[index] = len(needs)
-        for name in needs:
-            waiting.setdefault(name, []).append(index)
-    for index in [index for index in shapes if missing[index] == 0]:
-        place(index)
-    for index in base:
-        if node_roles[index] is Role.COMPUTE:
-            place(index)
+                due.extend(shape for shape in waiting.get(name, ()) if missing[shape] == 0)
     return tuple(order)
 
 
 def _crossings(graph: Graph, node_roles: Sequence[Role], order: Sequence[int]) -> int:
-    """How many tensors cross, over all positions: the sum of the lives of what COMPUTE nodes make."""
+    """How many tensors cross, over all positions: the lives of what COMPUTE nodes make, added."""
     place = {index: position for position, index in enumerate(order)}
     last = last_uses(graph, place)
     return sum(

@@ -123,11 +123,16 @@ def element_count(tensor: onnx.TensorProto) -> int:
     return count
 
 
+def bits_of(data_type: int) -> int | None:
+    """Bits of one element; None for strings, and for types that nobody knows."""
+    return _BITS.get(data_type)
+
+
 def byte_size(tensor: onnx.TensorProto) -> int:
     """Bytes of the tensor's contents, from shape and type; a string counts its own length."""
     if tensor.data_type == _TYPE.STRING:
         return sum(len(each) for each in tensor.string_data)
-    bits = _BITS.get(tensor.data_type)
+    bits = bits_of(tensor.data_type)
     if bits is None:
         raise ModelRefused(f"has unknown data type {tensor.data_type}", tensor=tensor.name)
     return (element_count(tensor) * bits + 7) // 8

@@ -21,7 +21,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from shoal_operator.modelling.errors import ModelRefused
 
 if TYPE_CHECKING:
-    from google._upb._message import Descriptor  # the class that generated code really uses
+    from google._upb._message import Descriptor as FastDescriptor
+    from google.protobuf.descriptor import Descriptor
 
 LARGE: Final = 1024
 INLINE: Final = "\0"
@@ -98,7 +99,7 @@ class _Walk:
         return ModelRefused(reason, path=self.path)
 
     def _message(
-        self, position: int, end: int, message: "Descriptor", depth: int
+        self, position: int, end: int, message: "Descriptor | FastDescriptor", depth: int
     ) -> list[Piece] | None:
         """Walk one message; the pieces of what replaces it, or None where nothing is left out."""
         if depth > MAX_DEPTH:

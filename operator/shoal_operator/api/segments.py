@@ -1,0 +1,344 @@
+"""What a run of a model's nodes takes, holds and costs when it is a fragment of its own. Pure.
+
+Choosing cuts and making them both ask here, so what was planned is what is built. What a segment
+takes and costs depends on its two ends alone, never on where the other cuts are:
+
+- Its *own* nodes are those of `profile.nodes[start:end]` that are not CONSTANT.
+- CONSTANT nodes that it needs are added, with the weights that they need.
+- A tensor that a COMPUTE node before `start` makes is *taken* (sent).
+- A tensor that a SHAPE node before `start` makes is made again if the tensors whose shapes it needs
+  are taken anyway or made here; else it is taken.
+- Outputs of the model that no node of its own makes (an input or a constant handed through) belong
+  to the last segment.
+
+Only what is given to others, and which SHAPE nodes turn out to be needed by nobody, depends on the
+other segments: `Layout.pieces` settles that from the last to the first.
+
+Memory is reckoned for the order of the nodes: weights, the tensors taken (their sender holds them
+for the whole run), the most that is alive at once of what is made, workspace, and a fixed part for
+the runtime's own structures. A tensor whose size is unknown counts nothing, and makes
+`activation_bytes` None; then the estimate is a lower bound.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+from shoal_operator.api.profile import NodeProfile, Profile, Role
+
+FIXED_BYTES: Final = 1 << 20
+"""What a session of ONNX Runtime needs for itself, however small the graph."""
+NODE_BYTES: Final = 8 << 10
+"""What it needs for each node: kernel, node, names, shapes."""
+UNKNOWN_BYTES: Final = 1 << 20
+"""Least that is reckoned with for activations of which any size is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A run of nodes by itself: positions in `profile.nodes`, in order, with what is made again.
+
+    `takes` are the tensors that it is sent, `incoming_bytes` theirs; `resident_bytes` is what a
+    device is to reckon with. Both are upper bounds where SHAPE tensors are made again.
+    """
+
+    start: int
+    end: int
+    nodes: tuple[int, ...]
+    takes: frozenset[str]
+    activation_bytes: int | None
+    resident_bytes: int
+    flops: int | None
+    incoming_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A segment among the others: without nodes that nobody needs, and with what it gives.
+
+    `takes` and `gives` are in the order of names, `weights` in the order of use.
+    """
+
+    segment: Segment
+    nodes: tuple[int, ...]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    weights: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A profile with what is asked of it again and again."""
+
+    profile: Profile
+
+    @cached_property
+    def makers(self) -> Mapping[str, int]:
+        """The position of the node that makes each tensor."""
+        return {
+            name: position
+            for position, node in enumerate(self.profile.nodes)
+            for name in node.outputs
+        }
+
+    @cached_property
+    def last_uses(self) -> Mapping[str, int]:
+        """The position of the last node that reads each tensor; outputs of the model: the end."""
+        last = {
+            name: position
+            for position, node in enumerate(self.profile.nodes)
+            for name in node.inputs
+        }
+        return last | {each.name: len(self.profile.nodes) for each in self.profile.outputs}
+
+    @cached_property
+    def loose_outputs(self) -> tuple[str, ...]:
+        """Outputs of the model that no COMPUTE or SHAPE node makes."""
+        return tuple(
+            each.name
+            for each in self.profile.outputs
+            if (maker := self.makers.get(each.name)) is None
+            or self.profile.nodes[maker].role is Role.CONSTANT
+        )
+
+    @cached_property
+    def positions(self) -> tuple[int, ...]:
+        """Where a cut makes sense: before a COMPUTE node that is not the first."""
+        compute = [
+            position
+            for position, node in enumerate(self.profile.nodes)
+            if node.role is Role.COMPUTE
+        ]
+        return tuple(compute[1:])
+
+    @cached_property
+    def obstacles(self) -> Mapping[int, str]:
+        """Of those, the ones where a cut cannot be: some tensor that crosses cannot be sent."""
+        blocked: dict[int, str] = {}
+        for name, tensor in self.profile.tensors.items():
+            maker = self.makers.get(name, -1)
+            if not tensor.obstacle or (
+                maker >= 0 and self.profile.nodes[maker].role is Role.CONSTANT
+            ):
+                continue
+            for position in range(maker + 1, self.last_uses.get(name, 0) + 1):
+                blocked.setdefault(position, f"{name} would cross, and {tensor.obstacle}")
+        return {position: blocked[position] for position in self.positions if position in blocked}
+
+    @cached_property
+    def legal(self) -> tuple[int, ...]:
+        """Where a cut can be."""
+        return tuple(each for each in self.positions if each not in self.obstacles)
+
+    def segment(self, start: int, end: int) -> Segment:
+        """The fragment of `profile.nodes[start:end]`."""
+        growing = Growing(self, start)
+        while growing.end < end:
+            growing.grow()
+        return growing.segment()
+
+    def pieces(self, cuts: tuple[int, ...]) -> tuple[Piece, ...]:
+        """The fragments that cuts make."""
+        ends = zip((0, *cuts), (*cuts, len(self.profile.nodes)), strict=True)
+        segments = [self.segment(start, end) for start, end in ends]
+        needed = {each.name for each in self.profile.outputs}
+        pieces: list[Piece] = []
+        for segment in reversed(segments):
+            piece = self._piece(segment, needed, last=not pieces)
+            needed.update(piece.takes)
+            pieces.append(piece)
+        return tuple(reversed(pieces))
+
+    def _piece(self, segment: Segment, needed: set[str], *, last: bool) -> Piece:
+        made_here = {
+            name
+            for position in segment.nodes
+            if position >= segment.start and self.profile.nodes[position].role is not Role.CONSTANT
+            for name in self.profile.nodes[position].outputs
+        }
+        gives = (made_here & needed) | set(self.loose_outputs if last else ())
+        reads = set(gives)
+        nodes = []
+        weights: dict[str, None] = {}
+        for position in reversed(segment.nodes):
+            node = self.profile.nodes[position]
+            if not reads.isdisjoint(node.outputs):
+                nodes.append(position)
+                reads.update(node.inputs)
+        for position in reversed(nodes):
+            weights.update(dict.fromkeys(self.profile.nodes[position].weights))
+        weights.update(dict.fromkeys(name for name in gives if name in self.profile.weights))
+        return Piece(
+            segment=segment,
+            nodes=tuple(reversed(nodes)),
+            takes=tuple(sorted(reads & segment.takes)),
+            gives=tuple(sorted(gives)),
+            weights=tuple(weights),
+        )
+
+
+@dataclass(slots=True)
+class Growing:
+    """A segment that grows by one node at a time; its cost is at hand at every step.
+
+    Every number in it only ever grows, so a search can stop at the first that is too large.
+    """
+
+    layout: Layout
+    start: int
+    end: int = field(init=False)
+    weight_bytes: int = 0
+    incoming_bytes: int = 0
+    flops: int = 0
+    peak_bytes: int = 0
+    node_count: int = 0
+    unknown_sizes: bool = False
+    unknown_flops: bool = False
+    _live_bytes: int = 0
+    _made_bytes: dict[str, int] = field(default_factory=dict)
+    _weights: set[str] = field(default_factory=set)
+    _takes: set[str] = field(default_factory=set)
+    _shapes: set[str] = field(default_factory=set)
+    _constants: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.end = self.start
+
+    @property
+    def resident_bytes(self) -> int:
+        """What a device is to reckon with."""
+        activations = self.incoming_bytes + self.peak_bytes
+        if self.unknown_sizes:
+            activations = max(activations, UNKNOWN_BYTES)
+        fixed = FIXED_BYTES + NODE_BYTES * self.node_count
+        return self.weight_bytes + activations + fixed
+
+    def grow(self) -> None:
+        """Add the next node."""
+        position = self.end
+        node = self.layout.profile.nodes[position]
+        self.end = position + 1
+        if node.role is not Role.CONSTANT:
+            for name in node.inputs:
+                self._need(name)
+            self._run(node)
+            for name in node.inputs:
+                if self.layout.last_uses[name] == position:
+                    self._live_bytes -= self._made_bytes.pop(name, 0)
+        if self.end == len(self.layout.profile.nodes):
+            for name in self.layout.loose_outputs:
+                self._need(name)
+
+    def segment(self) -> Segment:
+        """What has grown so far."""
+        nodes = set(self._constants)
+        nodes.update(
+            position
+            for position in range(self.start, self.end)
+            if self.layout.profile.nodes[position].role is not Role.CONSTANT
+        )
+        sent = set()
+        for name in self._shapes:
+            chain = self._chain(name, available=self._takes)
+            if chain is None:
+                sent.add(name)
+            else:
+                nodes |= chain
+        return Segment(
+            start=self.start,
+            end=self.end,
+            nodes=tuple(sorted(nodes)),
+            takes=frozenset(sent | self._takes),
+            activation_bytes=None if self.unknown_sizes else self.incoming_bytes + self.peak_bytes,
+            resident_bytes=self.resident_bytes,
+            flops=None if self.unknown_flops else self.flops,
+            incoming_bytes=self.incoming_bytes,
+        )
+
+    def _need(self, name: str) -> None:
+        """A tensor that a node reads: made here already, made again, or taken."""
+        profile = self.layout.profile
+        maker = self.layout.makers.get(name)
+        if maker is None and name in profile.weights:
+            self._hold((name,))
+        elif maker is not None and profile.nodes[maker].role is Role.CONSTANT:
+            self._constant(maker)
+        elif maker is not None and maker >= self.start:
+            return
+        elif maker is not None and profile.nodes[maker].role is Role.SHAPE:
+            if name not in self._shapes:
+                self._shapes.add(name)
+                self.incoming_bytes += self._size(name)
+                # Whether it is sent or made again is seen at the end: reckon with both.
+                for position in self._chain(name, available=None) or ():
+                    self._run(profile.nodes[position])
+        elif name not in self._takes:
+            self._takes.add(name)
+            self.incoming_bytes += self._size(name)
+
+    def _constant(self, position: int) -> None:
+        waiting = [position]
+        while waiting:
+            position = waiting.pop()
+            if position in self._constants:
+                continue
+            self._constants.add(position)
+            node = self.layout.profile.nodes[position]
+            waiting.extend(self.layout.makers[name] for name in node.inputs)
+            self._run(node)
+
+    def _run(self, node: NodeProfile) -> None:
+        """Account for a node that runs here."""
+        self.node_count += 1
+        self._hold(node.weights)
+        for name in node.outputs:
+            size = self._size(name)
+            self._live_bytes += size
+            if node.role is not Role.CONSTANT:
+                self._made_bytes[name] = size
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes + node.workspace_bytes)
+        for name in node.outputs:
+            if name not in self.layout.last_uses:
+                self._live_bytes -= self._made_bytes.pop(name, 0)
+        if node.flops is None:
+            self.unknown_flops = True
+        else:
+            self.flops += node.flops
+
+    def _hold(self, weights: tuple[str, ...]) -> None:
+        for name in weights:
+            if name not in self._weights:
+                self._weights.add(name)
+                self.weight_bytes += self.layout.profile.weights[name]
+
+    def _size(self, name: str) -> int:
+        size = self.layout.profile.tensors[name].bytes
+        if size is None:
+            self.unknown_sizes = True
+            return 0
+        return size
+
+    def _chain(self, name: str, available: set[str] | None) -> set[int] | None:
+        """The nodes before `start` that make a SHAPE tensor again, given what is available.
+
+        None: something is not available. With `available` None everything is. The CONSTANT nodes
+        that they need are added here and now.
+        """
+        chain: set[int] = set()
+        waiting = [name]
+        while waiting:
+            needed = waiting.pop()
+            maker = self.layout.makers.get(needed)
+            role = None if maker is None else self.layout.profile.nodes[maker].role
+            if maker is not None and role is Role.CONSTANT:
+                self._constant(maker)
+            elif maker is not None and maker >= self.start:
+                continue
+            elif maker is None or role is not Role.SHAPE:
+                if available is not None and needed not in available:
+                    return None
+            elif maker not in chain:
+                chain.add(maker)
+                waiting.extend(self.layout.profile.nodes[maker].inputs)
+        return chain

@@ -1,0 +1,156 @@
+"""What one node costs to run: floating-point operations, and working memory besides its tensors.
+
+FLOPs count a multiplication and an addition as two, as papers on partitioning do. Where a shape
+that matters is unknown, or the cost depends on data (loops, branches), the answer is None.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+import onnx
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """A node with the sizes of its inputs and outputs; None where unknown or absent."""
+
+    node: onnx.NodeProto
+    inputs: Sequence[Dims | None]
+    outputs: Sequence[Dims | None]
+
+    def integers(self, name: str) -> list[int] | None:
+        """An attribute that is a list of integers."""
+        return next((list(each.ints) for each in self.node.attribute if each.name == name), None)
+
+    def integer(self, name: str, default: int) -> int:
+        """An attribute that is an integer."""
+        return next((each.i for each in self.node.attribute if each.name == name), default)
+
+
+class _Unknown(Exception):
+    """A size is needed that nobody knows."""
+
+
+def flops(shaped: Shaped) -> int | None:
+    """FLOPs of one run of the node."""
+    count = _COUNTS.get(shaped.node.op_type, _elementwise)
+    try:
+        return count(shaped)
+    except _Unknown:
+        return None
+
+
+def _size(sizes: Sequence[Dims | None], index: int) -> Dims:
+    found = sizes[index] if index < len(sizes) else None
+    if found is None:
+        raise _Unknown
+    return found
+
+
+def _nothing(shaped: Shaped) -> int:
+    return 0
+
+
+def _unknown(shaped: Shaped) -> int:
+    raise _Unknown
+
+
+def _elementwise(shaped: Shaped) -> int:
+    return sum(prod(_size(shaped.outputs, index)) for index in range(len(shaped.outputs)))
+
+
+def _per_element(factor: int) -> Callable[[Shaped], int]:
+    return lambda shaped: factor * prod(_size(shaped.outputs, 0))
+
+
+def _over_input(shaped: Shaped) -> int:
+    return prod(_size(shaped.inputs, 0))
+
+
+def _convolution(weights: int) -> Callable[[Shaped], int]:
+    """Each output element is a sum over the kernel and the channels of its group."""
+    return lambda shaped: (
+        2 * prod(_size(shaped.outputs, 0)) * prod(_size(shaped.inputs, weights)[1:])
+    )
+
+
+def _transposed_convolution(shaped: Shaped) -> int:
+    return 2 * prod(_size(shaped.inputs, 0)) * prod(_size(shaped.inputs, 1)[1:])
+
+
+def _matmul(shaped: Shaped) -> int:
+    return 2 * prod(_size(shaped.outputs, 0)) * (_size(shaped.inputs, 0) or (1,))[-1]
+
+
+def _gemm(shaped: Shaped) -> int:
+    rows_first = shaped.integer("transA", 0) == 0
+    return 2 * prod(_size(shaped.outputs, 0)) * _size(shaped.inputs, 0)[1 if rows_first else 0]
+
+
+def _pooling(shaped: Shaped) -> int:
+    return prod(_size(shaped.outputs, 0)) * prod(shaped.integers("kernel_shape") or [1])
+
+
+def _recurrent(gates: int) -> Callable[[Shaped], int]:
+    """Per step and direction: every gate multiplies the input and the state."""
+
+    def count(shaped: Shaped) -> int:
+        steps, batch = _size(shaped.inputs, 0)[:2]
+        directions, _, width = _size(shaped.inputs, 1)
+        hidden = _size(shaped.inputs, 2)[2]
+        return 2 * steps * batch * directions * gates * hidden * (width + hidden)
+
+    return count
+
+
+def _einsum(shaped: Shaped) -> int:
+    """One multiplication and addition for each combination of indices."""
+    equation = next(each.s.decode() for each in shaped.node.attribute if each.name == "equation")
+    terms = equation.replace(" ", "").split("->")[0].split(",")
+    sizes: dict[str, int] = {}
+    for term, operand in zip(terms, range(len(terms)), strict=True):
+        dims = _size(shaped.inputs, operand)
+        if "." in term or len(term) != len(dims):
+            raise _Unknown
+        sizes.update(zip(term, dims, strict=True))
+    return 2 * prod(sizes.values())
+
+
+_MOVES: Final = (
+    "Reshape Flatten Squeeze Unsqueeze Transpose Identity Shape Size Concat Split Slice Gather "
+    "GatherElements GatherND ScatterND ScatterElements Expand Tile Pad Cast CastLike Constant "
+    "ConstantOfShape DepthToSpace SpaceToDepth OneHot NonZero Range ReverseSequence EyeLike Trilu"
+)
+_COUNTS: Final[Mapping[str, Callable[[Shaped], int]]] = {
+    **dict.fromkeys(_MOVES.split(" "), _nothing),
+    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _unknown),
+    **dict.fromkeys(("Conv", "FusedConv", "ConvInteger"), _convolution(1)),
+    "QLinearConv": _convolution(3),
+    "ConvTranspose": _transposed_convolution,
+    **dict.fromkeys(("MatMul", "MatMulInteger", "FusedMatMul", "QLinearMatMul"), _matmul),
+    **dict.fromkeys(("Gemm", "FusedGemm"), _gemm),
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pooling),
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"), _over_input),
+    **dict.fromkeys(
+        ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd"), _over_input
+    ),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceSumSquare", "ArgMax", "ArgMin"), _over_input),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "LayerNormalization"), _per_element(5)),
+    **dict.fromkeys(("InstanceNormalization", "GroupNormalization"), _per_element(5)),
+    **dict.fromkeys(("Gelu", "FastGelu", "BiasGelu", "Erf", "Tanh", "Sigmoid"), _per_element(5)),
+    **dict.fromkeys(("BatchNormalization", "Resize", "Upsample"), _per_element(2)),
+    "LSTM": _recurrent(4),
+    "GRU": _recurrent(3),
+    "RNN": _recurrent(1),
+    "Einsum": _einsum,
+    **dict.fromkeys(("Attention", "MultiHeadAttention", "GroupQueryAttention"), _unknown),
+}
+
+
+def workspace(shaped: Shaped) -> int:
+    """Bytes that ONNX Runtime's CPU kernels need while the node runs; 0 where none are known."""
+    return 0

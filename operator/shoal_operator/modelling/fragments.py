@@ -1,0 +1,224 @@
+"""One fragment as files: model.onnx, weights.bin and fragment.json, named by what they hold.
+
+`fragment.json` is a pure function of the sub-graph: it holds the digests of the other two files,
+and its own digest is the fragment's name. So the weights are read twice: once for their digest,
+which shows whether the fragment stands already, and once to copy them, by the kernel where it can
+(`copy_file_range`). They never pass through more memory than one buffer.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import onnx
+
+from shoal_operator.api.partition import Digest, TensorSpec, spec_value
+from shoal_operator.modelling.errors import ModelRefused
+from shoal_operator.modelling.graph import Weight
+from shoal_operator.modelling.profile import dtype_name
+from shoal_operator.modelling.safety import Range
+from shoal_operator.modelling.wire import LARGE
+
+ALIGNMENT: Final = 4096
+WEIGHTS_FILE: Final = "weights.bin"
+_CHUNK: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One initializer in weights.bin."""
+
+    weight: Weight
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentFiles:
+    """A fragment, ready to be written.
+
+    `inputs` and `outputs` are what it is sent and gives, `resident_bytes` what it is reckoned with.
+    """
+
+    model: onnx.ModelProto
+    stored: tuple[Stored, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    weight_bytes: int
+    resident_bytes: int
+    sources: "Sources"
+
+    def write(self, store: Path) -> Digest:
+        """Write to `store/fragments/DIGEST/`, or find it there. Raises `ModelRefused`."""
+        content = self.model.SerializeToString(deterministic=True)
+        manifest = self._manifest(content)
+        name = hashlib.sha256(manifest).hexdigest()
+        target = store / "fragments" / name
+        if not target.is_dir():
+            self._write(target, {"model.onnx": content, "fragment.json": manifest})
+        return Digest(f"sha256:{name}")
+
+    def _manifest(self, content: bytes) -> bytes:
+        files = {
+            "model.onnx": {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+        }
+        if self.stored:
+            files[WEIGHTS_FILE] = {
+                "sha256": self._weights_digest(),
+                "bytes": self.stored[-1].offset + self.stored[-1].weight.bytes,
+            }
+        value = {
+            "version": 1,
+            "files": files,
+            "inputs": [spec_value(each) for each in self.inputs],
+            "outputs": [spec_value(each) for each in self.outputs],
+            "weight_bytes": self.weight_bytes,
+            "resident_bytes": self.resident_bytes,
+            "initializers": {
+                each.weight.tensor.name: {
+                    "dtype": dtype_name(each.weight.tensor.data_type),
+                    "shape": list(each.weight.tensor.dims),
+                    "offset": each.offset,
+                    "bytes": each.weight.bytes,
+                }
+                for each in self.stored
+            },
+        }
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+    def _weights_digest(self) -> str:
+        digest, at = hashlib.sha256(), 0
+        for each in self.stored:
+            digest.update(bytes(each.offset - at))
+            for piece in self.sources.read(each.weight):
+                digest.update(piece)
+            at = each.offset + each.weight.bytes
+        return digest.hexdigest()
+
+    def _write(self, target: Path, contents: Mapping[str, bytes]) -> None:
+        part = target.with_name(f"{target.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        if self.stored:
+            with (part / WEIGHTS_FILE).open("wb", buffering=0) as file:
+                for each in self.stored:
+                    os.lseek(file.fileno(), each.offset, os.SEEK_SET)
+                    self.sources.copy(each.weight, file.fileno())
+                os.fsync(file.fileno())
+        for name, content in contents.items():
+            with (part / name).open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        sync_folder(part)
+        self.sources.check_unchanged()
+        part.rename(target)
+        sync_folder(target.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and new files in a folder last."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def layout_weights(weights: list[Weight]) -> tuple[Stored, ...]:
+    """Where each of the large weights goes in weights.bin."""
+    stored, end = [], 0
+    for weight in weights:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        stored.append(Stored(weight, offset))
+        end = offset + weight.bytes
+    return tuple(stored)
+
+
+def is_stored(weight: Weight) -> bool:
+    """Whether a weight goes to weights.bin: small ones, and strings, stay in the model."""
+    return weight.bytes >= LARGE and weight.tensor.data_type != onnx.TensorProto.STRING
+
+
+@dataclass(slots=True)
+class Sources:
+    """The files that weights come from, opened once, and watched for changes."""
+
+    _open: dict[Path, tuple[int, tuple[int, int]]] = field(default_factory=dict)
+
+    def read(self, weight: Weight) -> Iterator[bytes | memoryview]:
+        """A weight's bytes, in pieces that are good until the next."""
+        place = weight.contents
+        if place is None:
+            yield weight.loaded().raw_data
+            return
+        descriptor, buffer = self._descriptor(place.path), bytearray(min(_CHUNK, place.length))
+        at, end = place.offset, place.offset + place.length
+        while at < end:
+            piece = memoryview(buffer)[: min(_CHUNK, end - at)]
+            count = os.preadv(descriptor, [piece], at)
+            if count == 0:
+                raise _changed(place)
+            yield piece[:count]
+            at += count
+
+    def copy(self, weight: Weight, target: int) -> None:
+        """Copy a weight's bytes to where `target` stands."""
+        place = weight.contents
+        if place is None or not self._copy_in_kernel(place, target):
+            for piece in self.read(weight):
+                _write_all(target, piece)
+
+    def _copy_in_kernel(self, place: Range, target: int) -> bool:
+        """False: the kernel cannot, between these files, and nothing was copied."""
+        source, done = self._descriptor(place.path), 0
+        while done < place.length:
+            try:
+                count = os.copy_file_range(
+                    source, target, place.length - done, offset_src=place.offset + done
+                )
+            except OSError:
+                if done:
+                    raise
+                return False
+            if count == 0:
+                raise _changed(place)
+            done += count
+        return True
+
+    def check_unchanged(self) -> None:
+        """Raise `ModelRefused` if a file is not the same as when it was opened."""
+        for path, (descriptor, before) in self._open.items():
+            if _state(descriptor) != before:
+                raise ModelRefused("has changed while it was cut", path=path)
+
+    def close(self) -> None:
+        """Close all files."""
+        for descriptor, _ in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+    def _descriptor(self, path: Path) -> int:
+        if path not in self._open:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._open[path] = (descriptor, _state(descriptor))
+        return self._open[path][0]
+
+
+def _state(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+def _changed(place: Range) -> ModelRefused:
+    return ModelRefused("has become shorter while it was cut", path=place.path)
+
+
+def _write_all(target: int, piece: bytes | memoryview) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(target, view) :]

@@ -1,0 +1,61 @@
+"""Fragments of a store, run one after the other in this process, as devices would run them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from shoal_operator.api.partition import MODEL, PartitionDocument
+
+Tensors = Mapping[str, npt.NDArray[np.generic]]
+
+
+def run_whole(path: Path, feeds: Tensors) -> dict[str, npt.NDArray[np.generic]]:
+    """The whole model in ONNX Runtime."""
+    return _run(path, feeds)
+
+
+def run_chained(
+    store: Path, document: PartitionDocument, feeds: Tensors
+) -> dict[str, npt.NDArray[np.generic]]:
+    """Every fragment with nothing but what its edges bring; the model's outputs."""
+    made: dict[int, Tensors] = {MODEL: feeds}
+    for fragment in document.fragments:
+        folder = store / "fragments" / fragment.digest.removeprefix("sha256:")
+        taken = _arriving(document, made, fragment.index)
+        assert sorted(taken) == sorted(spec.name for spec in fragment.inputs)
+        made[fragment.index] = _run(folder / "model.onnx", taken)
+        assert sorted(made[fragment.index]) == sorted(spec.name for spec in fragment.outputs)
+    return _arriving(document, made, MODEL)
+
+
+def manifest(store: Path, digest: str) -> dict[str, object]:
+    """A fragment's fragment.json."""
+    path = store / "fragments" / digest.removeprefix("sha256:") / "fragment.json"
+    content: dict[str, object] = json.loads(path.read_text())
+    return content
+
+
+def _arriving(
+    document: PartitionDocument, made: Mapping[int, Tensors], consumer: int
+) -> dict[str, npt.NDArray[np.generic]]:
+    return {
+        name: made[edge.producer][name] for edge in document.into(consumer) for name in edge.tensors
+    }
+
+
+def _run(path: Path, feeds: Tensors) -> dict[str, npt.NDArray[np.generic]]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    # Without optimisation both compute the same operations in the same order: equal to the bit.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_outputs()]
+    wanted = {each.name for each in session.get_inputs()}
+    results = session.run(names, {name: feeds[name] for name in wanted})
+    return dict(zip(names, results, strict=True))

@@ -1,0 +1,56 @@
+"""`shoal plan`."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from shoal_operator.cli.options import Volumes, load_files, parse_volumes
+
+EPILOG: Final = (
+    "[bold]Example[/bold]\n\n"
+    "shoal plan examples/ocr\n\n"
+    "Placements and jobs are planned as `shoal run` would; nothing runs. Times are predictions."
+)
+
+
+def plan(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Manifests, or folders of manifests."),
+    ],
+    volume: Volumes = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for fragments. [dim]Default: the one that `shoal run` uses[/dim]"
+        ),
+    ] = None,
+) -> None:
+    """Print which devices would serve which fragments, and why the alternatives lost."""
+    from rich.console import Console
+
+    from shoal_operator.cli.progress import choose_progress
+    from shoal_operator.cli.tables import plan_table
+    from shoal_operator.shell.local.orders import read_orders
+    from shoal_operator.shell.local.runner import plan_on_pool, prepare_all
+    from shoal_operator.shell.local.workspace import default_work_folder, open_workspace
+
+    orders = read_orders(load_files(files), parse_volumes(volume))
+    wanted = [(f"Placement {name}", order) for name, order in orders.placements]
+    wanted += [(f"InferenceJob {order.name}", order.plan) for order in orders.jobs]
+    if not wanted:
+        raise typer.BadParameter("nothing to plan: there is no Placement and no InferenceJob")
+    console = Console()
+    observer = choose_progress("auto", quiet=False, console=Console(stderr=True))
+    folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
+    with open_workspace(folder) as workspace:
+        try:
+            cuts = [order.cut for _, order in wanted]
+            prepared = asyncio.run(prepare_all(cuts, workspace, observer))
+        finally:
+            observer.ended()
+        for name, order in wanted:
+            found = plan_on_pool(order, prepared[order.cut.name])
+            console.print(plan_table(name, found, prepared[order.cut.name].document))

@@ -1,0 +1,268 @@
+"""What `shoal` prints once: the summary of a run, the table of a partition, as rich renderables."""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shoal_operator.api.partition import MODEL, Fragment, PartitionDocument
+from shoal_operator.planning.outcome import Plan
+from shoal_operator.shell.local.report import (
+    DeviceReport,
+    JobReport,
+    RunReport,
+    TierHits,
+    Verification,
+)
+from shoal_protocol.units import format_bytes
+
+FAILURES_SHOWN = 8
+
+
+def print_summary(console: Console, report: RunReport) -> None:
+    """What the run did: jobs, devices, how budgets were held, verification."""
+    console.print(job_table(report.jobs))
+    for job in report.jobs:
+        for line in _failure_lines(job):
+            console.print(line, highlight=False)
+    if report.devices:
+        console.print(device_table(report.devices))
+        console.print(_enforcement_line(report), highlight=False)
+    for job in report.jobs:
+        if job.verification is not None:
+            console.print(_verification_line(job.verification, report.devices), highlight=False)
+
+
+def job_table(jobs: Sequence[JobReport]) -> Table:
+    """One row per job."""
+    table = _table("Jobs")
+    for heading in ("job", "state"):
+        table.add_column(heading)
+    for heading in ("items", "failed", "items/s", "p50", "p90", "p99", "retries"):
+        table.add_column(heading, justify="right")
+    for job in jobs:
+        resumed = f" ({job.resumed} before)" if job.resumed else ""
+        table.add_row(
+            job.name,
+            Text(job.state, style="green" if job.complete else "red"),
+            f"{job.succeeded}/{job.items}{resumed}",
+            str(job.failed),
+            f"{job.items_per_second:.4g}",
+            format_seconds(job.latency.p50_seconds),
+            format_seconds(job.latency.p90_seconds),
+            format_seconds(job.latency.p99_seconds),
+            str(job.retries),
+        )
+    return table
+
+
+def device_table(devices: Sequence[DeviceReport]) -> Table:
+    """One row per device: memory against budget, work, bytes."""
+    table = _table("Devices")
+    table.add_column("device")
+    table.add_column("fragments")
+    headings = (
+        "budget",
+        "floor",
+        "peak above floor",
+        "loads",
+        "evictions",
+        "tiers 1/2/3/4",
+        "moved",
+    )
+    for heading in (*headings, "restarts"):
+        table.add_column(heading, justify="right")
+    for device in devices:
+        share = device.peak_bytes_above_floor / device.budget_bytes if device.budget_bytes else 0.0
+        peak = f"{format_bytes(device.peak_bytes_above_floor)} ({share:.0%})"
+        table.add_row(
+            device.name,
+            _fragments(device),
+            format_bytes(device.budget_bytes),
+            format_bytes(device.floor_bytes),
+            Text(peak, style="green" if device.within_budget else "bold red"),
+            str(device.loads),
+            str(device.evictions),
+            format_tiers(device.tier_hits),
+            format_bytes(device.sent_bytes + device.received_bytes + device.fetched_bytes),
+            str(device.restarts),
+        )
+    return table
+
+
+def partition_table(partition: PartitionDocument) -> RenderableType:
+    """One row per fragment, then what crosses each boundary, then the balance."""
+    fragments = _table(f"{len(partition.fragments)} fragments of {partition.model_digest[:19]}")
+    fragments.add_column("#", justify="right")
+    for heading in ("nodes", "weights", "resident", "FLOPs"):
+        fragments.add_column(heading, justify="right")
+    fragments.add_column("digest")
+    for fragment in partition.fragments:
+        fragments.add_row(
+            str(fragment.index),
+            str(fragment.nodes),
+            format_bytes(fragment.weight_bytes),
+            format_bytes(fragment.resident_bytes),
+            format_count(fragment.flops),
+            fragment.digest[:19],
+        )
+    boundaries = _table("Boundaries")
+    for heading in ("from", "to"):
+        boundaries.add_column(heading)
+    boundaries.add_column("bytes per item", justify="right")
+    boundaries.add_column("tensors", overflow="ellipsis", max_width=60, no_wrap=True)
+    for edge in partition.edges:
+        size = "unknown" if edge.bytes_per_item is None else format_bytes(edge.bytes_per_item)
+        boundaries.add_row(
+            "inputs" if edge.producer == MODEL else str(edge.producer),
+            "outputs" if edge.consumer == MODEL else str(edge.consumer),
+            size,
+            ", ".join(edge.tensors),
+        )
+    return Group(fragments, boundaries, Text(balance_line(partition.fragments)))
+
+
+def plan_table(name: str, plan: Plan, document: PartitionDocument) -> RenderableType:
+    """The stages with their predicted cost, then what lost and why."""
+    rate = plan.items_per_second
+    title = f"{name}: {len(plan.stages)} stages"
+    if rate is not None and plan.latency_nanoseconds is not None:
+        latency = format_seconds(plan.latency_nanoseconds / 1e9)
+        title += f", predicted {rate:.3g} items/s, {latency} an item"
+    stages = _table(title)
+    for heading in ("fragments", "devices"):
+        stages.add_column(heading)
+    for heading in ("resident", "compute", "transfer"):
+        stages.add_column(heading, justify="right")
+    for stage in plan.stages:
+        stages.add_row(
+            " ".join(str(index) for index in stage.fragments),
+            " ".join(stage.devices) + (" (swaps)" if stage.swaps else ""),
+            format_bytes(stage.resident_bytes),
+            _duration(stage.compute_nanoseconds),
+            _duration(stage.transfer_nanoseconds),
+        )
+    rejected = _table("Rejected")
+    rejected.add_column("alternative")
+    rejected.add_column("items/s", justify="right")
+    rejected.add_column("why")
+    for lost in plan.rejected:
+        rate = lost.items_per_second
+        rejected.add_row(
+            lost.alternative, "unknown" if rate is None else f"{rate:.3g}", lost.reason
+        )
+    largest = max(fragment.resident_bytes for fragment in document.fragments)
+    foot = f"{len(document.fragments)} fragments, the largest needs {format_bytes(largest)}"
+    if not plan.complete:
+        foot += "; the search was cut short, a better plan may exist"
+    return Group(stages, rejected, Text(foot)) if plan.rejected else Group(stages, Text(foot))
+
+
+def balance_line(fragments: Sequence[Fragment]) -> str:
+    """How even a cut is: the largest fragment against the mean, 1.00 being perfect."""
+    parts = [f"largest fragment {format_bytes(max(f.resident_bytes for f in fragments))} resident"]
+    parts.append(f"weights {_ratio([f.weight_bytes for f in fragments])} of the mean")
+    flops = [f.flops for f in fragments]
+    known = [count for count in flops if count is not None]
+    if len(known) == len(flops):
+        parts.append(f"FLOPs {_ratio(known)} of the mean")
+    return "balance: " + ", ".join(parts)
+
+
+def format_tiers(hits: TierHits) -> str:
+    return f"{hits.resident}/{hits.cached}/{hits.idle}/{hits.evict}"
+
+
+def format_seconds(seconds: float) -> str:
+    """`830 us`, `12.3 ms`, `4.56 s`, `3 min 20 s`."""
+    if seconds >= 100:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.0f} us"
+
+
+def format_count(count: int | None) -> str:
+    """`1.23 G`; `unknown` for None."""
+    if count is None:
+        return "unknown"
+    size = float(count)
+    for unit in ("", " k", " M", " G"):
+        if size < 1000:
+            return f"{size:.3g}{unit}"
+        size /= 1000
+    return f"{size:.3g} T"
+
+
+def _duration(nanoseconds: int | None) -> str:
+    return "unknown" if nanoseconds is None else format_seconds(nanoseconds / 1e9)
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+    )
+
+
+def _ratio(sizes: Sequence[int]) -> str:
+    mean = sum(sizes) / len(sizes)
+    return f"{max(sizes) / mean:.2f}x" if mean else "1.00x"
+
+
+def _fragments(device: DeviceReport) -> str:
+    """`0 2`; with the partition's name where a run had several."""
+    partitions = {held.partition for held in device.fragments}
+    if len(partitions) <= 1:
+        return " ".join(str(held.index) for held in device.fragments) or "-"
+    return " ".join(f"{held.partition}:{held.index}" for held in device.fragments)
+
+
+def _failure_lines(job: JobReport) -> list[Text]:
+    lines = [Text(f"{job.name}: {job.message}", style="red")] if job.message else []
+    for failure in job.failures[:FAILURES_SHOWN]:
+        where = failure.input or f"item {failure.item}"
+        lines.append(Text(f"{job.name}: {where} failed: {failure.reason}", style="red"))
+    if job.failed > FAILURES_SHOWN:
+        lines.append(Text(f"{job.name}: {job.failed - FAILURES_SHOWN} more in failures.json"))
+    return lines
+
+
+def _enforcement_line(report: RunReport) -> Text:
+    kills = sum(device.out_of_memory_kills for device in report.devices)
+    if report.enforcement.mode == "none":
+        line = f"budgets: measured only ({report.enforcement.reason})"
+    else:
+        line = f"budgets: enforced by {report.enforcement.mode}, limit = floor + budget"
+        line += f"; {kills} out-of-memory kills"
+    over = [device.name for device in report.devices if not device.within_budget]
+    if over:
+        return Text(f"{line}; OVER BUDGET: {', '.join(over)}", style="bold red")
+    return Text(f"{line}; every device inside its budget", style="red" if kills else "")
+
+
+def _verification_line(verification: Verification, devices: Sequence[DeviceReport]) -> Text:
+    whole = format_bytes(verification.peak_bytes)
+    line = (
+        f"verified {verification.items} items against the whole model: largest difference "
+        f"{verification.max_abs_diff:.2g} absolute, {verification.max_rel_diff:.2g} relative; "
+        f"same maxima in {verification.agreements}/{verification.items}"
+    )
+    if verification.skipped:
+        line += f"; {verification.skipped} failed items skipped"
+    if verification.mismatched:
+        first = verification.worst_item
+        line += f"; {verification.mismatched} items cannot be compared (first: {first})"
+    if not verification.passed:
+        line += f"\nDIFFERENT: more than the tolerance of {verification.tolerance:g}"
+    budgets = [device.budget_bytes for device in devices]
+    if budgets:
+        largest = max(budgets)
+        over = verification.peak_bytes > largest
+        relation = "more than every budget" if over else "within a budget"
+        line += f"\nwhole model in one process: {whole} above its floor, {relation}"
+        line += f" ({format_bytes(largest)})"
+    return Text(line, style="" if verification.passed else "bold red")

@@ -1,0 +1,7 @@
+"""Local mode: a coordinator and its agents as processes of one machine, and who watches them.
+
+Here belong: the run's workspace, the cgroups, the supervisor, the preparation of jobs (check,
+profile, cut, plan), the watch over a running coordinator, the verification against the whole model,
+and the report. Not here: what a terminal shows (`cli`), and anything that a cluster would do
+otherwise: the coordinator and the agents are the very programs that a cluster starts.
+"""

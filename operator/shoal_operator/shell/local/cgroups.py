@@ -1,0 +1,321 @@
+"""One memory and CPU cgroup per agent, where the machine allows it; v1 and v2.
+
+Theory. A device's group is `PARENT/shoal-RUN/DEVICE`, in one hierarchy under v2 and in one per
+controller under v1. PARENT is this process's own group under v1, so that every limit which
+surrounds `shoal run` surrounds its agents too. Under v2 a group with processes cannot hand
+controllers down, so PARENT is the nearest group on the way up whose `cgroup.subtree_control` names
+`memory`.
+
+A process enters its group before it becomes the agent: a shell writes its own number into
+`cgroup.procs` and then `exec`s (`DeviceGroup.enter`), so not one page of the agent is charged
+elsewhere. The limit comes later, when the agent has measured its idle floor: limit = floor +
+budget.
+
+The kernel counts page cache against the limit as well, but gives it back before it kills: fragments
+are mapped from files, so a group may stand at its limit (`failures` grows) and be well. A kill is
+counted apart (`out_of_memory_kills`).
+
+RUN names the runner (its process number and start time), so a later run can tell the groups of a
+dead one, and removes them if they are empty (`sweep`).
+"""
+
+import contextlib
+import errno
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+PERIOD_MICROSECONDS: Final = 100_000
+_PREFIX: Final = "shoal-"
+_ENTER: Final = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 126; shift; done; shift; exec "$@"'
+_PROBE_TIMEOUT_SECONDS: Final = 5.0
+_REMOVE_TIMEOUT_SECONDS: Final = 2.0
+
+
+class Enforce(StrEnum):
+    """How budgets are held: `auto` by cgroups where the machine allows it."""
+
+    AUTO = "auto"
+    CGROUP = "cgroup"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hierarchy:
+    """Where groups are made: PARENT of each controller. Under v2 both are the same folder."""
+
+    version: int
+    memory: Path
+    cpu: Path | None
+
+    @property
+    def parents(self) -> tuple[Path, ...]:
+        """Every parent once, memory first."""
+        return tuple(dict.fromkeys(path for path in (self.memory, self.cpu) if path is not None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unavailable:
+    """Why this machine gives us no groups, in words for the summary."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """What the kernel counted: times at the limit, and processes that it killed there."""
+
+    failures: int
+    out_of_memory_kills: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGroup:
+    """The group of one device: one folder per controller (the same folder under v2)."""
+
+    version: int
+    memory: Path
+    cpu: Path | None
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        return tuple(dict.fromkeys(path for path in (self.memory, self.cpu) if path is not None))
+
+    def enter(self, command: Sequence[str]) -> list[str]:
+        """The command, started inside the group: its first page is charged here already."""
+        doors = [str(folder / "cgroup.procs") for folder in self.folders]
+        return ["/bin/sh", "-c", _ENTER, "shoal-enter", *doors, "--", *command]
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        """Set the hard limit; `OSError` EBUSY if the group already holds more than can be
+        reclaimed.
+        """
+        if self.version == 2:
+            # No swap for the group, else the limit would bound nothing. Absent where swap is not
+            # counted.
+            with contextlib.suppress(FileNotFoundError):
+                (self.memory / "memory.swap.max").write_text("0")
+            (self.memory / "memory.max").write_text(str(limit_bytes))
+        else:
+            (self.memory / "memory.limit_in_bytes").write_text(str(limit_bytes))
+
+    def limit_processors(self, cpus: Decimal) -> None:
+        """At most `cpus` processors' worth of time in every tenth of a second."""
+        assert self.cpu is not None, "asked for a CPU quota without a CPU controller"
+        quota = max(1_000, int(cpus * PERIOD_MICROSECONDS))
+        if self.version == 2:
+            (self.cpu / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
+        else:
+            (self.cpu / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
+            (self.cpu / "cpu.cfs_quota_us").write_text(str(quota))
+
+    def pressure(self) -> Pressure:
+        """The kernel's counters so far; zeros once the group is gone."""
+        try:
+            if self.version == 2:
+                events = _counters((self.memory / "memory.events").read_text())
+                return Pressure(
+                    failures=events.get("max", 0), out_of_memory_kills=events.get("oom_kill", 0)
+                )
+            failures = int((self.memory / "memory.failcnt").read_text())
+            control = _counters((self.memory / "memory.oom_control").read_text())
+            return Pressure(failures=failures, out_of_memory_kills=control.get("oom_kill", 0))
+        except FileNotFoundError:
+            return Pressure(failures=0, out_of_memory_kills=0)
+
+    def processes(self) -> tuple[int, ...]:
+        """Processes in the group now."""
+        try:
+            return tuple(map(int, (self.memory / "cgroup.procs").read_text().split()))
+        except FileNotFoundError:
+            return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunGroups:
+    """All groups of one run."""
+
+    hierarchy: Hierarchy
+    run: str
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        return tuple(parent / f"{_PREFIX}{self.run}" for parent in self.hierarchy.parents)
+
+    def create(self, device: str) -> DeviceGroup:
+        """Make the group of a device, and the run's own above it."""
+        for root in self.roots:
+            root.mkdir(exist_ok=True)
+            if self.hierarchy.version == 2:
+                wanted = "+memory +cpu" if self.hierarchy.cpu is not None else "+memory"
+                (root / "cgroup.subtree_control").write_text(wanted)
+            (root / device).mkdir(exist_ok=True)
+        name = f"{_PREFIX}{self.run}"
+        cpu = self.hierarchy.cpu
+        return DeviceGroup(
+            version=self.hierarchy.version,
+            memory=self.hierarchy.memory / name / device,
+            cpu=None if cpu is None else cpu / name / device,
+        )
+
+    def remove(self) -> None:
+        """Remove every group of the run, whose processes are gone; the kernel may lag."""
+        for root in self.roots:
+            _remove_tree(root, deadline=time.monotonic() + _REMOVE_TIMEOUT_SECONDS)
+
+
+def open_groups(run: str) -> RunGroups | Unavailable:
+    """Find out what this machine allows, by doing it once: make a group, limit it, enter it, remove
+    it.
+    """
+    try:
+        hierarchy = find_hierarchy(
+            Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
+        )
+    except OSError as error:
+        return Unavailable(reason=f"no cgroups here: {error.strerror}")
+    if isinstance(hierarchy, Unavailable):
+        return hierarchy
+    sweep(hierarchy)
+    groups = RunGroups(hierarchy=hierarchy, run=run)
+    try:
+        probe = groups.create("probe")
+        probe.limit_memory(64 << 20)
+        subprocess.run(  # noqa: S603 - the command is ours
+            probe.enter(["/bin/true"]),
+            check=True,
+            capture_output=True,
+            timeout=_PROBE_TIMEOUT_SECONDS,
+        )
+    except OSError as error:
+        groups.remove()
+        return Unavailable(reason=f"cgroup {hierarchy.memory} not writable: {error.strerror}")
+    except subprocess.SubprocessError:
+        groups.remove()
+        return Unavailable(reason=f"no process may be put into a cgroup below {hierarchy.memory}")
+    for root in groups.roots:
+        (root / "probe").rmdir()
+    return groups
+
+
+def find_hierarchy(mounts: str, membership: str) -> Hierarchy | Unavailable:
+    """Read `/proc/self/mountinfo` and `/proc/self/cgroup`: where may this process make groups?
+
+    v1 is taken where a `memory` controller of its own is mounted (hybrid machines keep the
+    controllers there), else v2.
+    """
+    own = _membership(membership)
+    v1: dict[str, Path] = {}
+    v2: Path | None = None
+    for line in mounts.splitlines():
+        before, separator, after = line.partition(" - ")
+        if not separator:
+            continue
+        root, point = (_unescape(field) for field in before.split()[3:5])
+        kind, _, options = [*after.split(), "", ""][:3]
+        if kind == "cgroup":
+            for controller in {"memory", "cpu"} & set(options.split(",")):
+                v1[controller] = _inside(Path(point), root, own.get(controller, "/"))
+        elif kind == "cgroup2":
+            v2 = _inside(Path(point), root, own.get("", "/"))
+    if "memory" in v1:
+        return Hierarchy(version=1, memory=v1["memory"], cpu=v1.get("cpu"))
+    if v2 is None:
+        return Unavailable(reason="no cgroup file system is mounted")
+    return _v2_hierarchy(v2)
+
+
+def sweep(hierarchy: Hierarchy) -> None:
+    """Remove the empty groups of runs that are dead."""
+    for parent in hierarchy.parents:
+        for root in parent.glob(f"{_PREFIX}*-*"):
+            if not run_is_alive(root.name.removeprefix(_PREFIX)):
+                _remove_tree(root, deadline=time.monotonic())
+
+
+def run_name() -> str:
+    """This process's number and start time: no later process has both."""
+    return f"{os.getpid()}-{_start_ticks(os.getpid())}"
+
+
+def run_is_alive(run: str) -> bool:
+    """Is the process alive that `run_name` named so?"""
+    number, _, ticks = run.partition("-")
+    if not (number.isdigit() and ticks.isdigit()):
+        return True  # not a name of ours: hands off
+    return _start_ticks(int(number)) == int(ticks)
+
+
+def _start_ticks(process: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    # The command's name may hold spaces and parentheses; the fields after it do not.
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _v2_hierarchy(own: Path) -> Hierarchy | Unavailable:
+    for folder in (own, *own.parents):
+        try:
+            handed_down = (folder / "cgroup.subtree_control").read_text().split()
+        except OSError:
+            break
+        if "memory" in handed_down:
+            cpu = folder if "cpu" in handed_down else None
+            return Hierarchy(version=2, memory=folder, cpu=cpu)
+    return Unavailable(reason=f"the memory controller is not handed down to {own}")
+
+
+def _membership(text: str) -> Mapping[str, str]:
+    """`/proc/self/cgroup` as controller -> path; v2's entry has the empty name."""
+    paths: dict[str, str] = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            paths[controller] = path
+    return paths
+
+
+def _inside(point: Path, root: str, path: str) -> Path:
+    """The folder of group `path` in a mount that shows the hierarchy from `root` on."""
+    try:
+        return point / Path(path).relative_to(root)
+    except ValueError:
+        return (
+            point  # the group lies outside of what is mounted here (a container): start at its top
+        )
+
+
+def _unescape(field: str) -> str:
+    """mountinfo writes a space as `\\040`."""
+    return field.replace("\\040", " ")
+
+
+def _counters(text: str) -> dict[str, int]:
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
+
+
+def _remove_tree(root: Path, *, deadline: float) -> None:
+    """Remove a group and those in it, trying until the deadline while processes are leaving."""
+    if not root.is_dir():
+        return
+    for child in [*(path for path in root.iterdir() if path.is_dir()), root]:
+        while True:
+            try:
+                child.rmdir()
+            except FileNotFoundError:
+                break
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() >= deadline:
+                    break
+                time.sleep(0.01)
+            else:
+                break

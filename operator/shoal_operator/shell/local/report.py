@@ -1,0 +1,221 @@
+"""What a run did, as a value and as JSON (`--report FILE`); the format is docs/report.md.
+
+`report.schema.json` beside this file is its JSON Schema. A reader must accept fields that it does
+not know; a field that goes or changes its meaning raises `VERSION`.
+"""
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+VERSION: Final = 1
+SCHEMA_PATH: Final = Path(__file__).with_name("report.schema.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierHits:
+    """Tasks by what their device had to do first."""
+
+    resident: int = 0
+    cached: int = 0
+    idle: int = 0
+    evict: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentHeld:
+    """A fragment that a device held during the run."""
+
+    partition: str
+    index: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReport:
+    """One device. Bytes above the floor are the kernel's mark of resident memory, less the floor.
+
+    Counters run from the start of the run; those of an agent that died count as far as they were
+    heard. `limit_bytes` is None where nothing enforces the budget.
+    """
+
+    name: str
+    budget_bytes: int
+    floor_bytes: int
+    peak_bytes_above_floor: int
+    fragments: tuple[FragmentHeld, ...]
+    loads: int
+    evictions: int
+    tier_hits: TierHits
+    tasks: int
+    sent_bytes: int
+    received_bytes: int
+    fetched_bytes: int
+    restarts: int
+    limit_bytes: int | None
+    limit_failures: int
+    out_of_memory_kills: int
+
+    @property
+    def within_budget(self) -> bool:
+        return self.peak_bytes_above_floor <= self.budget_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Of an item, from its admission to its result."""
+
+    p50_seconds: float
+    p90_seconds: float
+    p99_seconds: float
+    maximum_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedItem:
+    item: int
+    input: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """One stage: who served it, tasks that ended, and the median time of one in ONNX Runtime."""
+
+    index: int
+    devices: tuple[str, ...]
+    finished: int
+    compute_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The whole model in ONNX Runtime over the same inputs, in a process of its own.
+
+    Differences are over every output element of every compared item. The relative one is
+    |difference| / (1 + |whole model's|): it equals the absolute one near zero. `agreements` are the
+    items whose outputs have their maxima along the last axis at the same places; `mismatched` are
+    those that differ in name, shape, type, text or in where they are not finite: no difference can
+    be given for them. `skipped` are the items that failed. Bytes are above the floor of a process
+    with ONNX Runtime loaded, measured as an agent measures its own.
+    """
+
+    items: int
+    skipped: int
+    mismatched: int
+    max_abs_diff: float
+    max_rel_diff: float
+    worst_item: str
+    agreements: int
+    tolerance: float
+    floor_bytes: int
+    peak_bytes: int
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return self.mismatched == 0 and self.max_rel_diff <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """One job. `succeeded` counts the `resumed` items too, whose results stood before."""
+
+    name: str
+    state: str
+    message: str
+    model: str
+    model_digest: str
+    partition: str
+    items: int
+    succeeded: int
+    failed: int
+    resumed: int
+    retries: int
+    seconds: float
+    items_per_second: float
+    latency: Latency
+    tier_hits: TierHits
+    stages: tuple[StageReport, ...]
+    failures: tuple[FailedItem, ...]
+    outputs: str
+    verification: Verification | None
+
+    @property
+    def complete(self) -> bool:
+        """Every item succeeded."""
+        return self.state == "Complete" and self.failed == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enforcement:
+    """How the budgets were held: `cgroup v1`, `cgroup v2`, or `none` (measured only) and why."""
+
+    mode: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """Everything that a run did. `interrupted` by Ctrl-C or SIGTERM."""
+
+    shoal_version: str
+    started: str
+    seconds: float
+    work: str
+    enforcement: Enforcement
+    coordinator_restarts: int
+    interrupted: bool
+    jobs: tuple[JobReport, ...]
+    devices: tuple[DeviceReport, ...]
+
+    @property
+    def succeeded(self) -> bool:
+        """Every item of every job succeeded, and every verification passed."""
+        return not self.interrupted and all(
+            job.complete and (job.verification is None or job.verification.passed)
+            for job in self.jobs
+        )
+
+
+def to_json(report: RunReport) -> dict[str, object]:
+    """The report as JSON values. The verification's main figures stand in the job itself, null if
+    none.
+    """
+    document = asdict(report)
+    for job, source in zip(document["jobs"], report.jobs, strict=True):
+        verification = source.verification
+        job["max_abs_diff"] = None if verification is None else verification.max_abs_diff
+        job["max_rel_diff"] = None if verification is None else verification.max_rel_diff
+        job["whole_model_peak_bytes"] = None if verification is None else verification.peak_bytes
+    for device, held in zip(document["devices"], report.devices, strict=True):
+        device["within_budget"] = held.within_budget
+    return {"version": VERSION, "succeeded": report.succeeded, **document}
+
+
+def write_report(report: RunReport, path: Path) -> None:
+    """Write the JSON; a reader sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            json.dump(to_json(report), file, indent=2, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+            # A temporary file is the owner's alone; a report is an ordinary file.
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

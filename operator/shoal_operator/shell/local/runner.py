@@ -1,0 +1,311 @@
+"""`shoal run`: everything from orders to a report, in phases.
+
+1. cut what the orders name (in processes of their own), 2. plan it on the pools, 3. start a
+coordinator and the agents of each pool, each agent in its cgroup, 4. wait for their sessions and
+set the limits, 5. submit and watch, 6. stop everything, 7. verify, 8. report.
+
+The first SIGINT or SIGTERM cancels the jobs and stops everything politely; a second one kills.
+Whatever happens, no process, cgroup or socket is left. Results that were written stay, and a later
+run resumes.
+"""
+
+import asyncio
+import contextlib
+import datetime
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from typing import Final
+
+from shoal_operator.planning.outcome import Infeasible, Plan
+from shoal_operator.planning.placement import local_pool, plan
+from shoal_operator.shell.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
+from shoal_operator.shell.local.observer import Observer, Snapshot
+from shoal_operator.shell.local.orders import CutOrder, Orders, PlanOrder
+from shoal_operator.shell.local.pool import PlannedJob, PoolRun, PoolSettings
+from shoal_operator.shell.local.preparation import Prepared, prepare
+from shoal_operator.shell.local.report import (
+    DeviceReport,
+    Enforcement,
+    RunReport,
+    Verification,
+)
+from shoal_operator.shell.local.reporting import device_reports, job_report
+from shoal_operator.shell.local.supervisor import Death, Supervisor
+from shoal_operator.shell.local.verification import (
+    DEFAULT_TOLERANCE,
+    VerificationRequest,
+    verify,
+)
+from shoal_operator.shell.local.workspace import Workspace
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class EnforcementImpossible(Exception):
+    """`--enforce cgroup` on a machine that does not allow it."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"budgets cannot be enforced here: {reason}; "
+            "run as a user who may make cgroups, or with --enforce auto to measure only"
+        )
+
+
+class NoPlan(Exception):
+    """A partition fits the pool in no way."""
+
+
+class NoInputs(Exception):
+    """A job's folder of inputs is not there."""
+
+
+class Interrupted(Exception):
+    """Ended by a signal before anything ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How to run. `relay`: activations go through the coordinator, never from agent to agent."""
+
+    enforce: Enforce = Enforce.AUTO
+    relay: bool = False
+    verify: bool = False
+    tolerance: float = DEFAULT_TOLERANCE
+    threads: int | None = None
+    log_level: str = "info"
+
+
+async def run_orders(
+    orders: Orders, workspace: Workspace, options: RunOptions, observer: Observer
+) -> RunReport:
+    """Do what is ordered. Raises what cannot be done at all; failed items are in the report."""
+    run = _Run(workspace, options, observer)
+    try:
+        return await run.run(orders)
+    finally:
+        observer.ended()
+
+
+async def prepare_all(
+    orders: Sequence[CutOrder], workspace: Workspace, observer: Observer
+) -> dict[str, Prepared]:
+    """Cut every model that the orders name, each partition once."""
+    prepared: dict[str, Prepared] = {}
+    for order in orders:
+        if order.name in prepared:
+            continue
+        observer.phase(f"checking and cutting {order.model} ({order.path.name})")
+        tell = partial(observer.cutting, order.name)
+        prepared[order.name] = await prepare(order, workspace.store, tell)
+    return prepared
+
+
+def plan_on_pool(order: PlanOrder, prepared: Prepared) -> Plan:
+    """The placement of a partition; raises `NoPlan`."""
+    found = plan(prepared.document, local_pool(order.pool.spec), order.objective, pins=order.pins)
+    if isinstance(found, Infeasible):
+        raise NoPlan(found.message(order.cut.name, prepared.finer))
+    return found
+
+
+class _Run:
+    """One run; its phases share what is here."""
+
+    def __init__(self, workspace: Workspace, options: RunOptions, observer: Observer) -> None:
+        self._workspace = workspace
+        self._options = options
+        self._observer = observer
+        self._supervisor = Supervisor(self._on_death)
+        self._pools: list[PoolRun] = []
+        self._devices: list[DeviceReport] = []
+        self._enforcement = Enforcement(mode="none", reason="asked for with --enforce none")
+        self._interrupted = False
+        self._started = time.monotonic()
+        self._start_time = datetime.datetime.now(datetime.UTC)
+
+    async def run(self, orders: Orders) -> RunReport:
+        jobs: list[PlannedJob] = []
+        verifications: dict[str, Verification] = {}
+        with self._interruptible():
+            try:
+                jobs = await self._plan_jobs(orders)
+                await self._run_pools(jobs)
+                if self._options.verify:
+                    verifications = await self._verify(jobs)
+            except asyncio.CancelledError:
+                if not self._interrupted:
+                    raise
+                if not self._pools:
+                    raise Interrupted from None
+        return RunReport(
+            shoal_version=metadata.version("shoal"),
+            started=self._start_time.isoformat(timespec="seconds"),
+            seconds=time.monotonic() - self._started,
+            work=str(self._workspace.root),
+            enforcement=self._enforcement,
+            coordinator_restarts=sum(
+                self._supervisor.restarts(pool.coordinator) for pool in self._pools
+            ),
+            interrupted=self._interrupted,
+            jobs=tuple(
+                job_report(
+                    job, pool.watch.jobs.get(job.order.name), verifications.get(job.order.name)
+                )
+                for pool in self._pools
+                for job in pool.jobs
+            ),
+            devices=tuple(self._devices),
+        )
+
+    async def _plan_jobs(self, orders: Orders) -> list[PlannedJob]:
+        """Phases 1 and 2."""
+        for order in orders.jobs:
+            if not order.inputs.is_dir():
+                raise NoInputs(f"job {order.name}: there is no folder of inputs {order.inputs}")
+        cuts = [order.plan.cut for order in orders.jobs]
+        prepared = await prepare_all(cuts, self._workspace, self._observer)
+        jobs = []
+        for order in orders.jobs:
+            partition = prepared[order.plan.cut.name]
+            found = plan_on_pool(order.plan, partition)
+            jobs.append(PlannedJob(order=order, prepared=partition, homes=found.homes()))
+        return jobs
+
+    async def _run_pools(self, jobs: Sequence[PlannedJob]) -> None:
+        """Phases 3 to 6. Whatever happens, the processes and cgroups are gone afterwards."""
+        groups = self._open_groups()
+        try:
+            self._pools = self._make_pools(jobs, groups)
+            self._observer.phase(
+                f"starting {sum(len(pool.devices) for pool in self._pools)} agents"
+            )
+            work = asyncio.ensure_future(self._drive())
+            failure = asyncio.ensure_future(self._supervisor.wait_for_failure())
+            try:
+                await asyncio.wait({work, failure}, return_when=asyncio.FIRST_COMPLETED)
+                if failure.done():
+                    failure.result()
+                work.result()
+            finally:
+                for task in (work, failure):
+                    task.cancel()
+                await asyncio.gather(work, failure, return_exceptions=True)
+        finally:
+            await self._stop(groups)
+
+    async def _drive(self) -> None:
+        for pool in self._pools:
+            await pool.start()
+        notes = self._observer.note
+        await asyncio.gather(*(pool.wait_for_sessions(notes) for pool in self._pools))
+        missing = [
+            d.name for pool in self._pools for d in pool.devices if d.name not in pool.limits
+        ]
+        if self._options.enforce is Enforce.CGROUP and missing:
+            raise EnforcementImpossible(f"no limit could be set for {', '.join(missing)}")
+        self._observer.phase("running")
+        await asyncio.gather(*(pool.watch.run(self._on_snapshot) for pool in self._pools))
+
+    def _open_groups(self) -> RunGroups | None:
+        """What the machine allows and the user wants; `EnforcementImpossible` if these disagree."""
+        if self._options.enforce is Enforce.NONE:
+            self._enforcement = Enforcement(mode="none", reason="asked for with --enforce none")
+            return None
+        groups = open_groups(self._workspace.run)
+        if isinstance(groups, Unavailable):
+            if self._options.enforce is Enforce.CGROUP:
+                raise EnforcementImpossible(groups.reason)
+            self._enforcement = Enforcement(mode="none", reason=groups.reason)
+            return None
+        self._enforcement = Enforcement(mode=f"cgroup v{groups.hierarchy.version}", reason="")
+        return groups
+
+    def _make_pools(self, jobs: Sequence[PlannedJob], groups: RunGroups | None) -> list[PoolRun]:
+        names = list(dict.fromkeys(job.order.plan.pool.metadata.name for job in jobs))
+        pools = []
+        for name in names:
+            own = [job for job in jobs if job.order.plan.pool.metadata.name == name]
+            settings = PoolSettings(
+                workspace=self._workspace,
+                groups=groups,
+                relay=self._options.relay,
+                threads=self._options.threads,
+                log_level=self._options.log_level,
+                prefix=f"{name}." if len(names) > 1 else "",
+            )
+            order = own[0].order.plan
+            pools.append(PoolRun(order.pool, order.devices, own, settings, self._supervisor))
+        return pools
+
+    async def _stop(self, groups: RunGroups | None) -> None:
+        """Phase 6: what has not ended is cancelled, then every process goes, then the cgroups."""
+        self._observer.phase("stopping")
+        await asyncio.gather(*(pool.watch.cancel("interrupted") for pool in self._pools))
+        await self._supervisor.stop()
+        for pool in self._pools:
+            self._devices += device_reports(pool, self._restarts(pool))
+            await pool.close()
+        if groups is not None:
+            groups.remove()
+
+    async def _verify(self, jobs: Sequence[PlannedJob]) -> dict[str, Verification]:
+        """Phase 7, one job after another: each has the machine's memory for itself."""
+        found = {}
+        for job in jobs:
+            name = job.order.name
+            self._observer.phase(f"verifying {name} against the whole model")
+            request = VerificationRequest(
+                model=job.order.plan.cut.path,
+                partition=job.prepared.path,
+                inputs=job.order.inputs,
+                outputs=job.order.outputs,
+                tolerance=self._options.tolerance,
+            )
+            found[name] = await verify(request, partial(self._observer.verifying, name))
+        return found
+
+    def _on_snapshot(self) -> None:
+        parts = [pool.snapshot() for pool in self._pools]
+        self._observer.running(
+            Snapshot(
+                seconds=max(part.seconds for part in parts),
+                jobs=tuple(job for part in parts for job in part.jobs),
+                devices=tuple(device for part in parts for device in part.devices),
+                limits={name: size for part in parts for name, size in part.limits.items()},
+                restarts={name: count for part in parts for name, count in part.restarts.items()},
+            )
+        )
+
+    def _on_death(self, death: Death) -> None:
+        self._observer.note(f"{death.name} {death.cause}; starting it again")
+
+    def _restarts(self, pool: PoolRun) -> dict[str, int]:
+        names = [device.name for device in pool.devices]
+        return {name: self._supervisor.restarts(pool.label(name)) for name in names}
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """The first signal cancels the run, which then stops politely; the next one kills."""
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+
+        def interrupt() -> None:
+            if self._interrupted:
+                self._supervisor.kill()
+                return
+            self._interrupted = True
+            task.cancel()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, interrupt)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)

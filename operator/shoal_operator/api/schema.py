@@ -220,7 +220,9 @@ class Object(Shape[R]):
         if not isinstance(value, dict):
             known = ", ".join(_MEMBERS[self.of])
             given = "is empty" if value is None else f"{show(value)} is not a mapping"
-            errors.append(FieldError(at, f"{given}; its fields are {known}"))
+            is_name = isinstance(value, str) and tuple(_MEMBERS[self.of]) == ("name",)
+            advice = f"write {{name: {value}}}" if is_name else f"its fields are {known}"
+            errors.append(FieldError(at, f"{given}; {advice}"))
             return INVALID
         before = len(errors)
         _find_unknown(self.of, value, at, errors)

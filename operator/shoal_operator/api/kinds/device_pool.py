@@ -172,7 +172,15 @@ class DevicePoolSpec:
         default=[],
     )
     local: Local | None = member(
-        Object(Local), "The devices of `shoal run`. Ignored in a cluster.", default=None
+        Object(Local),
+        "The devices of `shoal run`. Ignored in a cluster.",
+        default=None,
+        example={
+            "devices": [
+                {"name": "jetson", "memory": "32Mi"},
+                {"name": "pi-4", "memory": "24Mi", "cpus": "0.5", "link": {"rate": "100M"}},
+            ]
+        },
     )
     budget: Budget = member(
         Object(Budget),

@@ -64,6 +64,7 @@ class ModelSpec:
         "Shapes to profile and plan with, for inputs with dynamic axes. Inputs of other shapes run "
         "all the same; their cost is not known before.",
         default=[],
+        example=[{"input": "x", "shape": [1, 3, 48, 320]}],
     )
 
 

@@ -46,6 +46,7 @@ class PlacementSpec:
         Items(of=Object(Pin), max_items=MAX_FRAGMENTS, key="fragment"),
         "Fragments tied to devices.",
         default=[],
+        example=[{"fragment": 0, "device": "jetson"}],
     )
 
 
@@ -61,7 +62,7 @@ class StageStatus:
     )
     compute_seconds: float | None = member(Number(), "Per item.", unit="seconds", default=None)
     transfer_seconds: float | None = member(
-        Number(), "Per item, to the stage.", unit="seconds", default=None
+        Number(), "Per item, into the stage and out of it.", unit="seconds", default=None
     )
     resident_bytes: int = member(COUNT, "On each of the devices.", unit="bytes")
 

@@ -13,6 +13,7 @@ from shoal_operator.dispatch.loading import gone
 from shoal_operator.dispatch.readiness import (
     drop_copies,
     is_ready,
+    note_stray,
     release_at,
     release_inputs,
 )
@@ -43,6 +44,8 @@ def put_to_work(state: State, device: Device) -> None:
 def task_finished(state: State, running: Running, event: TaskFinished) -> None:
     """A task has run; what it made is kept, and delivered where a route said so."""
     device, task = running.device, running.task
+    if not task.item.ended:
+        _learn(task, device, event.compute)
     vacate(task, device)
     device.tally.tasks += 1
     if device.avoid:
@@ -52,7 +55,6 @@ def task_finished(state: State, running: Running, event: TaskFinished) -> None:
         put_to_work(state, device)
         return
     lane, item = task.lane, task.item
-    _learn(task, device, event.compute)
     task.status = Status.FINISHED
     task.device = None
     lane.running -= 1
@@ -64,7 +66,7 @@ def task_finished(state: State, running: Running, event: TaskFinished) -> None:
     if lane.consumers:
         task.keeper = device
         device.keeps[task] = None
-        _note_delivered(task, running, event.delivered)
+        _note_delivered(state, task, running, event.delivered)
         for consumer in lane.consumers:
             following = item.tasks[consumer]
             if following.status is Status.WAITING and is_ready(following):
@@ -87,18 +89,16 @@ def _learn(task: Task, device: Device, compute: Nanoseconds) -> None:
     learn(task.lane.service, device)
 
 
-def _note_delivered(task: Task, running: Running, delivered: tuple[int, ...]) -> None:
-    item, stage = task.item, task.lane.stage
+def _note_delivered(
+    state: State, task: Task, running: Running, delivered: tuple[int, ...]) -> None:
     for consumer, target in running.routes:
-        if consumer not in delivered or target.lost:
-            continue
-        following = item.tasks[consumer]
-        if following.status in {Status.RUNNING, Status.FINISHED}:
-            item.strays.append((target, stage))
-        else:
+        following = task.item.tasks[consumer]
+        if consumer not in delivered or following.status >= Status.RUNNING:
+            note_stray(state, task, target)
+        elif not target.lost:
             if following.inputs is None:
                 following.inputs = {}
-            following.inputs[stage] = target
+            following.inputs[task.lane.stage] = target
 
 
 def _too_late(state: State, running: Running, event: TaskFinished) -> None:
@@ -107,9 +107,8 @@ def _too_late(state: State, running: Running, event: TaskFinished) -> None:
     if not task.lane.consumers:
         return
     release_at(state, device, task.item, task.lane.stage)
-    for consumer, target in running.routes:
-        if consumer in event.delivered and not target.lost:
-            release_at(state, target, task.item, task.lane.stage)
+    for _, target in running.routes:
+        note_stray(state, task, target)
 
 
 def task_failed(state: State, running: Running, failure: Failure) -> None:
@@ -207,17 +206,17 @@ def forwarded(state: State, forwarding: Forwarding) -> None:
     consumer, producer, target = forwarding.consumer, forwarding.producer, forwarding.target
     if target.lost or _still_waits(state, forwarding):
         return
-    item = consumer.item
-    if item.ended or producer.keeper is None:
-        release_at(state, target, item, producer.lane.stage)
-    elif consumer.status is not Status.RUNNING or consumer.device is not target:
-        item.strays.append((target, producer.lane.stage))
+    if producer.keeper is None:
+        release_at(state, target, consumer.item, producer.lane.stage)
+    else:
+        note_stray(state, producer, target)
 
 
 def forward_failed(state: State, forwarding: Forwarding, event: InstructionFailed) -> None:
     """An input will not come: the task that waits for it is given up, and tried again."""
     if event.failure.kind is FailureKind.MISSING_ACTIVATION:
         lose(forwarding.producer)
+    note_stray(state, forwarding.producer, forwarding.target)
     if not _still_waits(state, forwarding):
         return
     waiter = state.pending[forwarding.waiter]

@@ -78,8 +78,11 @@ def _choose(state: State, task: Task, service: Service) -> Device | None:
     promised = task.promised
     if promised is not None:
         if service in promised.listed:
-            if promised.queued < depth:
+            rival = _sooner_elsewhere(task, promised)
+            if promised.queued < depth and rival is None:
                 return promised
+            if rival is not None and rival.queued < depth:
+                return rival
             rival = best(service)
             return rival if rival is not None and rival.queued == 0 else None
         if promised not in service.loading:
@@ -90,20 +93,21 @@ def _choose(state: State, task: Task, service: Service) -> Device | None:
         first = best_but(service, task.shunned) or best(service)
     if first is None or first.queued >= depth:
         return None
-    faster = _sooner_elsewhere(task.lane, first)
+    faster = _sooner_elsewhere(task, first)
     if faster is None:
         return first
     return faster if faster.queued < depth else None
 
 
-def _sooner_elsewhere(lane: Lane, device: Device) -> Device | None:
-    """The fastest server, if it would end all that is left before this device ends one more task."""
-    fastest = lane.service.fastest
-    if fastest is None or fastest is device or lane.service not in fastest.listed:
+def _sooner_elsewhere(task: Task, device: Device) -> Device | None:
+    """The fastest server, if it would end all that is left before this device ends the task."""
+    lane = task.lane
+    service = lane.service
+    fastest = service.fastest
+    if fastest is None or fastest is device or fastest is task.shunned:
         return None
-    digest = lane.service.digest
-    mine, its = device.compute.get(digest), fastest.compute.get(digest)
-    if mine is None or its is None or its >= mine:
+    mine, its = device.compute.get(service.digest), fastest.compute.get(service.digest)
+    if mine is None or its is None or its >= mine or service not in fastest.listed:
         return None
     left = lane.job.open - lane.passed - lane.running
     return fastest if (left + fastest.load) * its < mine * (device.queued + 1) else None
@@ -136,8 +140,6 @@ def _before(lane: Lane, other: Lane) -> bool:
 
 def _offer(state: State, lane: Lane, device: Device) -> Task | None:
     """The task that a lane has for a device with a free slot, left in its place."""
-    if _sooner_elsewhere(lane, device) is not None:
-        return None
     ready = lane.ready
     while ready and ready[0].status is not Status.READY:
         ready.popleft()
@@ -146,9 +148,12 @@ def _offer(state: State, lane: Lane, device: Device) -> Task | None:
         while held:
             task = held[0]
             if task.status is Status.READY and task.promised is device:
-                return task
+                if _sooner_elsewhere(task, device) is None:
+                    return task
+                break
             held.popleft()
-        del lane.held[device]
+        else:
+            del lane.held[device]
     for position, task in enumerate(ready):
         if position >= _LOOK_AHEAD:
             break
@@ -161,7 +166,11 @@ def _may_take(state: State, task: Task, device: Device) -> bool:
     promised, service = task.promised, task.lane.service
     if task.shunned is device and len(service.servers) > 1:
         return False
+    if _sooner_elsewhere(task, device) is not None:
+        return False
     if promised is None or promised is device or service not in promised.listed:
+        return True
+    if _sooner_elsewhere(task, promised) is device:
         return True
     return device.queued == 0 and promised.queued >= state.limits.queue_depth
 

@@ -26,9 +26,8 @@ from shoal_operator.dispatch.events import (
 )
 from shoal_operator.dispatch.instructions import Cancel, FailItem, FinishItem, FinishJob
 from shoal_operator.dispatch.readiness import (
-    gives_results,
+    ends,
     is_ready,
-    needed_stages,
     open_barrier,
     release,
 )
@@ -58,54 +57,48 @@ def submit(state: State, event: JobSubmitted) -> None:
     if not job.open:
         end_job(state, job, None)
         return
-    _begin(state, job)
-
-
-def _begin(state: State, job: Job) -> None:
     _lay_lanes(state, job)
+    _begin_services(state, job)
+
+
+def _begin_services(state: State, job: Job) -> None:
     for lane in job.lanes:
-        if lane.needed:
-            begin_service(state, lane)
+        begin_service(state, lane)
     if (failure := impossible(state, job)) is not None:
         end_job(state, job, failure)
         return
+    open_barrier(job)
     job.window = _window(state, job)
     admit(state, job)
 
 
 def _lay_lanes(state: State, job: Job) -> None:
     stages = job.spec.stages
-    needed = needed_stages(stages)
-    job.results = frozenset(index for index in needed if gives_results(stages, index))
+    job.results = ends(stages)
     job.open_stages = 0
     for index, stage in enumerate(stages):
         key = (stage.digest, stage.homes, job.spec.policy)
         service = state.services.get(key)
         if service is None:
-            service = Service(
+            service = state.services[key] = Service(
                 digest=stage.digest,
                 resident=stage.resident_bytes,
                 homes=stage.homes,
                 policy=job.spec.policy,
             )
-        job.lanes.append(
-            Lane(
-                job=job,
-                stage=index,
-                spec=stage,
-                service=service,
-                predecessors=stage.predecessors,
-                consumers=tuple(
-                    other
-                    for other in range(index + 1, len(stages))
-                    if other in needed and index in stages[other].predecessors
-                ),
-                needed=index in needed,
-                wanted=index in needed and not stage.predecessors,
-            )
+        consumers = [
+            other for other, following in enumerate(stages) if index in following.predecessors
+        ]
+        lane = Lane(
+            job=job,
+            stage=index,
+            spec=stage,
+            service=service,
+            predecessors=stage.predecessors,
+            consumers=tuple(consumers),
+            wanted=not stage.predecessors,
         )
-        if index in needed:
-            state.services[key] = service
+        job.lanes.append(lane)
 
 
 def _replan(state: State, job: Job, spec: JobSpec) -> None:
@@ -118,22 +111,15 @@ def _replan(state: State, job: Job, spec: JobSpec) -> None:
     job.again.extend(sorted(item.index for item in items))
     job.lanes = []
     _lay_lanes(state, job)
-    for lane in lanes:
-        retire_service(state, lane)
     for lane, before in zip(job.lanes, lanes, strict=False):
         lane.finished, lane.times = before.finished, before.times
     for item in job.active.values():  # those that are being stored have passed every stage
         item.tasks = [Task(item, lane, Status.FINISHED) for lane in job.lanes]
     for lane in job.lanes:
         lane.passed = len(job.active)
-    for lane in job.lanes:
-        if lane.needed:
-            begin_service(state, lane)
-    if (failure := impossible(state, job)) is not None:
-        end_job(state, job, failure)
-        return
-    job.window = _window(state, job)
-    admit(state, job)
+    _begin_services(state, job)
+    for lane in lanes:
+        retire_service(state, lane)
 
 
 # ---- items ---------------------------------------------------------------------------------------
@@ -149,7 +135,7 @@ def resize_windows(state: State) -> None:
 def _window(state: State, job: Job) -> int:
     if not job.streaming:
         return job.spec.items
-    services = [lane.service for lane in job.lanes if lane.needed]
+    services = [lane.service for lane in job.lanes]
     if all(service.homes_up for service in services):
         names = {name for service in services for name in service.homes}
         devices = [state.devices[name] for name in names if name in state.devices]
@@ -177,7 +163,7 @@ def admit(state: State, job: Job) -> None:
         job.active[index] = item
         for task in item.tasks:
             lane = task.lane
-            if lane.needed and not lane.predecessors and is_ready(task):
+            if not lane.predecessors and is_ready(task):
                 demand(state, task)
 
 
@@ -279,7 +265,7 @@ def pass_barrier(state: State, job: Job) -> None:
         return
     for item in list(job.active.values()):
         for task in item.tasks[first : job.open_stages + 1]:
-            if task.lane.needed and task.status is Status.WAITING and is_ready(task):
+            if task.status is Status.WAITING and is_ready(task):
                 demand(state, task)
 
 

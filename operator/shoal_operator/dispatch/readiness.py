@@ -1,4 +1,4 @@
-"""The job's graph: which stages are needed, when a task is ready, when an output may go.
+"""The job's graph: which stages end an item, when a task is ready, when an output may go.
 
 A task is ready when all its predecessors of the same item have finished (streaming), and, in Barrier
 mode, when every item has passed every stage before. An output is kept until all its consumers have
@@ -13,21 +13,14 @@ from shoal_operator.dispatch.instructions import Release
 from shoal_operator.dispatch.state import Device, Item, Job, State, Status, Task
 
 
-def needed_stages(stages: Sequence[Stage]) -> frozenset[int]:
-    """Stages that give results, and all that these descend from; the others need not run."""
-    needed: set[int] = set()
-    for index in reversed(range(len(stages))):
-        if index in needed or gives_results(stages, index):
-            needed.add(index)
-            needed.update(stages[index].predecessors)
-    return frozenset(needed)
-
-
-def gives_results(stages: Sequence[Stage], index: int) -> bool:
-    """Whether an item waits for this stage's end; without any that says so, the sinks are meant."""
-    if any(stage.gives_results for stage in stages):
-        return stages[index].gives_results
-    return all(index not in stage.predecessors for stage in stages)
+def ends(stages: Sequence[Stage]) -> frozenset[int]:
+    """The stages that an item waits for: those that give results, and those that nobody follows."""
+    followed = {before for stage in stages for before in stage.predecessors}
+    return frozenset(
+        index
+        for index, stage in enumerate(stages)
+        if stage.gives_results or index not in followed
+    )
 
 
 def is_ready(task: Task) -> bool:
@@ -58,7 +51,7 @@ def open_barrier(job: Job) -> bool:
     """Barrier mode: move on past every stage that all items have passed; whether it moved."""
     before = job.open_stages
     for lane in job.lanes[before:-1]:
-        if lane.needed and lane.passed < job.open:
+        if lane.passed < job.open:
             break
         job.open_stages += 1
     return job.open_stages > before
@@ -103,6 +96,16 @@ def release_at(state: State, device: Device, item: Item, stage: int) -> None:
             stage=stage,
         )
     )
+
+
+def note_stray(state: State, made: Task, device: Device) -> None:
+    """A copy of an output may lie on a device that will not use it: it goes with the original."""
+    if device.lost:
+        return
+    if made.item.ended:
+        release_at(state, device, made.item, made.lane.stage)
+    else:
+        made.item.strays.append((device, made.lane.stage))
 
 
 def drop_copies(task: Task, used_at: Device | None) -> None:

@@ -31,6 +31,7 @@ from shoal_operator.dispatch.loading import (
     start_load,
     unload,
 )
+from shoal_operator.dispatch.readiness import note_stray
 from shoal_operator.dispatch.servers import review
 from shoal_operator.dispatch.services import (
     awaits_homes,
@@ -140,10 +141,13 @@ def _void_instructions(state: State, device: Device) -> list[Task]:
     tasks: list[Task] = []
     for number in void:
         match state.pending.pop(number):
-            case Running(task=task):
+            case Running(task=task, routes=routes):
+                for _, target in routes:
+                    note_stray(state, task, target)
                 if not task.item.ended:
                     tasks.append(task)
-            case Forwarding(waiter=waiter):
+            case Forwarding(waiter=waiter, producer=producer, target=target):
+                note_stray(state, producer, target)
                 waiting = state.pending.get(waiter)
                 if isinstance(waiting, Running) and not waiting.void:
                     if not waiting.device.lost:
@@ -330,7 +334,7 @@ def forgive(state: State) -> None:
 def give_up_impossible(state: State) -> None:
     """Jobs that waited for their homes, and turn out to fit nowhere."""
     for job in list(state.jobs.values()):
-        if any(_unserved(lane.service) for lane in job.lanes if lane.needed):
+        if any(_unserved(lane.service) for lane in job.lanes):
             hopeless = impossible(state, job) if _settled(state, job) else None
             if hopeless is not None:
                 end_job(state, job, hopeless)

@@ -123,7 +123,7 @@ def impossible(state: State, job: Job) -> Failure | None:
         return None
     for lane in job.lanes:
         service = lane.service
-        if not lane.needed or awaits_homes(state, service):
+        if awaits_homes(state, service):
             continue
         budgets = {name: tally.budget for name, tally in state.tallies.items()}
         needs = [

@@ -200,7 +200,6 @@ class Lane:
     service: Service
     predecessors: tuple[int, ...]
     consumers: tuple[int, ...]
-    needed: bool
     wanted: bool = False
     ready: deque["Task"] = field(default_factory=deque)
     held: dict[Device, deque["Task"]] = field(default_factory=dict)

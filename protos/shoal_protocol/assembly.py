@@ -144,11 +144,12 @@ class ActivationAssembler:
     def _begin(self, header: pb.FrameHeader) -> _Transfer:
         """Check everything that the header says, then allocate."""
         activation, limits = header.activation, self._limits
-        if len(activation.tensors) > limits.tensors:
-            raise MalformedFrame(f"{len(activation.tensors)} tensors, at most {limits.tensors}")
+        messages = activation.tensors[:]
+        if len(messages) > limits.tensors:
+            raise MalformedFrame(f"{len(messages)} tensors, at most {limits.tensors}")
         tensors: list[_Tensor] = []
         decoded_bytes = cost = 0
-        for message in activation.tensors:
+        for message in messages:
             tensor, cost_of_tensor = _read_tensor(message, limits)
             tensors.append(tensor)
             decoded_bytes += tensor.decoded_bytes
@@ -169,7 +170,7 @@ def _read_tensor(message: pb.TensorHeader, limits: Limits) -> tuple[_Tensor, int
     tensor = _Tensor(
         name=message.name,
         data_type=message.dtype,
-        shape=tuple(message.shape),
+        shape=tuple(message.shape[:]),  # sliced: iterating asks for one element after another
         codec=message.codec,
         shuffled=message.shuffled,
         encoded_bytes=message.encoded_bytes,
@@ -256,12 +257,16 @@ def _fill(current: _Transfer, payload: memoryview) -> None:
     while payload:
         target = current.tensors[current.target].target
         start = current.position
-        end = current.position = min(len(target), start + len(payload))
-        target[start:end] = payload[: end - start]
-        payload = payload[end - start :]
-        if end == len(target):
-            current.target += 1
-            current.position = 0
+        end = start + len(payload)
+        if end < len(target):
+            target[start:end] = payload
+            current.position = end
+            return
+        room = len(target) - start
+        target[start:] = payload[:room]
+        payload = payload[room:]
+        current.target += 1
+        current.position = 0
 
 
 def _finish(current: _Transfer) -> ReceivedActivation:

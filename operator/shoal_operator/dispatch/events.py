@@ -70,6 +70,8 @@ class JobSpec:
     backoff_limit: int = 3
     deadline: Nanoseconds | None = None
     """A point in time, not a duration."""
+    parallelism: int = 0
+    """Items on their way at once, at most; 0: as many as keep the devices busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

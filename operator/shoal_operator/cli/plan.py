@@ -37,7 +37,8 @@ def plan(
     from shoal_operator.shell.local.runner import plan_on_pool, prepare_all
     from shoal_operator.shell.local.workspace import default_work_folder, open_workspace
 
-    orders = read_orders(load_files(files), parse_volumes(volume))
+    volumes = parse_volumes(volume)
+    orders = read_orders(load_files(files), volumes)
     wanted = [(f"Placement {name}", order) for name, order in orders.placements]
     wanted += [(f"InferenceJob {order.name}", order.plan) for order in orders.jobs]
     if not wanted:

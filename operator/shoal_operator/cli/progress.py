@@ -22,7 +22,7 @@ from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 PLAIN_SECONDS: Final = 5.0
-_BAR_WIDTH: Final = 30
+_BAR_WIDTH: Final = 24
 
 
 def choose_progress(kind: str, *, quiet: bool, console: Console) -> Observer:
@@ -165,7 +165,7 @@ def _job_line(job: pb.JobStatus) -> str:
 
 
 def _stage_table(job: pb.JobStatus) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column("stage", justify="right")
     for heading in ("ready", "running", "finished", "compute"):
         table.add_column(heading, justify="right", min_width=8)
@@ -183,11 +183,11 @@ def _stage_table(job: pb.JobStatus) -> Table:
 
 
 def _device_table(snapshot: Snapshot) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column("device")
-    table.add_column("memory above floor / budget")
-    for heading in ("now", "peak", "budget", "queued", "restarts"):
-        table.add_column(heading, justify="right")
+    table.add_column("memory")
+    for heading in ("now", "peak", "budget", "queued", "died"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("state")
     for device in snapshot.devices:
         share = min(device.used_bytes, device.budget_bytes)

@@ -203,6 +203,7 @@ def run(
     from shoal_operator.shell.local.orders import read_orders
     from shoal_operator.shell.local.runner import RunOptions
 
+    volumes = parse_volumes(volume)
     bare = Bare(
         inputs=inputs,
         outputs=outputs,
@@ -214,7 +215,7 @@ def run(
         residency=residency,
     )
     manifests = bare.manifests(files[0]) if is_model(files) else bare.refuse_for(files)
-    orders = read_orders(manifests, parse_volumes(volume))
+    orders = read_orders(manifests, volumes)
     options = RunOptions(
         enforce=enforce,
         relay=relay,

@@ -1,6 +1,6 @@
 """What `shoal` prints once: the summary of a run, the table of a partition, as rich renderables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -24,6 +24,7 @@ FAILURES_SHOWN = 8
 def print_summary(console: Console, report: RunReport) -> None:
     """What the run did: jobs, devices, how budgets were held, verification."""
     console.print(job_table(report.jobs))
+    console.print()
     for job in report.jobs:
         for line in _failure_lines(job):
             console.print(line, highlight=False)
@@ -36,60 +37,68 @@ def print_summary(console: Console, report: RunReport) -> None:
 
 
 def job_table(jobs: Sequence[JobReport]) -> Table:
-    """One row per job."""
+    """One row per job; what is nothing for all of them has no column."""
     table = _table("Jobs")
-    for heading in ("job", "state"):
-        table.add_column(heading)
-    for heading in ("items", "failed", "items/s", "p50", "p90", "p99", "retries"):
-        table.add_column(heading, justify="right")
+    columns: list[tuple[str, Callable[[JobReport], str]]] = [
+        ("items", lambda job: f"{job.succeeded}/{job.items}"),
+    ]
+    if any(job.resumed for job in jobs):
+        columns.append(("before", lambda job: str(job.resumed)))
+    if any(job.failed for job in jobs):
+        columns.append(("failed", lambda job: str(job.failed)))
+    if any(job.retries for job in jobs):
+        columns.append(("retries", lambda job: str(job.retries)))
+    columns += [
+        ("items/s", lambda job: f"{job.items_per_second:.3g}"),
+        ("p50", lambda job: format_seconds(job.latency.p50_seconds)),
+        ("p90", lambda job: format_seconds(job.latency.p90_seconds)),
+        ("p99", lambda job: format_seconds(job.latency.p99_seconds)),
+    ]
+    table.add_column("job")
+    table.add_column("state", no_wrap=True)
+    for heading, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
     for job in jobs:
-        resumed = f" ({job.resumed} before)" if job.resumed else ""
-        table.add_row(
-            job.name,
-            Text(job.state, style="green" if job.complete else "red"),
-            f"{job.succeeded}/{job.items}{resumed}",
-            str(job.failed),
-            f"{job.items_per_second:.4g}",
-            format_seconds(job.latency.p50_seconds),
-            format_seconds(job.latency.p90_seconds),
-            format_seconds(job.latency.p99_seconds),
-            str(job.retries),
-        )
+        state = Text(job.state, style="green" if job.complete else "red")
+        table.add_row(job.name, state, *(show(job) for _, show in columns))
     return table
 
 
 def device_table(devices: Sequence[DeviceReport]) -> Table:
     """One row per device: memory against budget, work, bytes."""
     table = _table("Devices")
-    table.add_column("device")
-    table.add_column("fragments")
-    headings = (
-        "budget",
-        "floor",
-        "peak above floor",
-        "loads",
-        "evictions",
-        "tiers 1/2/3/4",
-        "moved",
-    )
-    for heading in (*headings, "restarts"):
-        table.add_column(heading, justify="right")
+    table.add_column("device", no_wrap=True)
+    table.add_column("has", max_width=12)
+    columns: list[tuple[str, Callable[[DeviceReport], str | Text]]] = [
+        ("floor", lambda device: format_bytes(device.floor_bytes)),
+        ("peak of budget", _peak),
+        ("loads", lambda device: str(device.loads)),
+    ]
+    if any(device.evictions for device in devices):
+        columns.append(("evicted", lambda device: str(device.evictions)))
+    columns += [
+        ("tiers 1-4", lambda device: format_tiers(device.tier_hits)),
+        ("moved", lambda device: format_bytes(device.sent_bytes + device.received_bytes)),
+        ("fetched", lambda device: format_bytes(device.fetched_bytes)),
+    ]
+    if any(device.restarts for device in devices):
+        columns.append(("died", lambda device: str(device.restarts)))
+    for heading, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
     for device in devices:
-        share = device.peak_bytes_above_floor / device.budget_bytes if device.budget_bytes else 0.0
-        peak = f"{format_bytes(device.peak_bytes_above_floor)} ({share:.0%})"
-        table.add_row(
-            device.name,
-            _fragments(device),
-            format_bytes(device.budget_bytes),
-            format_bytes(device.floor_bytes),
-            Text(peak, style="green" if device.within_budget else "bold red"),
-            str(device.loads),
-            str(device.evictions),
-            format_tiers(device.tier_hits),
-            format_bytes(device.sent_bytes + device.received_bytes + device.fetched_bytes),
-            str(device.restarts),
-        )
+        shown = (show(device) for _, show in columns)
+        table.add_row(device.name, _fragments(device), *shown)
     return table
+
+
+def _peak(device: DeviceReport) -> Text:
+    """`20.1 of 24 MiB, 84 %`"""
+    share = device.peak_bytes_above_floor / device.budget_bytes if device.budget_bytes else 0.0
+    peak, budget = format_bytes(device.peak_bytes_above_floor), format_bytes(device.budget_bytes)
+    if peak.split()[1] == budget.split()[1]:
+        peak = peak.split()[0]
+    style = "green" if device.within_budget else "bold red"
+    return Text(f"{peak} of {budget} {share:.0%}", style=style)
 
 
 def partition_table(partition: PartitionDocument) -> RenderableType:
@@ -204,7 +213,13 @@ def _duration(nanoseconds: int | None) -> str:
 
 def _table(title: str) -> Table:
     return Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        collapse_padding=True,
     )
 
 

@@ -14,6 +14,7 @@ from shoal_operator.dispatch.readiness import (
     drop_copies,
     is_ready,
     note_stray,
+    release,
     release_at,
     release_inputs,
 )
@@ -143,7 +144,7 @@ def _again(state: State, running: Running, failure: Failure) -> None:
         case FailureKind.MISSING_ACTIVATION:
             task.missing += 1
             if task.missing > 1:
-                _distrust_keepers(task)
+                _distrust_keepers(state, task)
             _retry(state, task, device, failure)
         case _:
             strike(state, device, task.lane.service.digest, failure, free=_FREE_STRIKES)
@@ -188,17 +189,10 @@ def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
     heappush(state.delayed, (Nanoseconds(state.now + delay), state.next_number(), task))
 
 
-def _distrust_keepers(task: Task) -> None:
+def _distrust_keepers(state: State, task: Task) -> None:
     """What should be kept was missed twice: make it again."""
     for producer in task.lane.predecessors:
-        lose(task.item.tasks[producer])
-
-
-def lose(made: Task) -> None:
-    """An output is not where it was thought to be kept."""
-    if made.keeper is not None:
-        del made.keeper.keeps[made]
-        made.keeper = None
+        release(state, task.item.tasks[producer])
 
 
 def forwarded(state: State, forwarding: Forwarding) -> None:
@@ -215,7 +209,7 @@ def forwarded(state: State, forwarding: Forwarding) -> None:
 def forward_failed(state: State, forwarding: Forwarding, event: InstructionFailed) -> None:
     """An input will not come: the task that waits for it is given up, and tried again."""
     if event.failure.kind is FailureKind.MISSING_ACTIVATION:
-        lose(forwarding.producer)
+        release(state, forwarding.producer)
     note_stray(state, forwarding.producer, forwarding.target)
     if not _still_waits(state, forwarding):
         return

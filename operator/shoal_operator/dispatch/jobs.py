@@ -143,7 +143,8 @@ def _window(state: State, job: Job) -> int:
         devices = list(state.devices.values())
     window = state.limits.queue_depth * len(devices) + 2
     crowded = len(devices) < len(services) and any(device.single for device in devices)
-    return max(window, _BATCH if crowded else _SMALLEST_WINDOW)
+    window = max(window, _BATCH if crowded else _SMALLEST_WINDOW)
+    return min(window, job.spec.parallelism or window)
 
 
 def admit(state: State, job: Job) -> None:

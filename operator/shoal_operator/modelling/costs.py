@@ -31,6 +31,9 @@ class Shaped:
         return next((each.i for each in self.node.attribute if each.name == name), default)
 
 
+STRIP_BYTES: Final = 1 << 20
+
+
 class _Unknown(Exception):
     """A size is needed that nobody knows."""
 
@@ -152,5 +155,20 @@ _COUNTS: Final[Mapping[str, Callable[[Shaped], int]]] = {
 
 
 def workspace(shaped: Shaped) -> int:
-    """Bytes that ONNX Runtime's CPU kernels need while the node runs; 0 where none are known."""
-    return 0
+    """Bytes that ONNX Runtime's CPU kernels need while the node runs; 0 where none are known.
+
+    A convolution whose kernel is more than one element is made a matrix product. With more filters
+    than output positions, the input is spread out whole; else in strips of a fixed size per thread.
+    """
+    if shaped.node.op_type not in ("Conv", "FusedConv"):
+        return 0
+    try:
+        output, kernel = _size(shaped.outputs, 0), _size(shaped.inputs, 1)
+    except _Unknown:
+        return 0
+    if prod(kernel[2:]) == 1 and set(shaped.integers("strides") or [1]) == {1}:
+        return 0
+    filters, places = kernel[0] // shaped.integer("group", 1), prod(output[2:])
+    if filters > places:
+        return 4 * places * prod(kernel[1:])
+    return STRIP_BYTES

@@ -16,6 +16,7 @@ the headers; what does not suit the model makes that file's items fail with a re
 """
 
 import hashlib
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -88,11 +89,14 @@ class FolderLimits:
 @dataclass(frozen=True, slots=True)
 class FileContents:
     """What a file holds: `stacked` names the arrays that have one row per item (None: the file is
-    one item as it stands), `problem` says why no item of it can run."""
+    one item as it stands), `problem` says why no item of it can run. `joined`: the rows lie along
+    the model's own first axis, not along one more. `item_bytes` is what reading one item takes."""
 
     items: int
     stacked: tuple[str, ...] | None = None
     problem: str | None = None
+    joined: bool = False
+    item_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,10 @@ class InputSet:
         number, row = self.locate(item)
         file = self.files[number]
         return file.name if file.contents.stacked is None else f"{file.name}[{row}]"
+
+    def item_bytes(self, item: int) -> int:
+        """What reading an item takes in memory."""
+        return self.files[self.locate(item)[0]].contents.item_bytes
 
     def read(self, item: int, names: Iterable[str] | None = None) -> dict[str, Array]:
         """The item's arrays by the model's input names (or those of `names`), in the model's
@@ -310,9 +318,16 @@ def _classify(
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         return FileContents(1, problem=f"stacks arrays of different lengths: {told}")
-    items = next(iter(lengths.values()), 1)
-    stacked = tuple(lengths) if lengths else None
-    return FileContents(items, stacked, _unsuitable(headers, shapes, model_inputs))
+    ranks = {spec.name: len(spec.shape or ()) for spec in model_inputs}
+    return FileContents(
+        items=next(iter(lengths.values()), 1),
+        stacked=tuple(lengths) if lengths else None,
+        problem=_unsuitable(headers, shapes, model_inputs),
+        joined=all(len(headers[name].shape) == ranks[name] for name in lengths),
+        item_bytes=sum(
+            headers[name].dtype.itemsize * math.prod(shape) for name, shape in shapes.items()
+        ),
+    )
 
 
 def _unsuitable(

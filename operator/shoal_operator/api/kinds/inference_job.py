@@ -95,6 +95,12 @@ class InferenceJobSpec:
     backoff_limit: int = member(
         Whole(minimum=0, maximum=100), "Tries of an item beyond the first.", default=3
     )
+    parallelism: int | None = member(
+        Whole(minimum=1, maximum=1_000_000),
+        "Items on their way at once, at most; absent: as many as keep the devices busy.",
+        default=None,
+        example=1,
+    )
     suspend: bool = member(Flag(), "true: nothing new starts.", default=False)
     ttl_seconds_after_finished: int | None = member(
         Whole(minimum=0, maximum=2**31 - 1),

@@ -27,6 +27,7 @@ from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 SESSIONS_SECONDS: Final = 60.0
+TELEMETRY_SECONDS: Final = 0.5
 _MODES: Final = {Mode.STREAMING: pb.STREAMING, Mode.BARRIER: pb.BARRIER}
 _POLICIES: Final = {
     Policy.FIFO: pb.FIFO,
@@ -70,6 +71,7 @@ class PlannedJob:
             policy=_POLICIES[spec.policy],
             priority=spec.priority,
             backoff_limit=spec.backoff_limit,
+            parallelism=spec.parallelism or 0,
             active_deadline_seconds=float(spec.active_deadline_seconds or 0),
         )
 
@@ -104,8 +106,8 @@ class PoolRun:
         self._pool = pool
         self._settings = settings
         self._supervisor = supervisor
-        self._target = settings.workspace.socket(f"{pool.metadata.name[:20]}.c")
-        self._channel = open_channel(self._target)
+        self.target = settings.workspace.socket(f"{pool.metadata.name[:20]}.c")
+        self._channel = open_channel(self.target)
         self.watch = Watch(self._channel, [job.request() for job in jobs])
 
     @property
@@ -180,7 +182,7 @@ class PoolRun:
         shutil.rmtree(state, ignore_errors=True)
         state.mkdir(parents=True)
         command = [sys.executable, "-m", "shoal_operator.cli", "coordinator"]
-        command += ["--listen", self._target, "--store", str(workspace.store)]
+        command += ["--listen", self.target, "--store", str(workspace.store)]
         command += ["--state", str(state), "--log-level", self._settings.log_level]
         command += ["--exit-with-parent"]
         if self._settings.relay:
@@ -192,10 +194,11 @@ class PoolRun:
         workspace, label = self._settings.workspace, self.label(device.name)
         spec = self._pool.spec
         command = [sys.executable, "-m", "shoal_agent", "--name", device.name]
-        command += ["--coordinator", self._target]
+        command += ["--coordinator", self.target]
         command += ["--cache", str(workspace.cache(label)), "--cache-size", str(spec.cache.size)]
         command += ["--budget", str(device.memory), "--residency", spec.residency.value]
         command += ["--threads", str(self._settings.threads or self._threads(device))]
+        command += ["--telemetry-interval", str(TELEMETRY_SECONDS)]
         command += ["--log-level", self._settings.log_level, "--exit-with-parent"]
         if not self._settings.relay:
             name = f"{self._pool.metadata.name[:20]}.{number}"

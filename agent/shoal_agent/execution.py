@@ -1,0 +1,429 @@
+"""The queue of tasks on one device: which task runs next, and what each one waits for.
+
+A task is *waiting* until every tensor that it takes is here, then *ready*; one task at a time is
+*running*; after that it is *delivering* its outputs, while the next one runs already; when it has
+been answered the queue forgets it.
+
+    waiting --inputs here--> ready --device free--> running --> delivering --> answered
+       |                       |                       |
+       +------ cancelled, deadline, older epoch -------+------> answered with a reason
+
+Rules:
+
+- Ready tasks run in the order in which they came; a waiting one never holds up a ready one.
+- At most `DELIVERING_LIMIT` tasks deliver at once: a slow link holds up the processor, not the
+  memory.
+- Tensors come in two ways. *Received*: sent here for one consumer, used up by its task. *Kept*:
+  made here, needed by any number of consumers, until they are released.
+- Epochs: a message of a job's newer epoch voids everything of its older ones; a message of an older
+  epoch is refused.
+- Every submitted task is answered exactly once. A queue belongs to one session: when that breaks,
+  the queue is left behind with everything in it.
+
+Time enters as nanoseconds of any steady clock. The tensors themselves live elsewhere, under the
+keys used here; the effects say which to drop.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from shoal_protocol.units import Nanoseconds
+
+DELIVERING_LIMIT: Final = 4
+UNCLAIMED_LIFETIME: Final = Nanoseconds(600_000_000_000)
+"""How long received tensors wait for a task that takes them."""
+_KNOWN_JOBS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Names what a task makes: the outputs of a stage for one item."""
+
+    job: str
+    epoch: int
+    item: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Names tensors that were sent here: from a producer (-1: the model's inputs) to a consumer."""
+
+    job: str
+    epoch: int
+    item: int
+    producer: int
+    consumer: int
+
+
+Key = Made | Sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Tensors that a task takes from one producer."""
+
+    producer: int
+    tensors: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One Execute: a task, the fragment that runs it, and what it waits for."""
+
+    instruction: int
+    task: Made
+    digest: str
+    needs: tuple[Need, ...] = ()
+    deadline: Nanoseconds | None = None
+
+
+class Reason(Enum):
+    """Why a task is answered without having run to its end."""
+
+    CANCELLED = auto()
+    DEADLINE = auto()
+    NOT_RESIDENT = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Run it now; `inputs` says under which key each needed tensor is found."""
+
+    assignment: Assignment
+    inputs: tuple[tuple[Key, frozenset[str]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Stop the running task if that is possible; its end is reported as any other's."""
+
+    instruction: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The answer to a task that will not run."""
+
+    instruction: int
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Nobody needs these tensors any more."""
+
+    keys: tuple[Key, ...]
+
+
+Effect = Start | Stop | Refused | Drop
+
+
+@dataclass(slots=True)
+class _Running:
+    assignment: Assignment
+    inputs: tuple[tuple[Key, frozenset[str]], ...]
+    stopped: Reason | None = None
+
+
+@dataclass(slots=True)
+class _Held:
+    """Tensors that are here under one key."""
+
+    tensors: frozenset[str]
+    expires: Nanoseconds | None = None
+
+
+@dataclass(slots=True)
+class TaskQueue:
+    """The machine. Each method takes one event and returns the effects, to be done in order."""
+
+    _waiting: dict[int, Assignment] = field(default_factory=dict)
+    _ready: dict[int, Assignment] = field(default_factory=dict)
+    _order: dict[int, int] = field(default_factory=dict)
+    _running: _Running | None = None
+    _delivering: dict[int, Made] = field(default_factory=dict)
+    _held: dict[Key, _Held] = field(default_factory=dict)
+    _wanted: dict[tuple[str, int, int], set[int]] = field(default_factory=dict)
+    _epochs: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    _arrivals: int = 0
+
+    # ---- what the telemetry and the shell ask ------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        """Tasks that wait or are ready."""
+        return len(self._waiting) + len(self._ready)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs and nothing is being delivered."""
+        return self._running is None and not self._delivering
+
+    @property
+    def running(self) -> Assignment | None:
+        """The task in the processor."""
+        return None if self._running is None else self._running.assignment
+
+    def stale(self, job: str, epoch: int) -> bool:
+        """Whether a newer epoch of the job is known."""
+        return epoch < self._epochs.get(job, 0)
+
+    def holds(self, key: Key) -> bool:
+        """Whether tensors are here under this key."""
+        return key in self._held
+
+    def next_deadline(self) -> Nanoseconds | None:
+        """When the first task's deadline passes."""
+        tasks = [*self._waiting.values(), *self._ready.values()]
+        if self._running is not None and self._running.stopped is None:
+            tasks.append(self._running.assignment)
+        return min((task.deadline for task in tasks if task.deadline is not None), default=None)
+
+    # ---- events ------------------------------------------------------------------------------
+
+    def submit(self, assignment: Assignment) -> list[Effect]:
+        """A task is given to this device."""
+        task = assignment.task
+        if self.stale(task.job, task.epoch):
+            return [self._older(assignment)]
+        effects = self._meet(task.job, task.epoch)
+        self._arrivals += 1
+        self._order[assignment.instruction] = self._arrivals
+        self._waiting[assignment.instruction] = assignment
+        self._wanted.setdefault(_item(task), set()).add(assignment.instruction)
+        self._promote(assignment)
+        return effects + self._next()
+
+    def arrive(self, at: Nanoseconds, key: Sent, tensors: Iterable[str]) -> list[Effect] | None:
+        """Tensors were sent here. None: they are of an older epoch, and not taken."""
+        if self.stale(key.job, key.epoch):
+            return None
+        effects = self._meet(key.job, key.epoch)
+        expires = Nanoseconds(at + UNCLAIMED_LIFETIME)
+        self._held[key] = _Held(frozenset(tensors), expires)
+        self._promote_item((key.job, key.epoch, key.item))
+        return effects + self._next()
+
+    def computed(self, instruction: int, kept: Iterable[str] = ()) -> list[Effect]:
+        """The running task has run, or failed; `kept` are the outputs that later stages need."""
+        running = self._running
+        assert running is not None
+        assert running.assignment.instruction == instruction
+        self._running = None
+        self._forget(running.assignment)
+        self._delivering[instruction] = running.assignment.task
+        effects = self._use_up(running.assignment)
+        names = frozenset(kept)
+        task = running.assignment.task
+        if names and not self.stale(task.job, task.epoch):
+            self._held[task] = _Held(names)
+            self._promote_item(_item(task))
+        return effects + self._next()
+
+    def delivered(self, instruction: int) -> list[Effect]:
+        """The task has been answered."""
+        self._delivering.pop(instruction, None)
+        return self._next()
+
+    def stopped_because(self, instruction: int) -> Reason | None:
+        """Why the running task was told to stop, if it was."""
+        running = self._running
+        if running is None or running.assignment.instruction != instruction:
+            return None
+        return running.stopped
+
+    def cancel(self, instruction: int) -> list[Effect]:
+        """Give up one task, wherever it is; one that has run already goes on to its end."""
+        return self._give_up(instruction, Reason.CANCELLED, "cancelled")
+
+    def void(self, job: str, epoch: int) -> list[Effect]:
+        """Give up everything of a job below an epoch."""
+        return self._meet(job, epoch) + self._next()
+
+    def release(self, tasks: Iterable[Made]) -> list[Effect]:
+        """What these tasks made is not needed any more, nor what of it was sent here unclaimed."""
+        keys: list[Key] = []
+        for task in tasks:
+            keys.append(task)
+            claimed = {
+                need.producer
+                for instruction in self._wanted.get(_item(task), ())
+                for need in self._assignment(instruction).needs
+            }
+            if task.stage not in claimed:
+                keys += [
+                    key
+                    for key in self._held
+                    if isinstance(key, Sent)
+                    and (*_item(task), task.stage) == (key.job, key.epoch, key.item, key.producer)
+                ]
+        return self._drop(keys)
+
+    def unload(self, digest: str) -> list[Effect]:
+        """The fragment is about to go: tasks that wait for it are answered. (One may still run.)"""
+        waiting = [*self._waiting.values(), *self._ready.values()]
+        gone = [task.instruction for task in waiting if task.digest == digest]
+        effects: list[Effect] = []
+        for instruction in gone:
+            effects += self._give_up(instruction, Reason.NOT_RESIDENT, "the fragment was unloaded")
+        return effects
+
+    def tick(self, at: Nanoseconds) -> list[Effect]:
+        """Time has passed: deadlines, and tensors that nobody claimed."""
+        effects: list[Effect] = []
+        for task in [*self._waiting.values(), *self._ready.values()]:
+            if task.deadline is not None and at >= task.deadline:
+                message = f"the deadline passed {self._waits_for(task)}"
+                effects += self._give_up(task.instruction, Reason.DEADLINE, message)
+        if (
+            (running := self.running) is not None
+            and running.deadline is not None
+            and at >= running.deadline
+        ):
+            effects += self._give_up(running.instruction, Reason.DEADLINE, "")
+        in_use = set(self._keys_in_use())
+        expired = [
+            key
+            for key, held in self._held.items()
+            if held.expires is not None and at >= held.expires and key not in in_use
+        ]
+        return effects + self._drop(expired) + self._next()
+
+    # ---- inside ------------------------------------------------------------------------------
+
+    def _meet(self, job: str, epoch: int) -> list[Effect]:
+        """Note an epoch; a newer one voids what is older."""
+        known = self._epochs.get(job)
+        self._epochs[job] = max(epoch, known or 0)
+        self._epochs.move_to_end(job)
+        if len(self._epochs) > _KNOWN_JOBS:
+            self._epochs.popitem(last=False)
+        if known is None or epoch <= known:
+            return []
+        effects: list[Effect] = []
+        for task in self._tasks():
+            if task.task.job == job and task.task.epoch < epoch:
+                message = f"epoch {task.task.epoch} of job {job} is over; it is {epoch} now"
+                effects += self._give_up(task.instruction, Reason.CANCELLED, message)
+        in_use = set(self._keys_in_use())
+        old = [
+            key for key in self._held if key.job == job and key.epoch < epoch and key not in in_use
+        ]
+        return effects + self._drop(old)
+
+    def _tasks(self) -> list[Assignment]:
+        tasks = [*self._waiting.values(), *self._ready.values()]
+        return tasks if self._running is None else [*tasks, self._running.assignment]
+
+    def _assignment(self, instruction: int) -> Assignment:
+        for queue in (self._waiting, self._ready):
+            if instruction in queue:
+                return queue[instruction]
+        assert self._running is not None
+        assert self._running.assignment.instruction == instruction
+        return self._running.assignment
+
+    def _sources(self, assignment: Assignment) -> Iterator[tuple[Need, Key | None]]:
+        """For each need, the key under which it is here; what was kept before what was sent."""
+        task = assignment.task
+        for need in assignment.needs:
+            made = Made(task.job, task.epoch, task.item, need.producer)
+            sent = Sent(task.job, task.epoch, task.item, need.producer, task.stage)
+            found: Key | None = None
+            for key in (made, sent):
+                held = self._held.get(key)
+                if held is not None and need.tensors <= held.tensors:
+                    found = key
+                    break
+            yield need, found
+
+    def _waits_for(self, assignment: Assignment) -> str:
+        missing = [need for need, key in self._sources(assignment) if key is None]
+        if not missing:
+            return "in the queue"
+        names = ", ".join(f"stage {need.producer}" for need in missing).replace(
+            "stage -1", "the model's inputs"
+        )
+        return f"while waiting for activations of {names}"
+
+    def _promote(self, assignment: Assignment) -> None:
+        if all(key is not None for _, key in self._sources(assignment)):
+            del self._waiting[assignment.instruction]
+            self._ready[assignment.instruction] = assignment
+
+    def _promote_item(self, item: tuple[str, int, int]) -> None:
+        for instruction in sorted(self._wanted.get(item, ())):
+            if (waiting := self._waiting.get(instruction)) is not None:
+                self._promote(waiting)
+
+    def _next(self) -> list[Effect]:
+        """Start the first ready task when the processor is free."""
+        if self._running is not None or len(self._delivering) >= DELIVERING_LIMIT:
+            return []
+        while self._ready:
+            first = min(self._ready, key=self._order.__getitem__)
+            assignment = self._ready.pop(first)
+            sources = [(key, need.tensors) for need, key in self._sources(assignment)]
+            inputs = tuple((key, names) for key, names in sources if key is not None)
+            if len(inputs) < len(sources):  # released under it: it waits again
+                self._waiting[first] = assignment
+                continue
+            self._running = _Running(assignment, inputs)
+            return [Start(assignment=assignment, inputs=inputs)]
+        return []
+
+    def _give_up(self, instruction: int, reason: Reason, message: str) -> list[Effect]:
+        running = self._running
+        if running is not None and running.assignment.instruction == instruction:
+            if running.stopped is not None:
+                return []
+            running.stopped = reason
+            return [Stop(instruction=instruction)]
+        for queue in (self._waiting, self._ready):
+            if (assignment := queue.pop(instruction, None)) is not None:
+                self._forget(assignment)
+                refusal = Refused(instruction=instruction, reason=reason, message=message)
+                return [refusal, *self._use_up(assignment)]
+        return []
+
+    def _use_up(self, assignment: Assignment) -> list[Effect]:
+        """Drop what was sent for this task, unless another try of it waits here as well."""
+        task = assignment.task
+        if any(self._assignment(other).task == task for other in self._wanted.get(_item(task), ())):
+            return []
+        return self._drop(
+            Sent(task.job, task.epoch, task.item, need.producer, task.stage)
+            for need in assignment.needs
+        )
+
+    def _forget(self, assignment: Assignment) -> None:
+        self._order.pop(assignment.instruction, None)
+        item = _item(assignment.task)
+        if (wanted := self._wanted.get(item)) is not None:
+            wanted.discard(assignment.instruction)
+            if not wanted:
+                del self._wanted[item]
+
+    def _keys_in_use(self) -> Iterator[Key]:
+        if self._running is not None:
+            yield from (key for key, _ in self._running.inputs)
+
+    def _drop(self, keys: Iterable[Key]) -> list[Effect]:
+        gone = tuple(key for key in keys if self._held.pop(key, None) is not None)
+        return [Drop(keys=gone)] if gone else []
+
+    def _older(self, assignment: Assignment) -> Refused:
+        task = assignment.task
+        message = (
+            f"epoch {task.epoch} of job {task.job} is over; it is {self._epochs[task.job]} now"
+        )
+        return Refused(instruction=assignment.instruction, reason=Reason.CANCELLED, message=message)
+
+
+def _item(task: Made) -> tuple[str, int, int]:
+    return task.job, task.epoch, task.item

@@ -1,0 +1,291 @@
+"""The ledger of a device's memory: which fragments may be resident under a hard budget.
+
+What counts against the budget, all above the agent's idle floor:
+
+- *resident*: fragments that can run now, with weights, activations of one item and workspace;
+- *in flight*: fragments that are being loaded, with what the plan reckons for them;
+- *reserved*: activations that wait in memory (inputs of tasks to come, outputs that are kept).
+
+The invariant, after every step: **resident + in flight + reserved <= budget**; and under `single`,
+resident and in flight together are one fragment at most.
+
+Fragments come before activations: an activation has another place to be (the disk), a fragment has
+not. So a load that would fit but for the reserved bytes is admitted, and the step says how many
+bytes of activations must be spilled first. What the ledger grants it has subtracted already; the
+shell carries effects out in their order before it does anything else.
+
+An estimate is corrected upwards only. A fragment that was measured below its estimate keeps it: the
+estimate is for the largest item of the plan, the measurement for the items seen so far.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, assert_never
+
+from shoal_protocol.units import Bytes, format_bytes
+
+NOTHING: Final = Bytes(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What is promised and to whom. `resident` is in the order in which fragments became that."""
+
+    budget: Bytes
+    single: bool = False
+    resident: Mapping[str, Bytes] = field(default_factory=dict)
+    in_flight: Mapping[str, Bytes] = field(default_factory=dict)
+    reserved: Bytes = NOTHING
+
+    @property
+    def fragments(self) -> Bytes:
+        """Bytes of fragments, resident and in flight."""
+        return Bytes(sum(self.resident.values()) + sum(self.in_flight.values()))
+
+    @property
+    def free_for_fragments(self) -> Bytes:
+        """What another fragment could get, once every activation is spilled; never below zero."""
+        return Bytes(max(0, self.budget - self.fragments))
+
+    @property
+    def free(self) -> Bytes:
+        """What nobody has; never below zero."""
+        return Bytes(max(0, self.budget - self.fragments - self.reserved))
+
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequested:
+    """A fragment is to become resident; `need` is what the plan reckons with."""
+
+    digest: str
+    need: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFinished:
+    """The fragment can run now. `measured` is None where a measurement says nothing yet."""
+
+    digest: str
+    measured: Bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFailed:
+    """It could not be fetched or opened; what was granted to it is free again."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A resident fragment has run and took that much."""
+
+    digest: str
+    measured: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unloaded:
+    """The fragment has been given up and its memory is back."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceRequested:
+    """An activation wants to stay in memory."""
+
+    size: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceReturned:
+    """An activation has left memory."""
+
+    size: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetChanged:
+    """The device may use more or less from now on."""
+
+    budget: Bytes
+
+
+Event = (
+    LoadRequested
+    | LoadFinished
+    | LoadFailed
+    | Measured
+    | Unloaded
+    | SpaceRequested
+    | SpaceReturned
+    | BudgetChanged
+)
+
+
+# ---- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit:
+    """Load it; the bytes are its own from now on."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlreadyThere:
+    """It is resident, or on the way; nothing is to be done."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """It does not fit."""
+
+    digest: str
+    need: Bytes
+    have: Bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spill:
+    """Bring at least that many bytes of activations to disk, before the effects that follow."""
+
+    size: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evict:
+    """Unload a fragment, or give up loading it: it has no place in the ledger any more."""
+
+    digest: str
+    need: Bytes
+    have: Bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """The activation may stay in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deny:
+    """The activation goes to disk."""
+
+
+Effect = Admit | AlreadyThere | Refuse | Spill | Evict | Grant | Deny
+
+
+def step(  # noqa: C901, PLR0911 - one case per event
+    ledger: Ledger, event: Event
+) -> tuple[Ledger, tuple[Effect, ...]]:
+    """What an event changes, and what the shell has to do about it."""
+    match event:
+        case LoadRequested():
+            return _request(ledger, event)
+        case LoadFinished(digest=digest, measured=measured):
+            if digest not in ledger.in_flight:  # its place went with a smaller budget
+                return ledger, (_homeless(ledger, digest),)
+            bytes_ = Bytes(max(ledger.in_flight[digest], measured or 0))
+            resident = {**ledger.resident, digest: bytes_}
+            in_flight = _without(ledger.in_flight, digest)
+            return _settle(replace(ledger, resident=resident, in_flight=in_flight), digest)
+        case LoadFailed(digest=digest):
+            return replace(ledger, in_flight=_without(ledger.in_flight, digest)), ()
+        case Measured(digest=digest, measured=measured):
+            if measured <= ledger.resident.get(digest, measured):
+                return ledger, ()
+            resident = {**ledger.resident, digest: measured}
+            return _settle(replace(ledger, resident=resident), digest)
+        case Unloaded(digest=digest):
+            return replace(ledger, resident=_without(ledger.resident, digest)), ()
+        case SpaceRequested(size=size):
+            if size > ledger.free:
+                return ledger, (Deny(),)
+            return replace(ledger, reserved=Bytes(ledger.reserved + size)), (Grant(),)
+        case SpaceReturned(size=size):
+            return replace(ledger, reserved=Bytes(max(0, ledger.reserved - size))), ()
+        case BudgetChanged(budget=budget):
+            return _resize(replace(ledger, budget=budget))
+    assert_never(event)
+
+
+def _request(ledger: Ledger, event: LoadRequested) -> tuple[Ledger, tuple[Effect, ...]]:
+    digest, need = event.digest, event.need
+    if digest in ledger.resident or digest in ledger.in_flight:
+        return ledger, (AlreadyThere(digest=digest),)
+    held = [*ledger.resident, *ledger.in_flight]
+    if ledger.single and held:
+        other = held[0]
+        reason = f"residency is Single and {short(other)} is resident: unload it first"
+        return ledger, (Refuse(digest=digest, need=need, have=Bytes(0), reason=reason),)
+    have = ledger.free_for_fragments
+    if need > have:
+        reason = f"would need {format_bytes(need)}, have {format_bytes(have)} of a budget of "
+        reason += format_bytes(ledger.budget)
+        return ledger, (Refuse(digest=digest, need=need, have=have, reason=reason),)
+    ledger = replace(ledger, in_flight={**ledger.in_flight, digest: need})
+    ledger, spills = _make_room(ledger)
+    return ledger, (*spills, Admit(digest=digest))
+
+
+def _settle(ledger: Ledger, digest: str) -> tuple[Ledger, tuple[Effect, ...]]:
+    """After a fragment was reckoned anew: it goes if it does not fit beside the others."""
+    need = ledger.resident[digest]
+    others = replace(ledger, resident=_without(ledger.resident, digest))
+    have = others.free_for_fragments
+    if need > have:
+        reason = f"measured {format_bytes(need)}, have {format_bytes(have)} of a budget of "
+        reason += format_bytes(ledger.budget)
+        return others, (Evict(digest=digest, need=need, have=have, reason=reason),)
+    return _make_room(ledger)
+
+
+def _resize(ledger: Ledger) -> tuple[Ledger, tuple[Effect, ...]]:
+    """Under a smaller budget, what became resident first goes first; loads in flight go before."""
+    effects: list[Effect] = []
+    for digest in [*ledger.in_flight, *ledger.resident]:
+        if ledger.fragments <= ledger.budget:
+            break
+        need = ledger.in_flight.get(digest) or ledger.resident.get(digest, Bytes(0))
+        ledger = replace(
+            ledger,
+            in_flight=_without(ledger.in_flight, digest),
+            resident=_without(ledger.resident, digest),
+        )
+        reason = f"the budget is {format_bytes(ledger.budget)} now"
+        have = ledger.free_for_fragments
+        effects.append(Evict(digest=digest, need=need, have=have, reason=reason))
+    ledger, spills = _make_room(ledger)
+    return ledger, (*effects, *spills)
+
+
+def _make_room(ledger: Ledger) -> tuple[Ledger, tuple[Spill, ...]]:
+    """Take from the activations what the fragments need."""
+    excess = Bytes(max(0, ledger.fragments + ledger.reserved - ledger.budget))
+    if not excess:
+        return ledger, ()
+    return replace(ledger, reserved=Bytes(ledger.reserved - excess)), (Spill(size=excess),)
+
+
+def _homeless(ledger: Ledger, digest: str) -> Evict:
+    have = ledger.free_for_fragments
+    reason = "the budget shrank while it was loaded"
+    return Evict(digest=digest, need=Bytes(0), have=have, reason=reason)
+
+
+def _without(held: Mapping[str, Bytes], digest: str) -> Mapping[str, Bytes]:
+    return {key: value for key, value in held.items() if key != digest}
+
+
+def short(digest: str) -> str:
+    """A digest as people can compare it: its first twelve digits."""
+    return digest.removeprefix("sha256:")[:12]

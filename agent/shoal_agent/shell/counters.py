@@ -1,0 +1,49 @@
+"""What the agent counts since it started: an outage costs resolution, not totals."""
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+_BOUNDS_SECONDS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts of durations by upper bound, as Prometheus wants them."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(_BOUNDS_SECONDS) + 1))
+    sum_seconds: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(_BOUNDS_SECONDS, seconds)] += 1
+        self.sum_seconds += seconds
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bounds and cumulative counts."""
+        total, found = 0, []
+        for bound, number in zip((*map(str, _BOUNDS_SECONDS), "+Inf"), self.counts, strict=True):
+            total += number
+            found.append((bound, float(total)))
+        return found
+
+
+@dataclass(slots=True)
+class Counters:
+    """All of it. The keys of the `Counter`s are from small closed sets."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    fetched_bytes: Counter[str] = field(default_factory=Counter)
+    tasks: Counter[str] = field(default_factory=Counter)
+    loads: Counter[str] = field(default_factory=Counter)
+    transfers_refused: Counter[str] = field(default_factory=Counter)
+    evictions: int = 0
+    sessions: int = 0
+    over_budget: int = 0
+    compute: Histogram = field(default_factory=Histogram)
+    task: Histogram = field(default_factory=Histogram)
+    load: Histogram = field(default_factory=Histogram)

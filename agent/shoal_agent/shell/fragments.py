@@ -1,0 +1,263 @@
+"""Fragments on this device: fetched, loaded, measured, given up. The ledger decides, this does.
+
+Changes of residency happen in the order in which they were asked for: a load is admitted when every
+unload before it has returned its memory. What is admitted then fetches and opens beside the others.
+Everything that touches ONNX Runtime runs in one thread, the processor.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar, assert_never
+
+from shoal_agent import residency
+from shoal_agent.residency import Ledger, short
+from shoal_agent.shell.cache import CorruptFragment, FragmentCache
+from shoal_agent.shell.counters import Counters
+from shoal_agent.shell.fetching import Fetched, Fetcher, Source
+from shoal_agent.shell.memory import MemoryMeter
+from shoal_agent.shell.runtime import RunResult, Runtime
+from shoal_protocol.tensors import Array
+from shoal_protocol.units import Bytes, format_bytes
+
+_FETCHES_AFTER_DAMAGE = 2
+
+Result = TypeVar("Result")
+
+
+class OverBudget(Exception):
+    """A fragment does not fit; carries what it would take and what there is, in bytes."""
+
+    def __init__(self, need_bytes: int, have_bytes: int, reason: str) -> None:
+        super().__init__(reason)
+        self.need_bytes = need_bytes
+        self.have_bytes = have_bytes
+
+
+class NotResident(Exception):
+    """A fragment is to be used that is not resident."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """A fragment became resident: what the ledger reckons, time, and bytes fetched for it."""
+
+    resident_bytes: int
+    seconds: float
+    fetched_bytes: int
+
+
+class Fragments:
+    """The fragments of one agent process; they outlive its sessions."""
+
+    def __init__(  # noqa: PLR0913 - the parts that it joins
+        self,
+        *,
+        ledger: Ledger,
+        cache: FragmentCache,
+        fetcher: Fetcher,
+        runtime: Runtime,
+        meter: MemoryMeter,
+        processor: ThreadPoolExecutor,
+        counters: Counters,
+        on_evicted: Callable[[str, str], None],
+    ) -> None:
+        """`on_evicted` is told of a fragment that was given up unasked, and why."""
+        self.ledger = ledger
+        self.cache = cache
+        self._fetcher = fetcher
+        self._runtime = runtime
+        self._meter = meter
+        self._processor = processor
+        self._counters = counters
+        self._on_evicted = on_evicted
+        self._turn = asyncio.Lock()
+        self._loading: dict[str, asyncio.Event] = {}
+        self._evicting: set[asyncio.Task[None]] = set()
+        self._measured: set[str] = set()
+        self.spill: Callable[[int], int] = lambda _: 0
+
+    # ---- what sessions ask for ---------------------------------------------------------------
+
+    async def load(self, digest: str, need_bytes: int, sources: Sequence[Source]) -> LoadResult:
+        """Make a fragment resident.
+
+        Raises `OverBudget`, `FragmentUnavailable`, `CorruptFragment`, `CacheFull`, `RuntimeFailed`,
+        `OSError`.
+        """
+        started = perf_counter()
+        async with self._turn:
+            admitted = await self._admit(digest, need_bytes)
+        if not admitted:
+            if (loading := self._loading.get(digest)) is not None:
+                await loading.wait()
+            if digest not in self.ledger.resident:
+                raise OverBudget(need_bytes, 0, f"{short(digest)} was given up while it was loaded")
+            return LoadResult(self.ledger.resident[digest], perf_counter() - started, 0)
+        done = self._loading[digest] = asyncio.Event()
+        self.cache.pin(digest)
+        resident = False
+        try:
+            fetched = await self._open(digest, sources)
+            self._apply(residency.LoadFinished(digest=digest))
+            resident = digest in self.ledger.resident
+        finally:
+            if not resident:
+                self._apply(residency.LoadFailed(digest=digest))
+                self.cache.unpin(digest)
+                await self.in_processor(self._runtime.close, digest)
+            del self._loading[digest]
+            done.set()
+        if not resident:
+            raise OverBudget(need_bytes, 0, f"{short(digest)} was given up while it was loaded")
+        seconds = perf_counter() - started
+        self._counters.load.observe(seconds)
+        return LoadResult(self.ledger.resident[digest], seconds, fetched)
+
+    async def unload(self, digest: str) -> int:
+        """Give a fragment up; the bytes that came back. Its memory is back on return.
+
+        Raises `NotResident`.
+        """
+        async with self._turn:
+            if (loading := self._loading.get(digest)) is not None:
+                await loading.wait()
+            if digest not in self.ledger.resident:
+                raise NotResident(f"{short(digest)} is not resident")
+            freed = await self._close(digest)
+            self._apply(residency.Unloaded(digest=digest))
+            return freed
+
+    async def prefetch(self, digest: str, sources: Sequence[Source]) -> Fetched:
+        """Bring a fragment into the cache; raises as `load` does."""
+        return await self._fetcher.ensure(digest, sources)
+
+    async def run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
+        """Run a resident fragment on one item's tensors, and measure it.
+
+        Raises `NotResident`, `OverBudget` (it is not resident any more then), `InputMismatch`,
+        `RuntimeFailed`.
+        """
+        if digest not in self.ledger.resident:
+            raise NotResident(f"{short(digest)} is not resident")
+        result = await self.in_processor(self._runtime.run, digest, tensors)
+        if digest not in self._measured:
+            self._measured.add(digest)
+            others = sum(n for key, n in self.ledger.resident.items() if key != digest)
+            # What the process took beyond what is reckoned for all else is put to this fragment.
+            measured = max(0, result.peak_bytes - others - self.ledger.reserved)
+            self._apply(residency.Measured(digest=digest, measured=Bytes(measured)))
+            if digest not in self.ledger.resident:
+                await asyncio.gather(*self._evicting, return_exceptions=True)
+                have = self.ledger.free_for_fragments
+                raise OverBudget(
+                    measured,
+                    have,
+                    f"{short(digest)} was measured: would need {format_bytes(measured)}, "
+                    f"have {format_bytes(have)}",
+                )
+        elif result.peak_bytes > self.ledger.budget:
+            self._counters.over_budget += 1
+            await self.in_processor(self._runtime.shrink)
+        return result
+
+    def stop_run(self) -> None:
+        """Ask the present run to end early."""
+        self._runtime.stop()
+
+    def change_budget(self, budget: Bytes) -> None:
+        """Use more or less from now on; what does not fit any more is given up."""
+        self._apply(residency.BudgetChanged(budget=budget))
+
+    # ---- the activations' share --------------------------------------------------------------
+
+    def request_space(self, size: int) -> bool:
+        """Whether an activation may stay in memory."""
+        effects = self._apply(residency.SpaceRequested(size=Bytes(size)))
+        return residency.Grant() in effects
+
+    def return_space(self, size: int) -> None:
+        """An activation has left memory."""
+        self._apply(residency.SpaceReturned(size=Bytes(size)))
+
+    # ---- inside ------------------------------------------------------------------------------
+
+    async def in_processor(self, function: Callable[..., Result], *arguments: object) -> Result:
+        """Run in the thread that ONNX Runtime has."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._processor, function, *arguments)
+
+    async def close(self) -> None:
+        """Wait for what is being given up."""
+        await asyncio.gather(*self._evicting, return_exceptions=True)
+        await self._fetcher.close()
+
+    async def _admit(self, digest: str, need_bytes: int) -> bool:
+        """Whether there is something to load; `OverBudget` if it must not be."""
+        effects = self._apply(residency.LoadRequested(digest=digest, need=Bytes(need_bytes)))
+        for effect in effects:
+            match effect:
+                case residency.Refuse(need=need, have=have, reason=reason):
+                    raise OverBudget(need, have, reason)
+                case residency.AlreadyThere():
+                    return False
+        return True
+
+    async def _open(self, digest: str, sources: Sequence[Source]) -> int:
+        """Fetch, verify and open; a damaged copy on disk is fetched anew. Bytes fetched."""
+        fetched_bytes = 0
+        for attempt in range(_FETCHES_AFTER_DAMAGE):
+            fetched = await self._fetcher.ensure(digest, sources)
+            fetched_bytes += fetched.fetched_bytes
+            try:
+                folder = await asyncio.to_thread(self.cache.verify, digest)
+            except CorruptFragment:
+                if attempt + 1 == _FETCHES_AFTER_DAMAGE:
+                    raise
+                continue
+            await self.in_processor(self._runtime.open, digest, folder)
+            return fetched_bytes
+        raise AssertionError("the loop returns or raises")
+
+    async def _close(self, digest: str) -> int:
+        freed = await self.in_processor(self._runtime.close, digest)
+        self.cache.unpin(digest)
+        self._measured.discard(digest)
+        return freed
+
+    def _apply(self, event: residency.Event) -> tuple[residency.Effect, ...]:
+        """Step the ledger; carry out what needs no answer to whoever asked."""
+        self.ledger, effects = residency.step(self.ledger, event)
+        for effect in effects:
+            match effect:
+                case residency.Spill(size=size):
+                    self.spill(size)
+                case residency.Evict(digest=digest, reason=reason):
+                    self._start_eviction(digest, reason)
+                case (
+                    residency.Admit()
+                    | residency.AlreadyThere()
+                    | residency.Refuse()
+                    | residency.Grant()
+                    | residency.Deny()
+                ):
+                    pass
+                case _:
+                    assert_never(effect)
+        return effects
+
+    def _start_eviction(self, digest: str, reason: str) -> None:
+        async def evict() -> None:
+            # Loads that come after this wait until the memory is back.
+            async with self._turn:
+                if digest in self._loading:
+                    return  # the load sees that it lost its place, and closes what it opened
+                await self._close(digest)
+            self._counters.evictions += 1
+            self._on_evicted(digest, reason)
+
+        task = asyncio.create_task(evict(), name=f"evict {short(digest)}")
+        self._evicting.add(task)
+        task.add_done_callback(self._evicting.discard)

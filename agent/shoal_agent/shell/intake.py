@@ -1,0 +1,68 @@
+"""Activations on their way in, from any stream: assembled, admitted, stored, acknowledged.
+
+A sender learns one of four things: taken, stale (drop it), busy (come again), refused (malformed,
+or not for this device: do not come again). Nothing is allocated before the header has been
+checked.
+"""
+
+from collections.abc import Callable
+
+from shoal_agent.shell.activations import SpillFull
+from shoal_agent.shell.counters import Counters
+from shoal_agent.shell.tasks import Tasks
+from shoal_protocol.assembly import ActivationAssembler, Limits
+from shoal_protocol.frames import MalformedFrame, TransferError, acknowledgement
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, FrameHeader
+
+MAXIMUM_DECODED_BYTES = 1 << 30
+
+
+class Intake:
+    """The receiving half of one stream."""
+
+    def __init__(
+        self,
+        device: str,
+        tasks: Callable[[], Tasks | None],
+        answer: Callable[[bytes], None],
+        counters: Counters,
+    ) -> None:
+        """`tasks` gives those of the present session, None without one; `answer` sends a frame."""
+        self._device = device
+        self._tasks = tasks
+        self._answer = answer
+        self._counters = counters
+        limits = Limits(decoded_bytes=MAXIMUM_DECODED_BYTES)
+        self._assembler = ActivationAssembler(limits, self._admit)
+
+    def feed(self, header: FrameHeader, payload: memoryview) -> None:
+        """Take one frame that is no acknowledgement."""
+        try:
+            received = self._assembler.add(header, payload)
+            if received is None:
+                return
+            tasks = self._tasks()
+            try:
+                taken = tasks is not None and tasks.take(received)
+            except (SpillFull, OSError) as error:
+                raise TransferError(
+                    f"no room: {error}", outcome=Acknowledgement.BUSY, transfer=header.transfer
+                ) from error
+        except TransferError as error:
+            self._counters.transfers_refused[Acknowledgement.Outcome.Name(error.outcome)] += 1
+            self._answer(acknowledgement(header.transfer, error.outcome, error.reason))
+            return
+        self._counters.received_bytes += received.encoded_bytes
+        outcome = Acknowledgement.ACCEPTED if taken else Acknowledgement.STALE
+        self._answer(acknowledgement(header.transfer, outcome))
+
+    def _admit(self, activation: Activation, decoded_bytes: int) -> None:
+        key, tasks = activation.key, self._tasks()
+        if activation.device != self._device:
+            raise MalformedFrame(f"it is for {activation.device!r}, this is {self._device!r}")
+        if tasks is None:
+            raise TransferError("no session", outcome=Acknowledgement.BUSY)
+        if tasks.stale(key.job, key.epoch):
+            raise TransferError("of an older epoch", outcome=Acknowledgement.STALE)
+        if not tasks.has_room(decoded_bytes):
+            raise TransferError("no room for activations", outcome=Acknowledgement.BUSY)

@@ -1,0 +1,104 @@
+"""This process's own memory: what it takes now, what it took at most, and giving it back.
+
+*Resident* is the kernel's VmRSS: anonymous pages and pages of mapped files. Mapped weights count,
+though the kernel could take clean ones back at any time: the budget promises what the device has
+to find, not what it might get away with. The *floor* is the idle agent with ONNX Runtime loaded
+and warm; all use is above it. The highest mark is the kernel's own (VmHWM), which misses nothing
+between samples.
+
+Dropping clean mapped pages of libraries (`madvise(DONTNEED)`) halves an idle agent's resident
+size, and is not done: they come back as soon as the code runs, and would then pass for use above
+the floor.
+"""
+
+import ctypes
+import os
+import re
+import signal
+from typing import Final
+
+_STATUS_BYTES: Final = 8192
+_FIELDS: Final = re.compile(rb"^Vm(HWM|RSS):\s+(\d+) kB", re.MULTILINE)
+_RESET_PEAK: Final = b"5"
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
+_PR_SET_PDEATHSIG: Final = 1
+MAPPED_FROM_BYTES: Final = 128 << 10
+"""Blocks from here on come from mappings of their own, and go back to the kernel when freed."""
+
+
+class MemoryMeter:
+    """Resident bytes above the floor, from the kernel's counters of this process."""
+
+    def __init__(self) -> None:
+        self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+        self._clear: int | None
+        try:
+            self._clear = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:  # a hardened container
+            self._clear = None
+        self.floor_bytes = 0
+        self._highest = 0
+
+    def settle(self) -> int:
+        """Take what is resident now, trimmed, as the floor; peaks count from here."""
+        trim()
+        self.floor_bytes = self._read()[1]
+        self.begin_peak()
+        self._highest = self.floor_bytes
+        return self.floor_bytes
+
+    def used_bytes(self) -> int:
+        """Resident bytes above the floor now; never below zero."""
+        return max(0, self._read()[1] - self.floor_bytes)
+
+    def begin_peak(self) -> None:
+        """Start a new highest mark, for `peak_since_begin_bytes`."""
+        if self._clear is not None:
+            self._highest = max(self._highest, self._read()[0])
+            os.write(self._clear, _RESET_PEAK)
+
+    def peak_since_begin_bytes(self) -> int:
+        """The most above the floor since `begin_peak`; where marks cannot be reset, the present."""
+        if self._clear is None:
+            return self.used_bytes()
+        return max(0, self._read()[0] - self.floor_bytes)
+
+    def peak_bytes(self) -> int:
+        """The most above the floor since `settle`."""
+        self._highest = max(self._highest, self._read()[0])
+        return max(0, self._highest - self.floor_bytes)
+
+    def _read(self) -> tuple[int, int]:
+        """Highest and present resident bytes."""
+        found = dict(_FIELDS.findall(os.pread(self._status, _STATUS_BYTES, 0)))
+        return int(found[b"HWM"]) << 10, int(found[b"RSS"]) << 10
+
+
+def tune_allocator() -> None:
+    """Keep glibc from hoarding what was freed; without glibc this does nothing.
+
+    By default its threshold for mapped blocks grows with use, and freed activations stay in the
+    heap: the peak of a fragment of 5 MB of weights fell from 20 to 8 MiB, and no longer varies.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, MAPPED_FROM_BYTES)
+        libc.mallopt(_M_ARENA_MAX, 2)
+
+
+def trim() -> None:
+    """Give freed heap back to the kernel."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def exit_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends, however that ends."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent or parent == 1:
+        raise SystemExit("the parent is gone already")

@@ -1,0 +1,276 @@
+"""Fragments in ONNX Runtime, executed from memory-mapped weights.
+
+How the weights stay off the heap (measured for ONNX Runtime 1.31 on text, language and image
+models):
+
+- The session is opened from the *path* of model.onnx, whose weights are external data: the
+  runtime maps them and owns the mapping. `add_initializer` over a mapping of ours came out equal
+  in memory (within 3 MiB either way) and has a lifetime that one can get wrong.
+- Prepacking is off: it makes a second, anonymous copy of every MatMul's weights.
+- Optimisation stops at "extended": the level above re-orders convolutions' weights into copies
+  (88 MiB for 36 MiB of weights). `_COPYING_OPTIMIZERS` fold or fuse weights into copies and are
+  switched off one by one. What is left after opening a session is 0.2 to 0.4 MiB of heap.
+- One allocator for activations, shared by all sessions and growing by what is asked for only. It is
+  limited to the budget, so that a run that would need more fails instead of passing it.
+
+Sessions are opened, run and destroyed in one thread; the interpreter's lock is released meanwhile.
+Memory is back when `close` returns.
+"""
+
+import gc
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime
+
+from shoal_agent.shell.memory import MemoryMeter, trim
+from shoal_protocol.tensors import Array
+
+_COPYING_OPTIMIZERS: Final = [
+    "ConstantFolding",
+    "UnsqueezeElimination",
+    "ConvAddFusion",
+    "ConvMulFusion",
+    "ConvBNFusion",
+    "MatMul_BatchNormalization_Fusion",
+    "AttentionFusion",
+    "QAttentionFusion",
+]
+_SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
+_GROW_AS_ASKED: Final = 1
+_ERROR_CHARACTERS: Final = 400
+_OUT_OF_MEMORY: Final = (
+    "Failed to allocate memory",
+    "bad_alloc",
+    "exceed memory limit",
+    "smaller than requested",
+)
+
+_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(double)": np.dtype(np.float64),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(int8)": np.dtype(np.int8),
+    "tensor(int16)": np.dtype(np.int16),
+    "tensor(int32)": np.dtype(np.int32),
+    "tensor(int64)": np.dtype(np.int64),
+    "tensor(uint8)": np.dtype(np.uint8),
+    "tensor(uint16)": np.dtype(np.uint16),
+    "tensor(uint32)": np.dtype(np.uint32),
+    "tensor(uint64)": np.dtype(np.uint64),
+    "tensor(bool)": np.dtype(np.bool_),
+    "tensor(string)": np.dtype(object),
+}
+
+
+class RuntimeFailed(Exception):
+    """ONNX Runtime could not open or run a fragment; the text is its first line."""
+
+
+class OutOfBudget(RuntimeFailed):
+    """A run would have taken more memory than the budget allows."""
+
+
+class Terminated(RuntimeFailed):
+    """A run was stopped because it was asked to."""
+
+
+class InputMismatch(ValueError):
+    """An input's name, type or shape does not suit the fragment: trying again does not help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSpec:
+    """What a fragment takes under one name; in `shape` None stands for any size."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenFragment:
+    """A fragment that can run."""
+
+    digest: str
+    session: onnxruntime.InferenceSession
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """Outputs of a run, its time in ONNX Runtime, and the most memory above the floor during it."""
+
+    outputs: dict[str, Array]
+    compute_seconds: float
+    peak_bytes: int
+
+
+class Runtime:
+    """The fragments that are open. Not thread-safe but for `stop`: use one thread."""
+
+    def __init__(self, meter: MemoryMeter, *, threads: int, limit_bytes: int) -> None:
+        self._meter = meter
+        self._threads = threads
+        self._open: dict[str, OpenFragment] = {}
+        self._run_options: onnxruntime.RunOptions | None = None
+        onnxruntime.set_default_logger_severity(4)
+        configuration = {"arena_extend_strategy": _GROW_AS_ASKED, "max_mem": limit_bytes}
+        onnxruntime.create_and_register_allocator(
+            onnxruntime.OrtMemoryInfo(
+                "Cpu",
+                onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR,
+                0,
+                onnxruntime.OrtMemType.DEFAULT,
+            ),
+            onnxruntime.OrtArenaCfg(configuration),
+        )
+        # Stays open: a first run loads what every run needs, and further ones shrink the arena.
+        self._tiny = self._session(_tiny_model())
+        self.shrink()
+
+    def open(self, digest: str, folder: Path) -> OpenFragment:
+        """Make a fragment ready to run; raises `RuntimeFailed`."""
+        session = self._session(str(folder / "model.onnx"))
+        inputs = []
+        for value in session.get_inputs():
+            if (dtype := _DTYPES.get(value.type)) is None:
+                raise RuntimeFailed(f"input {value.name} of type {value.type} is not supported")
+            shape = tuple(size if isinstance(size, int) else None for size in value.shape)
+            inputs.append(InputSpec(name=value.name, dtype=dtype, shape=shape))
+        fragment = OpenFragment(
+            digest=digest,
+            session=session,
+            inputs=tuple(inputs),
+            outputs=tuple(value.name for value in session.get_outputs()),
+        )
+        self._open[digest] = fragment
+        return fragment
+
+    def run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
+        """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds."""
+        fragment = self._open[digest]
+        check_inputs(fragment.inputs, tensors)
+        feed = {spec.name: tensors[spec.name] for spec in fragment.inputs}
+        options = self._run_options = onnxruntime.RunOptions()
+        options.log_severity_level = 4
+        self._meter.begin_peak()
+        started = perf_counter()
+        try:
+            outputs = fragment.session.run(fragment.outputs, feed, options)
+        except Exception as error:  # the runtime's exceptions have no common base but this
+            raise _failure(error, stopped=options.terminate) from error
+        finally:
+            self._run_options = None
+        compute_seconds = perf_counter() - started
+        # The runtime's arrays are views into its allocator; kept, they would hold all of it back.
+        outputs = [np.array(output) for output in outputs]
+        return RunResult(
+            outputs=dict(zip(fragment.outputs, outputs, strict=True)),
+            compute_seconds=compute_seconds,
+            peak_bytes=self._meter.peak_since_begin_bytes(),
+        )
+
+    def stop(self) -> None:
+        """Ask the present run to end early. From any thread."""
+        if (options := self._run_options) is not None:
+            options.terminate = True
+
+    def close(self, digest: str) -> int:
+        """Give a fragment up; the bytes that came back. Its memory is back on return."""
+        before = self._meter.used_bytes()
+        self._open.pop(digest, None)
+        gc.collect()  # the session goes now, not when a cycle through it is found
+        self.shrink()
+        return max(0, before - self._meter.used_bytes())
+
+    def shrink(self) -> None:
+        """Give back what neither fragments nor activations hold."""
+        options = onnxruntime.RunOptions()
+        options.add_run_config_entry(*_SHRINK)
+        self._tiny.run(None, {"x": np.zeros(1, np.float32)}, options)
+        trim()
+
+    def _session(self, model: str | bytes) -> onnxruntime.InferenceSession:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        # Spinning burns processor time that the other agents of a machine need.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            return onnxruntime.InferenceSession(
+                model,
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=_COPYING_OPTIMIZERS,
+            )
+        except Exception as error:  # as above
+            raise _failure(error, stopped=False) from error
+
+
+def check_inputs(specs: tuple[InputSpec, ...], tensors: Mapping[str, Array]) -> None:
+    """Whether tensors suit a fragment; `InputMismatch` says what does not.
+
+    A symbolic size is any size here: exporters give one symbol to axes that differ.
+    """
+    for spec in specs:
+        tensor = tensors.get(spec.name)
+        if tensor is None:
+            raise InputMismatch(f"input {spec.name} is missing")
+        if tensor.dtype != spec.dtype:
+            raise InputMismatch(f"input {spec.name}: type {tensor.dtype} is not {spec.dtype}")
+        if not _fits(tensor.shape, spec.shape):
+            raise InputMismatch(
+                f"input {spec.name}: shape {_shape(tensor.shape)} does not fit {_shape(spec.shape)}"
+            )
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    # The runtime shows a shape of unknown rank like a number's: as ().
+    if not wanted:
+        return True
+    return len(shape) == len(wanted) and all(
+        expected is None or size == expected for size, expected in zip(shape, wanted, strict=True)
+    )
+
+
+def _shape(sizes: tuple[int | None, ...]) -> str:
+    return "[" + ",".join("?" if size is None else str(size) for size in sizes) + "]"
+
+
+def _failure(error: Exception, *, stopped: bool) -> RuntimeFailed:
+    text = str(error)
+    line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    line = line[:_ERROR_CHARACTERS]
+    if stopped:
+        return Terminated(line)
+    if any(sign in text for sign in _OUT_OF_MEMORY):
+        return OutOfBudget(line)
+    return RuntimeFailed(line)
+
+
+def _tiny_model() -> bytes:
+    """An ONNX model of one Relu, written by hand: the agent has no `onnx` to make it with."""
+
+    def field(number: int, content: bytes | int) -> bytes:
+        if isinstance(content, int):
+            return struct.pack("BB", number << 3, content)
+        return struct.pack("BB", number << 3 | 2, len(content)) + content
+
+    def value(name: bytes) -> bytes:
+        shape = field(1, field(1, 1))  # one dimension, of size 1
+        return field(1, name) + field(2, field(1, field(1, 1) + field(2, shape)))
+
+    node = field(1, b"x") + field(2, b"y") + field(4, b"Relu")
+    graph = field(1, node) + field(2, b"tiny") + field(11, value(b"x")) + field(12, value(b"y"))
+    return field(1, 8) + field(7, graph) + field(8, field(2, 17))

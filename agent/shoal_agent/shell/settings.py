@@ -1,0 +1,301 @@
+"""The command line of the agent, and the values that come out of it."""
+
+import argparse
+import re
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+from shoal_agent import __version__
+from shoal_protocol.channels import Credentials
+from shoal_protocol.units import Bytes, parse_bytes, parse_quantity
+
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LEVELS: Final = ("debug", "info", "warning", "error")
+
+Value = TypeVar("Value")
+
+_DESCRIPTION: Final = """\
+Runs fragments of neural networks on this device, within a memory budget. The agent dials its
+coordinator and does what that asks; it needs no open port. SIGTERM drains: what runs is finished,
+then the agent leaves. A second SIGTERM, or SIGINT, ends it at once."""
+
+_EPILOG: Final = """\
+Examples:
+  shoal agent --coordinator unix:/run/shoal/coordinator.sock --budget 24Mi
+  shoal agent --name pi-4 --coordinator 10.0.0.1:7400 --budget 512Mi \\
+      --listen 0.0.0.0:7401 --advertise 10.0.0.7:7401 \\
+      --tls-ca ca.pem --tls-certificate pi-4.pem --tls-key pi-4.key"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the agent was told. Sizes in bytes, rates in bits per second."""
+
+    name: str
+    coordinator: str
+    listen: str | None
+    advertise: str | None
+    cache: Path
+    cache_bytes: Bytes
+    budget: Bytes
+    single: bool
+    threads: int | None
+    metrics: tuple[str, int] | None
+    link_rate: float
+    link_latency_seconds: float
+    telemetry_interval_seconds: float | None
+    credentials: Credentials | None
+    insecure: bool
+    exit_with_parent: bool
+    drain_seconds: float
+    log_level: str
+    log_format: str
+
+
+def parse(arguments: Sequence[str] | None = None) -> Settings:
+    """Read the command line; exits with status 2 and one clear line where it makes no sense."""
+    parser = _parser()
+    values = parser.parse_args(arguments)
+    tls = (values.tls_ca, values.tls_certificate, values.tls_key)
+    if any(tls) and not all(tls):
+        parser.error("--tls-ca, --tls-certificate and --tls-key go together")
+    for path in filter(None, tls):
+        if not path.is_file():
+            parser.error(f"{path} is no file")
+    if values.advertise is not None and values.listen is None:
+        parser.error("--advertise needs --listen")
+    ca, certificate, key = tls
+    return Settings(
+        name=values.name,
+        coordinator=values.coordinator,
+        listen=values.listen,
+        advertise=values.advertise,
+        cache=values.cache,
+        cache_bytes=values.cache_size,
+        budget=values.budget,
+        single=values.residency == "Single",
+        threads=values.threads,
+        metrics=values.metrics_address,
+        link_rate=values.link_rate,
+        link_latency_seconds=values.link_latency_milliseconds / 1000,
+        telemetry_interval_seconds=values.telemetry_interval,
+        credentials=Credentials(ca=ca, certificate=certificate, key=key) if all(tls) else None,
+        insecure=values.insecure,
+        exit_with_parent=values.exit_with_parent,
+        drain_seconds=values.drain_seconds,
+        log_level=values.log_level,
+        log_format=values.log_format,
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, without the usage before it."""
+        self.exit(2, f"{self.prog}: {message} (--help says more)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="shoal agent",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"shoal agent {__version__}")
+    _add_place(parser)
+    _add_limits(parser)
+    _add_security(parser)
+    _add_rest(parser)
+    return parser
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("who and where")
+    group.add_argument(
+        "--coordinator",
+        required=True,
+        metavar="TARGET",
+        help="the coordinator to dial: unix:/path or HOST:PORT",
+    )
+    group.add_argument(
+        "--name",
+        type=_checked(_name),
+        default=_host_name(),
+        help="name of this device, a DNS label (default: the host's, %(default)s)",
+    )
+    group.add_argument(
+        "--listen",
+        metavar="ADDRESS",
+        help="where peers reach this agent: unix:/path or HOST:PORT, port 0 for any free one; "
+        "without it activations are relayed by the coordinator",
+    )
+    group.add_argument(
+        "--advertise",
+        metavar="TARGET",
+        help="what peers are to dial, if that is not the address listened on",
+    )
+    group.add_argument(
+        "--cache",
+        type=Path,
+        default=Path("/var/cache/shoal"),
+        metavar="DIR",
+        help="folder of the disk cache (default: %(default)s)",
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what it may use")
+    group.add_argument(
+        "--budget",
+        type=_checked(_positive_bytes),
+        required=True,
+        metavar="QUANTITY",
+        help="memory for weights, activations and workspace, above the idle agent: 24Mi, 1.5G",
+    )
+    group.add_argument(
+        "--residency",
+        choices=("Adaptive", "Single"),
+        default="Adaptive",
+        help="as many fragments in memory as the budget allows, or one at a time "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--cache-size",
+        type=_checked(_positive_bytes),
+        default=Bytes(1 << 30),
+        metavar="QUANTITY",
+        help="disk for fragments, and for activations that memory has no room for; "
+        "a quarter is for the latter (default: 1Gi)",
+    )
+    group.add_argument(
+        "--threads",
+        type=_checked(_positive_integer),
+        metavar="N",
+        help="threads of ONNX Runtime (default: the processors that this process may use)",
+    )
+    group.add_argument(
+        "--link-rate",
+        type=_checked(_rate),
+        default=0.0,
+        metavar="QUANTITY",
+        help="pretend an uplink of so many bits per second: 100M (default: as fast as it goes)",
+    )
+    group.add_argument(
+        "--link-latency-milliseconds",
+        type=_checked(_duration),
+        default=0.0,
+        metavar="N",
+        help="pretend that what this agent sends takes so long on its way (default: 0)",
+    )
+
+
+def _add_security(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("security: a HOST:PORT needs mutual TLS")
+    group.add_argument("--tls-ca", type=Path, metavar="FILE", help="authority that all sides trust")
+    group.add_argument(
+        "--tls-certificate",
+        type=Path,
+        metavar="FILE",
+        help="this device's certificate; its common name is the device's name",
+    )
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key")
+    group.add_argument(
+        "--insecure", action="store_true", help="no TLS; refused for what is not loopback"
+    )
+
+
+def _add_rest(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("operation")
+    group.add_argument(
+        "--metrics-address",
+        type=_checked(_host_port),
+        metavar="HOST:PORT",
+        help="serve /metrics, /healthz and /readyz there, port 0 for any free one (default: off)",
+    )
+    group.add_argument(
+        "--telemetry-interval",
+        type=_checked(_positive_duration),
+        metavar="SECONDS",
+        help="how often to report (default: what the coordinator wishes)",
+    )
+    group.add_argument(
+        "--drain-seconds",
+        type=_checked(_duration),
+        default=25.0,
+        metavar="N",
+        help="how long SIGTERM waits for what runs (default: %(default)s)",
+    )
+    group.add_argument(
+        "--exit-with-parent",
+        action="store_true",
+        help="be killed when the process that started this one ends (Linux)",
+    )
+    group.add_argument(
+        "--log-level", choices=_LEVELS, default="warning", help="default: %(default)s"
+    )
+    group.add_argument("--log-format", choices=("text", "json"), default="text")
+
+
+def _checked(convert: Callable[[str], Value]) -> Callable[[str], Value]:
+    """Have argparse show what a conversion complains about."""
+
+    def checked(text: str) -> Value:
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return checked
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"{text!r} is no DNS label: lower-case letters, digits and dashes")
+    return text
+
+
+def _host_name() -> str:
+    """The host's name as a DNS label."""
+    label = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower())
+    return label.strip("-")[:63].strip("-") or "device"
+
+
+def _positive_bytes(text: str) -> Bytes:
+    size = parse_bytes(text)
+    if size <= 0:
+        raise ValueError(f"{text!r} leaves nothing to work with")
+    return size
+
+
+def _positive_integer(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise ValueError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    return float(parse_quantity(text))
+
+
+def _duration(text: str) -> float:
+    value = float(parse_quantity(text))
+    if value > 86_400_000:
+        raise ValueError(f"{text!r} is too long")
+    return value
+
+
+def _positive_duration(text: str) -> float:
+    if (value := _duration(text)) <= 0:
+        raise ValueError(f"{text!r} is no time to wait")
+    return value
+
+
+def _host_port(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,394 @@
+"""Tasks of one session: the queue decides, this runs them, keeps what they make and hands it on."""
+
+import asyncio
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from shoal_agent import execution
+from shoal_agent.execution import Assignment, Effect, Made, Need, Sent, TaskQueue
+from shoal_agent.shell.activations import ActivationStore, SpillFull
+from shoal_agent.shell.answers import EXPECTED, failure, failure_of, refusal
+from shoal_agent.shell.counters import Counters
+from shoal_agent.shell.fragments import Fragments
+from shoal_agent.shell.links import Parcel, Undelivered
+from shoal_agent.shell.machine import steady_nanoseconds
+from shoal_agent.shell.runtime import RunResult
+from shoal_protocol.assembly import ReceivedActivation
+from shoal_protocol.tensors import MODEL, ActivationKey, Array
+from shoal_protocol.units import Nanoseconds, nanoseconds, seconds
+from shoal_protocol.v1 import session_pb2 as pb
+
+
+class Outlet(Protocol):
+    """Where tasks send to."""
+
+    async def deliver(self, parcel: Parcel, address: str) -> int:
+        """Send to a peer, or with no address through the coordinator; raises `Undelivered`."""
+        ...
+
+    def reply(self, reply: pb.Reply) -> None:
+        """Answer an instruction."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """A programmer's error: loud, and the session ends, so that its tasks are given again."""
+        ...
+
+
+@dataclass(slots=True)
+class _Order:
+    """An Execute that has not been answered, and when it came."""
+
+    message: pb.Execute
+    since: Nanoseconds
+
+
+class Tasks:
+    """What one session asked this device to run."""
+
+    def __init__(
+        self,
+        device: str,
+        fragments: Fragments,
+        store: ActivationStore,
+        outlet: Outlet,
+        counters: Counters,
+    ) -> None:
+        self._device = device
+        self._fragments = fragments
+        self._store = store
+        self._outlet = outlet
+        self._counters = counters
+        self._queue = TaskQueue()
+        self._orders: dict[int, _Order] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def queued(self) -> int:
+        """Tasks that wait or are ready."""
+        return self._queue.queued
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes of activations that are on disk."""
+        return self._store.spilled_bytes
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, and everything that ran is answered."""
+        return self._queue.idle and not self._background
+
+    # ---- instructions ---------------------------------------------------------------------------
+
+    def execute(self, message: pb.Execute) -> None:
+        """Take a task."""
+        now = Nanoseconds(steady_nanoseconds())
+        if message.digest not in self._fragments.ledger.resident:
+            self._fail(
+                message.instruction, failure(pb.NOT_RESIDENT, f"{message.digest} is not resident")
+            )
+            return
+        deadline = None
+        if message.deadline_seconds > 0:
+            deadline = Nanoseconds(now + nanoseconds(message.deadline_seconds))
+        self._orders[message.instruction] = _Order(message, now)
+        self._do(
+            self._queue.submit(
+                Assignment(
+                    instruction=message.instruction,
+                    task=made(message.task),
+                    digest=message.digest,
+                    needs=tuple(
+                        Need(producer=source.producer, tensors=frozenset(source.tensors))
+                        for source in message.inputs
+                    ),
+                    deadline=deadline,
+                )
+            )
+        )
+
+    def forward(self, message: pb.Forward) -> None:
+        """Send a kept activation on."""
+        self._spawn(self._forward(message))
+
+    def release(self, tasks: Iterable[pb.Task]) -> None:
+        """Let kept activations go."""
+        self._do(self._queue.release(made(task) for task in tasks))
+
+    def cancel(self, instruction: int) -> None:
+        """Give one task up."""
+        self._do(self._queue.cancel(instruction))
+
+    def void(self, job: str, epoch: int) -> None:
+        """Give up everything of a job below an epoch."""
+        self._do(self._queue.void(job, epoch))
+
+    def unload(self, digest: str) -> None:
+        """The fragment is about to go."""
+        self._do(self._queue.unload(digest))
+
+    def drain(self) -> None:
+        """Answer what has not begun."""
+        for instruction in list(self._orders):
+            running = self._queue.running
+            if running is None or running.instruction != instruction:
+                self._do(self._queue.cancel(instruction))
+
+    # ---- what peers and the coordinator send ----------------------------------------------------
+
+    def stale(self, job: str, epoch: int) -> bool:
+        """Whether a newer epoch of the job is known."""
+        return self._queue.stale(job, epoch)
+
+    def has_room(self, size: int) -> bool:
+        """Whether an activation of that size has a place."""
+        return self._store.has_room(size)
+
+    def take(self, received: ReceivedActivation) -> bool:
+        """Take an activation. False: it is of an older epoch. Raises `SpillFull`, `OSError`."""
+        key = sent(received.key)
+        if self.stale(key.job, key.epoch):
+            return False
+        self._store.put(key, received.tensors)
+        now = Nanoseconds(steady_nanoseconds())
+        effects = self._queue.arrive(now, key, received.tensors)
+        assert effects is not None, "it was not stale"
+        self._do(effects)
+        return True
+
+    def close(self) -> None:
+        """The session broke: nothing of it is wanted any more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._queue.running is not None:
+            self._fragments.stop_run()
+        for task in self._background:
+            task.cancel()
+        self._store.clear()
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _do(self, effects: Iterable[Effect]) -> None:
+        """Carry out what the queue decided."""
+        for effect in effects:
+            match effect:
+                case execution.Start():
+                    self._spawn(self._run(effect))
+                case execution.Stop():
+                    self._fragments.stop_run()
+                case execution.Refused(instruction=instruction, reason=reason, message=message):
+                    self._fail(instruction, refusal(reason, message))
+                case execution.Drop(keys=keys):
+                    self._store.drop(keys)
+                case _:
+                    assert_never(effect)
+        self._set_timer()
+
+    async def _run(self, start: execution.Start) -> None:
+        """One task, from its inputs to its answer."""
+        instruction = start.assignment.instruction
+        order = self._orders[instruction]
+        outcome = await self._compute(start)
+        if self._closed:
+            return
+        stopped = self._queue.stopped_because(instruction)
+        if isinstance(outcome, RunResult):
+            try:
+                kept = self._keep(start.assignment.task, order.message, outcome.outputs)
+            except (SpillFull, OSError) as error:
+                outcome, kept = failure(pb.DISK_FULL, f"cannot keep the outputs: {error}"), ()
+            self._do(self._queue.computed(instruction, kept))
+        else:
+            if stopped is not None:
+                outcome = refusal(stopped, f"{outcome.message} while it ran")
+            self._do(self._queue.computed(instruction))
+        if isinstance(outcome, RunResult):
+            await self._hand_on(order, outcome)
+        else:
+            self._fail(instruction, outcome)
+        self._do(self._queue.delivered(instruction))
+
+    async def _compute(self, start: execution.Start) -> RunResult | pb.Failure:
+        tensors: dict[str, Array] = {}
+        for key, names in start.inputs:
+            held = self._store.get(key)
+            if held is None or not names <= held.keys():
+                return failure(pb.MISSING_ACTIVATION, f"the activation {key} is gone")
+            self._store.cover(key)
+            tensors |= {name: held[name] for name in names}
+        try:
+            return await self._fragments.run(start.assignment.digest, tensors)
+        except EXPECTED as error:
+            return failure_of(error)
+
+    def _keep(self, task: Made, message: pb.Execute, outputs: dict[str, Array]) -> tuple[str, ...]:
+        """Keep what later stages need; the names."""
+        names = tuple(message.kept)
+        if not names:
+            routed = {name for route in message.routes for name in route.tensors}
+            results = set(message.results)
+            names = tuple(name for name in outputs if name not in results or name in routed)
+        kept = {name: outputs[name] for name in names if name in outputs}
+        if kept:
+            self._store.put(task, kept)
+        return tuple(kept)
+
+    async def _hand_on(self, order: _Order, result: RunResult) -> None:
+        """Results up, activations along the routes that are known; then the answer."""
+        message, task = order.message, order.message.task
+        instruction = message.instruction
+
+        # What is kept may be on disk by now; then it is sent from there.
+        outputs: Mapping[str, Array] = {
+            **result.outputs,
+            **(self._store.get(made(task)) or {}),
+        }
+
+        def parcel(consumer: int, device: str, names: Iterable[str]) -> Parcel:
+            return Parcel(
+                key=edge(task, consumer),
+                device=device,
+                tensors={name: outputs[name] for name in names},
+                lossy=message.lossy,
+            )
+
+        asked = [name for route in message.routes for name in route.tensors] + list(message.results)
+        unknown = sorted(set(asked) - result.outputs.keys())
+        if unknown:
+            self._fail(
+                instruction, failure(pb.RUNTIME, f"the fragment makes no output {unknown[0]}")
+            )
+            return
+        work: list[Awaitable[int]] = []
+        for route in message.routes:
+            if route.device == self._device:
+                continue  # it is here, kept
+            work.append(
+                self._outlet.deliver(
+                    parcel(route.consumer, route.device, route.tensors), route.address
+                )
+            )
+        if message.results:
+            work.append(self._outlet.deliver(parcel(MODEL, "", message.results), ""))
+        answers = await asyncio.gather(*map(_delivered, work))
+        result_error = answers.pop() if message.results else None
+        if result_error is not None:
+            self._fail(instruction, failure_of(result_error))
+            return
+        remote = iter(answers)
+        delivered = [
+            route.consumer
+            for route in message.routes
+            if route.device == self._device or next(remote) is None
+        ]
+        total = seconds(Nanoseconds(steady_nanoseconds() - order.since))
+        self._counters.compute.observe(result.compute_seconds)
+        self._counters.task.observe(total)
+        self._answer(
+            pb.Reply(
+                instruction=instruction,
+                executed=pb.Executed(
+                    compute_seconds=result.compute_seconds,
+                    total_seconds=total,
+                    output_bytes=sum(array.nbytes for array in result.outputs.values()),
+                    peak_bytes=result.peak_bytes,
+                    delivered=delivered,
+                ),
+            )
+        )
+
+    async def _forward(self, message: pb.Forward) -> None:
+        began = steady_nanoseconds()
+        route = message.route
+        held = self._store.get(made(message.task))
+        if held is None or not set(route.tensors) <= held.keys():
+            text = f"stage {message.task.stage} of item {message.task.item} is not kept here"
+            self._outlet.reply(
+                pb.Reply(
+                    instruction=message.instruction, failure=failure(pb.MISSING_ACTIVATION, text)
+                )
+            )
+            return
+        parcel = Parcel(
+            key=edge(message.task, route.consumer),
+            device=route.device,
+            tensors={name: held[name] for name in route.tensors},
+            lossy=message.lossy,
+        )
+        reply = pb.Reply(instruction=message.instruction)
+        try:
+            size = (
+                0
+                if route.device == self._device
+                else await self._outlet.deliver(parcel, route.address)
+            )
+            spent = seconds(Nanoseconds(steady_nanoseconds() - began))
+            reply.forwarded.CopyFrom(pb.Forwarded(sent_bytes=size, seconds=spent))
+        except Undelivered as error:
+            reply.failure.CopyFrom(failure_of(error))
+        self._outlet.reply(reply)
+
+    def _fail(self, instruction: int, what: pb.Failure) -> None:
+        self._answer(pb.Reply(instruction=instruction, failure=what))
+
+    def _answer(self, reply: pb.Reply) -> None:
+        self._orders.pop(reply.instruction, None)
+        failed = reply.WhichOneof("outcome") == "failure"
+        outcome = pb.FailureCode.Name(reply.failure.code).lower() if failed else "executed"
+        self._counters.tasks[outcome] += 1
+        if not self._closed:
+            self._outlet.reply(reply)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._outlet.fail(error)
+
+    def _set_timer(self) -> None:
+        """Have `tick` called when the next deadline passes."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self._queue.next_deadline()
+        if due is not None and not self._closed:
+            delay = max(0.0, seconds(Nanoseconds(due - steady_nanoseconds())))
+            self._timer = asyncio.get_running_loop().call_later(delay, self.tick)
+
+    def tick(self) -> None:
+        """Time has passed: deadlines, and activations that nobody claimed."""
+        self._do(self._queue.tick(Nanoseconds(steady_nanoseconds())))
+
+
+async def _delivered(work: Awaitable[int]) -> Undelivered | None:
+    """None, or why not."""
+    try:
+        await work
+    except Undelivered as error:
+        return error
+    return None
+
+
+def made(task: pb.Task) -> Made:
+    """A task's name as the queue has it."""
+    return Made(task.job, task.epoch, task.item, task.stage)
+
+
+def sent(key: ActivationKey) -> Sent:
+    """A key on the wire as the queue has it."""
+    return Sent(key.job, key.epoch, key.item, key.producer, key.consumer)
+
+
+def edge(task: pb.Task, consumer: int) -> ActivationKey:
+    """The key of what a task sends to a consumer."""
+    return ActivationKey(
+        job=task.job, epoch=task.epoch, item=task.item, producer=task.stage, consumer=consumer
+    )

@@ -1,0 +1,129 @@
+"""Real agents, as processes, joined to a scripted coordinator over a Unix socket."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
+
+SOURCES = Path(__file__).parents[2]
+
+
+@dataclass
+class AgentProcess:
+    """A running agent; `errors` collects its stderr."""
+
+    process: asyncio.subprocess.Process
+    cache: Path
+    address: str
+    errors: Path
+
+    def status(self, field: str) -> int:
+        """A field of /proc/PID/status, in bytes."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        line = next(line for line in text.splitlines() if line.startswith(f"{field}:"))
+        return int(line.split()[1]) << 10
+
+    def mapped(self) -> set[str]:
+        """Fragments whose weights are mapped in the process."""
+        text = Path(f"/proc/{self.process.pid}/maps").read_text()
+        return {
+            "sha256:" + Path(line.split()[-1]).parent.name
+            for line in text.splitlines()
+            if line.endswith("weights.bin")
+        }
+
+    async def ended(self) -> int:
+        return await asyncio.wait_for(self.process.wait(), PATIENCE_SECONDS)
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+
+StartAgent = Callable[..., Awaitable[AgentProcess]]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose name is short enough for Unix sockets."""
+    path = Path(tempfile.mkdtemp(prefix="shoal-"))
+    yield path
+    if not os.environ.get("KEEP"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+async def coordinator(folder: Path) -> AsyncIterator[ScriptedCoordinator]:
+    coordinator = ScriptedCoordinator(folder / "store")
+    await coordinator.start(f"unix:{folder}/c.sock")
+    yield coordinator
+    await coordinator.stop()
+
+
+@pytest.fixture
+async def start_agent(folder: Path) -> AsyncIterator[StartAgent]:
+    """Starts agents by name; all of them end with the test."""
+    agents: list[AgentProcess] = []
+
+    async def start(name: str = "pi-4", *arguments: str, budget: str = "64Mi") -> AgentProcess:
+        address = f"unix:{folder}/{name}.sock"
+        errors = folder / f"{name}.err"
+        command = [sys.executable, "-m", "shoal_agent", "--name", name, "--budget", budget]
+        command += ["--cache", str(folder / f"cache-{name}"), "--threads", "1"]
+        command += ["--log-level", "info", "--exit-with-parent"]
+        if "--coordinator" not in arguments:
+            command += ["--coordinator", f"unix:{folder}/c.sock"]
+        if "--listen" not in arguments and "--relayed" not in arguments:
+            command += ["--listen", address]
+        command += [argument for argument in arguments if argument != "--relayed"]
+        with errors.open("ab") as file:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stderr=file,
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(str(SOURCES / f) for f in ("agent", "protos"))},
+            )
+        agent = AgentProcess(process, folder / f"cache-{name}", address, errors)
+        agents.append(agent)
+        return agent
+
+    yield start
+    for agent in agents:
+        await agent.kill()
+
+
+@dataclass
+class Joined:
+    """An agent's process, and its session."""
+
+    agent: AgentProcess
+    device: ConnectedDevice
+
+
+@pytest.fixture
+async def join(
+    coordinator: ScriptedCoordinator, start_agent: StartAgent
+) -> Callable[..., Awaitable[Joined]]:
+    """Starts an agent and waits for its session."""
+
+    async def join(name: str = "pi-4", *arguments: str, budget: str = "64Mi") -> Joined:
+        agent = await start_agent(name, *arguments, budget=budget)
+        joining = asyncio.create_task(coordinator.device())
+        ending = asyncio.create_task(agent.process.wait())
+        await asyncio.wait((joining, ending), return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        if not joining.done():
+            joining.cancel()
+            pytest.fail(agent.errors.read_text())
+        return Joined(agent, joining.result())
+
+    return join

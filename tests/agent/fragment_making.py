@@ -1,0 +1,187 @@
+"""Makes fragments in the store's format from ONNX models, for the agent's tests.
+
+Written from docs/ARCHITECTURE.md on purpose, and not with the control plane's cutting: the agent
+must take whatever follows the document.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+ALIGNMENT = 4096
+EXTERNAL_FROM = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class MadeFragment:
+    """A fragment in a store: where it is, its name, and what it takes and gives."""
+
+    digest: str
+    folder: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    resident_bytes: int
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_fragment(
+    store: Path, model: onnx.ModelProto, resident_bytes: int | None = None
+) -> MadeFragment:
+    """Write one self-contained model, weights inside, as a fragment of the store."""
+    model = lift_constants(model)
+    weights = bytearray()
+    initializers: dict[str, Any] = {}
+    for tensor in model.graph.initializer:
+        data = numpy_helper.to_array(tensor)
+        raw = np.ascontiguousarray(data).tobytes()
+        if len(raw) < EXTERNAL_FROM:
+            continue
+        weights.extend(b"\0" * (-len(weights) % ALIGNMENT))
+        offset = len(weights)
+        weights.extend(raw)
+        initializers[tensor.name] = {
+            "dtype": dtype_name(tensor.data_type),
+            "shape": list(tensor.dims),
+            "offset": offset,
+            "bytes": len(raw),
+        }
+        bare = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        bare.data_location = TensorProto.EXTERNAL
+        entries = {"location": "weights.bin", "offset": str(offset), "length": str(len(raw))}
+        for key, value in entries.items():
+            bare.external_data.add(key=key, value=value)
+        tensor.CopyFrom(bare)
+    files = {"model.onnx": model.SerializeToString(deterministic=True)}
+    if weights:
+        files["weights.bin"] = bytes(weights)
+    resident = resident_bytes or (2 * len(weights) + (4 << 20))
+    manifest = {
+        "version": 1,
+        "files": {
+            name: {"sha256": sha256(data), "bytes": len(data)} for name, data in files.items()
+        },
+        "inputs": [spec(value) for value in model.graph.input],
+        "outputs": [spec(value) for value in model.graph.output],
+        "weight_bytes": len(weights),
+        "resident_bytes": resident,
+        "initializers": initializers,
+    }
+    files["fragment.json"] = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
+    digest = sha256(files["fragment.json"])
+    folder = store / "fragments" / digest
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return MadeFragment(
+        digest=f"sha256:{digest}",
+        folder=folder,
+        inputs=tuple(value.name for value in model.graph.input),
+        outputs=tuple(value.name for value in model.graph.output),
+        resident_bytes=resident,
+    )
+
+
+def lift_constants(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose Constant nodes are initializers: some exporters keep all weights in them."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    kept = []
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            tensor = model.graph.initializer.add()
+            tensor.CopyFrom(node.attribute[0].t)
+            tensor.name = node.output[0]
+        else:
+            kept.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return model
+
+
+def dtype_name(data_type: int) -> str:
+    return TensorProto.DataType.Name(data_type).lower()
+
+
+def spec(value: onnx.ValueInfoProto) -> dict[str, Any]:
+    tensor = value.type.tensor_type
+    shape: list[int | str | None] = []
+    for dimension in tensor.shape.dim:
+        match dimension.WhichOneof("value"):
+            case "dim_value":
+                shape.append(dimension.dim_value)
+            case "dim_param":
+                shape.append(dimension.dim_param)
+            case _:
+                shape.append(None)
+    return {"name": value.name, "dtype": dtype_name(tensor.elem_type), "shape": shape}
+
+
+def cut(model: onnx.ModelProto, count: int) -> list[onnx.ModelProto]:
+    """Cut a model without control flow into `count` runs of nodes; any value may cross several."""
+    model = onnx.shape_inference.infer_shapes(model)
+    graph = model.graph
+    known = {value.name: value for value in [*graph.value_info, *graph.input, *graph.output]}
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    constants = {node.output[0]: node for node in graph.node if node.op_type == "Constant"}
+    nodes = [node for node in graph.node if node.op_type != "Constant"]
+    runs = [nodes[len(nodes) * i // count : len(nodes) * (i + 1) // count] for i in range(count)]
+    wanted_at_end = [value.name for value in graph.output]
+    pieces = []
+    for index, run in enumerate(runs):
+        made = {name for node in run for name in node.output if name}
+        used = unique(name for node in run for name in node.input if name)
+        later = {name for other in runs[index + 1 :] for node in other for name in node.input}
+        later.update(wanted_at_end)
+        inputs = [n for n in used if n not in made and n not in initializers | constants]
+        outputs = [n for node in run for n in node.output if n in later]
+        piece = helper.make_model(
+            helper.make_graph(
+                [constants[name] for name in used if name in constants] + list(run),
+                f"{graph.name}-{index}",
+                [known[name] for name in inputs],
+                [known[name] for name in outputs],
+                [initializers[name] for name in used if name in initializers],
+            ),
+            opset_imports=model.opset_import,
+            ir_version=model.ir_version,
+        )
+        pieces.append(piece)
+    return pieces
+
+
+def unique(names: Any) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def dense_model(
+    sizes: Sequence[int], seed: int = 0, batch: int | str = "batch", prefix: str = ""
+) -> onnx.ModelProto:
+    """A chain of MatMul and Relu: input `x` [batch, sizes[0]], output `y` [batch, sizes[-1]]."""
+    chance = np.random.default_rng(seed)
+    nodes, initializers, current = [], [], f"{prefix}x"
+    for index, (rows, columns) in enumerate(itertools.pairwise(sizes)):
+        scale = np.float32(rows**-0.5)
+        weight = chance.standard_normal((rows, columns), dtype=np.float32) * scale
+        initializers.append(numpy_helper.from_array(weight, f"w{index}"))
+        nodes.append(helper.make_node("MatMul", [current, f"w{index}"], [f"{prefix}m{index}"]))
+        last = index == len(sizes) - 2
+        current = f"{prefix}y" if last else f"{prefix}r{index}"
+        nodes.append(helper.make_node("Relu", [f"{prefix}m{index}"], [current]))
+    graph = helper.make_graph(
+        nodes,
+        "dense",
+        [helper.make_tensor_value_info(f"{prefix}x", TensorProto.FLOAT, [batch, sizes[0]])],
+        [helper.make_tensor_value_info(f"{prefix}y", TensorProto.FLOAT, [batch, sizes[-1]])],
+        initializers,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

@@ -1,0 +1,193 @@
+"""A coordinator that does what a test tells it, over the real gRPC service."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
+from shoal_protocol.channels import Credentials, add_port, server_options
+from shoal_protocol.files import file_frames
+from shoal_protocol.frames import acknowledgement, split_frame
+from shoal_protocol.services import (
+    ConnectContext,
+    FileContext,
+    FrameContext,
+    add_session_service,
+    device_metadata,
+)
+from shoal_protocol.tensors import ActivationKey, Array, encode_activation
+from shoal_protocol.v1 import session_pb2 as pb
+from shoal_protocol.v1.session_pb2 import AgentMessage, CoordinatorMessage
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
+
+PATIENCE_SECONDS = 5
+
+
+@dataclass(eq=False)
+class ConnectedDevice:
+    """One session of an agent, as the coordinator has it."""
+
+    hello: pb.Hello
+    session: int
+    down: asyncio.Queue[CoordinatorMessage | None] = field(default_factory=asyncio.Queue)
+    telemetry: asyncio.Queue[pb.Telemetry] = field(default_factory=asyncio.Queue)
+    probe_replies: asyncio.Queue[pb.ProbeReply] = field(default_factory=asyncio.Queue)
+    evicted: asyncio.Queue[pb.Evicted] = field(default_factory=asyncio.Queue)
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    exchange: asyncio.Future[FrameContext] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    results: asyncio.Queue[ReceivedActivation] = field(default_factory=asyncio.Queue)
+    replies: dict[int, asyncio.Future[pb.Reply]] = field(default_factory=dict)
+    acknowledged: dict[int, asyncio.Future[Acknowledgement]] = field(default_factory=dict)
+    numbers: Any = field(default_factory=lambda: itertools.count(1))
+
+    def send(self, **message: Any) -> None:
+        self.down.put_nowait(CoordinatorMessage(**message))
+
+    def begin(self, kind: str, message: Any) -> asyncio.Future[pb.Reply]:
+        """Give an instruction; its reply comes in the future."""
+        message.instruction = next(self.numbers)
+        future = asyncio.get_running_loop().create_future()
+        self.replies[message.instruction] = future
+        self.send(**{kind: message})
+        return future
+
+    async def ask(self, kind: str, message: Any) -> pb.Reply:
+        return await asyncio.wait_for(self.begin(kind, message), PATIENCE_SECONDS)
+
+    async def load(self, digest: str, resident_bytes: int, *peers: str) -> pb.Reply:
+        load = pb.Load(digest=digest, resident_bytes=resident_bytes, peers=peers)
+        return await self.ask("load", load)
+
+    async def unload(self, digest: str) -> pb.Reply:
+        return await self.ask("unload", pb.Unload(digest=digest))
+
+    async def give(
+        self, key: ActivationKey, tensors: Mapping[str, Array], device: str | None = None
+    ) -> Acknowledgement:
+        """Send an activation down the exchange stream; its acknowledgement."""
+        context = await asyncio.wait_for(asyncio.shield(self.exchange), PATIENCE_SECONDS)
+        number = next(self.numbers)
+        future = asyncio.get_running_loop().create_future()
+        self.acknowledged[number] = future
+        name = self.hello.device if device is None else device
+        for frame in encode_activation(key, name, tensors, transfer=number):
+            await context.write(frame)
+        return await asyncio.wait_for(future, PATIENCE_SECONDS)
+
+    async def result(self) -> ReceivedActivation:
+        return await asyncio.wait_for(self.results.get(), PATIENCE_SECONDS)
+
+
+class ScriptedCoordinator:
+    """Serves sessions and a store of fragments; what comes in waits for the test."""
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        self.joined: asyncio.Queue[ConnectedDevice] = asyncio.Queue()
+        self.devices: dict[str, ConnectedDevice] = {}
+        self.fetches: list[FetchFragmentRequest] = []
+        self.interval_seconds = 0.2
+        self.outcomes: list[Any] = []
+        self.relay = True
+        self.cut_fetch_after_bytes: int | None = None
+        self._sessions = itertools.count(1)
+        self._server: grpc.aio.Server | None = None
+
+    async def start(
+        self, address: str, credentials: Credentials | None = None, *, insecure: bool = False
+    ) -> int:
+        self._server = grpc.aio.server(options=server_options())
+        add_session_service(self._server, self)
+        port = add_port(self._server, address, credentials, insecure=insecure)
+        await self._server.start()
+        return port
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def device(self) -> ConnectedDevice:
+        """The next agent that joins."""
+        return await asyncio.wait_for(self.joined.get(), PATIENCE_SECONDS)
+
+    # ---- the service ----------------------------------------------------------------------------
+
+    async def connect(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> None:
+        first = await anext(aiter(requests))
+        device = ConnectedDevice(first.hello, next(self._sessions))
+        self.devices[device.hello.device] = device
+        welcome = pb.Welcome(
+            session=device.session, telemetry_interval_seconds=self.interval_seconds
+        )
+        await context.write(CoordinatorMessage(welcome=welcome))
+        reader = asyncio.create_task(self._read(requests, device))
+        self.joined.put_nowait(device)
+        try:
+            while (message := await device.down.get()) is not None:
+                await context.write(message)
+        finally:
+            reader.cancel()
+            device.gone.set()
+
+    async def _read(self, requests: AsyncIterator[AgentMessage], device: ConnectedDevice) -> None:
+        try:
+            async for message in requests:
+                match message.WhichOneof("message"):
+                    case "reply":
+                        device.replies.pop(message.reply.instruction).set_result(message.reply)
+                    case "telemetry":
+                        device.telemetry.put_nowait(message.telemetry)
+                    case "probe_reply":
+                        device.probe_replies.put_nowait(message.probe_reply)
+                    case "evicted":
+                        device.evicted.put_nowait(message.evicted)
+                    case "draining":
+                        device.draining.set()
+                    case other:
+                        raise AssertionError(other)
+        finally:
+            device.down.put_nowait(None)
+
+    async def exchange(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
+        device = self.devices[device_metadata(context) or ""]
+        if not device.exchange.done():
+            device.exchange.set_result(context)
+        assembler = ActivationAssembler()
+        async for message in requests:
+            header, payload = split_frame(message)
+            if header.WhichOneof("kind") == "acknowledgement":
+                device.acknowledged.pop(header.transfer).set_result(header.acknowledgement)
+                continue
+            received = assembler.add(header, payload)
+            if received is None:
+                continue
+            outcome = self.outcomes.pop(0) if self.outcomes else Acknowledgement.ACCEPTED
+            if outcome == Acknowledgement.ACCEPTED:
+                if received.device and self.relay:
+                    target = self.devices[received.device]
+                    outcome = (await target.give(received.key, received.tensors)).outcome
+                else:
+                    device.results.put_nowait(received)
+            await context.write(acknowledgement(header.transfer, outcome))
+
+    async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
+        self.fetches.append(request)
+        path = self.store / "fragments" / request.digest.removeprefix("sha256:") / request.file
+        if not path.exists():
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.digest} is not in the store")
+        with path.open("rb") as file:
+            sent = 0
+            for frame in file_frames(file, request, path.stat().st_size, frame_bytes=64 << 10):
+                await context.write(frame)
+                sent += len(frame)
+                if self.cut_fetch_after_bytes is not None and sent > self.cut_fetch_after_bytes:
+                    self.cut_fetch_after_bytes = None
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the link broke")

@@ -73,6 +73,7 @@ class PlannedJob:
             backoff_limit=spec.backoff_limit,
             parallelism=spec.parallelism or 0,
             active_deadline_seconds=float(spec.active_deadline_seconds or 0),
+            parallelism=spec.parallelism or 0,
         )
 
 

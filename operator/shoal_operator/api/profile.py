@@ -6,8 +6,8 @@ later fragment needs its output:
 
 CONSTANT  depends on no input of the model. Never sent: each fragment that needs it makes it again.
           These nodes come first in the order, before any cut.
-SHAPE     depends on the *shapes* of tensors only. A fragment that holds those tensors anyway makes it
-          again; any other is sent the result, which is small.
+SHAPE     depends on the *shapes* of tensors only. A fragment that holds those tensors anyway makes
+          it again; any other is sent the result, which is small.
 COMPUTE   everything else. Runs in one fragment; its outputs are sent.
 
 Unknown stays unknown: bytes and FLOPs are None where a shape is not known, never zero.
@@ -33,8 +33,9 @@ class NodeProfile:
     """One node. `label` is for people and unique; `source` is its index in the normalised graph.
 
     `inputs` are the tensors that it or its sub-graphs read, `weights` the initializers.
-    `parameter_bytes` are theirs, `activation_bytes` those of its outputs, `workspace_bytes` what the
-    runtime needs besides while the node runs.
+    `parameter_bytes` are theirs, `activation_bytes` its outputs', `workspace_bytes` what the
+    runtime needs besides while the node runs. `in_place` says that the runtime lets an output take
+    the place of an input of the same size that nobody needs any more.
     """
 
     label: str
@@ -48,14 +49,15 @@ class NodeProfile:
     parameter_bytes: int
     activation_bytes: int | None
     workspace_bytes: int = 0
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorProfile:
     """One tensor between nodes. `bytes` are for the shapes that were profiled.
 
-    `spec` has the shape as the graph alone gives it, with symbolic axes. `obstacle` says why the tensor
-    cannot be sent from one device to another; empty: it can.
+    `spec` has the shape as the graph alone gives it, with symbolic axes. `obstacle` says why the
+    tensor cannot be sent from one device to another; empty: it can.
     """
 
     spec: TensorSpec
@@ -67,10 +69,10 @@ class TensorProfile:
 class Profile:
     """A model's profile.
 
-    `digest` is the model's: the sha256 of the ONNX file, or, where it has external data, of the lines
-    `HEX  FILE` for the ONNX file (as `model.onnx`) and then each file of data in the order of names.
-    `graph_digest` is that of the ONNX file alone. `size_bytes` counts all those files. `weights` are the
-    initializers' bytes by name, `parameters` the number of their elements.
+    `digest` is the model's: the sha256 of the ONNX file, or, where it has external data, of the
+    lines `HEX  FILE` for the ONNX file (as `model.onnx`) and then each file of data in the order of
+    names. `graph_digest` is that of the ONNX file alone. `size_bytes` counts all those files.
+    `weights` are the initializers' bytes by name, `parameters` the number of their elements.
     """
 
     digest: Digest

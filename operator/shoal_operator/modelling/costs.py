@@ -31,7 +31,14 @@ class Shaped:
         return next((each.i for each in self.node.attribute if each.name == name), default)
 
 
-STRIP_BYTES: Final = 1 << 20
+STRIP_BYTES: Final = 1 << 18
+"""A strip of a convolution's input, spread out, for the two threads that are reckoned with."""
+# Operators whose kernels let the output take an input's place (or only look at it anew).
+_IN_PLACE: Final = (
+    "Abs Add Cast Ceil Clip Div Dropout Elu Erf Exp Flatten Floor Gelu HardSigmoid HardSwish "
+    "Identity LeakyRelu Log Max Min Mul Neg Pow PRelu Reciprocal Relu Reshape Round Selu Sigmoid "
+    "Softmax Sqrt Squeeze Sub Tanh Unsqueeze Where"
+)
 
 
 class _Unknown(Exception):
@@ -159,16 +166,29 @@ def workspace(shaped: Shaped) -> int:
 
     A convolution whose kernel is more than one element is made a matrix product. With more filters
     than output positions, the input is spread out whole; else in strips of a fixed size per thread.
+    A transposed one makes the product first, whole, and gathers from it.
     """
-    if shaped.node.op_type not in ("Conv", "FusedConv"):
-        return 0
     try:
-        output, kernel = _size(shaped.outputs, 0), _size(shaped.inputs, 1)
+        match shaped.node.op_type:
+            case "Conv" | "FusedConv":
+                return _spread(shaped)
+            case "ConvTranspose":
+                group = shaped.integer("group", 1)
+                places = prod(_size(shaped.inputs, 0)[2:])
+                return 4 * places * prod(_size(shaped.inputs, 1)[1:]) // group
     except _Unknown:
-        return 0
+        pass
+    return 0
+
+
+def _spread(shaped: Shaped) -> int:
+    output, kernel = _size(shaped.outputs, 0), _size(shaped.inputs, 1)
     if prod(kernel[2:]) == 1 and set(shaped.integers("strides") or [1]) == {1}:
         return 0
     filters, places = kernel[0] // shaped.integer("group", 1), prod(output[2:])
-    if filters > places:
-        return 4 * places * prod(kernel[1:])
-    return STRIP_BYTES
+    return 4 * places * prod(kernel[1:]) if filters > places else STRIP_BYTES
+
+
+def in_place(node: onnx.NodeProto) -> bool:
+    """Whether an output may take the place of an input of the same size."""
+    return node.op_type in _IN_PLACE.split(" ")

@@ -10,7 +10,7 @@ import onnx
 
 from shoal_operator.api.partition import Digest, TensorSpec
 from shoal_operator.api.profile import NodeProfile, Profile, Role, TensorProfile
-from shoal_operator.modelling.costs import Shaped, flops, workspace
+from shoal_operator.modelling.costs import Shaped, flops, in_place, workspace
 from shoal_operator.modelling.errors import ModelRefused
 from shoal_operator.modelling.graph import Graph, normalise
 from shoal_operator.modelling.order import choose_order, roles
@@ -122,6 +122,7 @@ class _Profiler:
             parameter_bytes=sum(self._weight_bytes(name) for name in weights),
             activation_bytes=_sum(self._bytes(name) for name in node.output if name),
             workspace_bytes=workspace(shaped),
+            in_place=in_place(node),
         )
 
     def _weight_bytes(self, name: str) -> int:

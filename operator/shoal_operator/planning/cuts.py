@@ -8,12 +8,12 @@ grows with the fragment, so a search from one start ends at the first that is to
   that neither time nor memory piles up on one device. FLOPs that are unknown count as none.
 
 Then, exactly: first the smallest value that the largest cost can have. Then, among the cuts whose
-largest cost is at most one part in `SLACK` above it, the smallest sum of two things: how uneven they
-are (the squares of the costs, in units of the mean's) and what they send (bytes over the borders, in
-units of the fewest that such cuts can send). So no fragment is nearly empty because another cannot
-be made smaller, and no border runs through a wide place for a per cent of balance. Then the leftmost.
-These are separate passes, because the pair (largest, sum) has no optimal substructure: the best
-prefix may have a largest cost that does not matter in the end.
+largest cost is at most one part in `SLACK` above it, the smallest sum of two things: how uneven
+they are (the squares of the costs, in units of the mean's) and what they send (bytes over the
+borders, in units of the fewest that such cuts can send). So no fragment is nearly empty because
+another cannot be made smaller, and no border runs through a wide place for a per cent of balance.
+Then the leftmost. These are separate passes, because the pair (largest, sum) has no optimal
+substructure: the best prefix may have a largest cost that does not matter in the end.
 """
 
 from bisect import bisect_left
@@ -33,7 +33,7 @@ _MILLION: Final = 1_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutRequest:
     """What is asked for: a number of fragments, or a limit of resident bytes for each fragment
-    (then as few fragments as possible), or tensors that are to be the last of a fragment.
+    (then as few fragments as possible), or tensors that are to be the last of a fragment each.
     `fragments` with `max_bytes` asks for that many, none over the limit. Nothing: one fragment.
     """
 
@@ -47,7 +47,7 @@ class CutRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why there is no such cut. `need_bytes` and `have_bytes` are set where a limit is too small."""
+    """Why there is no such cut. `need_bytes` and `have_bytes` are set where a limit is too low."""
 
     reason: str
     node: str | None = None
@@ -61,7 +61,6 @@ class _Candidate:
 
     end: int
     cost: int
-    resident_bytes: int
     incoming_bytes: int
 
 
@@ -138,11 +137,12 @@ def _candidates(
             while growing.end < positions[end]:
                 growing.grow()
             value, resident = cost(growing), growing.resident_bytes
-            if (limit is not None and resident > limit) or (
-                ceiling is not None and value > ceiling
-            ):
+            if limit is not None and growing.least_bytes > limit:
                 break
-            row.append(_Candidate(end, value, resident, growing.incoming_bytes))
+            if ceiling is not None and value > ceiling:
+                break
+            if limit is None or resident <= limit:
+                row.append(_Candidate(end, value, growing.incoming_bytes))
         table.append(row)
     return table
 

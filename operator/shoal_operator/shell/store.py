@@ -48,6 +48,7 @@ class FragmentStore:
 
     def __init__(self, root: Path) -> None:
         self._fragments = root / "fragments"
+        self._sizes: dict[Digest, int] = {}
 
     def has(self, digest: Digest) -> bool:
         """Whether all of a fragment is there, by name and size."""
@@ -82,6 +83,16 @@ class FragmentStore:
             case _:
                 raise FragmentDamaged(f"{path} describes no files")
         return files
+
+    def size_bytes(self, digest: Digest) -> int:
+        """Bytes of a fragment's files; 0 for one that is not here."""
+        if digest not in self._sizes:
+            try:
+                files = self.files(digest)
+            except (FragmentMissing, FragmentDamaged):
+                return 0
+            self._sizes[digest] = sum(file.size_bytes for file in files.values())
+        return self._sizes[digest]
 
     def open(self, digest: str, name: str) -> tuple[BinaryIO, int]:
         """A file of a fragment, and its size. Raises `FragmentMissing`."""

@@ -1,0 +1,266 @@
+"""The coordinator's jobs, from submission to the last word about them.
+
+A job is *pending* while its inputs are counted and its outputs are looked at; then it *runs*, which
+is the dispatcher's and its `JobRun`'s affair; it has *ended* when the dispatcher has said so and
+its results are brought to their end.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import Final
+
+from shoal_operator.api.partition import DocumentRefused, PartitionDocument, document_from_json
+from shoal_operator.dispatch import events as ev
+from shoal_operator.dispatch import views
+from shoal_operator.shell.coordinator import wire
+from shoal_operator.shell.coordinator.driver import Driver
+from shoal_operator.shell.coordinator.ledger import KEPT_ENDED, Ledger, Submission
+from shoal_operator.shell.coordinator.runs import JobRun, open_run
+from shoal_operator.shell.coordinator.statuses import job_status
+from shoal_operator.shell.inputs import FolderLimits, InputsRefused
+from shoal_operator.shell.locations import LocationRefused
+from shoal_operator.shell.results import OutputsRefused
+from shoal_operator.shell.store import FragmentStore
+from shoal_protocol.units import Nanoseconds, nanoseconds
+from shoal_protocol.v1 import coordinator_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+MAXIMUM_JOBS: Final = 256
+"""That have not ended."""
+SHOWN_ENDED: Final = 256
+ENDED: Final = (pb.JobStatus.COMPLETE, pb.JobStatus.FAILED, pb.JobStatus.CANCELLED)
+
+
+class JobRefused(Exception):
+    """A submission that does not become a job. `known`: one of this name with another content
+    runs."""
+
+    def __init__(self, reason: str, *, known: bool = False, full: bool = False) -> None:
+        super().__init__(reason)
+        self.known = known
+        self.full = full
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Job:
+    """One submission. `status` is the last word once it has ended."""
+
+    request: pb.SubmitJobRequest
+    document: PartitionDocument
+    epoch: int
+    submitted_at: int = field(default_factory=monotonic_ns)
+    run: JobRun | None = None
+    cancelled: str | None = None
+    status: pb.JobStatus | None = None
+    task: asyncio.Task[None] | None = None
+    prepared: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Jobs:
+    """All jobs by name."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        store: FragmentStore,
+        ledger: Ledger,
+        limits: FolderLimits | None = None,
+    ) -> None:
+        self._driver = driver
+        self._store = store
+        self._ledger = ledger
+        self._limits = limits or FolderLimits()
+        self._jobs: dict[str, Job] = {}
+        self._epochs: dict[str, int] = {}
+
+    # ---- asked from outside ----------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Go on with the jobs that had not ended when the last coordinator did."""
+        for name, submission in self._ledger.load().items():
+            self._epochs[name] = submission.epoch
+            if submission.request is not None:
+                logger.info("going on with job %s", name)
+                try:
+                    self.submit(submission.request)
+                except JobRefused as error:
+                    logger.warning("job %s cannot go on: %s", name, error)
+
+    def submit(self, request: pb.SubmitJobRequest) -> Job:
+        """Take a job, or join the one that runs already. Raises `JobRefused`."""
+        known = self._jobs.get(request.name)
+        if known is not None and not known.ended.is_set():
+            if _content(known.request) != _content(request):
+                raise JobRefused(
+                    f"job {request.name} runs already, with another content; "
+                    f"wait for it, cancel it, or choose another name",
+                    known=True,
+                )
+            return known
+        if sum(not job.ended.is_set() for job in self._jobs.values()) >= MAXIMUM_JOBS:
+            raise JobRefused(f"{MAXIMUM_JOBS} jobs run already", full=True)
+        document = self._checked(request)
+        epoch = max(request.epoch, self._epochs.get(request.name, 0) + 1)
+        try:
+            self._ledger.put(Submission(name=request.name, epoch=epoch, request=request))
+        except OSError as error:
+            raise JobRefused(f"the job cannot be noted: {error}", full=True) from error
+        self._epochs[request.name] = epoch
+        job = Job(request=request, document=document, epoch=epoch)
+        self._jobs.pop(request.name, None)
+        self._jobs[request.name] = job
+        job.task = asyncio.create_task(self._live(job))
+        return job
+
+    def find(self, name: str) -> Job | None:
+        return self._jobs.get(name)
+
+    def cancel(self, job: Job, reason: str) -> None:
+        """Ask for a job's end; `job.ended` is set when it is there."""
+        job.cancelled = reason[:1000] or "cancelled"
+        if job.run is not None:
+            at = Nanoseconds(monotonic_ns())
+            self._driver.feed(ev.JobCancelled(at=at, job=job.request.name, reason=job.cancelled))
+
+    def status(self, job: Job) -> pb.JobStatus:
+        """How a job stands."""
+        if job.status is not None:
+            return job.status
+        view = None if job.run is None else views.job(self._driver.state, job.request.name)
+        if job.run is None or view is None:
+            return pb.JobStatus(name=job.request.name, epoch=job.epoch)
+        status = job_status(view, job.run.inputs.place, Nanoseconds(monotonic_ns()))
+        if status.state in ENDED:
+            # The dispatcher is done; the last results are still being written.
+            status.state = pb.JobStatus.RUNNING
+        return status
+
+    async def close(self) -> None:
+        """Let go of everything, without ending any job."""
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- one job's life --------------------------------------------------------------------------
+
+    def _checked(self, request: pb.SubmitJobRequest) -> PartitionDocument:
+        try:
+            document = document_from_json(request.partition)
+            wire.check_submission(request, document)
+        except (DocumentRefused, wire.Malformed) as error:
+            raise JobRefused(str(error)) from error
+        missing = [
+            f"fragment {fragment.index} ({fragment.digest[:19]})"
+            for fragment in document.fragments
+            if not self._store.has(fragment.digest)
+        ]
+        if missing:
+            raise JobRefused(
+                f"the fragment store lacks {', '.join(missing[:8])}"
+                f"{f' and {len(missing) - 8} more' if len(missing) > 8 else ''}; "
+                f"cut the model into this store first"
+            )
+        return document
+
+    async def _live(self, job: Job) -> None:
+        try:
+            run, completed = await asyncio.to_thread(
+                open_run, job.request, job.document, job.epoch, self._limits
+            )
+            job.run = run
+            self._end(job, await self._run(job, run, completed))
+        except (LocationRefused, InputsRefused, OutputsRefused) as error:
+            self._end(job, _failed(job, str(error)))
+        except Exception as error:
+            logger.exception("job %s", job.request.name)
+            self._end(job, _failed(job, f"the coordinator failed: {error}"))
+        finally:
+            job.prepared.set()
+
+    async def _run(self, job: Job, run: JobRun, completed: frozenset[int]) -> pb.JobStatus:
+        """Run a job to its end; the last word about it."""
+        name = job.request.name
+        writing = asyncio.create_task(run.run(self._driver.feed))
+        try:
+            self._begin(job, run, completed)
+            job.prepared.set()
+            await asyncio.shield(writing)
+            return self._last_word(job, run)
+        finally:
+            if not writing.done():
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+            at = Nanoseconds(monotonic_ns())
+            self._driver.feed(ev.JobCancelled(at=at, job=name, reason="the coordinator gave it up"))
+            self._driver.runs.pop(name, None)
+            self._driver.deadlines.pop(name, None)
+
+    def _begin(self, job: Job, run: JobRun, completed: frozenset[int]) -> None:
+        """Hand a job to the dispatcher."""
+        name, deadline = job.request.name, None
+        if job.request.active_deadline_seconds:
+            deadline = Nanoseconds(
+                job.submitted_at + nanoseconds(job.request.active_deadline_seconds)
+            )
+            self._driver.deadlines[name] = deadline
+        self._driver.runs[name] = run
+        spec = wire.job_spec(
+            job.request, job.document, items=len(run.inputs), epoch=job.epoch, deadline=deadline
+        )
+        at = Nanoseconds(monotonic_ns())
+        self._driver.feed(ev.JobSubmitted(at=at, job=spec, completed=completed))
+        if job.cancelled is not None:
+            self.cancel(job, job.cancelled)
+
+    def _last_word(self, job: Job, run: JobRun) -> pb.JobStatus:
+        view = views.job(self._driver.state, job.request.name)
+        assert view is not None, "the dispatcher remembers a job that ended just now"
+        status = job_status(view, run.inputs.place, Nanoseconds(monotonic_ns()))
+        if run.problem is not None and status.state == pb.JobStatus.COMPLETE:
+            status.state = pb.JobStatus.FAILED
+            status.message = run.problem
+        return status
+
+    def _end(self, job: Job, status: pb.JobStatus) -> None:
+        name = job.request.name
+        state = pb.JobStatus.State.Name(status.state).lower()
+        logger.info("job %s: %s %s", name, state, status.message)
+        job.status, job.run = status, None
+        job.ended.set()
+        try:
+            self._ledger.put(Submission(name=name, epoch=job.epoch, request=None))
+        except OSError as error:
+            logger.warning("the end of job %s cannot be noted: %s", name, error)
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        ended = [name for name, job in self._jobs.items() if job.ended.is_set()]
+        for name in ended[:-SHOWN_ENDED]:
+            del self._jobs[name]
+        past = [name for name in self._epochs if name not in self._jobs]
+        for name in past[:-KEPT_ENDED]:
+            del self._epochs[name]
+            self._ledger.forget(name)
+
+
+def _content(request: pb.SubmitJobRequest) -> bytes:
+    """What makes two submissions the same: everything but the plan's number."""
+    content = pb.SubmitJobRequest()
+    content.CopyFrom(request)
+    content.ClearField("epoch")
+    return content.SerializeToString(deterministic=True)
+
+
+def _failed(job: Job, message: str) -> pb.JobStatus:
+    cancelled = job.cancelled is not None
+    return pb.JobStatus(
+        name=job.request.name,
+        epoch=job.epoch,
+        state=pb.JobStatus.CANCELLED if cancelled else pb.JobStatus.FAILED,
+        message=job.cancelled if job.cancelled is not None else message,
+    )

@@ -1,0 +1,83 @@
+"""The jobs that were submitted, on disk, so that a coordinator that dies goes on with them.
+
+`STATE/jobs/NAME.json` holds the request, the newest epoch, and whether the job has ended. Ended
+ones are kept for their epoch: agents refuse an older one of a job that they have heard of.
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from google.protobuf import json_format
+
+from shoal_operator.shell.journal import replace_file
+from shoal_protocol.v1.coordinator_pb2 import SubmitJobRequest
+
+logger = logging.getLogger(__name__)
+
+_VERSION: Final = 1
+KEPT_ENDED: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job that was submitted. `request` is None once it has ended."""
+
+    name: str
+    epoch: int
+    request: SubmitJobRequest | None
+
+
+class Ledger:
+    """The submissions by name."""
+
+    def __init__(self, state: Path) -> None:
+        """Raises `OSError` where the folder cannot be made."""
+        self._folder = state / "jobs"
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def load(self) -> dict[str, Submission]:
+        """Everything that stands there; what cannot be read is left aside with a warning."""
+        found: dict[str, Submission] = {}
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                submission = _parse(path.read_bytes())
+            except (OSError, ValueError, json_format.ParseError) as error:
+                logger.warning("%s is not read: %s", path, error)
+                continue
+            if f"{submission.name}.json" == path.name:
+                found[submission.name] = submission
+        return found
+
+    def put(self, submission: Submission) -> None:
+        """Note a job; it stands when this returns. Raises `OSError`."""
+        document: dict[str, object] = {
+            "version": _VERSION,
+            "name": submission.name,
+            "epoch": submission.epoch,
+        }
+        if submission.request is not None:
+            document["request"] = json_format.MessageToDict(submission.request)
+        replace_file(self._path(submission.name), json.dumps(document).encode())
+
+    def forget(self, name: str) -> None:
+        """Drop an ended job for good."""
+        self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+
+def _parse(content: bytes) -> Submission:
+    match json.loads(content):
+        case {"version": 1, "name": str(name), "epoch": int(epoch), **rest}:
+            match rest:
+                case {"request": dict(described)}:
+                    request = json_format.ParseDict(described, SubmitJobRequest())
+                    return Submission(name=name, epoch=epoch, request=request)
+                case _:
+                    return Submission(name=name, epoch=epoch, request=None)
+        case _:
+            raise ValueError("it is of another version")

@@ -1,0 +1,261 @@
+"""A job while it runs, as the shell sees it: its inputs, its results, and who waits for which of
+them.
+
+A device's reply that a task is done, and the results that the task gave, come on two streams. The
+dispatcher is told when both are here.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import monotonic_ns
+from typing import Final
+
+from shoal_operator.api.partition import MODEL, PartitionDocument
+from shoal_operator.dispatch import events as ev
+from shoal_operator.dispatch import instructions as ins
+from shoal_operator.shell.coordinator import wire
+from shoal_operator.shell.inputs import FolderLimits, InputSet, InputUnsuitable, scan_inputs
+from shoal_operator.shell.locations import local_folder
+from shoal_operator.shell.parts import ResultFile
+from shoal_operator.shell.results import FailedItem, OutputsRefused, ResultStore
+from shoal_protocol.assembly import ReceivedActivation
+from shoal_protocol.frames import TransferError
+from shoal_protocol.tensors import Array
+from shoal_protocol.units import Nanoseconds, nanoseconds
+from shoal_protocol.v1.coordinator_pb2 import SubmitJobRequest
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
+
+logger = logging.getLogger(__name__)
+
+RESULT_PATIENCE: Final = nanoseconds(60)
+"""How long a reply waits for the results that belong to it."""
+BATCH: Final = 256
+"""Items that are made to last together."""
+
+Feed = Callable[[ev.Event], None]
+Result = tuple[int, int]
+"""Item and stage."""
+
+
+class JobRun:
+    """One job between its submission and its end."""
+
+    def __init__(
+        self,
+        request: SubmitJobRequest,
+        document: PartitionDocument,
+        epoch: int,
+        inputs: InputSet,
+        results: ResultStore,
+    ) -> None:
+        self.name = request.name
+        self.epoch = epoch
+        self.lossy = request.lossy
+        self.wires = wire.stage_wires(document)
+        self.inputs = inputs
+        self.bfloat16 = frozenset(s.name for s in document.inputs if s.dtype == "bfloat16")
+        self.ended = asyncio.Event()
+        self.problem: str | None = None
+        """Why the results could not be brought to their end, although every item has ended."""
+        self._results = results
+        self._untouched = tuple(
+            name for edge in document.into(MODEL) if edge.producer == MODEL for name in edge.tensors
+        )
+        self._writer = ThreadPoolExecutor(1, f"results of {self.name}")
+        self._reader = ThreadPoolExecutor(2, f"inputs of {self.name}")
+        self._given: set[Result] = set()
+        self._arrived: set[Result] = set()
+        self._parked: dict[Result, tuple[Nanoseconds, ev.TaskFinished]] = {}
+        self._finishing: list[int] = []
+        self._failing: list[FailedItem] = []
+        self._last: tuple[bool, str] | None = None
+        self._work = asyncio.Event()
+
+    # ---- inputs ----------------------------------------------------------------------------------
+
+    async def read(self, item: int, names: Iterable[str]) -> dict[str, Array]:
+        """Some of an item's inputs. Raises `InputUnsuitable`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reader, self.inputs.read, item, names)
+
+    # ---- results ---------------------------------------------------------------------------------
+
+    def expect(self, order: ins.Execute) -> None:
+        """A task was given whose results will come."""
+        if self.wires[order.stage].results:
+            self._given.add((order.item, order.stage))
+
+    def admit(self, activation: Activation) -> None:
+        """Raise `TransferError` for a result that nobody waits for."""
+        key = activation.key
+        if key.epoch != self.epoch or (key.item, key.producer) not in self._given:
+            raise TransferError(
+                f"nobody waits for item {key.item} of {self.name} in epoch {key.epoch}",
+                outcome=Acknowledgement.STALE,
+            )
+        names = tuple(tensor.name for tensor in activation.tensors)
+        wanted = self.wires[key.producer].results
+        if sorted(names) != sorted(wanted):
+            raise TransferError(
+                f"results {', '.join(names)} where {', '.join(wanted)} belong",
+                outcome=Acknowledgement.REFUSED,
+            )
+
+    async def take(self, received: ReceivedActivation, feed: Feed) -> None:
+        """Put a result aside on disk, and let the reply pass that waited for it."""
+        result = (received.key.item, received.key.producer)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._writer, self._results.add, result[0], received.tensors)
+        if result not in self._given:
+            return
+        self._arrived.add(result)
+        if (parked := self._parked.pop(result, None)) is not None:
+            feed(parked[1])
+
+    def join(self, order: ins.Execute, reply: ev.TaskFinished, feed: Feed) -> None:
+        """Tell the dispatcher of a finished task, once its results are here."""
+        result = (order.item, order.stage)
+        if not self.wires[order.stage].results or result in self._arrived:
+            feed(reply)
+        else:
+            self._parked[result] = (Nanoseconds(reply.at + RESULT_PATIENCE), reply)
+
+    def expire(self, now: Nanoseconds, feed: Feed) -> None:
+        """Give up waiting for results that are long overdue."""
+        for result, (until, reply) in list(self._parked.items()):
+            if now >= until:
+                del self._parked[result]
+                failure = ev.Failure(
+                    kind=ev.FailureKind.MISSING_ACTIVATION, message="the result did not arrive"
+                )
+                feed(ev.InstructionFailed(at=now, instruction=reply.instruction, failure=failure))
+
+    # ---- the end of items ------------------------------------------------------------------------
+
+    def finish(self, item: int) -> None:
+        """All of an item's results are here: make them last."""
+        self._finishing.append(item)
+        self._work.set()
+
+    def fail(self, item: int, failure: ev.Failure) -> None:
+        """An item has failed for good."""
+        reason = wire.failure_text(failure)
+        self._failing.append(FailedItem(item, self.inputs.place(item), reason))
+        self._forget(item)
+        self._work.set()
+
+    def finish_job(self, *, complete: bool) -> None:
+        """Every item has ended; or the job has, which leaves what stands for another try."""
+        self._last = (complete, "")
+        self._work.set()
+
+    async def run(self, feed: Feed) -> None:
+        """Write what comes to an end, in batches, until the job has."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                while self._finishing or self._failing:
+                    await self._write_batch(feed)
+                if self._last is not None:
+                    break
+            if self._last[0]:
+                self.problem = await loop.run_in_executor(self._writer, self._results.complete)
+        finally:
+            await asyncio.shield(self._close())
+            self.ended.set()
+
+    async def _write_batch(self, feed: Feed) -> None:
+        loop = asyncio.get_running_loop()
+        items, self._finishing = self._finishing[:BATCH], self._finishing[BATCH:]
+        failing, self._failing = self._failing, []
+        if failing:
+            await loop.run_in_executor(self._writer, self._results.fail, failing)
+        if not items:
+            return
+        unreadable = await self._add_untouched(items)
+        problems = await loop.run_in_executor(self._writer, self._results.finish, items)
+        problems |= unreadable
+        at = Nanoseconds(monotonic_ns())
+        for item in items:
+            self._forget(item)
+        for item in items:
+            failure = None
+            if item in problems:
+                failure = ev.Failure(kind=ev.FailureKind.OUTPUT, message=problems[item])
+            feed(ev.ItemStored(at=at, job=self.name, item=item, failure=failure))
+
+    async def _add_untouched(self, items: list[int]) -> dict[int, str]:
+        """A model's output can be one of its inputs; no device sends such a one."""
+        problems: dict[int, str] = {}
+        loop = asyncio.get_running_loop()
+        for item in items if self._untouched else ():
+            try:
+                arrays = await self.read(item, self._untouched)
+            except InputUnsuitable as error:
+                problems[item] = str(error)
+            else:
+                await loop.run_in_executor(self._writer, self._results.add, item, arrays)
+        return problems
+
+    def _forget(self, item: int) -> None:
+        for stage in range(len(self.wires)):
+            self._given.discard((item, stage))
+            self._arrived.discard((item, stage))
+            self._parked.pop((item, stage), None)
+
+    async def _close(self) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._writer, self._results.close)
+        await loop.run_in_executor(self._reader, self.inputs.close)
+        self._writer.shutdown(wait=False)
+        self._reader.shutdown(wait=False)
+
+
+def open_run(
+    request: SubmitJobRequest,
+    document: PartitionDocument,
+    epoch: int,
+    limits: FolderLimits,
+) -> tuple[JobRun, frozenset[int]]:
+    """Look at a job's inputs and take possession of its outputs; the items that are done already.
+
+    Blocks on the file system. Raises `LocationRefused`, `InputsRefused`, `OutputsRefused`.
+    """
+    source = local_folder(request.inputs_uri, what="inputs")
+    target = local_folder(request.outputs_uri, what="outputs")
+    inputs = scan_inputs(source, document.inputs, limits)
+    if target.resolve() == source.resolve():
+        raise OutputsRefused(target, "are the inputs as well; choose another folder")
+    facts = (document.model_digest, inputs.digest, str(request.lossy))
+    results = ResultStore(
+        target,
+        job=request.name,
+        identity=hashlib.sha256("\0".join(facts).encode()).hexdigest(),
+        files=_result_files(inputs),
+        names=[spec.name for spec in document.outputs],
+    )
+    inputs.inflate_into(_spool(target, request.name))
+    return JobRun(request, document, epoch, inputs, results), results.completed()
+
+
+def _spool(outputs: Path, job: str) -> Path:
+    return outputs / ".shoal" / job
+
+
+def _result_files(inputs: InputSet) -> list[ResultFile]:
+    return [
+        ResultFile(
+            name=f"{file.name.rpartition('.')[0]}.npz",
+            first=file.first,
+            items=file.contents.items,
+            stacked=file.contents.stacked is not None,
+            joined=file.contents.joined,
+        )
+        for file in inputs.files
+    ]

@@ -1,0 +1,223 @@
+"""A real pool on this machine for benches and tests: the same processes that `shoal run` starts.
+
+A coordinator and agents run as supervised processes; models are cut into the pool's store and jobs are
+submitted by code, so that one pool serves many jobs.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from shoal_operator.api.kinds import DevicePool
+from shoal_operator.api.kinds.device_pool import LocalDevice
+from shoal_operator.api.partition import PartitionDocument, document_to_json
+from shoal_operator.api.schema import API_VERSION, parse
+from shoal_operator.modelling.cutting import cut_model
+from shoal_operator.modelling.profile import profile_model
+from shoal_operator.planning.cuts import CutRequest, Refusal, choose_cuts
+from shoal_operator.shell.local.cgroups import Unavailable, open_groups
+from shoal_operator.shell.local.pool import PoolRun, PoolSettings
+from shoal_operator.shell.local.supervisor import Supervisor
+from shoal_operator.shell.local.workspace import Workspace, open_workspace
+from shoal_protocol.channels import open_channel
+from shoal_protocol.v1 import coordinator_pb2 as pb
+from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+
+ENDED = frozenset({pb.JobStatus.COMPLETE, pb.JobStatus.FAILED, pb.JobStatus.CANCELLED})
+CALL_SECONDS = 30.0
+
+
+def cut(path: Path, store: Path, fragments: int, shapes: Mapping[str, Sequence[int]] | None = None) -> PartitionDocument:
+    """Cut a model into so many fragments, in this process."""
+    profile = profile_model(path, shapes)
+    cuts = choose_cuts(profile, CutRequest(fragments=fragments))
+    if isinstance(cuts, Refusal):
+        raise AssertionError(f"{path}: {cuts.reason}")
+    return cut_model(path, profile, cuts, store)
+
+
+def write_items(folder: Path, items: Sequence[Mapping[str, np.ndarray]]) -> Path:
+    """One `.npz` per item, named so that name order is item order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, item in enumerate(items):
+        # NumPy's stubs take any keyword for the flag that allows pickles.
+        np.savez(folder / f"{number:05}.npz", **dict[str, Any](item))
+    return folder
+
+
+def read_results(folder: Path) -> list[dict[str, np.ndarray]]:
+    """The results of `write_items`, in its order."""
+    results = []
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path) as stored:
+            results.append(dict(stored))
+    return results
+
+
+class Pool:
+    """A running pool. `run` puts one job through it."""
+
+    def __init__(self, workspace: Workspace, processes: PoolRun, supervisor: Supervisor) -> None:
+        self.workspace = workspace
+        self.store = workspace.store
+        self._processes = processes
+        self._supervisor = supervisor
+        self._channel = open_channel(processes.target)
+        # The stub is one class for synchronous and asynchronous channels.
+        self.stub: Any = CoordinatorStub(self._channel)
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        return tuple(device.name for device in self._processes.devices)
+
+    async def submit(  # noqa: PLR0913 - the parts of one job
+        self,
+        name: str,
+        document: PartitionDocument,
+        inputs: Path,
+        outputs: Path,
+        *,
+        homes: Sequence[Sequence[str]] = (),
+        mode: "pb.Mode" = pb.STREAMING,
+        policy: "pb.Policy" = pb.FIFO,
+        priority: int = 0,
+        parallelism: int = 0,
+    ) -> None:
+        """Give the coordinator a job; the call is repeated until the coordinator is there."""
+        request = pb.SubmitJobRequest(
+            name=name,
+            partition=document_to_json(document).encode(),
+            stages=[pb.StagePlacement(devices=devices) for devices in homes],
+            epoch=1,
+            inputs_uri=str(inputs),
+            outputs_uri=str(outputs),
+            mode=mode,
+            policy=policy,
+            priority=priority,
+            backoff_limit=3,
+            parallelism=parallelism,
+        )
+        await self.stub.SubmitJob(request, timeout=CALL_SECONDS, wait_for_ready=True)
+
+    async def status(self, name: str) -> pb.JobStatus:
+        """The job's status now."""
+        request = pb.WatchJobRequest(name=name, interval_seconds=0.05)
+        call = self.stub.WatchJob(request, timeout=CALL_SECONDS, wait_for_ready=True)
+        try:
+            async for status in call:
+                return status
+        finally:
+            call.cancel()
+        raise AssertionError(f"no status of {name}")
+
+    async def finish(self, name: str, seconds: float = 120.0) -> pb.JobStatus:
+        """Wait for the end of a job, over restarts of the coordinator."""
+        async with asyncio.timeout(seconds):
+            while True:
+                with contextlib.suppress(Exception):
+                    call = self.stub.WatchJob(
+                        pb.WatchJobRequest(name=name, interval_seconds=0.05),
+                        timeout=seconds,
+                        wait_for_ready=True,
+                    )
+                    async for status in call:
+                        if status.state in ENDED:
+                            return status
+                await asyncio.sleep(0.05)
+
+    async def run(self, name: str, document: PartitionDocument, inputs: Path, outputs: Path, **how: Any) -> pb.JobStatus:
+        """Submit a job and wait for its end."""
+        await self.submit(name, document, inputs, outputs, **how)
+        return await self.finish(name)
+
+    async def devices(self) -> dict[str, pb.DeviceStatus]:
+        """What the coordinator reports of each device."""
+        response = await self.stub.ListDevices(
+            pb.ListDevicesRequest(), timeout=CALL_SECONDS, wait_for_ready=True
+        )
+        return {device.name: device for device in response.devices}
+
+    def process_id(self, name: str) -> int:
+        """Of a device's agent, or of `coordinator`."""
+        number = self._supervisor.process_id(name)
+        assert number is not None, f"{name} does not run"
+        return number
+
+    def kill(self, name: str) -> None:
+        """`kill -9` an agent or `coordinator`; the supervisor starts it again."""
+        os.kill(self.process_id(name), signal.SIGKILL)
+
+    async def ready(self) -> None:
+        """Until every device has a session."""
+        async with asyncio.timeout(60):
+            while True:
+                known = await self.devices()
+                if all(
+                    name in known and known[name].state == pb.DeviceStatus.READY
+                    for name in self.device_names
+                ):
+                    return
+                await asyncio.sleep(0.05)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+@contextlib.asynccontextmanager
+async def running_pool(
+    folder: Path,
+    devices: Sequence[Mapping[str, object]],
+    *,
+    residency: str = "Adaptive",
+    relay: bool = False,
+    cgroups: bool = True,
+    log_level: str = "warning",
+) -> AsyncIterator[Pool]:
+    """Start a pool in `folder`; it is gone afterwards, its files are not.
+
+    `devices` are those of a DevicePool's `spec.local`. With `cgroups`, memory limits and processor
+    shares are held by the kernel where the machine allows it.
+    """
+    spec = {
+        "local": {"devices": list(devices)},
+        "budget": {"memory": devices[0]["memory"]},
+        "residency": residency,
+    }
+    metadata = {"name": "bench"}
+    kind = parse(
+        DevicePool,
+        {"apiVersion": API_VERSION, "kind": "DevicePool", "metadata": metadata, "spec": spec},
+    )
+    assert isinstance(kind, DevicePool), f"{kind}"
+    assert kind.spec.local is not None
+    local: tuple[LocalDevice, ...] = kind.spec.local.devices
+    with open_workspace(folder) as workspace:
+        opened = open_groups(workspace.run) if cgroups else None
+        groups = None if isinstance(opened, Unavailable) else opened
+        supervisor = Supervisor(lambda death: None)
+        settings = PoolSettings(
+            workspace=workspace, groups=groups, relay=relay, threads=None, log_level=log_level
+        )
+        processes = PoolRun(kind, local, [], settings, supervisor)
+        pool = Pool(workspace, processes, supervisor)
+        try:
+            await processes.start()
+            await processes.wait_for_sessions(lambda note: None)
+            yield pool
+        finally:
+            await pool.close()
+            await supervisor.stop()
+            await processes.close()
+            if groups is not None:
+                groups.remove()
+
+
+def clear_caches(pool: Pool) -> None:
+    """Forget what the agents have on disk (they must not run)."""
+    shutil.rmtree(pool.workspace.root / "cache", ignore_errors=True)

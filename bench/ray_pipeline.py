@@ -1,0 +1,117 @@
+"""The peer: the same fragments as a pipeline of Ray actors, and as a Ray compiled graph.
+
+Each actor holds one fragment in ONNX Runtime with one thread; tensors pass between actors in Ray's own
+way. Runs in a process of its own (Ray's global state would disturb ours): reads a request as JSON on
+standard input and writes the figures as JSON on standard output.
+
+    {"fragments": [{"model": PATH, "inputs": [...], "outputs": [...]}], "item": NPZ, "items": 200, "warm": 20}
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# Ray's own telemetry would look for hosts that are not to be reached from a test bed.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import numpy as np
+import ray
+from ray.dag import InputNode
+
+
+@ray.remote(num_cpus=0)
+class FragmentActor:
+    """One stage: a dictionary of tensors in, the same dictionary and the stage's outputs out."""
+
+    def __init__(self, model: str, inputs: list[str], outputs: list[str], keep: list[str]) -> None:
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self.inputs, self.outputs, self.keep = inputs, outputs, keep
+
+    def step(self, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        made = self.session.run(self.outputs, {name: tensors[name] for name in self.inputs})
+        both = {**tensors, **dict(zip(self.outputs, made, strict=True))}
+        return {name: both[name] for name in self.keep}
+
+    def peak_bytes(self) -> int:
+        status = Path("/proc/self/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if "VmHWM" in line)
+
+
+def measure(run_one: Any, submit: Any, items: int, in_flight: int) -> dict[str, Any]:
+    """Latency of one item alone, then throughput with `in_flight` items on their way."""
+    latencies = []
+    for _ in range(min(items, 100)):
+        started = time.perf_counter()
+        run_one()
+        latencies.append(time.perf_counter() - started)
+    started = time.perf_counter()
+    waiting: list[Any] = []
+    for _ in range(items):
+        if len(waiting) == in_flight:
+            ray.get(waiting.pop(0))
+        waiting.append(submit())
+    for reference in waiting:
+        ray.get(reference)
+    return {
+        "latencies_seconds": latencies,
+        "items_per_second": items / (time.perf_counter() - started),
+    }
+
+
+def needed_after(fragments: list[dict[str, Any]], position: int, results: list[str]) -> list[str]:
+    """What the stages behind still read, and the results."""
+    later = {name for fragment in fragments[position + 1 :] for name in fragment["inputs"]}
+    return sorted(later | set(results))
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    fragments, items = request["fragments"], request["items"]
+    with np.load(request["item"]) as stored:
+        item = dict(stored)
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    known = set(item)
+    actors = []
+    for position, fragment in enumerate(fragments):
+        known |= set(fragment["outputs"])
+        keep = [n for n in needed_after(fragments, position, request["results"]) if n in known]
+        actors.append(
+            FragmentActor.remote(fragment["model"], fragment["inputs"], fragment["outputs"], keep)
+        )
+
+    def chain() -> Any:
+        reference: Any = item
+        for actor in actors:
+            reference = actor.step.remote(reference)
+        return reference
+
+    for _ in range(request["warm"]):
+        ray.get(chain())
+    answer = {"actors": measure(lambda: ray.get(chain()), chain, items, in_flight=10)}
+
+    with InputNode() as source:
+        node = source
+        for actor in actors:
+            node = actor.step.bind(node)
+    compiled = node.experimental_compile()
+    for _ in range(request["warm"]):
+        ray.get(compiled.execute(item))
+    answer["compiled"] = measure(
+        lambda: ray.get(compiled.execute(item)), lambda: compiled.execute(item), items, in_flight=10
+    )
+    compiled.teardown()
+    answer["worker_peak_bytes"] = ray.get([actor.peak_bytes.remote() for actor in actors])
+    ray.shutdown()
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -79,7 +79,9 @@ def _slower(costs: Costs, lost: Divisions, best: Divisions) -> str:
         return f"{names} would need {duration(period)} an item, against {duration(best_period)}"
     if latency > best_latency:
         return f"an item would take {duration(latency)}, against {duration(best_latency)}"
-    return "is not better: it has more stages, moves more, or follows fewer wishes"
+    if len(lost) != len(best):
+        return f"is as good, with {len(lost)} stages in the place of {len(best)}"
+    return "is as good; ties go to fewer moves, then fewer devices, then smaller names"
 
 
 def in_words(divisions: Sequence[Division]) -> str:

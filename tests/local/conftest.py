@@ -18,7 +18,7 @@ WIDTH = 256
 
 
 def save_model(path: Path) -> None:
-    """Layers of Gemm and Relu with a skip over each pair: 1.5 MiB of weights, a batch of any size."""
+    """Six layers with a skip over each pair: 1.5 MiB of weights, a batch of any size."""
     chance = np.random.default_rng(7)
     nodes, weights = [], []
     last, skip = "x", "x"
@@ -40,7 +40,8 @@ def save_model(path: Path) -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, sizes)],
         weights,
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
 
 
 def save_inputs(folder: Path, files: int, stacked: int = 3) -> None:

@@ -5,6 +5,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+
 from shoal_operator.shell.local.cgroups import (
     DeviceGroup,
     Hierarchy,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+
 from shoal_operator.shell.local.report import (
     SCHEMA_PATH,
     DeviceReport,

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+
 from shoal_operator.shell.local.steps import StepCrashed, StepRefused, run_step
 
 MODULE = """
@@ -51,7 +52,7 @@ async def test_a_refusal_comes_over_with_its_text(module: str) -> None:
 
 
 async def test_a_crash_comes_over_with_its_last_words(module: str) -> None:
-    with pytest.raises(StepCrashed, match="exited with 1\nlibraries.*\nout of luck"):
+    with pytest.raises(StepCrashed, match=r"exited with 1\nlibraries.*\nout of luck"):
         await run_step("s", module, {"do": "crash"}, lambda *done: None)
     with pytest.raises(StepCrashed, match="killed by SIGKILL"):
         await run_step("s", module, {"do": "die"}, lambda *done: None)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+
 from shoal_operator.shell.local import supervisor as module
 from shoal_operator.shell.local.supervisor import Death, ProcessHopeless, ProcessSpec, Supervisor
 

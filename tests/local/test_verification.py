@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
 from shoal_operator.shell.local.verification import Comparison, comparable, difference
 
 FLOATS = hnp.arrays(

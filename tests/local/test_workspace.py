@@ -4,6 +4,7 @@ import stat
 from pathlib import Path
 
 import pytest
+
 from shoal_operator.shell.local.workspace import (
     WorkspaceBusy,
     default_work_folder,

@@ -1,6 +1,7 @@
 """What several commands take: files, volumes, sizes."""
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,16 @@ from shoal_protocol.units import parse_bytes
 
 if TYPE_CHECKING:
     from shoal_operator.shell.manifests import Manifests
+
+
+class LogLevel(StrEnum):
+    """What `--log-level` takes."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
 
 Volumes = Annotated[
     list[str] | None,

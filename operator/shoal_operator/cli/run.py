@@ -12,7 +12,14 @@ import typer
 
 from shoal_operator.api.choices import Mode, Policy, Residency
 from shoal_operator.cli.failures import INTERRUPTED
-from shoal_operator.cli.options import Volumes, is_model, load_files, parse_size, parse_volumes
+from shoal_operator.cli.options import (
+    LogLevel,
+    Volumes,
+    is_model,
+    load_files,
+    parse_size,
+    parse_volumes,
+)
 from shoal_operator.shell.local.cgroups import Enforce
 
 if TYPE_CHECKING:
@@ -157,8 +164,8 @@ def run(
         ),
     ] = True,
     log_level: Annotated[
-        str, typer.Option(help="Of the logs in the work folder.", rich_help_panel=_HOW)
-    ] = "info",
+        LogLevel, typer.Option(help="Of the logs in the work folder.", rich_help_panel=_HOW)
+    ] = LogLevel.INFO,
     verify: Annotated[
         bool,
         typer.Option(
@@ -222,7 +229,7 @@ def run(
         verify=verify,
         tolerance=tolerance,
         threads=threads,
-        log_level=log_level,
+        log_level=log_level.value,
     )
     show = Show(progress=progress, quiet=quiet, report=report)
     folder = work or _default_work(files)
@@ -324,6 +331,8 @@ def execute(orders: "Orders", folder: Path, options: "RunOptions", show: Show) -
     if report.interrupted:
         typer.echo(_resume_line(report), err=True)
         return INTERRUPTED
+    if any(job.state == "Failed" and not job.items for job in report.jobs):
+        return 2  # its inputs or outputs were refused: not one item was begun
     return 0 if report.succeeded else 1
 
 

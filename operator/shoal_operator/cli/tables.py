@@ -32,6 +32,9 @@ def print_summary(console: Console, report: RunReport) -> None:
         console.print(device_table(report.devices))
         console.print(_enforcement_line(report), highlight=False)
     for job in report.jobs:
+        if job.verification_error:
+            text = f"{job.name}: not verified: {job.verification_error}"
+            console.print(Text(text, style="bold red"))
         if job.verification is not None:
             console.print(_verification_line(job.verification, report.devices), highlight=False)
 

@@ -71,7 +71,6 @@ class PlannedJob:
             policy=_POLICIES[spec.policy],
             priority=spec.priority,
             backoff_limit=spec.backoff_limit,
-            parallelism=spec.parallelism or 0,
             active_deadline_seconds=float(spec.active_deadline_seconds or 0),
             parallelism=spec.parallelism or 0,
         )
@@ -185,9 +184,9 @@ class PoolRun:
         command = [sys.executable, "-m", "shoal_operator.cli", "coordinator"]
         command += ["--listen", self.target, "--store", str(workspace.store)]
         command += ["--state", str(state), "--log-level", self._settings.log_level]
-        command += ["--exit-with-parent"]
+        command += ["--telemetry-seconds", str(TELEMETRY_SECONDS), "--exit-with-parent"]
         if self._settings.relay:
-            command += ["--relay"]
+            command += ["--relay", "Always"]
         log = workspace.log(self.coordinator)
         return ProcessSpec(name=self.coordinator, command=tuple(command), log=log)
 
@@ -199,7 +198,6 @@ class PoolRun:
         command += ["--cache", str(workspace.cache(label)), "--cache-size", str(spec.cache.size)]
         command += ["--budget", str(device.memory), "--residency", spec.residency.value]
         command += ["--threads", str(self._settings.threads or self._threads(device))]
-        command += ["--telemetry-interval", str(TELEMETRY_SECONDS)]
         command += ["--log-level", self._settings.log_level, "--exit-with-parent"]
         if not self._settings.relay:
             name = f"{self._pool.metadata.name[:20]}.{number}"

@@ -122,7 +122,10 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """One job. `succeeded` counts the `resumed` items too, whose results stood before."""
+    """One job. `succeeded` counts the `resumed` items too, whose results stood before.
+
+    `verification_error` says why it could not be verified.
+    """
 
     name: str
     state: str
@@ -143,6 +146,7 @@ class JobReport:
     failures: tuple[FailedItem, ...]
     outputs: str
     verification: Verification | None
+    verification_error: str = ""
 
     @property
     def complete(self) -> bool:
@@ -176,7 +180,9 @@ class RunReport:
     def succeeded(self) -> bool:
         """Every item of every job succeeded, and every verification passed."""
         return not self.interrupted and all(
-            job.complete and (job.verification is None or job.verification.passed)
+            job.complete
+            and not job.verification_error
+            and (job.verification is None or job.verification.passed)
             for job in self.jobs
         )
 

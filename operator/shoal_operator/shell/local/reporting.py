@@ -16,9 +16,12 @@ from shoal_protocol.v1 import coordinator_pb2 as pb
 
 
 def job_report(
-    job: PlannedJob, status: pb.JobStatus | None, verification: Verification | None
+    job: PlannedJob, status: pb.JobStatus | None, verified: Verification | str | None
 ) -> JobReport:
-    """A job, as it was last seen; one that was never seen is Pending."""
+    """A job, as it was last seen; one that was never seen is Pending.
+
+    `verified`: the comparison, or why there is none, or None where none was asked for.
+    """
     status = status if status is not None else pb.JobStatus(name=job.order.name)
     hits, latency = status.tier_hits, status.latency
     return JobReport(
@@ -58,7 +61,8 @@ def job_report(
             for each in status.failures
         ),
         outputs=str(job.order.outputs),
-        verification=verification,
+        verification=verified if isinstance(verified, Verification) else None,
+        verification_error=verified if isinstance(verified, str) else "",
     )
 
 

@@ -34,6 +34,7 @@ from shoal_operator.shell.local.report import (
     Verification,
 )
 from shoal_operator.shell.local.reporting import device_reports, job_report
+from shoal_operator.shell.local.steps import StepCrashed, StepRefused
 from shoal_operator.shell.local.supervisor import Death, Supervisor
 from shoal_operator.shell.local.verification import (
     DEFAULT_TOLERANCE,
@@ -130,13 +131,13 @@ class _Run:
 
     async def run(self, orders: Orders) -> RunReport:
         jobs: list[PlannedJob] = []
-        verifications: dict[str, Verification] = {}
+        verified: dict[str, Verification | str] = {}
         with self._interruptible():
             try:
                 jobs = await self._plan_jobs(orders)
                 await self._run_pools(jobs)
                 if self._options.verify:
-                    verifications = await self._verify(jobs)
+                    verified = await self._verify(jobs)
             except asyncio.CancelledError:
                 if not self._interrupted:
                     raise
@@ -153,9 +154,7 @@ class _Run:
             ),
             interrupted=self._interrupted,
             jobs=tuple(
-                job_report(
-                    job, pool.watch.jobs.get(job.order.name), verifications.get(job.order.name)
-                )
+                job_report(job, pool.watch.jobs.get(job.order.name), verified.get(job.order.name))
                 for pool in self._pools
                 for job in pool.jobs
             ),
@@ -253,9 +252,12 @@ class _Run:
         if groups is not None:
             groups.remove()
 
-    async def _verify(self, jobs: Sequence[PlannedJob]) -> dict[str, Verification]:
-        """Phase 7, one job after another: each has the machine's memory for itself."""
-        found = {}
+    async def _verify(self, jobs: Sequence[PlannedJob]) -> dict[str, Verification | str]:
+        """Phase 7, one job after another: each has the machine's memory for itself.
+
+        What cannot be verified is no reason to lose the report: its entry says why.
+        """
+        found: dict[str, Verification | str] = {}
         for job in jobs:
             name = job.order.name
             self._observer.phase(f"verifying {name} against the whole model")
@@ -266,7 +268,11 @@ class _Run:
                 outputs=job.order.outputs,
                 tolerance=self._options.tolerance,
             )
-            found[name] = await verify(request, partial(self._observer.verifying, name))
+            tell = partial(self._observer.verifying, name)
+            try:
+                found[name] = await verify(request, tell)
+            except (StepRefused, StepCrashed) as error:
+                found[name] = str(error)
         return found
 
     def _on_snapshot(self) -> None:

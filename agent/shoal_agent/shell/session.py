@@ -118,6 +118,7 @@ class Session:
         self.tasks.drain()
         while not (self.tasks.idle or self._broken.done()):
             await asyncio.sleep(0.01)
+        self._tell()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 await self._outbox.join()
@@ -207,11 +208,15 @@ class Session:
 
     async def _report(self, interval_seconds: float) -> None:
         while True:
-            telemetry = self._device.telemetry()
-            telemetry.queued_tasks = self.tasks.queued
-            self._outbox.put_nowait(pb.AgentMessage(telemetry=telemetry))
+            self._tell()
             self.tasks.tick()
             await asyncio.sleep(interval_seconds)
+
+    def _tell(self) -> None:
+        """Send the readings of now; those of the end make the sums of a run complete."""
+        telemetry = self._device.telemetry()
+        telemetry.queued_tasks = self.tasks.queued
+        self._outbox.put_nowait(pb.AgentMessage(telemetry=telemetry))
 
     async def _guard(self, part: Coroutine[None, None, None]) -> None:
         """Any part that ends, ends the session."""

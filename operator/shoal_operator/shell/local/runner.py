@@ -245,6 +245,11 @@ class _Run:
         """Phase 6: what has not ended is cancelled, then every process goes, then the cgroups."""
         self._observer.phase("stopping")
         await asyncio.gather(*(pool.watch.cancel("interrupted") for pool in self._pools))
+        # The agents first: each sends its last readings before it goes.
+        agents = [pool.label(device.name) for pool in self._pools for device in pool.devices]
+        await self._supervisor.stop(agents)
+        for pool in self._pools:
+            await pool.watch.poll()
         await self._supervisor.stop()
         for pool in self._pools:
             self._devices += device_reports(pool, self._restarts(pool))

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
@@ -199,13 +199,7 @@ class Sessions:
             results = await asyncio.gather(reader, writer, return_exceptions=True)
         if session.ended.done():
             return session.ended.result()
-        for result in results:
-            match result:
-                case wire.Malformed() | MalformedFrame() | TimeoutError():
-                    return str(result) or "the device does not read"
-                case _:
-                    pass
-        return "the stream ended"
+        return _reason(results, session.device)
 
     async def _read(self, session: DeviceSession, requests: AsyncIterator[AgentMessage]) -> None:
         async for message in requests:
@@ -242,10 +236,10 @@ class Sessions:
         session.link = link
         session.linked.set()
         self._hub.links[session.device] = link
-        tasks = {
+        tasks = (
             asyncio.create_task(link.read_all(requests)),
             asyncio.create_task(link.write_all()),
-        }
+        )
         reason = "the stream ended"
         try:
             waited: set[asyncio.Future[Any]] = {*tasks, session.ended}
@@ -253,9 +247,8 @@ class Sessions:
         finally:
             for task in tasks:
                 task.cancel()
-            for result in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(result, MalformedFrame | LinkBroken | TimeoutError):
-                    reason = str(result) or f"{session.device} does not read"
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            reason = _reason(results, session.device)
             self._detach(link, reason)
             if session.link is link:
                 # What was under way on it is lost, and both sides have to agree on that.
@@ -283,3 +276,19 @@ class Sessions:
         if self._hub.links.get(link.device) is link:
             with contextlib.suppress(KeyError):
                 del self._hub.links[link.device]
+
+
+def _reason(results: Iterable[BaseException | None], device: str) -> str:
+    """Why the tasks of a stream ended."""
+    for result in results:
+        match result:
+            case wire.Malformed() | MalformedFrame() | LinkBroken():
+                return str(result)
+            case TimeoutError():
+                return f"{device} does not read"
+            case None | asyncio.CancelledError() | grpc.aio.AbortError() | grpc.aio.UsageError():
+                pass
+            case _:
+                logger.error("the stream of %s failed", device, exc_info=result)
+                return f"the coordinator failed: {result}"
+    return "the stream ended"

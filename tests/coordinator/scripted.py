@@ -1,0 +1,337 @@
+"""A device made of the real protocol and a dictionary of functions; and a model for it.
+
+x ---> [0: a = 2x, early = -x] --a--> [1: b = a + 1] --b--> [2: y = a + b + x]
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from itertools import count
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from shoal_operator.api.partition import (
+    MODEL,
+    Digest,
+    Edge,
+    Fragment,
+    PartitionDocument,
+    TensorSpec,
+    document_to_json,
+)
+from shoal_protocol.assembly import ActivationAssembler
+from shoal_protocol.channels import open_channel
+from shoal_protocol.frames import TransferError, acknowledgement, split_frame
+from shoal_protocol.services import SessionClient
+from shoal_protocol.tensors import ActivationKey, encode_activation
+from shoal_protocol.v1 import coordinator_pb2 as api
+from shoal_protocol.v1 import session_pb2 as pb
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement
+
+logger = logging.getLogger(__name__)
+
+Arrays = Mapping[str, np.ndarray]
+Stage = Callable[[Arrays], Arrays]
+
+STAGES: tuple[Stage, ...] = (
+    lambda t: {"a": 2 * t["x"], "early": -t["x"]},
+    lambda t: {"b": t["a"] + 1},
+    lambda t: {"y": t["a"] + t["b"] + t["x"]},
+)
+
+
+def whole_model(x: np.ndarray) -> Arrays:
+    return {"early": -x, "y": 5 * x + 1}
+
+
+def tensor(name: str) -> TensorSpec:
+    return TensorSpec(name=name, dtype="float", shape=(1, "n"))
+
+
+def put_model(store: Path) -> PartitionDocument:
+    """Write the model's three fragments into a store."""
+    ports = ((("x",), ("a", "early")), (("a",), ("b",)), (("a", "b", "x"), ("y",)))
+    fragments = []
+    for index, (inputs, outputs) in enumerate(ports):
+        content = f"stage {index} ".encode() * 100_000
+        manifest = {
+            "version": 1,
+            "files": {
+                "model.onnx": {
+                    "sha256": hashlib.sha256(content).hexdigest(),
+                    "bytes": len(content),
+                }
+            },
+        }
+        text = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
+        digest = hashlib.sha256(text).hexdigest()
+        folder = store / "fragments" / digest
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.onnx").write_bytes(content)
+        (folder / "fragment.json").write_bytes(text)
+        fragments.append(
+            Fragment(
+                index=index,
+                digest=Digest(f"sha256:{digest}"),
+                nodes=1,
+                weight_bytes=0,
+                resident_bytes=1000,
+                activation_bytes=None,
+                flops=None,
+                inputs=tuple(map(tensor, inputs)),
+                outputs=tuple(map(tensor, outputs)),
+            )
+        )
+    edges = (
+        (MODEL, 0, ("x",)),
+        (MODEL, 2, ("x",)),
+        (0, 1, ("a",)),
+        (0, 2, ("a",)),
+        (0, MODEL, ("early",)),
+        (1, 2, ("b",)),
+        (2, MODEL, ("y",)),
+    )
+    return PartitionDocument(
+        model_digest=Digest("sha256:" + "0" * 64),
+        fragments=tuple(fragments),
+        edges=tuple(
+            Edge(producer=producer, consumer=consumer, tensors=tensors, bytes_per_item=None)
+            for producer, consumer, tensors in edges
+        ),
+        inputs=(tensor("x"),),
+        outputs=(tensor("early"), tensor("y")),
+    )
+
+
+def submission(
+    document: PartitionDocument, inputs: Path, outputs: Path, **fields: object
+) -> api.SubmitJobRequest:
+    return api.SubmitJobRequest(
+        **{  # type: ignore[arg-type]
+            "name": "job",
+            "partition": document_to_json(document).encode(),
+            "inputs_uri": str(inputs),
+            "outputs_uri": str(outputs),
+            **fields,
+        }
+    )
+
+
+class ScriptedDevice:
+    """One session, from `run` to its cancellation. What it did is in `executed` and `told`."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        target: str,
+        name: str,
+        document: PartitionDocument,
+        *,
+        stages: tuple[Stage, ...] = STAGES,
+        budget: int = 10_000,
+        gate: asyncio.Semaphore | None = None,
+        hello: pb.Hello | None = None,
+    ) -> None:
+        """`gate` lets one task pass for each permit; None: all."""
+        self.name = name
+        self.executed: list[tuple[int, int]] = []
+        self.told: list[str] = []
+        self.welcome: asyncio.Future[pb.Welcome] = asyncio.get_running_loop().create_future()
+        self.gate = gate
+        self.deaf = False
+        """Answers nothing any more, if set."""
+        self.hello = hello or pb.Hello(
+            protocol=1, device=name, incarnation=1, budget_bytes=budget, floor_bytes=77
+        )
+        self._target = target
+        self._document = document
+        self._stage_of = {f.digest: s for f, s in zip(document.fragments, stages, strict=True)}
+        self._numbers = count(1)
+        self._acks: dict[int, asyncio.Future[Acknowledgement]] = {}
+        self._tensors: dict[tuple[int, str, str, int], np.ndarray] = {}
+        self._changed = asyncio.Condition()
+        self._turn = asyncio.Lock()
+        self._speaking = asyncio.Lock()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Serve until the coordinator ends the session: raises `grpc.aio.AioRpcError`."""
+        async with open_channel(self._target, insecure=True) as channel:
+            client = SessionClient(channel)
+            self._control = client.connect()
+            await self._control.write(pb.AgentMessage(hello=self.hello))
+            first = await self._control.read()
+            if first is grpc.aio.EOF:
+                await self._fail()
+            assert isinstance(first, pb.CoordinatorMessage)
+            self.welcome.set_result(first.welcome)
+            self._bulk = client.exchange(self.name)
+            reader = asyncio.create_task(self._read_bulk())
+            try:
+                while isinstance(message := await self._control.read(), pb.CoordinatorMessage):
+                    if not self.deaf:
+                        await self._hear(message)
+            finally:
+                reader.cancel()
+                for task in list(self._tasks.values()):
+                    task.cancel()
+                await asyncio.gather(reader, *self._tasks.values(), return_exceptions=True)
+            await self._fail()
+
+    async def _write(self, *frames: bytes) -> None:
+        async with self._turn:
+            for frame in frames:
+                await self._bulk.write(frame)
+
+    async def _say(self, message: pb.AgentMessage) -> None:
+        async with self._speaking:
+            await self._control.write(message)
+
+    async def _fail(self) -> None:
+        raise grpc.aio.AioRpcError(
+            await self._control.code(),
+            grpc.aio.Metadata(),
+            grpc.aio.Metadata(),
+            details=await self._control.details(),
+        )
+
+    async def telemetry(self, **readings: float) -> None:
+        await self._say(pb.AgentMessage(telemetry=pb.Telemetry(**readings)))
+
+    async def _reply(self, instruction: int, **outcome: object) -> None:
+        if self.deaf:
+            return
+        reply = pb.Reply(instruction=instruction, **outcome)  # type: ignore[arg-type]
+        with contextlib.suppress(asyncio.InvalidStateError):
+            await self._say(pb.AgentMessage(reply=reply))
+
+    async def _hear(self, message: pb.CoordinatorMessage) -> None:
+        kind = message.WhichOneof("message") or ""
+        self.told.append(kind)
+        match kind:
+            case "load":
+                await self._reply(message.load.instruction, loaded=pb.Loaded(resident_bytes=999))
+            case "unload":
+                await self._reply(message.unload.instruction, unloaded=pb.Unloaded())
+            case "prefetch":
+                await self._reply(message.prefetch.instruction, prefetched=pb.Prefetched())
+            case "probe":
+                answer = pb.ProbeReply(nonce=message.probe.nonce)
+                await self._say(pb.AgentMessage(probe_reply=answer))
+            case "execute":
+                number = message.execute.instruction
+                self._tasks[number] = asyncio.create_task(self._execute(message.execute))
+            case "forward":
+                number = message.forward.instruction
+                self._tasks[number] = asyncio.create_task(self._forward(message.forward))
+            case "cancel" if message.cancel.instruction in self._tasks:
+                self._tasks[message.cancel.instruction].cancel()
+            case _:
+                pass
+
+    async def _execute(self, order: pb.Execute) -> None:
+        task = order.task
+        keys = [
+            (task.item, name, task.job, int(task.epoch))
+            for source in order.inputs
+            for name in source.tensors
+        ]
+        try:
+            async with self._changed:
+                await self._changed.wait_for(lambda: all(key in self._tensors for key in keys))
+            if self.gate is not None:
+                await self.gate.acquire()
+            made = self._stage_of[Digest(order.digest)]({k[1]: self._tensors[k] for k in keys})
+            self.executed.append((task.item, task.stage))
+            await self._keep(task, made)
+            delivered = []
+            for route in order.routes:
+                assert not route.address
+                if await self._send(task, route.consumer, route.device, route.tensors):
+                    delivered.append(route.consumer)
+            if order.results:
+                assert await self._send(task, MODEL, "", order.results), "a result was refused"
+        except asyncio.CancelledError:
+            await self._reply(order.instruction, failure=pb.Failure(code=pb.CANCELLED))
+            raise
+        except Exception as error:
+            failure = pb.Failure(code=pb.RUNTIME, message=str(error))
+            await self._reply(order.instruction, failure=failure)
+        else:
+            executed = pb.Executed(compute_seconds=0.001, delivered=delivered)
+            await self._reply(order.instruction, executed=executed)
+
+    async def _keep(self, task: pb.Task, tensors: Arrays) -> None:
+        async with self._changed:
+            for name, array in tensors.items():
+                self._tensors[task.item, name, task.job, int(task.epoch)] = array
+            self._changed.notify_all()
+
+    async def _forward(self, order: pb.Forward) -> None:
+        route = order.route
+        if await self._send(order.task, route.consumer, route.device, route.tensors):
+            await self._reply(order.instruction, forwarded=pb.Forwarded())
+        else:
+            failure = pb.Failure(code=pb.UNREACHABLE, message="not taken")
+            await self._reply(order.instruction, failure=failure)
+
+    async def _send(self, task: pb.Task, consumer: int, device: str, names: list[str]) -> bool:
+        if device == self.name:
+            return True
+        number = next(self._numbers)
+        encoded = encode_activation(
+            ActivationKey(
+                job=task.job,
+                epoch=task.epoch,
+                item=task.item,
+                producer=task.stage,
+                consumer=consumer,
+            ),
+            device,
+            {name: self._tensors[task.item, name, task.job, int(task.epoch)] for name in names},
+            transfer=number,
+            frame_bytes=256,
+        )
+        answered = self._acks[number] = asyncio.get_running_loop().create_future()
+        await self._write(*encoded)
+        answer = await answered
+        return bool(answer.outcome == Acknowledgement.ACCEPTED)
+
+    async def _read_bulk(self) -> None:
+        assembler = ActivationAssembler()
+        async for message in self._bulk:
+            header, payload = split_frame(message)
+            if header.WhichOneof("kind") == "acknowledgement":
+                self._acks.pop(header.transfer).set_result(header.acknowledgement)
+                continue
+            try:
+                received = assembler.add(header, payload)
+            except TransferError as error:
+                await self._write(acknowledgement(header.transfer, error.outcome))
+                continue
+            if received is not None:
+                key = received.key
+                await self._keep(
+                    pb.Task(job=key.job, epoch=key.epoch, item=key.item), received.tensors
+                )
+                await self._write(acknowledgement(header.transfer))
+
+
+@contextlib.asynccontextmanager
+async def connected(*devices: ScriptedDevice) -> AsyncIterator[None]:
+    """The devices' sessions, for as long as the context lasts."""
+    tasks = [asyncio.create_task(device.run()) for device in devices]
+    try:
+        for device in devices:
+            await asyncio.wait_for(asyncio.shield(device.welcome), 10)
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if not isinstance(result, asyncio.CancelledError):
+                logger.error("a device's session ended: %r", result, exc_info=result)

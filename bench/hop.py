@@ -3,8 +3,10 @@
 The receiver is a process of its own that serves both. A hop is over when the acknowledgement is
 back: for `Peer.Push` the tensor then stands in the receiver as a checked numpy array; the bare
 stream has handed the bytes to its handler, which looks at nothing and answers one byte. The bare
-stream sends large tensors in whichever way is faster for it, as one message or in messages of 1
-MiB.
+stream sends large tensors as one message or in messages of 1 MiB, whichever is faster for it.
+
+Ours is measured twice: the protocol alone, and with what an agent has around it on both sides
+(its `PeerLink` and `Peers`: turns, deadlines, answers from a queue, counters), up to the tasks.
 """
 
 import asyncio
@@ -15,13 +17,21 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from typing import Any, Final
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, cast
 
 import grpc
 import numpy as np
 from measurement import RATIO, Measurement, alternate, compared
 
-from shoal_protocol.assembly import ActivationAssembler
+from shoal_agent.shell.cache import FragmentCache
+from shoal_agent.shell.counters import Counters
+from shoal_agent.shell.links import Parcel, PeerLink
+from shoal_agent.shell.serving import Peers
+from shoal_agent.shell.shaping import Uplink
+from shoal_agent.shell.tasks import Tasks
+from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.channels import add_port, open_channel, server_options
 from shoal_protocol.frames import acknowledgement, split_frame
 from shoal_protocol.services import (
@@ -31,7 +41,7 @@ from shoal_protocol.services import (
     PeerClient,
     add_peer_service,
 )
-from shoal_protocol.tensors import ActivationKey, encode_activation
+from shoal_protocol.tensors import ActivationKey, Array, encode_activation
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
 
@@ -42,6 +52,7 @@ _UNLIMITED: Final = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 ]
+_KEY: Final = ActivationKey(job="bench", epoch=1, item=1, producer=0, consumer=1)
 _LAST: Final = 1
 """First byte of the bare message that is to be answered."""
 
@@ -56,16 +67,19 @@ def hops(*, quick: bool) -> Iterator[Measurement]:
         streams = runner.run(_Streams.open(folder))
         for size in SIZES:
             turns = 100 if size > _PIECE_BYTES else 1000
-            yield _hop(runner, streams, size, turns if quick else 4 * turns)
+            yield from _hop(runner, streams, size, turns if quick else 4 * turns)
         runner.run(streams.close())
 
 
-def _hop(runner: asyncio.Runner, streams: "_Streams", size: int, turns: int) -> Measurement:
+def _hop(
+    runner: asyncio.Runner, streams: "_Streams", size: int, turns: int
+) -> Iterator[Measurement]:
     tensor = np.arange(size // 4, dtype=np.float32).reshape(1, -1, 64)
     whole = bytes((_LAST,)) + bytes(size - 1)
     pieces = [bytes(_PIECE_BYTES)] * (size // _PIECE_BYTES - 1) + [whole[:_PIECE_BYTES]]
 
     subjects = {
+        "agent": lambda: runner.run(_timed(streams.agent(tensor))),
         "push": lambda: runner.run(_timed(streams.push(tensor))),
         "whole": lambda: runner.run(_timed(streams.bare([whole]))),
     }
@@ -73,10 +87,11 @@ def _hop(runner: asyncio.Runner, streams: "_Streams", size: int, turns: int) -> 
         subjects["pieces"] = lambda: runner.run(_timed(streams.bare(pieces)))
     alternate(subjects, turns=10)
     samples = alternate(subjects, turns=turns, limit_seconds=20)
-    pushed = samples.pop("push")
-    peer = min(samples.values(), key=lambda times: sorted(times)[len(times) // 2])
+    agent, push = samples.pop("agent"), samples.pop("push")
+    peer = min(samples.values(), key=median)
     name = f"hop of {format_bytes(size)}"
-    return compared(name, pushed, peer, unit="s", goal=RATIO <= 1.3)
+    yield compared(f"{name}, protocol", push, peer, unit="s", goal=RATIO <= 1.3)
+    yield compared(f"{name}, agent to agent", agent, peer, unit="s", goal=RATIO <= 1.3)
 
 
 async def _timed(action: Awaitable[None]) -> float:
@@ -90,9 +105,14 @@ class _Streams:
     """The open streams to the receiver."""
 
     def __init__(
-        self, channels: list[grpc.aio.Channel], push: FrameStream, bare: FrameStream
+        self,
+        channels: list[grpc.aio.Channel],
+        link: PeerLink,
+        push: FrameStream,
+        bare: FrameStream,
     ) -> None:
         self._channels = channels
+        self._link = link
         self._push = push
         self._bare = bare
         self._transfers = itertools.count(1)
@@ -101,13 +121,18 @@ class _Streams:
     async def open(cls, folder: str) -> "_Streams":
         ours = open_channel(f"unix:{folder}/shoal.sock")
         bare = grpc.aio.insecure_channel(f"unix:{folder}/bare.sock", options=_UNLIMITED)
-        return cls([ours, bare], PeerClient(ours).push(), bare.stream_stream(f"/{_BARE}/Push")())
+        link = PeerLink(open_channel(f"unix:{folder}/agent.sock"), Uplink())
+        call: FrameStream = bare.stream_stream(f"/{_BARE}/Push")()
+        return cls([ours, bare], link, PeerClient(ours).push(), call)
 
-    async def push(self, tensor: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]") -> None:
+    async def agent(self, tensor: Array) -> None:
+        """Ours as agents do it."""
+        await self._link.send(Parcel(key=_KEY, device="receiver", tensors={"x": tensor}))
+
+    async def push(self, tensor: Array) -> None:
         """Ours: encode, stream, wait for the acknowledgement."""
-        key = ActivationKey(job="bench", epoch=1, item=1, producer=0, consumer=1)
         transfer = next(self._transfers)
-        for frame in encode_activation(key, "receiver", {"x": tensor}, transfer=transfer):
+        for frame in encode_activation(_KEY, "receiver", {"x": tensor}, transfer=transfer):
             await self._push.write(frame)
         message = await self._push.read()
         assert isinstance(message, bytes)
@@ -122,6 +147,7 @@ class _Streams:
         assert await self._bare.read() == b"."
 
     async def close(self) -> None:
+        await self._link.close()
         for call in (self._push, self._bare):
             await call.done_writing()
         for channel in self._channels:
@@ -155,6 +181,25 @@ class _Peer:
         raise NotImplementedError
 
 
+class _Accepting:
+    """Stands for an agent's `Tasks`: has room for everything and keeps nothing."""
+
+    def stale(self, job: str, epoch: int) -> bool:
+        return False
+
+    def has_room(self, size: int) -> bool:
+        return True
+
+    def take(self, received: ReceivedActivation) -> bool:
+        return True
+
+
+def _agent(folder: str) -> Peers:
+    tasks = cast(Tasks, _Accepting())
+    cache = FragmentCache(Path(folder), limit_bytes=0)
+    return Peers("receiver", cache, lambda: tasks, Uplink(), Counters())
+
+
 async def _bare(requests: AsyncIterator[bytes], context: FrameContext) -> None:
     async for message in requests:
         if message[0] == _LAST:
@@ -165,14 +210,17 @@ async def _receive(folder: str) -> None:
     ours = grpc.aio.server(options=server_options())
     add_peer_service(ours, _Peer())
     add_port(ours, f"unix:{folder}/shoal.sock")
+    agent = grpc.aio.server(options=server_options())
+    add_peer_service(agent, _agent(folder))
+    add_port(agent, f"unix:{folder}/agent.sock")
     bare = grpc.aio.server(options=_UNLIMITED)
     # gRPC's types know handlers of the threaded server only.
     behaviour: Any = _bare
     handler: Any = grpc.stream_stream_rpc_method_handler(behaviour)
     bare.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_BARE, {"Push": handler}),))
     bare.add_insecure_port(f"unix:{folder}/bare.sock")
-    await ours.start()
-    await bare.start()
+    for server in (ours, agent, bare):
+        await server.start()
     print("ready", flush=True)
     await ours.wait_for_termination()
 

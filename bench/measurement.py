@@ -235,5 +235,7 @@ def _amount(value: float, unit: str) -> str:
     """A value with its unit as people read it."""
     if unit == "s":
         scale, name = next((pair for pair in _SECONDS if abs(value) >= pair[0]), _SECONDS[-1])
-        return f"{value / scale:.3g} {name}"
-    return f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{value:.3g} {unit}"
+        value, unit = value / scale, name
+    if abs(value) >= 1000:
+        return f"{value:,.0f} {unit}"
+    return f"{value:#.3g}".rstrip(".") + f" {unit}"

@@ -177,37 +177,47 @@ class LinkCodec:
 
     The caller feeds it: `observe_transfer` after each acknowledged transfer, `observe_encoding`
     after each encoding (`encode_activation` does that). Until the link's speed is known, and on a
-    link faster than any codec, everything travels as it is; on a slow link each candidate is tried
-    once and again every `PROBE_INTERVAL` choices, as tensors and processors change.
+    link faster than any codec, everything travels as it is. On a slow link each candidate is tried
+    once, then what pays most is used; every `PROBE_INTERVAL` choices each is tried again, as
+    tensors, processors and links change, and so is no codec at all.
     """
 
-    FAST_BYTES_PER_SECOND: Final = 250_000_000
+    FAST_BYTES_PER_SECOND: Final = 200_000_000
     SMALL_BYTES: Final = 4096
     PROBE_INTERVAL: Final = 64
-    _TRANSFER_MINIMUM_BYTES: Final = 65536
+    _LARGE_TRANSFER_BYTES: Final = 65536
+    _ASSUMED_FIXED_SECONDS: Final = 0.001
+    _TRANSFERS: Final = 3
     _EDGES: Final = 1024
 
     def __init__(self, codecs: tuple[pb.Codec, ...] = LOSSLESS) -> None:
         """`codecs` are those that the receiver understands and that are worth trying."""
         self._codecs = codecs
-        self._speeds: deque[float] = deque(maxlen=8)
+        self._fixed: deque[float] = deque(maxlen=8)
+        self._large: deque[tuple[int, float]] = deque(maxlen=8)
         self._edges: OrderedDict[Hashable, _Edge] = OrderedDict()
 
     @property
     def bytes_per_second(self) -> float | None:
-        """The link's speed, None until measured: the best of the last transfers.
+        """The link's speed, None until measured: that of the best of the last large transfers.
 
-        The best, as everything else that happens on the way (a busy receiver) only slows.
+        A transfer takes a fixed time (small ones show it) and a time by its size; only the second
+        is the link's. The best, as all else that happens on the way (a busy receiver, the very
+        first connection) only slows.
         """
-        return max(self._speeds, default=None)
+        if len(self._large) < self._TRANSFERS:
+            return None
+        fixed = min(self._fixed, default=self._ASSUMED_FIXED_SECONDS)
+        return max(size / max(seconds - fixed, seconds / 8) for size, seconds in self._large)
 
     def observe_transfer(self, wire_bytes: int, seconds: float) -> None:
-        """A transfer took this long from its first frame to its acknowledgement.
-
-        Small transfers are left out: they measure the round trip, not the speed.
-        """
-        if wire_bytes >= self._TRANSFER_MINIMUM_BYTES and seconds > 0:
-            self._speeds.append(wire_bytes / seconds)
+        """A transfer took this long from its first frame to its acknowledgement."""
+        if seconds <= 0:
+            return
+        if wire_bytes < self._LARGE_TRANSFER_BYTES:
+            self._fixed.append(seconds)
+        else:
+            self._large.append((wire_bytes, seconds))
 
     def observe_encoding(
         self,
@@ -219,11 +229,9 @@ class LinkCodec:
         seconds: float,
     ) -> None:
         """Encoding a tensor of an edge took this long and gave that many bytes."""
-        state = self._state(edge)
-        state.samples[codec] = CodecSample(
+        self._state(edge).samples[codec] = CodecSample(
             ratio=encoded_bytes / decoded_bytes, seconds_per_byte=seconds / decoded_bytes
         )
-        state.tried_at[codec] = state.chosen
 
     def choose(self, edge: Hashable, decoded_bytes: int, *, half_allowed: bool = False) -> pb.Codec:
         """The codec for the next tensor of an edge; `half_allowed`: it is float32 and may lose."""
@@ -233,9 +241,16 @@ class LinkCodec:
         candidates = (*self._codecs, pb.FP16) if half_allowed else self._codecs
         state = self._state(edge)
         state.chosen += 1
+        best = self._best(speed, state, candidates)
+        state.tried_at[best] = state.chosen
+        return best
+
+    def _best(self, speed: float, state: _Edge, candidates: tuple[pb.Codec, ...]) -> pb.Codec:
         for codec in candidates:
-            tried_at = state.tried_at.get(codec)
-            if tried_at is None or state.chosen - tried_at > self.PROBE_INTERVAL:
+            if codec not in state.samples:
+                return codec
+        for codec in (pb.NONE, *candidates):
+            if state.chosen - state.tried_at.get(codec, 0) > self.PROBE_INTERVAL:
                 return codec
         return choose_codec(speed, {codec: state.samples[codec] for codec in candidates})
 

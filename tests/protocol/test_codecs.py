@@ -128,12 +128,31 @@ def test_the_choice_is_the_least_of_all_expected_times(
     assert times[choose_codec(link, samples)] == min(times.values())
 
 
+def link_of(seconds_per_megabyte: float) -> LinkCodec:
+    link = LinkCodec()
+    for _ in range(3):
+        link.observe_transfer(1_000_000, seconds_per_megabyte)
+    return link
+
+
 def test_nothing_is_encoded_until_the_link_is_known_to_be_slow() -> None:
     link = LinkCodec()
-    assert link.choose(EDGE, 1_000_000) == pb.NONE
-    link.observe_transfer(100, 1.0)  # says nothing: too small
-    assert link.bytes_per_second is None
-    link.observe_transfer(1_000_000, 0.001)
+    for _ in range(2):
+        assert link.choose(EDGE, 1_000_000) == pb.NONE
+        link.observe_transfer(100, 1.0)
+        link.observe_transfer(1_000_000, 2.0)
+        assert link.bytes_per_second is None
+    link.observe_transfer(1_000_000, 2.0)
+    assert link.bytes_per_second == 1_000_000
+    assert link.choose(EDGE, 1_000_000) != pb.NONE
+    assert link.choose(EDGE, 1000) == pb.NONE
+
+
+def test_a_fast_link_of_some_delay_is_not_taken_for_a_slow_one() -> None:
+    link = link_of(0.022)
+    assert link.choose(EDGE, 1_000_000) != pb.NONE
+    link.observe_transfer(100, 0.020)
+    assert link.bytes_per_second == pytest.approx(500e6, rel=0.3)
     assert link.choose(EDGE, 1_000_000) == pb.NONE
 
 
@@ -156,32 +175,27 @@ def drive(link: LinkCodec, times: int, *, half_allowed: bool = False) -> list[pb
 
 
 def test_on_a_slow_link_each_is_tried_then_the_best_used_and_the_rest_tried_rarely() -> None:
-    link = LinkCodec()
-    link.observe_transfer(1_000_000, 0.1)
-    chosen = drive(link, 1000)
-    assert chosen[:3] == [pb.LZ4, pb.ZSTD, pb.ZSTD]
+    chosen = drive(link_of(0.1), 1000)
+    assert chosen[:4] == [pb.LZ4, pb.ZSTD, pb.ZSTD, pb.ZSTD]
     assert 10 <= chosen.count(pb.LZ4) <= 20
-    assert chosen.count(pb.NONE) == 0
+    assert 10 <= chosen.count(pb.NONE) <= 20
 
 
 def test_float16_is_used_only_where_it_is_allowed() -> None:
-    link = LinkCodec()
-    link.observe_transfer(1_000_000, 0.1)
+    link = link_of(0.1)
     assert pb.FP16 not in drive(link, 200)
-    assert drive(link, 200, half_allowed=True)[-1] == pb.FP16
+    assert drive(link, 200, half_allowed=True).count(pb.FP16) > 180
     assert pb.FP16 not in drive(link, 200)
 
 
 def test_a_link_that_becomes_fast_is_used_plainly_again() -> None:
-    link = LinkCodec()
-    link.observe_transfer(1_000_000, 0.1)
+    link = link_of(0.1)
     assert drive(link, 10)[-1] == pb.ZSTD
     link.observe_transfer(1_000_000, 0.001)
     assert drive(link, 10) == [pb.NONE] * 10
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    link = LinkCodec()
-    link.observe_transfer(1_000_000, 0.1)
+    link = link_of(0.1)
     assert [link.choose(("job", index), 1_000_000) for index in range(5000)] == [pb.LZ4] * 5000
     assert len(link._edges) <= 1024

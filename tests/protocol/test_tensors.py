@@ -199,7 +199,8 @@ def test_a_slow_link_learns_to_encode() -> None:
     link = LinkCodec()
     tensors = {"x": np.zeros(100_000, np.float32)}
     assert encode_activation(KEY, "", tensors, transfer=1, codec=link).encoded_bytes == 400_000
-    link.observe_transfer(400_000, 1.0)
+    for _ in range(3):
+        link.observe_transfer(400_000, 1.0)
     encoded = [encode_activation(KEY, "", tensors, transfer=1, codec=link) for _ in range(5)]
     assert all(activation.encoded_bytes < 40_000 for activation in encoded)
 

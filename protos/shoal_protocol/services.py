@@ -5,6 +5,10 @@ bytes go in and out here (no serialiser at all), and `frames` and `tensors` make
 
 All methods of an implementation are coroutines that read `requests` with `async for` and answer
 with `context.write`; they end the call by returning.
+
+Cancelling a task while it waits in a call's `read` or `write` (a timeout around it, too) cancels
+the whole call: that is how gRPC's asyncio interface works. So a stream has one task that reads it,
+and a write that is given up gives up the stream.
 """
 
 from collections.abc import AsyncIterator

@@ -29,7 +29,7 @@ ZOO_FOLDER: Final = Path(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealModel:
-    """A model by name. `inputs` makes one item from a seed; `cuts` says how finely it can be cut."""
+    """A model by name. `inputs` makes one item from a seed; `finest` fragments are possible."""
 
     name: str
     package: str
@@ -190,7 +190,8 @@ def _materialise() -> ModuleType:
     if "zoo_materialise" not in sys.modules:
         place = ROOT / "bench" / "zoo" / "materialise.py"
         spec = importlib.util.spec_from_file_location("zoo_materialise", place)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules["zoo_materialise"] = module
         spec.loader.exec_module(module)

@@ -173,9 +173,8 @@ def workspace(shaped: Shaped) -> int:
             case "Conv" | "FusedConv":
                 return _spread(shaped)
             case "ConvTranspose":
-                group = shaped.integer("group", 1)
                 places = prod(_size(shaped.inputs, 0)[2:])
-                return 4 * places * prod(_size(shaped.inputs, 1)[1:]) // group
+                return 4 * places * prod(_size(shaped.inputs, 1)[1:])
     except _Unknown:
         pass
     return 0

@@ -162,6 +162,10 @@ class _Builder:
             node.CopyFrom(self.graph.nodes[self.profile.nodes[position].source])
             node.ClearField("doc_string")
             node.ClearField("metadata_props")
+        if not piece.nodes:
+            # All is handed through, and the runtime refuses a graph without any node.
+            name = piece.gives[0]
+            made.node.add(op_type="Identity", input=[name], output=[f"{name}/unused"])
         inputs = tuple(self.profile.tensors[name].spec for name in piece.takes)
         outputs = tuple(self._given(name) for name in piece.gives)
         made.input.extend(self._value(spec) for spec in inputs)

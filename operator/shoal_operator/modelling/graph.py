@@ -7,7 +7,7 @@ has no caller who would override them. What no output needs is left out.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -103,9 +103,8 @@ def normalise(model: CheckedModel) -> Graph:
     for node in nodes:
         hoist.inside(node)
     inputs = tuple(each for each in graph.input if each.name not in weights | sparse)
-    live = _live(nodes, {each.name for each in graph.output})
     normal = Graph(
-        nodes=tuple(node for node, needed in zip(nodes, live, strict=True) if needed),
+        nodes=tuple(nodes),
         inputs=inputs,
         outputs=tuple(graph.output),
         weights=weights,
@@ -115,7 +114,10 @@ def normalise(model: CheckedModel) -> Graph:
         ir_version=proto.ir_version,
     )
     _check_names(normal)
-    return normal
+    live = _live(nodes, {each.name for each in graph.output})
+    return replace(
+        normal, nodes=tuple(node for node, kept in zip(nodes, live, strict=True) if kept)
+    )
 
 
 def _without_functions(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -1,0 +1,303 @@
+"""Small models of every shape that cutting has to cope with, in ONNX's text form.
+
+Weights are random with a fixed seed and 1 KiB or more where they are called W, so that they go to
+weights.bin; those called b stay in the model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper, parser
+
+Values = npt.NDArray[np.generic]
+Tensors = dict[str, Values]
+
+
+def weight(*shape: int, seed: int = 0) -> npt.NDArray[np.float32]:
+    """Values of order 1 / sqrt(rows), so that products stay of order one."""
+    random = np.random.default_rng(seed)
+    scale = 1 / np.sqrt(shape[0]) if shape else 1
+    return (random.standard_normal(shape) * scale).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A model as text, its weights, and the shapes of its float inputs (others in `feeds`)."""
+
+    text: str
+    weights: Mapping[str, Values] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    feeds: Mapping[str, Values] = field(default_factory=dict)
+    opset: int = 17
+    ir_version: int = 9
+    functions: str = ""
+    tolerance: float = 0.0
+
+    def proto(self) -> onnx.ModelProto:
+        header = f'<ir_version: {self.ir_version}, opset_import: ["": {self.opset}'
+        header += ', "local": 1]>' if self.functions else "]>"
+        model = parser.parse_model(f"{header}\n{self.text}\n{self.functions}")
+        for name, value in self.weights.items():
+            model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+        return model
+
+    def save(self, folder: Path, *, external: bool = False) -> Path:
+        path = folder / "model.onnx"
+        model = self.proto()
+        onnx.save_model(
+            model, path, save_as_external_data=external, location="data.bin", size_threshold=0
+        )
+        return path
+
+    def inputs(self, seed: int = 0) -> Tensors:
+        random = np.random.default_rng(seed)
+        made: Tensors = {
+            name: random.uniform(-1, 1, shape).astype(np.float32)
+            for name, shape in self.shapes.items()
+        }
+        return made | dict(self.feeds)
+
+
+W: Final = weight(16, 16)
+W2: Final = weight(16, 16, seed=2)
+W3: Final = weight(16, 16, seed=3)
+X: Final = {"x": (2, 16)}
+
+TOPOLOGIES: Final[dict[str, Made]] = {
+    "a chain": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            a = MatMul(x, W) b = Relu(a) c = MatMul(b, W2) d = Tanh(c) y = MatMul(d, W3) }""",
+        weights={"W": W, "W2": W2, "W3": W3},
+        shapes=X,
+    ),
+    "a residual network": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            a = MatMul(x, W) b = Relu(a) c = MatMul(b, W2) d = Add(c, x) e = Relu(d)
+            f = MatMul(e, W3) h = Add(f, e) y = Add(h, b) }""",
+        weights={"W": W, "W2": W2, "W3": W3},
+        shapes=X,
+    ),
+    "branches that join": Made(
+        text="""g (float[N,16] x) => (float[N,48] y) {
+            s = Relu(x) a1 = MatMul(s, W) b1 = MatMul(s, W2) c1 = MatMul(s, W3)
+            a2 = Tanh(a1) b2 = Sigmoid(b1) c2 = Relu(c1) y = Concat<axis=1>(a2, b2, c2) }""",
+        weights={"W": W, "W2": W2, "W3": W3},
+        shapes=X,
+    ),
+    "independent branches with an output each": Made(
+        text="""g (float[N,16] x, float[N,16] z) => (float[N,16] y, float[N,16] v) {
+            a = MatMul(x, W) b = MatMul(z, W2) y = Relu(a) v = Tanh(b) }""",
+        weights={"W": W, "W2": W2},
+        shapes={"x": (2, 16), "z": (3, 16)},
+    ),
+    "a shared weight": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            a = MatMul(x, W) b = Relu(a) c = MatMul(b, W) d = Tanh(c) y = MatMul(d, W) }""",
+        weights={"W": W},
+        shapes=X,
+    ),
+    "an input used late": Made(
+        text="""g (float[N,16] x, float[N,16] late) => (float[N,16] y) {
+            a = MatMul(x, W) b = Relu(a) c = MatMul(b, W2) y = Add(c, late) }""",
+        weights={"W": W, "W2": W2},
+        shapes={"x": (2, 16), "late": (2, 16)},
+    ),
+    "an output that is used on": Made(
+        text="""g (float[N,16] x) => (float[N,16] mid, float[N,16] y) {
+            a = MatMul(x, W) mid = Relu(a) c = MatMul(mid, W2) y = Tanh(c) }""",
+        weights={"W": W, "W2": W2},
+        shapes=X,
+    ),
+    "an input that is an output": Made(
+        text="""g (float[N,16] x, float[N,3] through) => (float[N,16] y, float[N,3] through) {
+            a = MatMul(x, W) b = Relu(a) y = MatMul(b, W2) }""",
+        weights={"W": W, "W2": W2},
+        shapes={"x": (2, 16), "through": (2, 3)},
+    ),
+    "an initializer that is an output": Made(
+        text="""g (float[N,16] x) => (float[N,16] y, float[16,16] W) {
+            a = MatMul(x, W) b = Relu(a) y = MatMul(b, W2) }""",
+        weights={"W": W, "W2": W2},
+        shapes=X,
+    ),
+    "initializers listed as inputs": Made(
+        text="""g (float[N,16] x, float[16,16] W, float[16] b) => (float[N,16] y) {
+            a = MatMul(x, W) c = Add(a, b) d = Relu(c) y = MatMul(d, W) }""",
+        weights={"W": W, "b": weight(16)},
+        shapes=X,
+        ir_version=3,
+        opset=11,
+    ),
+    "initializers that a caller could override": Made(
+        text="""g (float[N,16] x, float[16] b) => (float[N,16] y) {
+            a = MatMul(x, W) c = Add(a, b) d = Relu(c) y = MatMul(d, W) }""",
+        weights={"W": W, "b": weight(16)},
+        shapes=X,
+    ),
+    "shapes computed and used far away": Made(
+        text="""g (float[N,4,4] x) => (float[N,4,4] y) {
+            s = Shape(x) zero = Constant<value = int64[1] {0}>() n = Gather<axis=0>(s, zero)
+            rest = Constant<value = int64[1] {16}>() flat = Concat<axis=0>(n, rest)
+            f = Reshape(x, flat) a = MatMul(f, W) b = Relu(a) c = MatMul(b, W2)
+            four = Constant<value = int64[2] {4, 4}>() full = Concat<axis=0>(n, four)
+            y = Reshape(c, full) }""",
+        weights={"W": W, "W2": W2},
+        shapes={"x": (3, 4, 4)},
+    ),
+    "a mask made from shapes": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            a = MatMul(x, W) s = Shape(a) m = ConstantOfShape<value = float[1] {0.5}>(s)
+            b = Relu(a) c = MatMul(b, W2) y = Mul(c, m) }""",
+        weights={"W": W, "W2": W2},
+        shapes=X,
+    ),
+    "constants computed from constants": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            k = Constant<value_float = 2.0>() t = Transpose<perm = [1, 0]>(W) u = Mul(t, k)
+            a = MatMul(x, u) b = Relu(a) y = MatMul(b, u) }""",
+        weights={"W": W},
+        shapes=X,
+    ),
+    "an output that is constant": Made(
+        text="""g (float[N,16] x) => (float[N,16] y, float[16,16] u) {
+            u = Transpose<perm = [1, 0]>(W) a = MatMul(x, W2) b = Relu(a) y = MatMul(b, W2) }""",
+        weights={"W": W, "W2": W2},
+        shapes=X,
+    ),
+    "a branch that captures": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            a = MatMul(x, W) total = ReduceSum<keepdims = 0>(a) zero = Constant<value_float = 0.0>()
+            positive = Greater(total, zero) b = Relu(a)
+            c = If (positive) <
+                then_branch = one () => (float[N,16] p) { p = MatMul(b, W2) },
+                else_branch = two () => (float[N,16] q) {
+                    k = Constant<value_float = 3.0>() r = Mul(a, k) q = Add(r, b) } >
+            d = Tanh(c) y = MatMul(d, W3) }""",
+        weights={"W": W, "W2": W2, "W3": W3},
+        shapes=X,
+    ),
+    "a loop that captures": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            a = MatMul(x, W) n = Constant<value_int = 3>() go = Constant<value = bool {1}>()
+            r = Loop (n, go, a) < body = step (int64 i, bool c, float[N,16] v)
+                => (bool c2, float[N,16] v2) { c2 = Identity(c) m = MatMul(v, W2) v2 = Add(m, x) } >
+            b = Tanh(r) y = MatMul(b, W3) }""",
+        weights={"W": W, "W2": W2, "W3": W3},
+        shapes=X,
+    ),
+    "a scan": Made(
+        text="""g (float[T,16] x, float[16] state) => (float[16] last, float[T,16] y) {
+            a = MatMul(x, W)
+            last, s = Scan (state, a) < num_scan_inputs = 1, body = step (float[16] h, float[16] v)
+                => (float[16] h2, float[16] o) { k = Add(h, v) h2 = Tanh(k) o = Identity(h2) } >
+            b = Relu(s) y = MatMul(b, W2) }""",
+        weights={"W": W, "W2": W2},
+        shapes={"x": (5, 16), "state": (16,)},
+    ),
+    "functions in functions": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            a = local.twice(x, W) b = Relu(a) y = local.twice(b, W2) }""",
+        functions="""
+            <domain: "local", opset_import: ["": 17, "local": 1]>
+            twice (v, w) => (r) { p = local.step(v, w) r = local.step(p, w) }
+            <domain: "local", opset_import: ["": 17]>
+            step (v, w) => (r) { m = MatMul(v, w) r = Tanh(m) }""",
+        weights={"W": W, "W2": W2},
+        shapes=X,
+    ),
+    "a sequence inside": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            a = MatMul(x, W) b = Relu(a) s = SequenceConstruct(a, b)
+            one = Constant<value_int = 1>() c = SequenceAt(s, one) d = Tanh(c)
+            y = MatMul(d, W2) }""",
+        weights={"W": W, "W2": W2},
+        shapes=X,
+    ),
+    "optional inputs left out": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            a = MatMul(x, W) most = Constant<value_float = 0.5>() b = Clip(a, , most)
+            y = MatMul(b, W2) }""",
+        weights={"W": W, "W2": W2},
+        shapes=X,
+    ),
+    "outputs left out": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            a = MatMul(x, W) two = Constant<value_int = 2>() h, _unused = TopK<axis = 1>(a, k2)
+            d = Relu(a) y = MatMul(d, W2) z = Identity(h) }""",
+        weights={"W": W, "W2": W2, "k2": np.array([2], np.int64)},
+        shapes=X,
+    ),
+    "quantised weights": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            w = DequantizeLinear(Q, scale, zero) a = MatMul(x, w)
+            q = QuantizeLinear(a, scale, zero) d = DequantizeLinear(q, scale, zero) b = Relu(d)
+            w2 = DequantizeLinear(Q, scale, zero) y = MatMul(b, w2) }""",
+        weights={
+            "Q": (W * 100).astype(np.int8),
+            "scale": np.array(0.01, np.float32),
+            "zero": np.array(0, np.int8),
+        },
+        shapes=X,
+    ),
+    "strings": Made(
+        text="""g (string[N] words, float[N,16] x) => (string[N] same, float[N,16] y) {
+            s = Identity(words) a = MatMul(x, W) b = Relu(a) same = Identity(s)
+            y = MatMul(b, W2) }""",
+        weights={"W": W, "W2": W2},
+        shapes={"x": (2, 16)},
+        feeds={"words": np.array(["fish", "shoal"], object)},
+    ),
+    "half precision": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            h = Cast<to = 10>(x) a = MatMul(h, W) b = Relu(a) c = MatMul(b, W)
+            y = Cast<to = 1>(c) }""",
+        weights={"W": W.astype(np.float16)},
+        shapes=X,
+        # The runtime's processor kernels have no half floats: it computes neighbours in one go in
+        # single precision, and rounds where fragments end.
+        tolerance=2e-3,
+    ),
+    "an axis without a name": Made(
+        text="""g (float[?,16] x) => (float[?,16] y) {
+            a = MatMul(x, W) b = Relu(a) c = MatMul(b, W2) y = Tanh(c) }""",
+        weights={"W": W, "W2": W2},
+        shapes=X,
+    ),
+    "nothing but constants": Made(
+        text="""g () => (float[16,16] y) { t = Transpose<perm = [1, 0]>(W) y = Relu(t) }""",
+        weights={"W": W},
+    ),
+    "chance": Made(
+        text="""g (float[N,16] x) => (float[N,16] y, float[N,16] z) {
+            r = RandomUniform<shape = [1, 16], low = 0.25, high = 0.25>() a = Add(x, r)
+            b = MatMul(a, W) y = Relu(b) z = Mul(y, r) }""",
+        weights={"W": W},
+        shapes=X,
+    ),
+}
+
+
+def shuffled(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
+    """The same model with its nodes in a random order, nameless or with one name for all."""
+    nodes = list(model.graph.node)
+    np.random.default_rng(seed).shuffle(nodes)  # type: ignore[arg-type]
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    for node in made.graph.node:
+        node.name = "same" if seed % 2 else ""
+    return made
+
+
+def tiny() -> onnx.ModelProto:
+    """The smallest model: one Relu."""
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 4])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 4])
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)

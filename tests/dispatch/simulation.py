@@ -1,13 +1,15 @@
-"""The real dispatcher and real agent cores in one process, under a seed, on a network that misbehaves.
+"""The real dispatcher and real agent cores in one process, under a seed, on a network that
+misbehaves.
 
-A scenario draws devices, jobs and faults from its seed; the world then runs in virtual time: messages
-take time, sessions break, devices die, hang, return; activations arrive late, twice and out of order; loads
-and tasks fail. The agents are the agent's own pure cores (`shoal_agent.execution`, `.residency`), so a
-load over the budget, or a task for a fragment that is not resident, is found out by the other side.
+A scenario draws devices, jobs and faults from its seed; the world then runs in virtual time:
+messages take time, sessions break, devices die, hang, return; activations arrive late, twice and
+out of order; loads and tasks fail. The agents are the agent's own pure cores
+(`shoal_agent.execution`, `.residency`), so a load over the budget, or a task for a fragment that
+is not resident, is found out by the other side.
 
-Checked at every step: the dispatcher's invariants; that every instruction about a job makes sense; that
-each item ends once and each job once. At the end: that everything ended in bounded time after the last
-fault, and that no agent still holds an activation.
+Checked at every step: the dispatcher's invariants; that every instruction about a job makes sense;
+that each item ends once and each job once. At the end: that everything ended in bounded time after
+the last fault, and that no agent still holds an activation.
 """
 
 import random
@@ -115,9 +117,7 @@ class World:
         self.trouble = trouble
         self.calm = False
         self.transcript: list[str] = []
-        self.agents = {
-            model.name: Agent(model, _empty_ledger(model)) for model in models
-        }
+        self.agents = {model.name: Agent(model, _empty_ledger(model)) for model in models}
         self.specs: dict[str, JobSpec] = {}
         self.completed: dict[str, frozenset[int]] = {}
         self.ends: dict[tuple[str, int], str] = {}
@@ -189,9 +189,7 @@ class World:
 
     def _finish_item(self, instruction: give.FinishItem) -> None:
         job, item = instruction.job, instruction.item
-        stages = {
-            stage for stage, spec in enumerate(self.specs[job].stages) if spec.gives_results
-        }
+        stages = {stage for stage, spec in enumerate(self.specs[job].stages) if spec.gives_results}
         arrived = self.reported.get((job, instruction.epoch, item), set())
         if not stages <= arrived:
             raise self.wrong(f"{job}/{item} is finished with results of {arrived} only")
@@ -208,9 +206,7 @@ class World:
                 return
             if failure is None:
                 self.ends[key] = "stored"
-            self.tell(
-                ItemStored(at=Nanoseconds(self.now), job=job, item=item, failure=failure)
-            )
+            self.tell(ItemStored(at=Nanoseconds(self.now), job=job, item=item, failure=failure))
 
         self.later(self._delay(), stored)
 
@@ -254,9 +250,7 @@ class World:
                 session=agent.session,
                 budget=Bytes(agent.model.budget),
                 single=agent.model.single,
-                resident={
-                    Digest(digest): size for digest, size in agent.ledger.resident.items()
-                },
+                resident={Digest(digest): size for digest, size in agent.ledger.resident.items()},
                 cached=frozenset(Digest(digest) for digest in agent.cached),
             )
         )
@@ -274,9 +268,7 @@ class World:
             self.later(
                 self._delay(),
                 lambda: self.tell(
-                    DeviceLost(
-                        at=Nanoseconds(self.now), device=agent.model.name, session=session
-                    )
+                    DeviceLost(at=Nanoseconds(self.now), device=agent.model.name, session=session)
                 ),
             )
         if agent.alive:
@@ -439,9 +431,7 @@ class World:
                 raise self.wrong(f"{instruction} is not for a device")
 
     def _fail(self, agent: Agent, session: int, number: int, failure: Failure) -> None:
-        event = InstructionFailed(
-            at=Nanoseconds(self.now), instruction=number, failure=failure
-        )
+        event = InstructionFailed(at=Nanoseconds(self.now), instruction=number, failure=failure)
         self.answer(agent, session, event)
 
     def _load(self, agent: Agent, session: int, load: give.Load) -> None:
@@ -533,14 +523,10 @@ class World:
         stage = self.specs[execute.job].stages[execute.stage]
         names = frozenset({"tensor"})
         producers = [*stage.predecessors, *([-1] if stage.takes_model_inputs else [])]
-        needs = tuple(
-            execution.Need(producer=producer, tensors=names) for producer in producers
-        )
+        needs = tuple(execution.Need(producer=producer, tensors=names) for producer in producers)
         task = execution.Made(execute.job, execute.epoch, execute.item, execute.stage)
         agent.executes[number] = execute
-        assignment = execution.Assignment(
-            instruction=number, task=task, digest=digest, needs=needs
-        )
+        assignment = execution.Assignment(instruction=number, task=task, digest=digest, needs=needs)
         if stage.takes_model_inputs:
             self._send_inputs(agent, session, execute)
         self._effects(agent, agent.queue.submit(assignment))
@@ -549,9 +535,7 @@ class World:
         job, item = execute.job, execute.item
         if (job, item) in self.trouble.unreadable:
             failure = Failure(kind=FailureKind.INVALID_INPUT, message="not an array")
-            event = InputUnreadable(
-                at=Nanoseconds(self.now), job=job, item=item, failure=failure
-            )
+            event = InputUnreadable(at=Nanoseconds(self.now), job=job, item=item, failure=failure)
             self.later(self._delay(), lambda: self.tell(_dated(event, self.now)))
             return
         key = execution.Sent(job, execute.epoch, item, -1, execute.stage)
@@ -624,9 +608,7 @@ class World:
                 case execution.Stop() | execution.Drop():
                     pass
 
-    def _start_task(
-        self, agent: Agent, session: int, assignment: execution.Assignment
-    ) -> None:
+    def _start_task(self, agent: Agent, session: int, assignment: execution.Assignment) -> None:
         execute = agent.executes.get(assignment.instruction)
         if execute is None:
             return
@@ -668,9 +650,7 @@ class World:
         if agent.session == session:
             self._effects(agent, effects)
 
-    def _deliver(
-        self, agent: Agent, session: int, execute: give.Execute, compute: int
-    ) -> None:
+    def _deliver(self, agent: Agent, session: int, execute: give.Execute, compute: int) -> None:
         delivered: list[int] = []
         left = [len(execute.routes)]
 
@@ -701,12 +681,8 @@ class World:
         if not execute.routes:
             answer()
         for consumer, target in execute.routes:
-            key = execution.Sent(
-                execute.job, execute.epoch, execute.item, execute.stage, consumer
-            )
-            self._push(
-                agent, key, target, lambda came, consumer=consumer: pushed(consumer, came)
-            )
+            key = execution.Sent(execute.job, execute.epoch, execute.item, execute.stage, consumer)
+            self._push(agent, key, target, lambda came, consumer=consumer: pushed(consumer, came))
 
     # ---- jobs --------------------------------------------------------------------------------
 
@@ -768,9 +744,7 @@ def scenario(seed: int) -> World:
     """Draw a world from a seed: devices, jobs, and what will go wrong."""
     chance = random.Random(seed * 7919 + 1)  # noqa: S311
     jobs = [_job(chance, index) for index in range(chance.choice((1, 1, 1, 2, 3)))]
-    sizes = {
-        stage.digest: stage.resident_bytes for job in jobs for stage in job.stages
-    }
+    sizes = {stage.digest: stage.resident_bytes for job in jobs for stage in job.stages}
     models = _devices(chance, sizes)
     rough = chance.random() < 0.7
     items = [(job.name, chance.randrange(job.items)) for job in jobs if job.items]
@@ -864,9 +838,7 @@ def _with_homes(chance: random.Random, job: JobSpec, names: list[str]) -> JobSpe
     return replace(job, stages=stages)
 
 
-def _schedule(
-    world: World, chance: random.Random, jobs: list[JobSpec], *, rough: bool
-) -> None:
+def _schedule(world: World, chance: random.Random, jobs: list[JobSpec], *, rough: bool) -> None:
     from dataclasses import replace
 
     for agent in world.agents.values():

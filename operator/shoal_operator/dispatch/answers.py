@@ -1,13 +1,13 @@
 """What follows from the answers to Execute and Forward: results, deliveries, tries.
 
-A try of an item is a task that failed for a reason of its own. The loss of a device is none, but an item
-that was on too many devices when they died is taken for their killer and fails.
+A try of an item is a task that failed for a reason of its own. The loss of a device is none, but
+an item that was on too many devices when they died is taken for their killer and fails.
 """
 
 from heapq import heappop, heappush
 
-from shoal_operator.dispatch.assignment import demand, take_work, vacate
-from shoal_operator.dispatch.events import Failure, FailureKind, InstructionFailed, TaskFinished
+from shoal_operator.dispatch.assignment import demand, place, take_work, vacate
+from shoal_operator.dispatch.events import Failure, FailureKind, TaskFinished
 from shoal_operator.dispatch.jobs import cancel, fail_item, pass_barrier, store
 from shoal_operator.dispatch.loading import gone
 from shoal_operator.dispatch.readiness import (
@@ -20,7 +20,8 @@ from shoal_operator.dispatch.readiness import (
 )
 from shoal_operator.dispatch.recovery import strike
 from shoal_operator.dispatch.residency import consider_device
-from shoal_operator.dispatch.servers import learn
+from shoal_operator.dispatch.servers import learn, review
+from shoal_operator.dispatch.services import count_all_homes
 from shoal_operator.dispatch.state import (
     Device,
     Forwarding,
@@ -45,17 +46,24 @@ def put_to_work(state: State, device: Device) -> None:
 def task_finished(state: State, running: Running, event: TaskFinished) -> None:
     """A task has run; what it made is kept, and delivered where a route said so."""
     device, task = running.device, running.task
-    if not task.item.ended:
+    item, lane = task.item, task.lane
+    if not item.ended:
         _learn(task, device, event.compute)
     vacate(task, device)
     device.tally.tasks += 1
-    if device.avoid:
-        device.avoid.pop(task.lane.service.digest, None)
-    if task.item.ended:
-        _too_late(state, running, event)
-        put_to_work(state, device)
-        return
-    lane, item = task.lane, task.item
+    if device.avoid and device.avoid.pop(lane.service.digest, None) is not None:
+        review(state, device)
+        count_all_homes(state, device, lane.service.digest)
+    if item.ended:
+        _too_late(state, running)
+    else:
+        _finish(state, running, event.delivered)
+    put_to_work(state, device)
+
+
+def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:
+    task, device = running.task, running.device
+    item, lane = task.item, task.lane
     task.status = Status.FINISHED
     task.device = None
     lane.running -= 1
@@ -67,11 +75,12 @@ def task_finished(state: State, running: Running, event: TaskFinished) -> None:
     if lane.consumers:
         task.keeper = device
         device.keeps[task] = None
-        _note_delivered(state, task, running, event.delivered)
+        if running.routes:
+            _note_delivered(state, running, delivered)
         for consumer in lane.consumers:
             following = item.tasks[consumer]
             if following.status is Status.WAITING and is_ready(following):
-                demand(state, following)
+                place(state, following)
     if not task.reported and lane.stage in lane.job.results:
         task.reported = True
         item.results_left -= 1
@@ -79,7 +88,6 @@ def task_finished(state: State, running: Running, event: TaskFinished) -> None:
             store(state, item)
     if not lane.job.streaming:
         pass_barrier(state, lane.job)
-    put_to_work(state, device)
 
 
 def _learn(task: Task, device: Device, compute: Nanoseconds) -> None:
@@ -90,8 +98,8 @@ def _learn(task: Task, device: Device, compute: Nanoseconds) -> None:
     learn(task.lane.service, device)
 
 
-def _note_delivered(
-    state: State, task: Task, running: Running, delivered: tuple[int, ...]) -> None:
+def _note_delivered(state: State, running: Running, delivered: tuple[int, ...]) -> None:
+    task = running.task
     for consumer, target in running.routes:
         following = task.item.tasks[consumer]
         if consumer not in delivered or following.status >= Status.RUNNING:
@@ -102,7 +110,7 @@ def _note_delivered(
             following.inputs[task.lane.stage] = target
 
 
-def _too_late(state: State, running: Running, event: TaskFinished) -> None:
+def _too_late(state: State, running: Running) -> None:
     """Nobody waits for this task any more: have everything dropped that it made."""
     task, device = running.task, running.device
     if not task.lane.consumers:
@@ -118,12 +126,22 @@ def task_failed(state: State, running: Running, failure: Failure) -> None:
     vacate(task, device)
     item = task.item
     if not item.ended:
-        task.lane.running -= 1
-        task.status = Status.WAITING
-        task.device = None
-        drop_copies(task, device)
+        _unrun(task)
         _again(state, running, failure)
     put_to_work(state, device)
+
+
+def task_lost(state: State, task: Task, failure: Failure) -> None:
+    """The device that a task was given to is gone."""
+    _unrun(task)
+    undo(state, task, failure)
+
+
+def _unrun(task: Task) -> None:
+    task.lane.running -= 1
+    task.status = Status.WAITING
+    task.device = None
+    drop_copies(task, None)  # a copy may have come after the task was given up: let all go
 
 
 def _again(state: State, running: Running, failure: Failure) -> None:
@@ -165,12 +183,6 @@ def undo(state: State, task: Task, failure: Failure) -> None:
     demand(state, task)
 
 
-def drop_lost(task: Task, device: Device) -> None:
-    """The device that ran the task is lost: so are the copies that were there for it."""
-    task.status = Status.WAITING
-    drop_copies(task, device)
-
-
 def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
     """Try again, elsewhere if there is an elsewhere: once at once, then later and later."""
     item = task.item
@@ -206,9 +218,9 @@ def forwarded(state: State, forwarding: Forwarding) -> None:
         note_stray(state, producer, target)
 
 
-def forward_failed(state: State, forwarding: Forwarding, event: InstructionFailed) -> None:
+def forward_failed(state: State, forwarding: Forwarding, failure: Failure) -> None:
     """An input will not come: the task that waits for it is given up, and tried again."""
-    if event.failure.kind is FailureKind.MISSING_ACTIVATION:
+    if failure.kind is FailureKind.MISSING_ACTIVATION:
         release(state, forwarding.producer)
     note_stray(state, forwarding.producer, forwarding.target)
     if not _still_waits(state, forwarding):
@@ -217,7 +229,7 @@ def forward_failed(state: State, forwarding: Forwarding, event: InstructionFaile
     assert isinstance(waiter, Running)
     if not waiter.void:
         waiter.void = True
-        waiter.blame = event.failure
+        waiter.blame = failure
         cancel(state, waiter.task)
 
 

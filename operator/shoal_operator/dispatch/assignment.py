@@ -2,18 +2,18 @@
 
 Two questions, each answered without looking at all devices or all tasks:
 
-- `place`: a task is ready; who takes it? The device promised to it, else the first of the service's
-  order (`servers`), if it has a free slot; else the task waits in its lane.
+- `place`: a task is ready; who takes it? The device promised to it, else the first of the
+  service's order (`servers`), if it has a free slot; else the task waits in its lane.
 - `take_work`: a device has a free slot; what does it take? Of the lanes that it serves, the one of
-  the highest priority, then of the job served least, then the latest stage (items are finished before
-  new ones are begun); in the lane, what was promised to it first, then the oldest.
+  the highest priority, then of the job served least, then the latest stage (items are finished
+  before new ones are begun); in the lane, what was promised to it first, then the oldest.
 
 *Route ahead*: when a task is given, its consumers are promised to devices, so that the activation
-leaves as soon as it is made. The device that makes it is preferred, since nothing need travel then. A
-promise is soft: an idle device takes what is promised to one that is full.
+leaves as soon as it is made. The device that makes it is preferred, since nothing need travel
+then. A promise is soft: an idle device takes what is promised to one that is full.
 
-*The slow device at the end*: a device does not get a task that the fastest server would have finished
-sooner, after all that is left before it. The task then waits for that server.
+*The slow device at the end*: a device does not get a task that the fastest server would have
+finished sooner, after all that is left before it. The task then waits for that server.
 """
 
 from collections import deque
@@ -163,16 +163,17 @@ def _offer(state: State, lane: Lane, device: Device) -> Task | None:
 
 
 def _may_take(state: State, task: Task, device: Device) -> bool:
+    """Whether a waiting task may go to this device, seen what was promised and who is faster."""
     promised, service = task.promised, task.lane.service
     if task.shunned is device and len(service.servers) > 1:
         return False
-    if _sooner_elsewhere(task, device) is not None:
-        return False
-    if promised is None or promised is device or service not in promised.listed:
-        return True
-    if _sooner_elsewhere(task, promised) is device:
-        return True
-    return device.queued == 0 and promised.queued >= state.limits.queue_depth
+    if promised is not None and promised is not device and service in promised.listed:
+        full = device.queued == 0 and promised.queued >= state.limits.queue_depth
+        if not full and (
+            service.fastest is not device or _sooner_elsewhere(task, promised) is None
+        ):
+            return False
+    return service.fastest is device or _sooner_elsewhere(task, device) is None
 
 
 def _give_or_demand(state: State, task: Task, device: Device) -> None:

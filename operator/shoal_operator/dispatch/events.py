@@ -42,9 +42,10 @@ class Failure:
 class Stage:
     """A fragment's place in a job.
 
-    `predecessors` are the stages whose outputs it needs; `takes_model_inputs` says that it needs some
-    of the model's inputs, `gives_results` that some of its outputs are the model's. `homes` are the
-    devices that the plan gives it, best first; none: any device. `output_bytes` is per item.
+    `predecessors` are the stages whose outputs it needs; `takes_model_inputs` says that it needs
+    some of the model's inputs, `gives_results` that some of its outputs are the model's. `homes`
+    are the devices that the plan gives it, best first; none: any device. `output_bytes` is per
+    item.
     """
 
     digest: Digest

@@ -19,8 +19,7 @@ class Histogram:
         bucket = value if shift <= 0 else (shift << (_BITS + 1)) + (value >> shift)
         self.counts[bucket] = self.counts.get(bucket, 0) + 1
         self.total += 1
-        if value > self.maximum:
-            self.maximum = value
+        self.maximum = max(self.maximum, value)
 
     def quantile(self, fraction: float) -> int | None:
         """The value below which that fraction of the values lies; None when there is none."""

@@ -1,5 +1,6 @@
-"""What the dispatcher asks for. Those with an `instruction` number are answered by exactly one event
-with that number, unless the device is lost first: then they are void."""
+"""What the dispatcher asks for. Those with an `instruction` number are answered by exactly one
+event with that number, unless the device is lost first: then they are void.
+"""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -50,8 +51,8 @@ class Execute:
     """Run (job, item, stage) on a device where the fragment is resident (the model gate).
 
     The shell sends the model's inputs to the device if the stage takes them. `routes` are pairs
-    (consumer stage, device) known already: the activation leaves at once. `why` is the choice as one
-    loggable tuple: (tier, rank, device).
+    (consumer stage, device) known already: the activation leaves at once. `why` is the choice as
+    one loggable tuple: (tier, rank, device).
     """
 
     instruction: int
@@ -69,7 +70,9 @@ class Execute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """Send the kept activation of (job, item, producer) from `device` to `target` for `consumer`."""
+    """Send the kept activation of (job, item, producer) from `device` to `target` for
+    `consumer`.
+    """
 
     instruction: int
     device: str

@@ -75,9 +75,7 @@ def _of_item(item: Item) -> Iterator[str]:
     name = f"{item.job.spec.name}/{item.index}"
     if item.ended:
         yield f"{name}: ended and active"
-    left = sum(
-        task.lane.stage in item.job.results and not task.reported for task in item.tasks
-    )
+    left = sum(task.lane.stage in item.job.results and not task.reported for task in item.tasks)
     if item.results_left != left and not item.storing:
         yield f"{name}: {item.results_left} results to come, in truth {left}"
     for task in item.tasks:
@@ -120,25 +118,26 @@ def _of_pending(state: State) -> Iterator[str]:
     for number, pending in state.pending.items():
         if pending.device.lost:
             yield f"instruction {number}: waits for {pending.device.name}, which is lost"
-        match pending:
-            case Running(task=task):
-                given[pending.device] = given.get(pending.device, 0) + 1
-                if task.instruction != number and not task.item.ended:
-                    yield f"instruction {number}: its task is given again"
-            case Forwarding(target=target):
-                if target is pending.device:
-                    yield f"instruction {number}: forwards to itself"
-            case _:
-                pass
+        if isinstance(pending, Running):
+            given[pending.device] = given.get(pending.device, 0) + 1
+            if pending.task.instruction != number and not pending.task.item.ended:
+                yield f"instruction {number}: its task is given again"
+        if isinstance(pending, Forwarding) and pending.target is pending.device:
+            yield f"instruction {number}: forwards to itself"
+    promised = _promised(state)
     for device in state.devices.values():
-        if device.queued != given.get(device, 0):
-            yield f"{device.name}: {device.queued} tasks given, {given.get(device, 0)} unanswered"
+        name, queued = device.name, device.queued
+        if queued != given.get(device, 0):
+            yield f"{name}: {queued} tasks given, {given.get(device, 0)} unanswered"
+        if device.load != queued + promised.get(device, 0):
+            yield f"{name}: load {device.load} is not {queued} and {promised.get(device, 0)}"
+
+
+def _promised(state: State) -> dict[Device, int]:
     promised: dict[Device, int] = {}
     for job in state.jobs.values():
         for item in job.active.values():
             for task in item.tasks:
                 if task.promised is not None:
                     promised[task.promised] = promised.get(task.promised, 0) + 1
-    for device in state.devices.values():
-        if device.load != device.queued + promised.get(device, 0):
-            yield f"{device.name}: load {device.load} is not {device.queued} and its promises"
+    return promised

@@ -1,9 +1,9 @@
 """A job from its submission to its end, and an item from its admission to its result.
 
-Items are admitted up to a window, so that what the dispatcher holds depends on the devices, not on the
-length of the job: enough to fill every device's queue and one more. With fewer devices than stages, and
-one fragment to a device, the window is also the batch that a stage runs before the fragment changes, so
-it is larger then. Barrier mode admits everything; that is what it is for.
+Items are admitted up to a window, so that what the dispatcher holds depends on the devices, not on
+the length of the job: enough to fill every device's queue and one more. With fewer devices than
+stages, and one fragment to a device, the window is also the batch that a stage runs before the
+fragment changes, so it is larger then. Barrier mode admits everything; that is what it is for.
 
 Each item ends once: `FinishItem`, answered, or `FailItem`. Each job ends once: `FinishJob`.
 
@@ -14,7 +14,7 @@ protocol's rule), so a new plan starts the items over that are under way; finish
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shoal_operator.dispatch.assignment import demand, unpromise
+from shoal_operator.dispatch.assignment import place, unpromise
 from shoal_operator.dispatch.events import (
     Failure,
     FailureKind,
@@ -26,6 +26,7 @@ from shoal_operator.dispatch.events import (
 )
 from shoal_operator.dispatch.instructions import Cancel, FailItem, FinishItem, FinishJob
 from shoal_operator.dispatch.readiness import (
+    drop_copies,
     ends,
     is_ready,
     open_barrier,
@@ -165,7 +166,7 @@ def admit(state: State, job: Job) -> None:
         for task in item.tasks:
             lane = task.lane
             if not lane.predecessors and is_ready(task):
-                demand(state, task)
+                place(state, task)
 
 
 def store(state: State, item: Item) -> None:
@@ -226,28 +227,31 @@ def abandon(state: State, item: Item) -> None:
     """Undo what stands of an item: cancel what runs, let go of what is kept."""
     item.ended = True
     for task in item.tasks:
-        lane = task.lane
-        match task.status:
-            case Status.RUNNING:
-                lane.running -= 1
-                cancel(state, task)
-            case Status.READY:
-                lane.waiting -= 1
-            case Status.FINISHED:
-                lane.passed -= 1
-            case Status.WAITING:
-                pass
-        unpromise(task)
+        if task.status is not Status.WAITING:
+            _withdraw(state, task)
+        if task.promised is not None:
+            unpromise(task)
         if task.inputs is not None:
-            for producer, device in task.inputs.items():
-                item.strays.append((device, producer))
-            task.inputs = None
-        task.status = Status.WAITING
+            drop_copies(task, None)
     for task in item.tasks:
-        if task.keeper is not None:
+        if task.keeper is not None or item.strays:
             release(state, task)
-    for stage in dict.fromkeys(producer for _, producer in item.strays):
-        release(state, item.tasks[stage])
+    item.tasks = []  # they name the item, it names them no more: nothing is left to the collector
+
+
+def _withdraw(state: State, task: Task) -> None:
+    lane = task.lane
+    match task.status:
+        case Status.RUNNING:
+            lane.running -= 1
+            cancel(state, task)
+        case Status.READY:
+            lane.waiting -= 1
+        case Status.FINISHED:
+            lane.passed -= 1
+        case Status.WAITING:
+            pass
+    task.status = Status.WAITING
 
 
 def cancel(state: State, task: Task) -> None:
@@ -267,7 +271,7 @@ def pass_barrier(state: State, job: Job) -> None:
     for item in list(job.active.values()):
         for task in item.tasks[first : job.open_stages + 1]:
             if task.status is Status.WAITING and is_ready(task):
-                demand(state, task)
+                place(state, task)
 
 
 # ---- the end -------------------------------------------------------------------------------------

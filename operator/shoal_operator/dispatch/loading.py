@@ -86,7 +86,6 @@ def gone(state: State, device: Device, digest: Digest) -> None:
     if size is not None:
         device.resident_bytes -= size
         device.tally.evictions += 1
-    device.unloading.pop(digest, None)
     device.fresh.pop(digest, None)
     review(state, device)
 
@@ -147,7 +146,7 @@ def _worth_prefetching(state: State, service: Service, device: Device, coming: i
     copies = len(state.holders.get(digest, ()))
     if device.name in service.homes:
         return True
-    return 0 < copies and copies + len(service.loading) + coming < _COPIES
+    return copies > 0 and copies + len(service.loading) + coming < _COPIES
 
 
 def _prefetch(state: State, digest: Digest, device: Device) -> None:

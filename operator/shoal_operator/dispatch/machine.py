@@ -3,10 +3,10 @@
     state = new_state()
     instructions = step(state, event)
 
-A step has three phases: what the event says is noted, and what follows at once is done; services that
-turned out to have work and nobody to do it are considered; the instructions are handed over. Time is the
-event's. Whatever an event does not set off is found by the next Tick, which looks at everything that
-waits: so nothing waits for ever.
+A step has three phases: what the event says is noted, and what follows at once is done; services
+that turned out to have work and nobody to do it are considered; the instructions are handed over.
+Time is the event's. Whatever an event does not set off is found by the next Tick, which looks at
+everything that waits: so nothing waits for ever.
 
 The parts, each a module: `readiness` (the graph), `assignment` (task to device), `servers` (their
 order), `ranking` (their scores), `residency` (what is loaded where) with `services` and `loading`,
@@ -15,6 +15,7 @@ order), `ranking` (their scores), `residency` (what is loaded where) with `servi
 
 from typing import assert_never
 
+from shoal_operator.api.partition import Digest
 from shoal_operator.dispatch import answers, jobs, recovery
 from shoal_operator.dispatch.assignment import take_work
 from shoal_operator.dispatch.events import (
@@ -61,11 +62,19 @@ from shoal_operator.dispatch.state import (
 
 __all__ = ["Limits", "State", "new_state", "step"]
 
+Answer = (
+    TaskFinished
+    | ActivationForwarded
+    | InstructionFailed
+    | FragmentResident
+    | FragmentCached
+    | FragmentUnloaded
+)
+
 
 def step(state: State, event: Event) -> tuple[Instruction, ...]:
     """Take one event; the state is changed in place (see `state`)."""
-    if event.at > state.now:
-        state.now = event.at
+    state.now = max(state.now, event.at)
     _note(state, event)
     while state.starving:
         services = dict.fromkeys(state.starving)
@@ -80,80 +89,112 @@ def step(state: State, event: Event) -> tuple[Instruction, ...]:
 
 def _note(state: State, event: Event) -> None:
     match event:
-        case TaskFinished():
-            running = _answered(state, event.instruction)
-            if isinstance(running, Running):
-                answers.task_finished(state, running, event)
+        case (
+            TaskFinished()
+            | ActivationForwarded()
+            | InstructionFailed()
+            | FragmentResident()
+            | FragmentCached()
+            | FragmentUnloaded()
+        ):
+            _note_answer(state, event)
         case ItemStored():
             jobs.stored(state, event)
-        case ActivationForwarded():
-            forwarding = _answered(state, event.instruction)
-            if isinstance(forwarding, Forwarding):
-                answers.forwarded(state, forwarding)
-        case DeviceTelemetry() | ProbeAnswered() | DeviceDraining() | DeviceLost():
-            _note_device(state, event)
-        case FragmentEvicted():
-            device = _current(state, event.device, event.session)
-            if device is not None:
-                gone(state, device, event.digest)
-                _wake_users(state, device, event)
-        case FragmentResident() | FragmentCached() | FragmentUnloaded():
-            _note_fragment(state, event)
-        case InstructionFailed():
-            _note_failure(state, event)
-        case DeviceJoined():
-            _note_joined(state, event)
+        case InputUnreadable():
+            jobs.unreadable(state, event)
         case JobSubmitted():
             jobs.submit(state, event)
         case JobCancelled():
             jobs.cancel_job(state, event)
             _sweep(state)
-        case InputUnreadable():
-            jobs.unreadable(state, event)
+        case DeviceJoined():
+            _note_joined(state, event)
+        case (
+            DeviceTelemetry()
+            | ProbeAnswered()
+            | FragmentEvicted()
+            | DeviceDraining()
+            | DeviceLost()
+        ):
+            _note_device(state, event)
         case Tick():
             _tick(state)
         case _:
             assert_never(event)
 
 
-def _answered(state: State, instruction: int) -> Pending | None:
-    """What an answer answers; None if that was given up. Any answer is a sign of life."""
-    pending = state.pending.pop(instruction, None)
-    if pending is not None:
-        pending.device.seen_at = state.now
-    return pending
+# ---- answers -------------------------------------------------------------------------------------
 
 
-def _current(state: State, name: str, session: int) -> Device | None:
-    """The device, if the event is of its present session."""
-    device = state.devices.get(name)
-    if device is None or device.session != session:
-        return None
+def _note_answer(state: State, event: Answer) -> None:
+    pending = state.pending.pop(event.instruction, None)
+    if pending is None:
+        return  # it was given up
+    device = pending.device
     device.seen_at = state.now
-    return device
+    match event, pending:
+        case TaskFinished(), Running():
+            answers.task_finished(state, pending, event)
+            return
+        case ActivationForwarded(), Forwarding():
+            answers.forwarded(state, pending)
+            return
+        case FragmentResident(), Loading():
+            recovery.resident(state, pending, event)
+        case FragmentUnloaded(), Unloading():
+            recovery.unloaded(state, pending)
+        case FragmentCached(), Prefetching():
+            recovery.cached(state, pending, event)
+        case InstructionFailed(), _:
+            _note_failure(state, pending, event.failure)
+        case _:
+            raise AssertionError(f"{event} does not answer {pending}")
+    if not device.lost:
+        answers.put_to_work(state, device)
+
+
+def _note_failure(state: State, pending: Pending, failure: Failure) -> None:
+    match pending:
+        case Running():
+            answers.task_failed(state, pending, failure)
+        case Forwarding():
+            answers.forward_failed(state, pending, failure)
+        case Loading():
+            recovery.load_failed(state, pending, failure)
+        case Unloading():
+            recovery.unload_failed(state, pending, failure)
+        case Prefetching():
+            recovery.prefetch_failed(state, pending)
+        case _:
+            assert_never(pending)
 
 
 # ---- devices -------------------------------------------------------------------------------------
 
 
 def _note_device(
-    state: State, event: DeviceTelemetry | ProbeAnswered | DeviceDraining | DeviceLost
+    state: State,
+    event: DeviceTelemetry | ProbeAnswered | FragmentEvicted | DeviceDraining | DeviceLost,
 ) -> None:
-    device = _current(state, event.device, event.session)
-    if device is None:
-        return
+    device = state.devices.get(event.device)
+    if device is None or device.session != event.session:
+        return  # of a session that is over
+    device.seen_at = state.now
     match event:
         case DeviceTelemetry():
             recovery.note_telemetry(state, device, event)
         case ProbeAnswered():
             device.probed_at = None
+        case FragmentEvicted():
+            gone(state, device, event.digest)
+            _call_users(state, event.digest)
+            answers.put_to_work(state, device)
         case DeviceDraining():
             device.draining = True
             review(state, device)
             count_all_homes(state, device)
             for digest in device.resident:
-                for service in state.by_digest.get(digest, ()):
-                    call_for(state, service)
+                _call_users(state, digest)
         case DeviceLost():
             _lose(state, device, event.reason)
 
@@ -169,61 +210,17 @@ def _note_joined(state: State, event: DeviceJoined) -> None:
 
 
 def _lose(state: State, device: Device, reason: str) -> None:
-    failure = Failure(
-        kind=FailureKind.UNREACHABLE, message=f"device {device.name} was lost {reason}".rstrip()
-    )
+    message = f"device {device.name} was lost: {reason}" if reason else f"{device.name} was lost"
+    failure = Failure(kind=FailureKind.UNREACHABLE, message=message)
     for task in recovery.lose(state, device):
         if not task.item.ended:
-            task.lane.running -= 1
-            task.device = None
-            answers.drop_lost(task, device)
-            answers.undo(state, task, failure)
+            answers.task_lost(state, task, failure)
     _sweep(state)
 
 
-# ---- fragments -----------------------------------------------------------------------------------
-
-
-def _note_fragment(
-    state: State, event: FragmentResident | FragmentCached | FragmentUnloaded
-) -> None:
-    pending = _answered(state, event.instruction)
-    match event, pending:
-        case FragmentResident(), Loading():
-            recovery.resident(state, pending, event)
-        case FragmentUnloaded(), Unloading():
-            recovery.unloaded(state, pending)
-        case FragmentCached(), Prefetching():
-            recovery.cached(state, pending, event)
-        case _:
-            return
-    answers.put_to_work(state, pending.device)
-
-
-def _note_failure(state: State, event: InstructionFailed) -> None:
-    pending = _answered(state, event.instruction)
-    match pending:
-        case None:
-            return
-        case Running():
-            answers.task_failed(state, pending, event.failure)
-        case Forwarding():
-            answers.forward_failed(state, pending, event)
-        case Loading():
-            recovery.load_failed(state, pending, event.failure)
-        case Unloading():
-            recovery.unload_failed(state, pending, event.failure)
-        case Prefetching():
-            recovery.prefetch_failed(state, pending, event.failure)
-        case _:
-            assert_never(pending)
-    answers.put_to_work(state, pending.device)
-
-
-def _wake_users(state: State, device: Device, event: FragmentEvicted) -> None:
-    for service in state.by_digest.get(event.digest, ()):
+def _call_users(state: State, digest: Digest) -> None:
+    for service in state.by_digest.get(digest, ()):
         call_for(state, service)
-    answers.put_to_work(state, device)
 
 
 # ---- what waits ----------------------------------------------------------------------------------
@@ -251,9 +248,8 @@ def _sweep(state: State) -> None:
 def _tick(state: State) -> None:
     jobs.expire(state, state.jobs.values())
     for device, reason in recovery.silent(state):
-        if not device.lost:
-            recovery.disconnect(state, device, reason)
-            _lose(state, device, reason)
+        recovery.disconnect(state, device, reason)
+        _lose(state, device, reason)
     recovery.forgive(state)
     answers.retry_delayed(state)
     _sweep(state)

@@ -10,9 +10,10 @@ Rows are devices, columns criteria (`CRITERIA`). The methods are the textbook on
 - ARAS (Zavadskas and Turskis, 2010): share of the ideal device's weighted, normalised sum;
 - MABAC (Pamucar and Cirovic, 2015): distance from the border area, the geometric mean of the rows.
 
-A reading that is missing is unknown, never zero: it counts as the mean of the devices that have one,
-which moves no comparison. A column that nobody has, or in which all agree, says nothing and has no
-weight. ARAS and the entropy divide by values, so each criterion is stated such that it is positive.
+A reading that is missing is unknown, never zero: it counts as the mean of the devices that have
+one, which moves no comparison. A column that nobody has, or in which all agree, says nothing and
+has no weight. ARAS and the entropy divide by values, so each criterion is stated such that it is
+positive.
 """
 
 from collections.abc import Iterable, Sequence
@@ -51,7 +52,7 @@ def entropy_weights(matrix: Matrix) -> Matrix:
     diversity = np.clip(1 + (shares * logs).sum(axis=0) / np.log(rows), 0, None)
     diversity[diversity < 1e-12] = 0.0
     total = diversity.sum()
-    return diversity / total if total else np.full(columns, 1 / columns)
+    return np.asarray(diversity / total) if total else np.full(columns, 1 / columns)
 
 
 def edas(matrix: Matrix, weights: Matrix, types: Matrix) -> Matrix:
@@ -63,7 +64,7 @@ def edas(matrix: Matrix, weights: Matrix, types: Matrix) -> Matrix:
     above_most, below_most = above.max(), below.max()
     above = above / above_most if above_most else np.ones_like(above)
     below = 1 - below / below_most if below_most else np.ones_like(below)
-    return (above + below) / 2
+    return np.asarray((above + below) / 2)
 
 
 def aras(matrix: Matrix, weights: Matrix, types: Matrix) -> Matrix:

@@ -1,9 +1,10 @@
 """The job's graph: which stages end an item, when a task is ready, when an output may go.
 
-A task is ready when all its predecessors of the same item have finished (streaming), and, in Barrier
-mode, when every item has passed every stage before. An output is kept until all its consumers have
-finished. If it is lost before, or was released and is needed again, its task becomes undone, and its
-inputs are asked for in turn, back to the model's input: the graph itself is the log to replay.
+A task is ready when all its predecessors of the same item have finished (streaming), and, in
+Barrier mode, when every item has passed every stage before. An output is kept until all its
+consumers have finished. If it is lost before, or was released and is needed again, its task
+becomes undone, and its inputs are asked for in turn, back to the model's input: the graph itself
+is the log to replay.
 """
 
 from collections.abc import Sequence
@@ -17,9 +18,7 @@ def ends(stages: Sequence[Stage]) -> frozenset[int]:
     """The stages that an item waits for: those that give results, and those that nobody follows."""
     followed = {before for stage in stages for before in stage.predecessors}
     return frozenset(
-        index
-        for index, stage in enumerate(stages)
-        if stage.gives_results or index not in followed
+        index for index, stage in enumerate(stages) if stage.gives_results or index not in followed
     )
 
 

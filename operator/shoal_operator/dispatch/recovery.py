@@ -1,13 +1,13 @@
 """Devices that come, go silent, are lost and return; fragments that cannot be had.
 
-Silence is followed by a probe, the probe's silence by the loss (Asteroid, section 3.4). A loss voids
-the session's instructions. Its tasks are wanted again; outputs that it kept are gone, which is noticed
-when somebody needs them (`readiness`). A device that returns is a new session: what it has resident and
-cached counts, what it was doing does not.
+Silence is followed by a probe, the probe's silence by the loss (Asteroid, section 3.4). A loss
+voids the session's instructions. Its tasks are wanted again; outputs that it kept are gone, which
+is noticed when somebody needs them (`readiness`). A device that returns is a new session: what it
+has resident and cached counts, what it was doing does not.
 
-Failures of loading: BUDGET teaches what the fragment takes there; a full disk keeps the device from
-fetching for a while; everything else is tried again later, on each device at most `load_tries` times
-in a row. When no device is left to try, the job fails with the last reason.
+Failures of loading: BUDGET teaches what the fragment takes there; a full disk keeps the device
+from fetching for a while; everything else is tried again later, on each device at most
+`load_tries` times in a row. When no device is left to try, the job fails with the last reason.
 """
 
 from shoal_operator.api.partition import Digest
@@ -149,10 +149,9 @@ def _void_instructions(state: State, device: Device) -> list[Task]:
             case Forwarding(waiter=waiter, producer=producer, target=target):
                 note_stray(state, producer, target)
                 waiting = state.pending.get(waiter)
-                if isinstance(waiting, Running) and not waiting.void:
-                    if not waiting.device.lost:
-                        waiting.void = True
-                        cancel(state, waiting.task)
+                if isinstance(waiting, Running) and not (waiting.void or waiting.device.lost):
+                    waiting.void = True
+                    cancel(state, waiting.task)
             case Loading() | Unloading() | Prefetching():
                 pass
     return tasks
@@ -175,14 +174,11 @@ def silent(state: State) -> list[tuple[Device, str]]:
             state.out.append(Probe(device=device.name, session=device.session))
         elif now - device.probed_at >= limits.probe_patience:
             given_up.append((device, "silent: no answer to a probe"))
-    overdue: dict[Device, None] = {}
     for number, pending in state.pending.items():
         if now - pending.since < limits.overdue:
             break  # the numbers grow, and with them the times
-        overdue[pending.device] = None
-        reason = f"instruction {number} was not answered"
         if all(device is not pending.device for device, _ in given_up):
-            given_up.append((pending.device, reason))
+            given_up.append((pending.device, f"instruction {number} was not answered"))
     return given_up
 
 
@@ -222,6 +218,7 @@ def resident(state: State, loading: Loading, event: FragmentResident) -> None:
 def unloaded(state: State, unloading: Unloading) -> None:
     """A fragment's memory is back; the load that waited for it follows."""
     device = unloading.device
+    device.unloading.pop(unloading.digest, None)
     gone(state, device, unloading.digest)
     if device.unloading:
         return
@@ -239,7 +236,7 @@ def cached(state: State, prefetching: Prefetching, event: FragmentCached) -> Non
     note_cached(state, device, prefetching.digest)
 
 
-def prefetch_failed(state: State, prefetching: Prefetching, failure: Failure) -> None:
+def prefetch_failed(state: State, prefetching: Prefetching) -> None:
     """It was only a favour: leave the device alone for a while."""
     device = prefetching.device
     device.prefetching = None

@@ -4,21 +4,22 @@ Loading is just in time: a job's first stages at its start (on their homes, or o
 has room: CROWDio's smallest first fragment everywhere), any other when a task of a stage before
 it was given. One load at a time per device; what must go first is unloaded, and answered, before.
 
-The tier of a load: 2 the fragment is on the device's disk and there is room, 3 there is room, 4 another
-fragment must go. (Tier 1 needs no load.) Within a tier, fewer tasks come first, then the policy.
+The tier of a load: 2 the fragment is on the device's disk and there is room, 3 there is room, 4
+another fragment must go. (Tier 1 needs no load.) Within a tier, fewer tasks come first, then the
+policy.
 
 When may a fragment go? Never with tasks given to the device. Freely, when no job uses it. Otherwise
 the rules keep devices from changing fragments back and forth, each keeping the system alive:
 
 - it has tasks waiting: it stays, unless the device yields (below);
-- others serve it as well: it goes for a stage that nobody serves, or, after lying idle for `settle`,
-  for one that has more tasks than its servers have slots;
-- it is the last: it goes for a stage that nobody serves, if a batch waits there, or nothing is under way
-  that would bring this one work, or that stage has starved for `patience`.
+- others serve it as well: it goes for a stage that nobody serves, or, after lying idle for
+  `settle`, for one that has more tasks than its servers have slots;
+- it is the last: it goes for a stage that nobody serves, if a batch waits there, or nothing is
+  under way that would bring this one work, or that stage has starved for `patience`.
 
-A device *yields* to a starving stage of higher priority, or, after a `turn`, of the same: it is given
-nothing new until it is empty. The turn is at least four times what the last load took, so that loading
-costs a fifth of the time at most.
+A device *yields* to a starving stage of higher priority, or, after a `turn`, of the same: it is
+given nothing new until it is empty. The turn is at least four times what the last load took, so
+that loading costs a fifth of the time at most.
 """
 
 from shoal_operator.api.partition import Digest
@@ -122,9 +123,9 @@ def _spread(state: State, service: Service, waiting: int) -> None:
     """Without a home: once; a first stage wherever there is room; more as work piles up."""
     first = any(not lane.predecessors for lane in service.lanes)
     depth = state.limits.queue_depth
-    if service.servers and not first:
-        if not waiting or any(device.queued < depth for device in service.servers):
-            return
+    enough = not waiting or any(device.queued < depth for device in service.servers)
+    if service.servers and not first and enough:
+        return
     choices = [
         (tier, device.load, *entry(service, device)[1:3], device)
         for device in state.devices.values()
@@ -181,30 +182,34 @@ def _may_go(state: State, digest: Digest, claimant: Service, device: Device) -> 
     users = state.by_digest.get(digest)
     if not users or device.yields_to is claimant:
         return True
-    waits = claimant.waiting
-    if not waits:
+    if not claimant.waiting:
         return False  # wanted soon only: it takes what is free, and pushes nothing out
     starving = not claimant.servers and not claimant.loading
-    for user in users:
-        if not may_serve(user, device):
-            continue
-        if user.waiting and user.priority >= claimant.priority:
-            return False
-        others = len(user.servers) + len(user.loading) - (user in device.listed)
-        if others:
-            idle = state.now - device.used_at.get(digest, device.loaded_at)
-            if not starving and idle < state.limits.settle:
-                return False
-        elif not starving or not _worth_it(state, user, claimant, waits):
-            return False
-    return True
+    return all(
+        _can_spare(state, user, claimant, device, starving=starving)
+        for user in users
+        if may_serve(user, device)
+    )
 
 
-def _worth_it(state: State, user: Service, claimant: Service, waits: int) -> bool:
+def _can_spare(
+    state: State, user: Service, claimant: Service, device: Device, *, starving: bool
+) -> bool:
+    """Whether one stage can do without a device that another one claims."""
+    if user.waiting and user.priority >= claimant.priority:
+        return False
+    others = len(user.servers) + len(user.loading) - (user in device.listed)
+    if not others:
+        return starving and _worth_it(state, user, claimant)
+    idle = state.now - device.used_at.get(user.digest, device.loaded_at)
+    return starving or idle >= state.limits.settle
+
+
+def _worth_it(state: State, user: Service, claimant: Service) -> bool:
     """Whether the last server of one stage may turn to another that has none."""
     if claimant.priority > user.priority:
         return True
-    if waits >= min(max(lane.job.window // 2, 1) for lane in claimant.lanes):
+    if claimant.waiting >= min(max(lane.job.window // 2, 1) for lane in claimant.lanes):
         return True
     since = claimant.starving_since
     if since is not None and state.now - since >= state.limits.patience:

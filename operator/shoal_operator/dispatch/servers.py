@@ -1,7 +1,7 @@
 """Which of the devices that serve a fragment comes first, without looking at all of them.
 
-A service keeps its servers in a heap of entries (load, rank, order, device). Fewer tasks come first;
-among equals the policy ranks:
+A service keeps its servers in a heap of entries (load, rank, order, device). Fewer tasks come
+first; among equals the policy ranks:
 
 - Fifo: the device that was given its last task longest ago;
 - LeastLoaded: by the time until it is free, load times its measured time for this fragment;
@@ -10,10 +10,10 @@ among equals the policy ranks:
 Load stands before the policy because scores are refreshed at most once a second: without it, the
 best device would take a second task while the next one idles.
 
-An entry may be *better* than what its device deserves now: that is found out, and put right, when it
-comes to the top. It is never worse: when a device's load falls, it is listed anew, and the old entry is
-dropped when met. So a task costs a constant number of heap operations, each logarithmic in the number
-of servers, and nothing when nobody asks.
+An entry may be *better* than what its device deserves now: that is found out, and put right, when
+it comes to the top. It is never worse: when a device's load falls, it is listed anew, and the old
+entry is dropped when met. So a task costs a constant number of heap operations, each logarithmic
+in the number of servers, and nothing when nobody asks.
 """
 
 from heapq import heapify, heappop, heappush, heapreplace

@@ -1,7 +1,9 @@
-"""A service's life: who uses it, which of its homes are up, and whether any device can have it at all.
+"""A service's life: who uses it, which of its homes are up, and whether any device can have it at
+all.
 
-The homes that a plan names are soft: while one of them is up, only homes serve; when all are gone, any
-device that fits does, until one comes back. Homes that have not joined yet are awaited for a while.
+The homes that a plan names are soft: while one of them is up, only homes serve; when all are gone,
+any device that fits does, until one comes back. Homes that have not joined yet are awaited for a
+while.
 """
 
 from shoal_operator.api.partition import Digest

@@ -5,8 +5,9 @@
       |                                                                               v
       +----- devices --> Device --- listed ---------------------------------------> Service
 
-A *service* is a fragment under a plan: its digest, the devices that the plan gives it, and the policy
-that ranks them. Stages of several jobs that agree in these share one, and so share residency.
+A *service* is a fragment under a plan: its digest, the devices that the plan gives it, and the
+policy that ranks them. Stages of several jobs that agree in these share one, and so share
+residency.
 
 The state is changed in place. A functional update would copy dictionaries of thousands of entries
 for each of 20,000 tasks a second; here a step costs what it touches. The price is a rule: only
@@ -35,7 +36,9 @@ from shoal_operator.dispatch.instructions import Instruction, Tier
 from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
 
 Entry = tuple[float, float, int, "Device"]
-"""A device in a service's order: (load, rank, order of joining, device); the smallest goes first."""
+"""A device in a service's order: (load, rank, order of joining, device); the smallest goes
+first.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +47,13 @@ class Limits:
 
     `queue_depth`: tasks given to a device and not ended; the second one's inputs travel while the
     first computes, a third would only wait. `route_depth`: how many tasks, given or promised, a
-    device may have for an activation to be sent ahead. `silence` without a sign of life is followed
-    by a probe, `probe_patience` after that the device is lost (Asteroid, section 3.4, heartbeat).
-    `settle`: how long a fragment must lie idle before another takes its place without need;
-    `patience`: how long a stage that no device serves waits for a better moment to evict;
-    `turn`: how long a fragment is served, at least, while one of equal priority waits for the device.
-    `load_tries` and `kills` bound what a fragment, and an item, may cost; `overdue` is when a device
-    that lives but does not answer an instruction counts as lost.
+    device may have for an activation to be sent ahead. `silence` without a sign of life is
+    followed by a probe, `probe_patience` after that the device is lost (Asteroid, section 3.4,
+    heartbeat). `settle`: how long a fragment must lie idle before another takes its place without
+    need; `patience`: how long a stage that no device serves waits for a better moment to evict;
+    `turn`: how long a fragment is served, at least, while one of equal priority waits for the
+    device. `load_tries` and `kills` bound what a fragment, and an item, may cost; `overdue` is
+    when a device that lives but does not answer an instruction counts as lost.
     """
 
     queue_depth: int = 2
@@ -156,8 +159,8 @@ class Service:
     """A fragment under a plan.
 
     `servers` are the devices that can take a task now or when a slot is free; `queue` orders them.
-    `loading` are those where the fragment is on its way. `homes_up` counts homes that are there and can have the fragment; without one,
-    any device may serve.
+    `loading` are those where the fragment is on its way. `homes_up` counts homes that are there
+    and can have the fragment; without one, any device may serve.
     """
 
     digest: Digest
@@ -214,9 +217,9 @@ class Lane:
 class Task:
     """One item at one stage.
 
-    `device` runs it; `keeper` has its output, until it is released or lost. `promised` is the device
-    named for it on a route. `inputs` says, by producer, on which device a copy for this task is (or
-    will be) beside the producer's own.
+    `device` runs it; `keeper` has its output, until it is released or lost. `promised` is the
+    device named for it on a route. `inputs` says, by producer, on which device a copy for this
+    task is (or will be) beside the producer's own.
     """
 
     item: "Item"

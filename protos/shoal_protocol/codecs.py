@@ -208,7 +208,9 @@ class LinkCodec:
         if len(self._large) < self._TRANSFERS:
             return None
         fixed = min(self._fixed, default=self._ASSUMED_FIXED_SECONDS)
-        return max(size / max(seconds - fixed, seconds / 8) for size, seconds in self._large)
+        # Copied: large tensors are encoded in a thread, while transfers are observed in another.
+        large = tuple(self._large)
+        return max(size / max(seconds - fixed, seconds / 8) for size, seconds in large)
 
     def observe_transfer(self, wire_bytes: int, seconds: float) -> None:
         """A transfer took this long from its first frame to its acknowledgement."""

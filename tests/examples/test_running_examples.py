@@ -42,7 +42,7 @@ def check_report(report: dict[str, Any], *, items: int, devices: int) -> None:
 
 def test_three_small_devices_read_the_text(tmp_path: Path) -> None:
     printed, report = run("ocr", tmp_path)
-    check_report(report, items=16, devices=3)
+    check_report(report, items=24, devices=3)
     assert all(device["budget_bytes"] == 24 * MIB for device in report["devices"])
     assert "A shoal is many small fish\n  that move as one.\n" in printed
     (right, total) = re.findall(r"(\d+) of (\d+) characters are right", printed)[0]

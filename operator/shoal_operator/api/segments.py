@@ -210,6 +210,7 @@ class Growing:
 
     def __post_init__(self) -> None:
         self.end = self.start
+        self._take_loose_outputs()
 
     @property
     def activation_bytes(self) -> int:
@@ -240,9 +241,7 @@ class Growing:
                 self._need(name)
             dying = [name for name in node.inputs if self.layout.last_uses[name] == position]
             self._run(node, dying)
-        if self.end == len(self.layout.profile.nodes):
-            for name in self.layout.loose_outputs:
-                self._need(name)
+        self._take_loose_outputs()
 
     def segment(self) -> Segment:
         """What has grown so far."""
@@ -269,6 +268,11 @@ class Growing:
             flops=None if self.unknown_flops else self.flops,
             incoming_bytes=self.incoming_bytes,
         )
+
+    def _take_loose_outputs(self) -> None:
+        if self.end == len(self.layout.profile.nodes):
+            for name in self.layout.loose_outputs:
+                self._need(name)
 
     def _need(self, name: str) -> None:
         """A tensor that a node reads: made here already, made again, or taken."""

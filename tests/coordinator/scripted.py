@@ -135,6 +135,7 @@ class ScriptedDevice:
         budget: int = 10_000,
         gate: asyncio.Semaphore | None = None,
         hello: pb.Hello | None = None,
+        frame_bytes: int = 256,
     ) -> None:
         """`gate` lets one task pass for each permit; None: all."""
         self.name = name
@@ -147,6 +148,7 @@ class ScriptedDevice:
         self.hello = hello or pb.Hello(
             protocol=1, device=name, incarnation=1, budget_bytes=budget, floor_bytes=77
         )
+        self._frame_bytes = frame_bytes
         self._target = target
         self._document = document
         self._stage_of = {f.digest: s for f, s in zip(document.fragments, stages, strict=True)}
@@ -294,7 +296,7 @@ class ScriptedDevice:
             device,
             {name: self._tensors[task.item, name, task.job, int(task.epoch)] for name in names},
             transfer=number,
-            frame_bytes=256,
+            frame_bytes=self._frame_bytes,
         )
         answered = self._acks[number] = asyncio.get_running_loop().create_future()
         await self._write(*encoded)

@@ -1,6 +1,12 @@
 """`python -m shoal_agent`: the agent as a process (`shoal agent` starts it too)."""
 
+import os
+import sys
+
 from shoal_agent.shell.command import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    status = main()
+    sys.stderr.flush()
+    # Not `exit`: that would wait for a run in ONNX Runtime whose result nobody wants any more.
+    os._exit(status)

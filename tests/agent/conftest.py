@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -9,8 +10,10 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 
 SOURCES = Path(__file__).parents[2]
@@ -74,7 +77,12 @@ async def start_agent(folder: Path) -> AsyncIterator[StartAgent]:
     """Starts agents by name; all of them end with the test."""
     agents: list[AgentProcess] = []
 
-    async def start(name: str = "pi-4", *arguments: str, budget: str = "64Mi") -> AgentProcess:
+    async def start(
+        name: str = "pi-4",
+        *arguments: str,
+        budget: str = "64Mi",
+        file_limit_bytes: int | None = None,
+    ) -> AgentProcess:
         address = f"unix:{folder}/{name}.sock"
         errors = folder / f"{name}.err"
         command = [sys.executable, "-m", "shoal_agent", "--name", name, "--budget", budget]
@@ -92,6 +100,10 @@ async def start_agent(folder: Path) -> AsyncIterator[StartAgent]:
                 env=os.environ
                 | {"PYTHONPATH": os.pathsep.join(str(SOURCES / f) for f in ("agent", "protos"))},
             )
+        if file_limit_bytes is not None:
+            # The nearest thing to a full disk that needs no mount: writes past this fail.
+            limits = (file_limit_bytes, file_limit_bytes)
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
         agent = AgentProcess(process, folder / f"cache-{name}", address, errors)
         agents.append(agent)
         return agent
@@ -115,8 +127,8 @@ async def join(
 ) -> Callable[..., Awaitable[Joined]]:
     """Starts an agent and waits for its session."""
 
-    async def join(name: str = "pi-4", *arguments: str, budget: str = "64Mi") -> Joined:
-        agent = await start_agent(name, *arguments, budget=budget)
+    async def join(name: str = "pi-4", *arguments: str, **options: Any) -> Joined:
+        agent = await start_agent(name, *arguments, **options)
         joining = asyncio.create_task(coordinator.device())
         ending = asyncio.create_task(agent.process.wait())
         await asyncio.wait((joining, ending), return_when=asyncio.FIRST_COMPLETED)

@@ -185,3 +185,34 @@ def dense_model(
         initializers,
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def slow_model(rounds: int) -> onnx.ModelProto:
+    """Input `x` [256, 256], output `y`: multiplied `rounds` times, about a millisecond each."""
+    weight = np.eye(256, dtype=np.float32)
+    shape = [256, 256]
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go_on"], ["still"]),
+            helper.make_node("MatMul", ["carried", "w"], ["multiplied"]),
+        ],
+        "body",
+        [
+            value("round", TensorProto.INT64, []),
+            value("go_on", TensorProto.BOOL, []),
+            value("carried", TensorProto.FLOAT, shape),
+        ],
+        [value("still", TensorProto.BOOL, []), value("multiplied", TensorProto.FLOAT, shape)],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["rounds", "", "x"], ["y"], body=body)],
+        "slow",
+        [value("x", TensorProto.FLOAT, shape)],
+        [value("y", TensorProto.FLOAT, shape)],
+        [
+            numpy_helper.from_array(weight, "w"),
+            numpy_helper.from_array(np.array(rounds, np.int64), "rounds"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

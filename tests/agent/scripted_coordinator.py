@@ -25,7 +25,7 @@ from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.session_pb2 import AgentMessage, CoordinatorMessage
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
 
-PATIENCE_SECONDS = 5
+PATIENCE_SECONDS = 20
 
 
 @dataclass(eq=False)

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 import onnxruntime
+
 from agent.conftest import Joined
 from agent.fragment_making import cut, dense_model, write_fragment
 from agent.scripted_coordinator import ScriptedCoordinator
-
 from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement

@@ -1,6 +1,7 @@
 """From the command line to a running agent. Imports little until the arguments have been read."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 
@@ -15,6 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings.exit_with_parent:
         exit_with_parent()
     tune_allocator()
+    # numpy's linear algebra is not used: no threads for it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         asyncio.run(_run(settings))
     except (AddressRefused, OSError) as error:

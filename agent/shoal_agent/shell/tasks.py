@@ -202,6 +202,8 @@ class Tasks:
             except (SpillFull, OSError) as error:
                 outcome, kept = failure(pb.DISK_FULL, f"cannot keep the outputs: {error}"), ()
             self._do(self._queue.computed(instruction, kept))
+            if not self._queue.holds(start.assignment.task):
+                self._store.drop([start.assignment.task])  # a newer epoch came meanwhile
         else:
             if stopped is not None:
                 outcome = refusal(stopped, f"{outcome.message} while it ran")

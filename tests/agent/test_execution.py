@@ -1,0 +1,280 @@
+"""The queue of tasks: order, waiting, cancelling, epochs, and a random history against a model."""
+
+from collections.abc import Iterable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal_agent.execution import (
+    DELIVERING_LIMIT,
+    UNCLAIMED_LIFETIME,
+    Assignment,
+    Drop,
+    Effect,
+    Made,
+    Need,
+    Reason,
+    Refused,
+    Sent,
+    Start,
+    Stop,
+    TaskQueue,
+)
+from shoal_protocol.units import Nanoseconds
+
+NOW = Nanoseconds(0)
+
+
+def made(item: int, stage: int = 1, epoch: int = 1, job: str = "j") -> Made:
+    return Made(job, epoch, item, stage)
+
+
+def assignment(
+    instruction: int,
+    item: int,
+    *producers: int,
+    epoch: int = 1,
+    digest: str = "d",
+    deadline: int | None = None,
+) -> Assignment:
+    return Assignment(
+        instruction=instruction,
+        task=made(item, epoch=epoch),
+        digest=digest,
+        needs=tuple(Need(producer=p, tensors=frozenset({f"t{p}"})) for p in producers),
+        deadline=None if deadline is None else Nanoseconds(deadline),
+    )
+
+
+def sent(item: int, producer: int = 0, epoch: int = 1) -> Sent:
+    return Sent("j", epoch, item, producer, 1)
+
+
+def started(effects: Iterable[Effect] | None) -> list[int]:
+    assert effects is not None
+    return [e.assignment.instruction for e in effects if isinstance(e, Start)]
+
+
+def refused(effects: Iterable[Effect]) -> list[tuple[int, Reason]]:
+    return [(e.instruction, e.reason) for e in effects if isinstance(e, Refused)]
+
+
+def dropped(effects: Iterable[Effect]) -> set[object]:
+    return {key for e in effects if isinstance(e, Drop) for key in e.keys}
+
+
+def test_a_task_starts_when_its_last_input_has_come() -> None:
+    queue = TaskQueue()
+    assert started(queue.submit(assignment(1, 0, 0, -1))) == []
+    assert started(queue.arrive(NOW, sent(0), ["t0"])) == []
+    (start,) = queue.arrive(NOW, sent(0, -1), ["t-1", "more"]) or []
+    assert isinstance(start, Start)
+    assert set(start.inputs) == {
+        (sent(0), frozenset({"t0"})),
+        (sent(0, -1), frozenset({"t-1"})),
+    }
+
+
+def test_inputs_may_come_before_the_task() -> None:
+    queue = TaskQueue()
+    queue.arrive(NOW, sent(0), ["t0"])
+    assert started(queue.submit(assignment(1, 0, 0))) == [1]
+
+
+def test_a_waiting_task_does_not_hold_up_a_ready_one_and_ready_ones_run_in_order() -> None:
+    queue = TaskQueue()
+    assert started(queue.submit(assignment(1, 0, 0))) == []
+    assert started(queue.submit(assignment(2, 1))) == [2]
+    queue.submit(assignment(3, 2))
+    queue.arrive(NOW, sent(0), ["t0"])
+    assert started(queue.computed(2)) == [1]
+    assert started(queue.computed(1)) == [3]
+
+
+def test_what_was_made_here_serves_any_number_of_consumers_until_it_is_released() -> None:
+    queue = TaskQueue()
+    queue.submit(assignment(1, 0))
+    queue.computed(1, ["t1"])
+    later = Assignment(
+        instruction=2,
+        task=made(0, stage=2),
+        digest="d",
+        needs=(Need(producer=1, tensors=frozenset({"t1"})),),
+    )
+    (start,) = queue.submit(later)
+    assert isinstance(start, Start)
+    assert start.inputs == ((made(0), frozenset({"t1"})),)
+    assert dropped(queue.computed(2)) == set()
+    assert dropped(queue.release([made(0)])) == {made(0)}
+    assert not queue.holds(made(0))
+
+
+def test_what_was_sent_here_is_used_up_by_its_task() -> None:
+    queue = TaskQueue()
+    queue.arrive(NOW, sent(0), ["t0"])
+    queue.submit(assignment(1, 0, 0))
+    assert dropped(queue.computed(1)) == {sent(0)}
+
+
+def test_release_also_lets_unclaimed_copies_go_but_not_those_that_a_task_waits_with() -> None:
+    queue = TaskQueue()
+    queue.arrive(NOW, sent(0), ["t0"])
+    queue.arrive(NOW, sent(1), ["t0"])
+    queue.submit(assignment(1, 1, 0, -1))
+    assert dropped(queue.release([made(0, stage=0), made(1, stage=0)])) == {sent(0)}
+
+
+def test_at_most_so_many_tasks_deliver_at_once() -> None:
+    queue = TaskQueue()
+    for instruction in range(DELIVERING_LIMIT + 1):
+        queue.submit(assignment(instruction, instruction))
+    for instruction in range(DELIVERING_LIMIT - 1):
+        assert started(queue.computed(instruction)) == [instruction + 1]
+    assert started(queue.computed(DELIVERING_LIMIT - 1)) == []
+    assert started(queue.delivered(0)) == [DELIVERING_LIMIT]
+
+
+def test_a_cancelled_task_is_answered_once_wherever_it_is() -> None:
+    queue = TaskQueue()
+    queue.submit(assignment(1, 0))
+    queue.submit(assignment(2, 1))
+    queue.submit(assignment(3, 2, 0))
+    assert refused(queue.cancel(3)) == [(3, Reason.CANCELLED)]
+    assert refused(queue.cancel(2)) == [(2, Reason.CANCELLED)]
+    assert queue.cancel(1) == [Stop(instruction=1)]
+    assert queue.cancel(1) == []
+    assert queue.stopped_because(1) is Reason.CANCELLED
+    assert queue.computed(1) == []
+    assert queue.cancel(1) == []
+    assert queue.cancel(99) == []
+
+
+def test_an_older_epoch_is_refused_and_a_newer_one_voids_what_is_older() -> None:
+    queue = TaskQueue()
+    queue.submit(assignment(1, 0, epoch=1))
+    queue.submit(assignment(2, 1, 0, epoch=1))
+    queue.arrive(NOW, sent(2), ["t0"])
+    effects = queue.submit(assignment(3, 0, epoch=2))
+    assert Stop(instruction=1) in effects
+    assert refused(effects) == [(2, Reason.CANCELLED)]
+    assert dropped(effects) == {sent(2)}
+    (old,) = queue.submit(assignment(4, 0, epoch=1))
+    assert isinstance(old, Refused)
+    assert old.message == "epoch 1 of job j is over; it is 2 now"
+    assert queue.arrive(NOW, sent(0, epoch=1), ["t0"]) is None
+    assert started(queue.computed(1, ["t1"])) == [3]
+    assert not queue.holds(made(0))
+
+
+def test_a_deadline_answers_a_waiting_task_with_what_it_lacked_and_stops_a_running_one() -> None:
+    queue = TaskQueue()
+    queue.submit(assignment(1, 0, deadline=10))
+    queue.submit(assignment(2, 1, 0, -1, deadline=20))
+    assert queue.next_deadline() == 10
+    assert queue.tick(Nanoseconds(9)) == []
+    assert queue.tick(Nanoseconds(10)) == [Stop(instruction=1)]
+    assert queue.next_deadline() == 20
+    (late,) = queue.tick(Nanoseconds(20))
+    assert isinstance(late, Refused)
+    assert late.reason is Reason.DEADLINE
+    assert "activations of stage 0, the model's inputs" in late.message
+    assert queue.next_deadline() is None
+
+
+def test_tensors_that_nobody_claims_expire() -> None:
+    queue = TaskQueue()
+    queue.arrive(NOW, sent(0), ["t0"])
+    assert queue.tick(Nanoseconds(UNCLAIMED_LIFETIME - 1)) == []
+    assert dropped(queue.tick(UNCLAIMED_LIFETIME)) == {sent(0)}
+
+
+def test_tasks_of_a_fragment_that_goes_are_answered() -> None:
+    queue = TaskQueue()
+    queue.submit(assignment(1, 0, digest="a"))
+    queue.submit(assignment(2, 1, digest="a"))
+    queue.submit(assignment(3, 2, digest="b"))
+    assert refused(queue.unload("a")) == [(2, Reason.NOT_RESIDENT)]
+    assert started(queue.computed(1)) == [3]
+
+
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["submit", "arrive", "finish", "deliver", "cancel", "release", "epoch"]),
+        st.integers(0, 5),
+        st.integers(0, 1),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(actions)
+def test_every_task_is_answered_exactly_once_and_starts_only_with_all_its_inputs(  # noqa: C901, PLR0915 - one case per action
+    history: list[tuple[str, int, int]],
+) -> None:
+    queue, answers, running, delivering = TaskQueue(), {}, None, []
+    here: set[object] = set()
+    epoch, submitted = 1, 0
+
+    def follow(effects: list[Effect] | None) -> None:
+        nonlocal running
+        for effect in effects or []:
+            match effect:
+                case Start():
+                    assert running is None
+                    assert all(key in here for key, _ in effect.inputs)
+                    assert len(effect.inputs) == len(effect.assignment.needs)
+                    running = effect.assignment
+                case Refused(instruction=instruction):
+                    assert instruction not in answers
+                    answers[instruction] = "refused"
+                case Drop(keys=keys):
+                    assert here >= set(keys)
+                    here.difference_update(keys)
+                case Stop(instruction=instruction):
+                    assert running is not None
+                    assert running.instruction == instruction
+
+    def finish() -> None:
+        nonlocal running
+        task, running = running, None
+        delivering.append(task.instruction)
+        # Before the effects: the next task may start on what this one made.
+        stale = queue.stale(task.task.job, task.task.epoch)
+        if not stale:
+            here.add(task.task)
+        follow(queue.computed(task.instruction, ["t1"]))
+
+    def deliver() -> None:
+        instruction = delivering.pop(0)
+        assert instruction not in answers
+        answers[instruction] = "executed"
+        follow(queue.delivered(instruction))
+
+    for action, item, producer in history:
+        match action:
+            case "submit":
+                submitted += 1
+                follow(queue.submit(assignment(submitted, item, producer - 1, epoch=epoch)))
+            case "arrive":
+                key = sent(item, producer - 1, epoch)
+                here.add(key)
+                follow(queue.arrive(NOW, key, [f"t{producer - 1}"]))
+            case "finish" if running is not None:
+                finish()
+            case "deliver" if delivering:
+                deliver()
+            case "cancel":
+                follow(queue.cancel(item))
+            case "release":
+                follow(queue.release([made(item, epoch=epoch)]))
+            case "epoch":
+                epoch += 1
+                follow(queue.void("j", epoch))
+    for instruction in range(1, submitted + 1):
+        follow(queue.cancel(instruction))
+    while running is not None or delivering:
+        finish() if running is not None else deliver()
+    assert sorted(answers) == list(range(1, submitted + 1))
+    assert queue.idle
+    assert queue.queued == 0

@@ -1,0 +1,153 @@
+"""What an agent's memory does, as the kernel measures it: never from the agent's own ledger."""
+
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from agent.conftest import Joined
+from agent.fragment_making import dense_model, write_fragment
+from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
+from agent.test_running import edge, task
+from shoal_protocol.v1 import session_pb2 as pb
+
+Join = Callable[..., Awaitable[Joined]]
+MIB = 1 << 20
+
+
+async def run(device: ConnectedDevice, digest: str, width: int, item: int = 0) -> pb.Reply:
+    """One item of ones through a dense fragment."""
+    await device.give(edge(-1, 0, item), {"x": np.ones((1, width), np.float32)})
+    execute = pb.Execute(
+        task=task(0, item),
+        digest=digest,
+        inputs=[pb.InputSource(producer=-1, tensors=["x"])],
+        results=["y"],
+    )
+    reply = await device.ask("execute", execute)
+    if reply.WhichOneof("outcome") == "executed":
+        await device.result()
+    return reply
+
+
+async def test_an_idle_agent_is_small(join: Join) -> None:
+    joined = await join()
+    telemetry = await joined.device.telemetry.get()
+    resident = joined.agent.status("VmRSS")
+    assert resident < 80 * MIB, f"{resident / MIB:.1f} MiB"
+    assert abs(resident - joined.device.hello.floor_bytes) < 4 * MIB
+    assert telemetry.used_bytes < 2 * MIB
+
+
+async def test_weights_are_mapped_and_never_on_the_heap(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([1024, 4096, 1024]), 40 * MIB)
+    joined = await join()
+    await joined.device.load(fragment.digest, fragment.resident_bytes)
+    before = joined.agent.status("RssAnon")
+    mapped_before = joined.agent.status("RssFile")
+    for item in range(3):
+        reply = await run(joined.device, fragment.digest, 1024, item)
+        assert reply.executed.peak_bytes > 32 * MIB
+    assert joined.agent.status("RssAnon") - before < 6 * MIB
+    assert joined.agent.status("RssFile") - mapped_before > 31 * MIB
+
+
+async def test_memory_is_back_when_unload_is_answered(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([1024, 4096, 1024]), 40 * MIB)
+    joined = await join()
+    idle = joined.agent.status("VmRSS")
+    await joined.device.load(fragment.digest, fragment.resident_bytes)
+    await run(joined.device, fragment.digest, 1024)
+    assert joined.agent.status("VmRSS") - idle > 31 * MIB
+    reply = await joined.device.unload(fragment.digest)
+    assert reply.unloaded.freed_bytes > 30 * MIB
+    assert joined.agent.status("VmRSS") - idle < 4 * MIB
+    assert joined.agent.mapped() == set()
+
+
+async def test_under_single_two_fragments_are_never_mapped_together(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    one, other = (
+        write_fragment(coordinator.store, dense_model([512, 2048, 512], seed), 8 * MIB)
+        for seed in (1, 2)
+    )
+    joined = await join("pi-4", "--residency", "Single")
+    assert joined.device.hello.residency == pb.SINGLE
+    for _ in range(3):
+        for fragment, rival in ((one, other), (other, one)):
+            assert (await joined.device.load(fragment.digest, 8 * MIB)).HasField("loaded")
+            await run(joined.device, fragment.digest, 512)
+            refused = await joined.device.load(rival.digest, 8 * MIB)
+            assert refused.failure.code == pb.BUDGET
+            assert "Single" in refused.failure.message
+            assert joined.agent.mapped() == {fragment.digest}
+            await joined.device.unload(fragment.digest)
+            assert joined.agent.mapped() == set()
+
+
+@pytest.mark.slow
+async def test_two_hundred_loads_and_evictions_leave_memory_flat(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    fragments = [
+        write_fragment(coordinator.store, dense_model([512, 2048, 512], seed), 12 * MIB)
+        for seed in range(3)
+    ]
+    joined = await join()
+    readings: list[int] = []
+    for cycle in range(200):
+        fragment = fragments[cycle % 3]
+        assert (await joined.device.load(fragment.digest, 12 * MIB)).HasField("loaded")
+        await run(joined.device, fragment.digest, 512, cycle)
+        await joined.device.unload(fragment.digest)
+        readings.append(joined.agent.status("VmRSS"))
+    grown = max(readings[150:]) - max(readings[20:50])
+    assert grown < MIB, f"{grown / MIB:.2f} MiB in 150 cycles"
+
+
+async def test_a_load_beyond_the_budget_is_refused_before_anything_is_fetched(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([64, 64]))
+    joined = await join(budget="24Mi")
+    reply = await joined.device.load(fragment.digest, 212 * MIB)
+    assert reply.failure.code == pb.BUDGET
+    assert (reply.failure.need_bytes, reply.failure.have_bytes) == (212 * MIB, 24 * MIB)
+    assert "would need 212 MiB, have 24 MiB" in reply.failure.message
+    assert coordinator.fetches == []
+
+
+async def test_a_fragment_measured_over_the_budget_is_given_up(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([1024, 4096, 1024]), 8 * MIB)
+    joined = await join(budget="24Mi")
+    idle = joined.agent.status("VmRSS")
+    assert (await joined.device.load(fragment.digest, 8 * MIB)).HasField("loaded")
+    reply = await run(joined.device, fragment.digest, 1024)
+    assert reply.failure.code == pb.BUDGET, reply
+    assert reply.failure.need_bytes > 32 * MIB > reply.failure.have_bytes == 24 * MIB
+    assert (await joined.device.evicted.get()).digest == fragment.digest
+    assert joined.agent.status("VmRSS") - idle < 6 * MIB
+
+
+async def test_activations_that_would_break_the_budget_fail_instead(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([16, 1 << 14, 16]), 8 * MIB)
+    joined = await join(budget="16Mi")
+    await joined.device.load(fragment.digest, 8 * MIB)
+    await joined.device.give(edge(-1, 0), {"x": np.ones((512, 16), np.float32)})
+    execute = pb.Execute(
+        task=task(0),
+        digest=fragment.digest,
+        inputs=[pb.InputSource(producer=-1, tensors=["x"])],
+        results=["y"],
+    )
+    reply = await joined.device.ask("execute", execute)
+    assert reply.failure.code == pb.BUDGET, reply

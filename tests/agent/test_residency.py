@@ -1,0 +1,199 @@
+"""The ledger against one that recounts everything from scratch."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal_agent import residency
+from shoal_agent.residency import (
+    Admit,
+    AlreadyThere,
+    BudgetChanged,
+    Deny,
+    Event,
+    Evict,
+    Grant,
+    Ledger,
+    LoadFailed,
+    LoadFinished,
+    LoadRequested,
+    Measured,
+    Refuse,
+    SpaceRequested,
+    SpaceReturned,
+    Spill,
+    Unloaded,
+)
+from shoal_protocol.units import Bytes
+
+
+def load(ledger: Ledger, digest: str, need: int, measured: int | None = None) -> Ledger:
+    """A ledger with one more fragment resident."""
+    ledger, effects = residency.step(ledger, LoadRequested(digest=digest, need=Bytes(need)))
+    assert Admit(digest=digest) in effects
+    done = LoadFinished(digest=digest, measured=None if measured is None else Bytes(measured))
+    return residency.step(ledger, done)[0]
+
+
+def test_a_load_that_fits_is_admitted_and_one_that_does_not_says_need_and_have() -> None:
+    ledger = load(Ledger(budget=Bytes(100)), "a", 60)
+    _, effects = residency.step(ledger, LoadRequested(digest="b", need=Bytes(41)))
+    (refusal,) = effects
+    assert isinstance(refusal, Refuse)
+    assert (refusal.need, refusal.have) == (41, 40)
+    assert refusal.reason == "would need 41 B, have 40 B of a budget of 100 B"
+
+
+def test_a_load_in_flight_counts_as_if_it_were_resident() -> None:
+    ledger, _ = residency.step(Ledger(budget=Bytes(100)), LoadRequested(digest="a", need=Bytes(60)))
+    _, effects = residency.step(ledger, LoadRequested(digest="b", need=Bytes(60)))
+    assert isinstance(effects[0], Refuse)
+
+
+def test_asking_twice_for_a_fragment_loads_it_once() -> None:
+    ledger, _ = residency.step(Ledger(budget=Bytes(100)), LoadRequested(digest="a", need=Bytes(60)))
+    again, effects = residency.step(ledger, LoadRequested(digest="a", need=Bytes(60)))
+    assert effects == (AlreadyThere(digest="a"),)
+    assert again == ledger
+
+
+def test_single_refuses_a_second_fragment_until_the_first_is_unloaded() -> None:
+    ledger = load(Ledger(budget=Bytes(100), single=True), "a", 10)
+    _, effects = residency.step(ledger, LoadRequested(digest="b", need=Bytes(10)))
+    assert isinstance(effects[0], Refuse)
+    assert "Single" in effects[0].reason
+    ledger, _ = residency.step(ledger, Unloaded(digest="a"))
+    assert "b" in load(ledger, "b", 10).resident
+
+
+def test_a_fragment_measured_over_the_budget_is_evicted() -> None:
+    ledger = load(Ledger(budget=Bytes(100)), "a", 50)
+    ledger = load(ledger, "b", 40)
+    ledger, effects = residency.step(ledger, Measured(digest="b", measured=Bytes(51)))
+    (eviction,) = effects
+    assert isinstance(eviction, Evict)
+    assert (eviction.digest, eviction.need, eviction.have) == ("b", 51, 50)
+    assert list(ledger.resident) == ["a"]
+
+
+def test_an_estimate_is_corrected_upwards_only() -> None:
+    ledger = load(Ledger(budget=Bytes(100)), "a", 50)
+    ledger, _ = residency.step(ledger, Measured(digest="a", measured=Bytes(10)))
+    assert ledger.resident["a"] == 50
+    ledger, _ = residency.step(ledger, Measured(digest="a", measured=Bytes(70)))
+    assert ledger.resident["a"] == 70
+
+
+def test_activations_are_spilled_for_a_fragment_and_not_the_other_way_round() -> None:
+    ledger, effects = residency.step(Ledger(budget=Bytes(100)), SpaceRequested(size=Bytes(70)))
+    assert effects == (Grant(),)
+    ledger, effects = residency.step(ledger, LoadRequested(digest="a", need=Bytes(50)))
+    assert effects == (Spill(size=Bytes(20)), Admit(digest="a"))
+    _, effects = residency.step(ledger, SpaceRequested(size=Bytes(1)))
+    assert effects == (Deny(),)
+
+
+def test_under_a_smaller_budget_loads_in_flight_go_first_then_the_oldest() -> None:
+    ledger = load(load(Ledger(budget=Bytes(100)), "a", 30), "b", 30)
+    ledger, _ = residency.step(ledger, LoadRequested(digest="c", need=Bytes(30)))
+    ledger, effects = residency.step(ledger, BudgetChanged(budget=Bytes(35)))
+    assert [effect.digest for effect in effects if isinstance(effect, Evict)] == ["c", "a"]
+    assert list(ledger.resident) == ["b"]
+    _, effects = residency.step(ledger, LoadFinished(digest="c"))
+    assert isinstance(effects[0], Evict)
+
+
+def test_nothing_wraps_below_zero() -> None:
+    ledger, _ = residency.step(Ledger(budget=Bytes(10)), SpaceReturned(size=Bytes(5)))
+    assert ledger.reserved == 0
+    ledger, _ = residency.step(ledger, BudgetChanged(budget=Bytes(0)))
+    assert ledger.free == 0
+    _, effects = residency.step(ledger, LoadRequested(digest="a", need=Bytes(1)))
+    assert isinstance(effects[0], Refuse)
+    assert effects[0].have == 0
+
+
+# ---- against brute force -------------------------------------------------------------------------
+
+
+@dataclass
+class Recount:
+    """What effects promised, item by item: sums are taken anew each time."""
+
+    budget: int
+    fragments: list[tuple[str, int]] = field(default_factory=list)
+    activations: int = 0
+
+    def total(self) -> int:
+        return sum(size for _, size in self.fragments) + self.activations
+
+    def size(self, digest: str) -> int:
+        return next((size for key, size in self.fragments if key == digest), 0)
+
+    def resize(self, digest: str, size: int) -> None:
+        self.fragments = [(k, size if k == digest else n) for k, n in self.fragments]
+
+    def remove(self, digest: str) -> None:
+        self.fragments = [(key, size) for key, size in self.fragments if key != digest]
+
+
+sizes = st.integers(0, 120).map(Bytes)
+digests = st.sampled_from("abcd")
+events = st.one_of(
+    st.builds(LoadRequested, digest=digests, need=sizes),
+    st.builds(LoadFinished, digest=digests, measured=st.none() | sizes),
+    st.builds(LoadFailed, digest=digests),
+    st.builds(Measured, digest=digests, measured=sizes),
+    st.builds(Unloaded, digest=digests),
+    st.builds(SpaceRequested, size=sizes),
+    st.builds(SpaceReturned, size=sizes),
+    st.builds(BudgetChanged, budget=sizes),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.booleans(), st.lists(events, max_size=40))
+def test_the_invariant_holds_after_every_step_and_matches_a_recount(  # noqa: C901, PLR0912 - one case per event
+    single: bool, history: list[Event]
+) -> None:
+    ledger = Ledger(budget=Bytes(100), single=single)
+    recount = Recount(100)
+    for event in history:
+        was_resident = set(ledger.resident)
+        in_flight = set(ledger.in_flight)
+        ledger, effects = residency.step(ledger, event)
+        match event:
+            case LoadFinished(digest=digest, measured=measured) if digest in in_flight:
+                recount.resize(digest, max(recount.size(digest), measured or 0))
+            case LoadFailed(digest=digest) if digest in in_flight:
+                recount.remove(digest)
+            case Measured(digest=digest, measured=measured) if digest in was_resident:
+                recount.resize(digest, max(recount.size(digest), measured))
+            case Unloaded(digest=digest) if digest in was_resident:
+                recount.remove(digest)
+            case SpaceReturned(size=size):
+                recount.activations = max(0, recount.activations - size)
+            case BudgetChanged(budget=budget):
+                recount.budget = budget
+        for effect in effects:
+            match effect:
+                case Admit(digest=digest):
+                    assert isinstance(event, LoadRequested)
+                    recount.fragments.append((digest, event.need))
+                case Evict(digest=digest):
+                    recount.remove(digest)
+                case Spill(size=size):
+                    assert 0 < size <= recount.activations
+                    recount.activations -= size
+                case Grant():
+                    assert isinstance(event, SpaceRequested)
+                    recount.activations += event.size
+                case Refuse(need=need, have=have):
+                    assert have >= 0
+                    assert need > have or single
+        held = dict(ledger.resident) | dict(ledger.in_flight)
+        assert held == dict(recount.fragments)
+        assert ledger.reserved == recount.activations
+        assert recount.total() <= recount.budget, f"over the budget after {event}"
+        assert not single or len(recount.fragments) <= 1

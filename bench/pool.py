@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from shoal_operator.api.kinds import DevicePool
 from shoal_operator.api.kinds.device_pool import LocalDevice
 from shoal_operator.api.partition import PartitionDocument, document_to_json
@@ -33,7 +34,9 @@ ENDED = frozenset({pb.JobStatus.COMPLETE, pb.JobStatus.FAILED, pb.JobStatus.CANC
 CALL_SECONDS = 30.0
 
 
-def cut(path: Path, store: Path, fragments: int, shapes: Mapping[str, Sequence[int]] | None = None) -> PartitionDocument:
+def cut(
+    path: Path, store: Path, fragments: int, shapes: Mapping[str, Sequence[int]] | None = None
+) -> PartitionDocument:
     """Cut a model into so many fragments, in this process."""
     profile = profile_model(path, shapes)
     cuts = choose_cuts(profile, CutRequest(fragments=fragments))
@@ -131,7 +134,9 @@ class Pool:
                             return status
                 await asyncio.sleep(0.05)
 
-    async def run(self, name: str, document: PartitionDocument, inputs: Path, outputs: Path, **how: Any) -> pb.JobStatus:
+    async def run(
+        self, name: str, document: PartitionDocument, inputs: Path, outputs: Path, **how: Any
+    ) -> pb.JobStatus:
         """Submit a job and wait for its end."""
         await self.submit(name, document, inputs, outputs, **how)
         return await self.finish(name)
@@ -187,6 +192,7 @@ async def running_pool(
     spec = {
         "local": {"devices": list(devices)},
         "budget": {"memory": devices[0]["memory"]},
+        "cache": {"size": "16Gi"},
         "residency": residency,
     }
     metadata = {"name": "bench"}

@@ -8,6 +8,7 @@ its results are brought to their end.
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from time import monotonic_ns
 from typing import Final
 
@@ -34,14 +35,21 @@ SHOWN_ENDED: Final = 256
 ENDED: Final = (pb.JobStatus.COMPLETE, pb.JobStatus.FAILED, pb.JobStatus.CANCELLED)
 
 
-class JobRefused(Exception):
-    """A submission that does not become a job. `known`: one of this name with another content
-    runs."""
+class Refusal(Enum):
+    """Why a submission does not become a job: it cannot, one of its name runs, or not now."""
 
-    def __init__(self, reason: str, *, known: bool = False, full: bool = False) -> None:
+    MALFORMED = auto()
+    KNOWN = auto()
+    FULL = auto()
+    STOPPING = auto()
+
+
+class JobRefused(Exception):
+    """A submission that does not become a job."""
+
+    def __init__(self, reason: str, refusal: Refusal = Refusal.MALFORMED) -> None:
         super().__init__(reason)
-        self.known = known
-        self.full = full
+        self.refusal = refusal
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -58,6 +66,8 @@ class Job:
     task: asyncio.Task[None] | None = None
     prepared: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    stirred: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it has ended, or this coordinator stops: those that watch wake up."""
 
 
 class Jobs:
@@ -76,6 +86,7 @@ class Jobs:
         self._limits = limits or FolderLimits()
         self._jobs: dict[str, Job] = {}
         self._epochs: dict[str, int] = {}
+        self.closed = False
 
     # ---- asked from outside ----------------------------------------------------------------------
 
@@ -92,23 +103,25 @@ class Jobs:
 
     def submit(self, request: pb.SubmitJobRequest) -> Job:
         """Take a job, or join the one that runs already. Raises `JobRefused`."""
+        if self.closed:
+            raise JobRefused("the coordinator stops", Refusal.STOPPING)
         known = self._jobs.get(request.name)
         if known is not None and not known.ended.is_set():
             if _content(known.request) != _content(request):
                 raise JobRefused(
                     f"job {request.name} runs already, with another content; "
                     f"wait for it, cancel it, or choose another name",
-                    known=True,
+                    Refusal.KNOWN,
                 )
             return known
         if sum(not job.ended.is_set() for job in self._jobs.values()) >= MAXIMUM_JOBS:
-            raise JobRefused(f"{MAXIMUM_JOBS} jobs run already", full=True)
+            raise JobRefused(f"{MAXIMUM_JOBS} jobs run already", Refusal.FULL)
         document = self._checked(request)
         epoch = max(request.epoch, self._epochs.get(request.name, 0) + 1)
         try:
             self._ledger.put(Submission(name=request.name, epoch=epoch, request=request))
         except OSError as error:
-            raise JobRefused(f"the job cannot be noted: {error}", full=True) from error
+            raise JobRefused(f"the job cannot be noted: {error}", Refusal.FULL) from error
         self._epochs[request.name] = epoch
         job = Job(request=request, document=document, epoch=epoch)
         self._jobs.pop(request.name, None)
@@ -141,6 +154,9 @@ class Jobs:
 
     async def close(self) -> None:
         """Let go of everything, without ending any job."""
+        self.closed = True
+        for job in self._jobs.values():
+            job.stirred.set()
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for task in tasks:
             task.cancel()
@@ -232,6 +248,7 @@ class Jobs:
         logger.info("job %s: %s %s", name, state, status.message)
         job.status, job.run = status, None
         job.ended.set()
+        job.stirred.set()
         try:
             self._ledger.put(Submission(name=name, epoch=job.epoch, request=None))
         except OSError as error:

@@ -10,7 +10,7 @@ import grpc
 
 from shoal_operator.dispatch import views
 from shoal_operator.shell.coordinator.driver import Driver
-from shoal_operator.shell.coordinator.jobs import Job, JobRefused, Jobs
+from shoal_operator.shell.coordinator.jobs import Job, JobRefused, Jobs, Refusal
 from shoal_operator.shell.coordinator.sessions import Sessions
 from shoal_operator.shell.coordinator.statuses import device_status
 from shoal_operator.shell.store import FragmentStore
@@ -26,6 +26,13 @@ CANCEL_SECONDS: Final = 5.0
 SHORTEST_INTERVAL_SECONDS: Final = 0.05
 LONGEST_INTERVAL_SECONDS: Final = 60.0
 WATCHERS: Final = 1024
+
+_CODES: Final = {
+    Refusal.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+    Refusal.KNOWN: grpc.StatusCode.ALREADY_EXISTS,
+    Refusal.FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Refusal.STOPPING: grpc.StatusCode.UNAVAILABLE,
+}
 
 _Submit = grpc.aio.ServicerContext[pb.SubmitJobRequest, pb.JobStatus]
 _Watch = grpc.aio.ServicerContext[pb.WatchJobRequest, pb.JobStatus]
@@ -61,12 +68,7 @@ class CoordinatorService(CoordinatorServicer):
         try:
             job = self._jobs.submit(request)
         except JobRefused as error:
-            code = grpc.StatusCode.INVALID_ARGUMENT
-            if error.known:
-                code = grpc.StatusCode.ALREADY_EXISTS
-            elif error.full:
-                code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            await _abort(context, code, str(error))
+            await _abort(context, _CODES[error.refusal], str(error))
         await _within(job.prepared, PREPARE_SECONDS)
         return self._jobs.status(job)
 
@@ -85,6 +87,8 @@ class CoordinatorService(CoordinatorServicer):
                 yield status
         finally:
             self._watchers -= 1
+        if not job.ended.is_set():
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: _Cancel) -> pb.JobStatus:
         await self._allow(context.peer(), peer_name(context), context)
@@ -116,9 +120,9 @@ class CoordinatorService(CoordinatorServicer):
             if told is None or ended or _differs(status, told):
                 yield status
                 told = status
-            if ended:
+            if ended or self._jobs.closed:
                 return
-            await _within(job.ended, interval)
+            await _within(job.stirred, interval)
 
     async def _allow(
         self, peer: str, name: str | None, context: "_Submit | _Watch | _Cancel | _List"

@@ -1,0 +1,248 @@
+"""Links and relaying, with wires that can stand still or break."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from shoal_operator.shell.coordinator import exchange
+from shoal_operator.shell.coordinator.deliveries import ByteBudget
+from shoal_operator.shell.coordinator.exchange import ExchangeHub, ExchangeLink, LinkBroken
+from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
+from shoal_protocol.frames import TransferError, acknowledgement, split_frame
+from shoal_protocol.tensors import ActivationKey, encode_activation
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
+
+
+class Taker:
+    """Takes every result and passes everything, unless it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.taken: list[ReceivedActivation] = []
+        self.knows = True
+
+    def admit(self, device: str, activation: Activation) -> None:
+        if not self.knows:
+            raise TransferError("unknown", outcome=Acknowledgement.STALE)
+
+    def passes(self, activation: Activation) -> bool:
+        return self.knows
+
+    async def take(self, device: str, received: ReceivedActivation) -> None:
+        self.taken.append(received)
+
+
+class Wire:
+    """A device's end of a link: what it sends, and what comes to it."""
+
+    def __init__(self, hub: ExchangeHub, device: str) -> None:
+        self.sent: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.got: asyncio.Queue[bytes] = asyncio.Queue()
+        self.flows = asyncio.Event()
+        self.flows.set()
+        self.link = ExchangeLink(device, hub, self._write)
+        hub.links[device] = self.link
+        self.tasks = [
+            asyncio.create_task(self.link.read_all(self._requests())),
+            asyncio.create_task(self.link.write_all()),
+        ]
+
+    async def _write(self, frame: bytes) -> None:
+        await self.flows.wait()
+        self.got.put_nowait(frame)
+
+    async def _requests(self) -> AsyncIterator[bytes]:
+        while (frame := await self.sent.get()) is not None:
+            yield frame
+
+    def send(self, *frames: bytes) -> None:
+        for frame in frames:
+            self.sent.put_nowait(frame)
+
+    async def answer(self) -> tuple[int, Acknowledgement]:
+        """The next acknowledgement that comes."""
+        while True:
+            header, _ = split_frame(await asyncio.wait_for(self.got.get(), 10))
+            if header.WhichOneof("kind") == "acknowledgement":
+                return header.transfer, header.acknowledgement
+
+    async def receive(self) -> ReceivedActivation:
+        """The next activation that comes whole; broken ones raise `TransferError`."""
+        assembler = ActivationAssembler()
+        while True:
+            message = await asyncio.wait_for(self.got.get(), 10)
+            if (received := assembler.feed(message)) is not None:
+                return received
+
+    async def hang_up(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.link.close("gone")
+
+
+def frames(device: str, transfer: int = 1, size: int = 1000) -> list[bytes]:
+    key = ActivationKey(job="job", epoch=1, item=transfer, producer=0, consumer=1)
+    array = np.full(size, transfer, np.uint8)
+    return list(encode_activation(key, device, {"a": array}, transfer=transfer, frame_bytes=100))
+
+
+@pytest.fixture
+async def hub() -> ExchangeHub:
+    return ExchangeHub(Taker())
+
+
+async def test_a_relayed_transfer_arrives_untouched_and_its_answer_returns(
+    hub: ExchangeHub,
+) -> None:
+    a, b = Wire(hub, "a"), Wire(hub, "b")
+    for transfer in (7, 8):
+        a.send(*frames("b", transfer))
+        received = await b.receive()
+        assert received.transfer == transfer - 6
+        assert received.device == "b"
+        np.testing.assert_array_equal(received.tensors["a"], np.full(1000, transfer, np.uint8))
+        b.send(acknowledgement(received.transfer, Acknowledgement.BUSY, "later"))
+        assert await a.answer() == (
+            transfer,
+            Acknowledgement(outcome=Acknowledgement.BUSY, message="later"),
+        )
+    assert hub.relayed_bytes == 2000
+    await a.hang_up()
+    await b.hang_up()
+
+
+async def test_two_devices_that_relay_to_each_other_do_not_hold_each_other_up(
+    hub: ExchangeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "STEP_SECONDS", 0.1)
+    a, b = Wire(hub, "a"), Wire(hub, "b")
+    for wire, other in ((a, "b"), (b, "a")):
+        wire.flows.clear()
+        wire.send(*frames(other), *frames("", 2))
+    # Nobody takes what is relayed: the readers give it up, and the results behind it arrive.
+    taken = hub.taker.taken  # type: ignore[attr-defined]
+    async with asyncio.timeout(10):
+        while len(taken) < 2:
+            await asyncio.sleep(0.01)
+    assert [received.key.item for received in taken] == [2, 2]
+    await a.hang_up()
+    await b.hang_up()
+
+
+async def test_a_sender_that_breaks_off_spoils_only_its_own_transfer(hub: ExchangeHub) -> None:
+    a, b, c = Wire(hub, "a"), Wire(hub, "b"), Wire(hub, "c")
+    a.send(*frames("b")[:5])
+    while hub.relayed_bytes < 500:
+        await asyncio.sleep(0)
+    await a.hang_up()
+    c.send(*frames("b", 2))
+    assembler = ActivationAssembler()
+    outcomes: list[object] = []
+    while len(outcomes) < 2:
+        try:
+            received = assembler.feed(await asyncio.wait_for(b.got.get(), 10))
+        except TransferError as error:
+            outcomes.append(error.outcome)
+        else:
+            if received is not None:
+                outcomes.append(received.key.item)
+    assert outcomes == [Acknowledgement.REFUSED, 2]
+    await b.hang_up()
+    await c.hang_up()
+
+
+async def test_a_receiver_that_breaks_off_is_answered_for(hub: ExchangeHub) -> None:
+    a, b = Wire(hub, "a"), Wire(hub, "b")
+    b.flows.clear()
+    a.send(*frames("b"), *frames("", 2))
+    while not hub.relayed_bytes:
+        await asyncio.sleep(0)
+    await b.hang_up()
+    number, answer = await a.answer()
+    assert (number, answer.outcome) == (1, Acknowledgement.BUSY)
+    assert (await a.answer())[1].outcome == Acknowledgement.ACCEPTED
+    a.send(*frames("b", 3))
+    number, answer = await a.answer()
+    assert (number, answer.outcome) == (3, Acknowledgement.BUSY)
+    del hub.links["b"]
+    a.send(*frames("b", 4))
+    number, answer = await a.answer()
+    assert (number, answer.outcome) == (4, Acknowledgement.STALE)
+    assert answer.message == "b is not connected"
+    await a.hang_up()
+
+
+async def test_what_nobody_waits_for_is_stale(hub: ExchangeHub) -> None:
+    a = Wire(hub, "a")
+    hub.taker.knows = False  # type: ignore[attr-defined]
+    a.send(*frames(""), *frames("a", 2))
+    assert [await a.answer(), await a.answer()] == [
+        (1, Acknowledgement(outcome=Acknowledgement.STALE, message="unknown")),
+        (
+            2,
+            Acknowledgement(
+                outcome=Acknowledgement.STALE, message="the job does not run in this epoch"
+            ),
+        ),
+    ]
+    assert hub.bytes_receiving() == 0
+    await a.hang_up()
+
+
+async def test_results_beyond_what_memory_allows_are_asked_for_again(
+    hub: ExchangeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "RESULT_BYTES", 1500)
+    a, b = Wire(hub, "a"), Wire(hub, "b")
+    first, *rest = frames("")
+    a.send(first)
+    while not hub.bytes_receiving():
+        await asyncio.sleep(0)
+    b.send(*frames("", 5))
+    assert (await b.answer())[1].outcome == Acknowledgement.BUSY
+    a.send(*rest)
+    assert (await a.answer())[1].outcome == Acknowledgement.ACCEPTED
+    b.send(*frames("", 6))
+    assert (await b.answer())[1].outcome == Acknowledgement.ACCEPTED
+    assert hub.bytes_receiving() == 0
+    await a.hang_up()
+    await b.hang_up()
+
+
+async def test_a_send_ends_with_the_link(hub: ExchangeHub) -> None:
+    a = Wire(hub, "a")
+    sending = asyncio.create_task(a.link.send(lambda number: frames("a", number)))
+    await a.receive()
+    await a.hang_up()
+    with pytest.raises(LinkBroken, match="gone"):
+        await sending
+    with pytest.raises(LinkBroken, match="gone"):
+        await a.link.send(lambda number: frames("a", number))
+
+
+async def test_bytes_in_flight_are_bounded_and_given_in_order() -> None:
+    budget = ByteBudget(100)
+    order: list[int] = []
+    gates = [asyncio.Event() for _ in range(4)]
+
+    async def hold(number: int, size: int) -> None:
+        async with budget.reserve(size):
+            order.append(number)
+            await gates[number].wait()
+
+    tasks = [asyncio.create_task(hold(n, size)) for n, size in enumerate((60, 60, 1000, 10))]
+    await asyncio.sleep(0)
+    assert (order, budget.used) == ([0], 60)
+    tasks[1].cancel()
+    gates[0].set()
+    await asyncio.gather(tasks[0], tasks[1], return_exceptions=True)
+    while len(order) < 2:
+        await asyncio.sleep(0)
+    # The large one is alone; the small one, which would fit nowhere before, comes after it.
+    assert (order, budget.used) == ([0, 2], 100)
+    gates[2].set()
+    gates[3].set()
+    await asyncio.gather(*tasks[2:])
+    assert (order, budget.used) == ([0, 2, 3], 0)

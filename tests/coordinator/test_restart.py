@@ -1,0 +1,126 @@
+"""A coordinator that dies: the next one goes on, and repeats no finished input."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from coordinator.scripted import ScriptedDevice, put_model, submission, whole_model
+from shoal_operator.api.partition import PartitionDocument
+from shoal_operator.shell.coordinator.ledger import Ledger, Submission
+from shoal_protocol.channels import open_channel
+from shoal_protocol.v1 import coordinator_pb2 as api
+from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+
+PROCESS = """
+import sys
+from pathlib import Path
+from shoal_operator.shell.coordinator import CoordinatorSettings, run_coordinator
+
+folder = Path(sys.argv[1])
+sys.exit(run_coordinator(CoordinatorSettings(
+    listen=f"unix:{folder}/s", store=folder / "store", state=folder / "state",
+    exit_with_parent=True)))
+"""
+
+
+@contextlib.asynccontextmanager
+async def coordinator(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A coordinator process; killed, if it lives still, when the context ends."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", PROCESS, folder)
+    try:
+        async with open_channel(f"unix:{folder}/s") as channel:
+            await CoordinatorStub(channel).ListDevices(
+                api.ListDevicesRequest(), timeout=20, wait_for_ready=True
+            )
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await asyncio.wait_for(process.wait(), 10)
+
+
+async def stay_connected(folder: Path, document: PartitionDocument, done: list[int]) -> None:
+    """A device that dials again whenever its session ends; items finished are added to `done`."""
+
+    while True:
+        device = ScriptedDevice(f"unix:{folder}/s", "a", document)
+        try:
+            await device.run()
+        except grpc.aio.AioRpcError:
+            await asyncio.sleep(0.02)
+        finally:
+            done.extend(item for item, stage in device.executed if stage == 2)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_killed_coordinator_goes_on_where_it_was(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    document = put_model(tmp_path / "store")
+    (tmp_path / "in").mkdir()
+    rows = np.random.default_rng(0).normal(size=(600, 1, 50)).astype(np.float32)
+    for file in range(6):
+        np.savez(tmp_path / "in" / f"{file}.npz", x=rows[100 * file : 100 * file + 100])
+    request = submission(document, tmp_path / "in", tmp_path / "out")
+    done: list[int] = []
+    device = asyncio.create_task(stay_connected(tmp_path, document, done))
+    succeeded = kills = 0
+    epochs = set()
+    try:
+        while True:
+            async with (
+                coordinator(tmp_path) as process,
+                open_channel(f"unix:{tmp_path}/s") as channel,
+            ):
+                stub = CoordinatorStub(channel)
+                first = status = await stub.SubmitJob(request, timeout=10)
+                epochs.add(status.epoch)
+                # Nothing that was reported as done is done again.
+                assert first.resumed >= succeeded
+                watch = api.WatchJobRequest(name="job", interval_seconds=0.05)
+                async for status in stub.WatchJob(watch, timeout=30):
+                    succeeded = status.succeeded
+                    if kills < 3 and status.succeeded > first.resumed + 50:
+                        break
+                if status.state == api.JobStatus.COMPLETE:
+                    break
+                process.send_signal(number)
+                returned = await asyncio.wait_for(process.wait(), 10)
+                assert returned == (0 if number == signal.SIGTERM else -number)
+                kills += 1
+    finally:
+        device.cancel()
+        await asyncio.gather(device, return_exceptions=True)
+    assert kills == 3
+    assert len(epochs) == 4
+    made = []
+    for file in range(6):
+        with np.load(tmp_path / "out" / f"{file}.npz") as loaded:
+            made.append(loaded["y"])
+    np.testing.assert_allclose(np.concatenate(made), whole_model(rows)["y"], atol=1e-5)
+    # Per kill, at most what was under way then is done twice.
+    assert set(done) == set(range(600))
+    assert len(done) - 600 <= kills * 64
+
+
+def test_the_ledger_keeps_requests_and_epochs(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    request = api.SubmitJobRequest(name="a", partition=b"\x00\xff", epoch=1 << 40, lossy=True)
+    ledger.put(Submission(name="a", epoch=5, request=request))
+    ledger.put(Submission(name="b", epoch=1, request=request))
+    ledger.put(Submission(name="b", epoch=2, request=None))
+    (tmp_path / "jobs" / "torn.json").write_text('{"version": 1, "na')
+    (tmp_path / "jobs" / "alien.json").write_text('{"version": 9}')
+    found = Ledger(tmp_path).load()
+    assert found == {
+        "a": Submission(name="a", epoch=5, request=request),
+        "b": Submission(name="b", epoch=2, request=None),
+    }

@@ -68,7 +68,6 @@ class Sender:
         self, write: Write, uplink: Uplink, codec: LinkCodec, abort: Callable[[], object]
     ) -> None:
         """`abort` ends the stream: half a transfer cannot be taken back otherwise."""
-        self._direct = write
         self._abort = abort
         self._line = DelayLine(uplink, write) if uplink.shaped else None
         self._write: Write = write if self._line is None else self._line.write
@@ -184,8 +183,9 @@ class Sender:
 
     async def _answer(self, frame: bytes) -> None:
         async with self._turn:
+            # By the same way as the rest: two writes at once break a stream.
             with suppress(*STREAM_ERRORS):
-                await self._direct(frame)
+                await self._write(frame)
 
 
 class PeerLink:

@@ -25,7 +25,7 @@ from shoal_operator.api.partition import (
     document_to_json,
 )
 from shoal_protocol.assembly import ActivationAssembler
-from shoal_protocol.channels import open_channel
+from shoal_protocol.channels import Credentials, open_channel
 from shoal_protocol.frames import TransferError, acknowledgement, split_frame
 from shoal_protocol.services import SessionClient
 from shoal_protocol.tensors import ActivationKey, encode_activation
@@ -136,6 +136,7 @@ class ScriptedDevice:
         gate: asyncio.Semaphore | None = None,
         hello: pb.Hello | None = None,
         frame_bytes: int = 256,
+        credentials: Credentials | None = None,
     ) -> None:
         """`gate` lets one task pass for each permit; None: all."""
         self.name = name
@@ -149,6 +150,7 @@ class ScriptedDevice:
             protocol=1, device=name, incarnation=1, budget_bytes=budget, floor_bytes=77
         )
         self._frame_bytes = frame_bytes
+        self._credentials = credentials
         self._target = target
         self._document = document
         self._stage_of = {f.digest: s for f, s in zip(document.fragments, stages, strict=True)}
@@ -162,7 +164,7 @@ class ScriptedDevice:
 
     async def run(self) -> None:
         """Serve until the coordinator ends the session: raises `grpc.aio.AioRpcError`."""
-        async with open_channel(self._target, insecure=True) as channel:
+        async with open_channel(self._target, self._credentials) as channel:
             client = SessionClient(channel)
             self._control = client.connect()
             await self._control.write(pb.AgentMessage(hello=self.hello))

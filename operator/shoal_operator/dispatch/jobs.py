@@ -25,6 +25,7 @@ from shoal_operator.dispatch.events import (
     JobSubmitted,
 )
 from shoal_operator.dispatch.instructions import Cancel, FailItem, FinishItem, FinishJob
+from shoal_operator.dispatch.ranking import refresh
 from shoal_operator.dispatch.readiness import (
     drop_copies,
     ends,
@@ -68,6 +69,7 @@ def _begin_services(state: State, job: Job) -> None:
     if (failure := impossible(state, job)) is not None:
         end_job(state, job, failure)
         return
+    refresh(state)
     open_barrier(job)
     job.window = _window(state, job)
     admit(state, job)

@@ -128,25 +128,29 @@ def prefetch_idle(state: State) -> None:
         if device.prefetching is not None:
             coming[device.prefetching] = coming.get(device.prefetching, 0) + 1
     for device in state.devices.values():
-        busy = device.load or device.loading is not None or device.unloading
+        busy = device.queued or device.loading is not None or device.unloading
         fetching = device.prefetching is not None or device.prefetch_after > state.now
         if busy or fetching or device.draining or device.disk_full_until > state.now:
             continue
-        for service in state.services.values():
-            if _worth_prefetching(state, service, device, coming.get(service.digest, 0)):
-                coming[service.digest] = coming.get(service.digest, 0) + 1
-                _prefetch(state, service.digest, device)
-                break
+        digest = _to_prefetch(state, device, coming)
+        if digest is not None:
+            coming[digest] = coming.get(digest, 0) + 1
+            _prefetch(state, digest, device)
 
 
-def _worth_prefetching(state: State, service: Service, device: Device, coming: int) -> bool:
-    digest = service.digest
-    if digest in device.cached or not can_host(state, service, device):
-        return False
-    copies = len(state.holders.get(digest, ()))
-    if device.name in service.homes:
-        return True
-    return copies > 0 and copies + len(service.loading) + coming < _COPIES
+def _to_prefetch(state: State, device: Device, coming: dict[Digest, int]) -> Digest | None:
+    """What the device will have to load itself; else what only one other has."""
+    spare: Digest | None = None
+    for service in state.services.values():
+        digest = service.digest
+        if digest in device.cached or not can_host(state, service, device):
+            continue
+        if device.name in service.homes:
+            return digest
+        copies = len(state.holders.get(digest, ()))
+        if copies and copies + len(service.loading) + coming.get(digest, 0) < _COPIES:
+            spare = spare or digest
+    return spare
 
 
 def _prefetch(state: State, digest: Digest, device: Device) -> None:

@@ -111,19 +111,18 @@ def score(readings: Sequence[Sequence[float | None]], policy: Policy) -> list[fl
 
 
 def refresh(state: State) -> None:
-    """Score all devices anew, for the policies in use, if their telemetry has changed."""
-    if state.now - state.refreshed_at < state.limits.ranking_interval:
+    """Score all devices anew: at most once an interval, or when a policy has no scores yet."""
+    used = dict.fromkeys(service.policy for service in state.services.values())
+    policies = [policy for policy in used if policy in SCORED]
+    if not policies or not state.devices:
         return
-    policies = [
-        policy
-        for policy in SCORED
-        if any(service.policy is policy for service in state.services.values())
-    ]
-    if not policies or not state.devices or not state.telemetry_changed:
+    devices = list(state.devices.values())
+    due = state.now - state.refreshed_at >= state.limits.ranking_interval
+    new = any(policy not in devices[0].scores for policy in policies)
+    if not new and not (due and state.telemetry_changed):
         return
     state.refreshed_at = state.now
     state.telemetry_changed = False
-    devices = list(state.devices.values())
     readings = _readings(devices)
     for policy in policies:
         for device, value in zip(devices, score(readings, policy), strict=True):

@@ -41,8 +41,7 @@ def enlist(service: Service, device: Device) -> None:
         return
     service.servers[device] = None
     _push(service, device, entry(service, device))
-    if service.fastest is None:
-        service.fastest = device
+    learn(service, device)
 
 
 def delist(service: Service, device: Device) -> None:
@@ -97,12 +96,12 @@ def reorder(service: Service) -> None:
 
 
 def learn(service: Service, device: Device) -> None:
-    """A task's time was measured on a device: it may be the fastest now."""
-    fastest = service.fastest
-    if fastest is device or service not in device.listed:
+    """A task's time is known on a device: it may be the fastest."""
+    digest, fastest = service.digest, service.fastest
+    time = device.compute.get(digest)
+    if time is None or fastest is device or service not in device.listed:
         return
-    known = None if fastest is None else fastest.compute.get(service.digest)
-    if known is None or device.compute[service.digest] < known:
+    if fastest is None or time < fastest.compute[digest]:
         service.fastest = device
 
 

@@ -1,0 +1,81 @@
+"""A running coordinator with a client and folders, as tests see it."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import numpy as np
+import pytest
+
+from coordinator.scripted import ScriptedDevice, submission, whole_model
+from shoal_operator.api.partition import PartitionDocument
+from shoal_operator.shell.coordinator import Coordinator
+from shoal_protocol.v1 import coordinator_pb2 as api
+
+if TYPE_CHECKING:
+    from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorAsyncStub
+
+ENDED = (api.JobStatus.COMPLETE, api.JobStatus.FAILED, api.JobStatus.CANCELLED)
+
+
+@dataclass
+class World:
+    """A running coordinator, a client of it, and folders."""
+
+    coordinator: Coordinator
+    target: str
+    document: PartitionDocument
+    stub: "CoordinatorAsyncStub"
+    channel: grpc.aio.Channel
+    folder: Path
+
+    def device(self, name: str, **options: object) -> ScriptedDevice:
+        return ScriptedDevice(self.target, name, self.document, **options)  # type: ignore[arg-type]
+
+    def inputs(self, *rows_of_files: int, size: int = 100) -> np.ndarray:
+        """Files with so many rows each; all rows, in order."""
+        folder = self.folder / "in"
+        folder.mkdir(exist_ok=True)
+        total = sum(rows_of_files)
+        rows = np.random.default_rng(0).normal(size=(total, 1, size)).astype(np.float32)
+        start = 0
+        for number, count in enumerate(rows_of_files):
+            np.savez(folder / f"{number:03}.npz", x=rows[start : start + count])
+            start += count
+        return rows
+
+    def request(self, **fields: object) -> api.SubmitJobRequest:
+        return submission(self.document, self.folder / "in", self.folder / "out", **fields)
+
+    async def submit(self, **fields: object) -> api.JobStatus:
+        return await self.stub.SubmitJob(self.request(**fields), timeout=10)
+
+    async def ended(self, name: str = "job") -> api.JobStatus:
+        watch = api.WatchJobRequest(name=name, interval_seconds=0.05)
+        statuses = [status async for status in self.stub.WatchJob(watch, timeout=30)]
+        assert statuses[-1].state in ENDED
+        return statuses[-1]
+
+    async def until(self, ready: Callable[[api.JobStatus], bool], name: str = "job") -> None:
+        watch = api.WatchJobRequest(name=name, interval_seconds=0.05)
+        call = self.stub.WatchJob(watch, timeout=30)
+        async for status in call:
+            if ready(status):
+                break
+        call.cancel()
+
+    def check_results(self, rows: np.ndarray, folder: str = "out") -> None:
+        made: list[np.ndarray] = []
+        for path in sorted((self.folder / folder).glob("*.npz")):
+            with np.load(path) as file:
+                np.testing.assert_allclose(file["early"] * -5 + 1, file["y"], atol=1e-5)
+                made.extend(file["y"])
+        np.testing.assert_allclose(np.stack(made), whole_model(rows)["y"], atol=1e-5)
+
+
+async def refusal(call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or ""

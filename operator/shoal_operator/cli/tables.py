@@ -71,7 +71,7 @@ def device_table(devices: Sequence[DeviceReport]) -> Table:
     """One row per device: memory against budget, work, bytes."""
     table = _table("Devices")
     table.add_column("device", no_wrap=True)
-    table.add_column("has", max_width=12)
+    table.add_column("has", max_width=24)
     columns: list[tuple[str, Callable[[DeviceReport], str | Text]]] = [
         ("floor", lambda device: format_bytes(device.floor_bytes)),
         ("peak of budget", _peak),
@@ -232,11 +232,24 @@ def _ratio(sizes: Sequence[int]) -> str:
 
 
 def _fragments(device: DeviceReport) -> str:
-    """`0 2`; with the partition's name where a run had several."""
-    partitions = {held.partition for held in device.fragments}
+    """`0-2 5`; one line per partition, with its name where there are several."""
+    partitions: dict[str, list[int]] = {}
+    for held in device.fragments:
+        partitions.setdefault(held.partition, []).append(held.index)
     if len(partitions) <= 1:
-        return " ".join(str(held.index) for held in device.fragments) or "-"
-    return " ".join(f"{held.partition}:{held.index}" for held in device.fragments)
+        return " ".join(_ranges(index) for index in partitions.values()) or "-"
+    return "\n".join(f"{name}: {_ranges(index)}" for name, index in partitions.items())
+
+
+def _ranges(indices: Sequence[int]) -> str:
+    """`0-2 5` for 0, 1, 2, 5."""
+    runs: list[list[int]] = []
+    for index in sorted(indices):
+        if runs and runs[-1][-1] == index - 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return " ".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in runs)
 
 
 def _failure_lines(job: JobReport) -> list[Text]:

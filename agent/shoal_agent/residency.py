@@ -192,6 +192,8 @@ def step(  # noqa: C901, PLR0911 - one case per event
         case LoadRequested():
             return _request(ledger, event)
         case LoadFinished(digest=digest, measured=measured):
+            if digest in ledger.resident:
+                return ledger, ()
             if digest not in ledger.in_flight:  # its place went with a smaller budget
                 return ledger, (_homeless(ledger, digest),)
             bytes_ = Bytes(max(ledger.in_flight[digest], measured or 0))

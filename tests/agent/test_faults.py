@@ -410,6 +410,13 @@ async def test_a_peer_gets_nothing_but_the_files_of_cached_fragments(
         assert code in str(await call.code())
 
 
+async def test_an_activation_larger_than_the_budget_is_refused(join: Join) -> None:
+    joined = await join(budget="1Mi")
+    answer = await joined.device.give(edge(-1, 0), {"x": np.ones((1025, 256), np.float32)})
+    assert answer.outcome == Acknowledgement.REFUSED
+    assert "at most 1048576 are allowed" in answer.message
+
+
 async def test_activations_beyond_memory_are_spilled_and_beyond_the_disk_are_put_off(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:

@@ -195,7 +195,14 @@ class Agent:
         if settings.listen is None:
             return None
         server = grpc.aio.server(options=server_options())
-        peers = Peers(self.name, self._cache, self.tasks, self.uplink, self.counters)
+        peers = Peers(
+            self.name,
+            self._cache,
+            self.tasks,
+            self.uplink,
+            self.counters,
+            limit_bytes=settings.budget,
+        )
         add_peer_service(server, peers)
         port = add_port(server, settings.listen, settings.credentials, insecure=settings.insecure)
         await server.start()

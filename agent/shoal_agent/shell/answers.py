@@ -5,7 +5,7 @@ from shoal_agent.shell.cache import CacheFull, CorruptFragment, is_disk_full
 from shoal_agent.shell.fetching import FragmentCorrupt, FragmentUnavailable
 from shoal_agent.shell.fragments import NotResident, OverBudget
 from shoal_agent.shell.links import Undelivered
-from shoal_agent.shell.runtime import InputMismatch, OutOfBudget, RuntimeFailed
+from shoal_agent.shell.runtime import InputMismatch, NotOpen, OutOfBudget, RuntimeFailed
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
@@ -45,7 +45,7 @@ def failure_of(error: BaseException) -> pb.Failure:  # noqa: C901, PLR0911 - one
             return failure(pb.BUDGET, str(error), need=need, have=have)
         case OutOfBudget():
             return failure(pb.BUDGET, f"the run needs more memory than the budget: {error}")
-        case NotResident():
+        case NotResident() | NotOpen():
             return failure(pb.NOT_RESIDENT, str(error))
         case FragmentCorrupt() | CorruptFragment():
             return failure(pb.CORRUPT, str(error))

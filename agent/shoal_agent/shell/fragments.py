@@ -105,9 +105,9 @@ class Fragments:
             resident = digest in self.ledger.resident
         finally:
             if not resident:
-                self._apply(residency.LoadFailed(digest=digest))
-                self.cache.unpin(digest)
                 await self.in_processor(self._runtime.close, digest)
+                self.cache.unpin(digest)
+                self._apply(residency.LoadFailed(digest=digest))
             del self._loading[digest]
             done.set()
         if not resident:
@@ -235,7 +235,9 @@ class Fragments:
                 case residency.Spill(size=size):
                     self.spill(size)
                 case residency.Evict(digest=digest, reason=reason):
-                    self._start_eviction(digest, reason)
+                    # A load under way sees that it lost its place, and closes what it opened.
+                    if digest not in self._loading:
+                        self._start_eviction(digest, reason)
                 case (
                     residency.Admit()
                     | residency.AlreadyThere()
@@ -252,8 +254,6 @@ class Fragments:
         async def evict() -> None:
             # Loads that come after this wait until the memory is back.
             async with self._turn:
-                if digest in self._loading:
-                    return  # the load sees that it lost its place, and closes what it opened
                 await self._close(digest)
             self._counters.evictions += 1
             self._on_evicted(digest, reason)

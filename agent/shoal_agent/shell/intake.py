@@ -24,23 +24,25 @@ class Intake:
         self,
         device: str,
         tasks: Callable[[], Tasks | None],
-        answer: Callable[[bytes], None],
         counters: Counters,
+        limit_bytes: int = MAXIMUM_DECODED_BYTES,
     ) -> None:
-        """`tasks` gives those of the present session, None without one; `answer` sends a frame."""
+        """`tasks` gives those of the present session, None without one.
+
+        What would be larger than `limit_bytes` (the device's budget) is refused for good.
+        """
         self._device = device
         self._tasks = tasks
-        self._answer = answer
         self._counters = counters
-        limits = Limits(decoded_bytes=MAXIMUM_DECODED_BYTES)
+        limits = Limits(decoded_bytes=min(limit_bytes, MAXIMUM_DECODED_BYTES))
         self._assembler = ActivationAssembler(limits, self._admit)
 
-    def feed(self, header: FrameHeader, payload: memoryview) -> None:
-        """Take one frame that is no acknowledgement."""
+    def feed(self, header: FrameHeader, payload: memoryview) -> bytes | None:
+        """Take one frame that is no acknowledgement; the frame that answers its transfer."""
         try:
             received = self._assembler.add(header, payload)
             if received is None:
-                return
+                return None
             tasks = self._tasks()
             try:
                 taken = tasks is not None and tasks.take(received)
@@ -50,11 +52,10 @@ class Intake:
                 ) from error
         except TransferError as error:
             self._counters.transfers_refused[Acknowledgement.Outcome.Name(error.outcome)] += 1
-            self._answer(acknowledgement(header.transfer, error.outcome, error.reason))
-            return
+            return acknowledgement(header.transfer, error.outcome, error.reason)
         self._counters.received_bytes += received.encoded_bytes
         outcome = Acknowledgement.ACCEPTED if taken else Acknowledgement.STALE
-        self._answer(acknowledgement(header.transfer, outcome))
+        return acknowledgement(header.transfer, outcome)
 
     def _admit(self, activation: Activation, decoded_bytes: int) -> None:
         key, tasks = activation.key, self._tasks()

@@ -86,17 +86,14 @@ class Sender:
         encoded = await self._encode(parcel)
         delay = 0.02
         while True:
-            begun = perf_counter()
             answer = await self._send_once(encoded)
             if answer.outcome == Acknowledgement.ACCEPTED:
-                self._codec.observe_transfer(encoded.encoded_bytes, perf_counter() - begun)
                 return encoded.encoded_bytes
             late = perf_counter() - started > _BUSY_SECONDS
             if answer.outcome != Acknowledgement.BUSY or late:
                 raise Undelivered(answer.message, answer.outcome)
             await asyncio.sleep(delay)
             delay = min(1.0, 2 * delay)
-            encoded = replace(encoded, transfer=next(self._numbers))
 
     def answer(self, frame: bytes) -> None:
         """Send an acknowledgement, between two transfers. (The reader must never wait for this.)"""
@@ -133,7 +130,7 @@ class Sender:
                 parcel.key,
                 parcel.device,
                 parcel.tensors,
-                transfer=next(self._numbers),
+                transfer=0,
                 codec=self._codec,
                 lossy=parcel.lossy,
                 frame_bytes=self._frame_bytes,
@@ -150,31 +147,42 @@ class Sender:
             raise Undelivered(str(error), Acknowledgement.REFUSED) from error
 
     async def _send_once(self, encoded: EncodedActivation) -> Acknowledgement:
-        answered: asyncio.Future[Acknowledgement] = asyncio.get_running_loop().create_future()
+        """One try: the frames, when it is their turn, and the other side's answer."""
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Acknowledgement] = loop.create_future()
+        number = 0
         try:
-            async with self._turn:
-                if self._broken is not None:
-                    raise Undelivered(self._broken)
-                self._unanswered[encoded.transfer] = answered
-                await self._write_frames(encoded)
-            sent_at = perf_counter()
-            async with asyncio.timeout(_STEP_SECONDS):
+            async with asyncio.timeout(None) as limit:
+                async with self._turn:
+                    if self._broken is not None:
+                        raise Undelivered(self._broken)
+                    number = next(self._numbers)
+                    self._unanswered[number] = answered
+                    begun = perf_counter()
+                    await self._write_frames(replace(encoded, transfer=number), limit)
+                sent = perf_counter()
                 answer = await answered
-            self.round_trip_seconds = perf_counter() - sent_at
-            return answer
         except STREAM_ERRORS as error:
             raise Undelivered(self._broken or describe(error)) from error
         except TimeoutError as error:
-            raise Undelivered(f"no answer within {_STEP_SECONDS:.0f} s") from error
+            raise Undelivered(f"no progress within {_STEP_SECONDS:.0f} s") from error
         finally:
-            self._unanswered.pop(encoded.transfer, None)
+            self._unanswered.pop(number, None)
+        answered_at = perf_counter()
+        self.round_trip_seconds = answered_at - sent
+        if answer.outcome == Acknowledgement.ACCEPTED:
+            self._codec.observe_transfer(encoded.encoded_bytes, answered_at - begun)
+        return answer
 
-    async def _write_frames(self, encoded: EncodedActivation) -> None:
+    async def _write_frames(self, encoded: EncodedActivation, limit: asyncio.Timeout) -> None:
+        """Each step, and the answer after the last, may take `_STEP_SECONDS`."""
+        loop = asyncio.get_running_loop()
         whole = False
         try:
             for frame in encoded:
-                async with asyncio.timeout(_STEP_SECONDS):
-                    await self._write(frame)
+                limit.reschedule(loop.time() + _STEP_SECONDS)
+                await self._write(frame)
+            limit.reschedule(loop.time() + _STEP_SECONDS)
             whole = True
         finally:
             if not whole:

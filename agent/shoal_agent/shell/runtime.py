@@ -76,6 +76,10 @@ class OutOfBudget(RuntimeFailed):
     """A run would have taken more memory than the budget allows."""
 
 
+class NotOpen(RuntimeFailed):
+    """The fragment was closed before the run began."""
+
+
 class Terminated(RuntimeFailed):
     """A run was stopped because it was asked to."""
 
@@ -155,7 +159,9 @@ class Runtime:
 
     def run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds."""
-        fragment = self._open[digest]
+        fragment = self._open.get(digest)
+        if fragment is None:
+            raise NotOpen(f"{digest} is not resident any more")
         check_inputs(fragment.inputs, tensors)
         feed = {spec.name: tensors[spec.name] for spec in fragment.inputs}
         options = self._run_options = onnxruntime.RunOptions()

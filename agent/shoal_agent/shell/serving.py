@@ -8,9 +8,9 @@ import grpc
 
 from shoal_agent.shell.cache import FragmentCache
 from shoal_agent.shell.counters import Counters
-from shoal_agent.shell.intake import Intake
+from shoal_agent.shell.intake import MAXIMUM_DECODED_BYTES, Intake
 from shoal_agent.shell.manifest import FILES, is_digest
-from shoal_agent.shell.shaping import STREAM_ERRORS, Uplink
+from shoal_agent.shell.shaping import Uplink
 from shoal_agent.shell.tasks import Tasks
 from shoal_protocol.files import file_frames
 from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, MalformedFrame, split_frame
@@ -18,7 +18,6 @@ from shoal_protocol.services import FileContext, FrameContext
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 _FETCHES_AT_ONCE: Final = 4
-_UNSENT_ANSWERS: Final = 1024
 
 
 class Peers:
@@ -31,7 +30,11 @@ class Peers:
         tasks: Callable[[], Tasks | None],
         uplink: Uplink,
         counters: Counters,
+        *,
+        limit_bytes: int = MAXIMUM_DECODED_BYTES,
     ) -> None:
+        """`limit_bytes` of one activation, decoded."""
+        self._limit_bytes = limit_bytes
         self._device = device
         self._cache = cache
         self._tasks = tasks
@@ -41,19 +44,14 @@ class Peers:
 
     async def push(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
         """Take activations until the peer hangs up. A broken frame ends the stream."""
-        answers: asyncio.Queue[bytes] = asyncio.Queue(_UNSENT_ANSWERS)
-        writer = asyncio.create_task(_write(answers, context), name="answers to a peer")
-        intake = Intake(self._device, self._tasks, answers.put_nowait, self._counters)
+        intake = Intake(self._device, self._tasks, self._counters, self._limit_bytes)
         try:
             async for message in requests:
-                intake.feed(*split_frame(message))
+                # A peer that does not read its answers is not read from either: its own harm.
+                if (answer := intake.feed(*split_frame(message))) is not None:
+                    await context.write(answer)
         except MalformedFrame as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except asyncio.QueueFull:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "answers are not read")
-        finally:
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
         """Give a file of a cached fragment, from an offset."""
@@ -79,11 +77,3 @@ class Peers:
             await context.abort(grpc.StatusCode.DATA_LOSS, f"{request.file}: {error}")
         finally:
             self._cache.unpin(request.digest)
-
-
-async def _write(answers: asyncio.Queue[bytes], context: FrameContext) -> None:
-    try:
-        while True:
-            await context.write(await answers.get())
-    except STREAM_ERRORS:
-        return  # the reading side of the stream sees the same, and ends the call

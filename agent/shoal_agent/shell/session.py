@@ -197,13 +197,15 @@ class Session:
             self._outbox.task_done()
 
     async def _read_exchange(self, exchange: FrameStream, sender: Sender) -> None:
-        intake = Intake(self._device.name, lambda: self.tasks, sender.answer, self._device.counters)
+        device = self._device
+        budget = device.fragments.ledger.budget
+        intake = Intake(device.name, lambda: self.tasks, device.counters, budget)
         async for message in exchange:
             header, payload = split_frame(message)
             if header.WhichOneof("kind") == "acknowledgement":
                 sender.acknowledge(header)
-            else:
-                intake.feed(header, payload)
+            elif (answer := intake.feed(header, payload)) is not None:
+                sender.answer(answer)
         self.end("the coordinator closed the bulk stream")
 
     async def _report(self, interval_seconds: float) -> None:

@@ -1,0 +1,181 @@
+"""What an operator sees of an agent: command line, metrics, health, logs, and its imports."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from agent.conftest import AgentProcess, Joined
+from agent.fragment_making import dense_model, write_fragment
+from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
+from agent.test_memory_of_fragments import run
+from shoal_agent.shell.machine import Machine
+from shoal_agent.shell.settings import parse
+from shoal_protocol.v1 import session_pb2 as pb
+
+Join = Callable[..., Awaitable[Joined]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--budget", "24Mi"], "the following arguments are required: --coordinator"),
+        (["--coordinator", "unix:/c", "--budget", "5X"], "'5X' is not a quantity such as 64Mi"),
+        (["--coordinator", "unix:/c", "--budget", "0"], "'0' leaves nothing to work with"),
+        (["--coordinator", "unix:/c", "--budget", "1Mi", "--name", "Pi_4"], "is no DNS label"),
+        (["--coordinator", "unix:/c", "--budget", "1Mi", "--threads", "0"], "no number from 1 on"),
+        (["--coordinator", "unix:/c", "--budget", "1Mi", "--tls-ca", "x"], "go together"),
+        (["--coordinator", "unix:/c", "--budget", "1Mi", "--advertise", "x"], "needs --listen"),
+        (["--coordinator", "unix:/c", "--budget", "1Mi", "--metrics-address", "x"], "HOST:PORT"),
+    ],
+)
+def test_a_bad_command_line_gives_one_clear_line_and_status_2(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ending:
+        parse(arguments)
+    assert ending.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("shoal agent: ")
+    assert text in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--coordinator", "nowhere"], "neither unix:/path nor HOST:PORT"),
+        (["--coordinator", "10.0.0.1:7400"], "needs --tls-ca"),
+        (["--coordinator", "10.0.0.1:7400", "--insecure"], "--insecure is for loopback only"),
+        (["--coordinator", "unix:/c", "--listen", "0.0.0.0:0"], "needs --tls-ca"),
+        (["--coordinator", "unix:/c", "--cache", "/proc/no"], "/proc/no"),
+    ],
+)
+async def test_an_address_or_folder_that_cannot_be_used_gives_one_line_and_status_2(
+    start_agent: Callable[..., Awaitable[AgentProcess]], arguments: list[str], text: str
+) -> None:
+    agent = await start_agent("pi-4", "--relayed", *arguments)
+    assert await agent.ended() == 2
+    (line,) = [line for line in agent.errors.read_text().splitlines() if " INFO " not in line]
+    assert text in line
+
+
+def test_the_help_names_every_option() -> None:
+    command = [sys.executable, "-m", "shoal_agent", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    for option in ("--budget", "--listen", "--cache-size", "--exit-with-parent", "SIGTERM"):
+        assert option in shown
+
+
+def test_the_agent_imports_nothing_of_the_control_plane() -> None:
+    program = (
+        "import sys, shoal_agent.shell.command, shoal_agent.shell.agent\n"
+        "import shoal_agent.shell.metrics\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    command = [sys.executable, "-c", program]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    heavy = {"onnx", "kopf", "kubernetes", "typer", "rich", "yaml", "psutil", "shoal_operator"}
+    assert set(shown.split()) & heavy == set()
+
+
+async def test_metrics_count_what_was_done_and_readiness_follows_the_session(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([64, 512, 64]))
+    joined = await join("pi-4", "--metrics-address", "127.0.0.1:0")
+    found = re.search(r"metrics at (http://\S+)/metrics", joined.agent.errors.read_text())
+    assert found is not None
+    url = found[1]
+
+    def get(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(url + path, timeout=10) as answer:  # noqa: S310 - http
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    await joined.device.load(fragment.digest, fragment.resident_bytes)
+    await run(joined.device, fragment.digest, 64)
+    _, text = await asyncio.to_thread(get, "/metrics")
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    assert values['shoal_agent_tasks_total{outcome="executed"}'] == "1.0"
+    assert values['shoal_agent_loads_total{outcome="loaded"}'] == "1.0"
+    assert values["shoal_agent_task_compute_seconds_count"] == "1.0"
+    assert values["shoal_agent_resident_fragments"] == "1.0"
+    assert values["shoal_agent_session_connected"] == "1.0"
+    assert float(values["shoal_agent_budget_bytes"]) == 64 << 20
+    assert float(values['shoal_agent_fetched_bytes_total{source="coordinator"}']) > 0
+    assert all(name.startswith("shoal_agent_") for name in values)
+    assert await asyncio.to_thread(get, "/healthz") == (200, "ok\n")
+    assert await asyncio.to_thread(get, "/readyz") == (200, "ok\n")
+    await coordinator.stop()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (ready := await asyncio.to_thread(get, "/readyz"))[0] == 200:
+            pass
+    assert ready[1].startswith("no session: ")
+    assert (await asyncio.to_thread(get, "/healthz"))[0] == 200
+
+
+async def test_telemetry_leaves_out_what_the_machine_does_not_have(join: Join) -> None:
+    joined = await join("pi-4", "--telemetry-interval", "0.05")
+    first, second = [await joined.device.telemetry.get() for _ in range(2)]
+    assert not first.HasField("cpu_fraction")
+    assert 0 <= second.cpu_fraction <= 1
+    assert second.memory_available_bytes > 0
+    assert not second.HasField("round_trip_seconds")
+    readings = Machine().read()
+    assert second.HasField("battery_fraction") == (readings.battery_fraction is not None)
+    assert second.HasField("temperature_celsius") == (readings.temperature_celsius is not None)
+
+
+async def test_hello_says_what_the_device_is(join: Join) -> None:
+    hello = (await join("pi-4", "--cache-size", "1Gi")).device.hello
+    assert (hello.device, hello.protocol, hello.residency) == ("pi-4", 1, pb.ADAPTIVE)
+    assert hello.budget_bytes == 64 << 20
+    assert hello.capabilities.processors >= 1
+    assert hello.capabilities.memory_bytes > 1 << 28
+    assert hello.capabilities.runtime.startswith("onnxruntime ")
+    assert hello.cache_bytes == 3 << 28
+
+
+async def test_logs_can_be_json_and_tell_the_story(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([64, 64]))
+    joined = await join("pi-4", "--log-format", "json")
+    await joined.device.load(fragment.digest, fragment.resident_bytes)
+    lines = [json.loads(line) for line in joined.agent.errors.read_text().splitlines()]
+    story = " | ".join(line["message"] for line in lines)
+    assert re.search(r"floor [\d.]+ MiB.*session 1 with .*loaded [0-9a-f]{12} in ", story), story
+
+
+async def test_an_agent_ends_with_the_process_that_started_it(folder: Path) -> None:
+    program = (
+        "import subprocess, sys, time\n"
+        "agent = subprocess.Popen([sys.executable, '-m', 'shoal_agent', '--budget', '8Mi',\n"
+        f"    '--coordinator', 'unix:{folder}/none', '--cache', '{folder}/cache',\n"
+        "    '--exit-with-parent', '--log-level', 'info', '--listen', 'unix:{0}/a'], stderr=-1)\n"
+        "agent.stderr.readline()\n"
+        "print(agent.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    ).replace("{0}", str(folder))
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    agent = int(await asyncio.wait_for(parent.stdout.readline(), PATIENCE_SECONDS))
+    status = Path(f"/proc/{agent}/status")
+    assert "shoal" in Path(f"/proc/{agent}/cmdline").read_text()
+    parent.kill()
+    await parent.wait()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while status.exists() and "State:\tZ" not in status.read_text():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,250 @@
+"""How activations travel between real agents: relayed, kept at home, over TLS, over a slow link."""
+
+import asyncio
+import itertools
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.conftest import AgentProcess, Joined
+from agent.fragment_making import MadeFragment, cut, dense_model, write_fragment
+from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
+from agent.test_running import edge, task
+from shoal_agent.shell.links import Parcel, Sender, Undelivered
+from shoal_agent.shell.shaping import DelayLine, Uplink
+from shoal_protocol.channels import Credentials
+from shoal_protocol.codecs import LinkCodec
+from shoal_protocol.v1 import session_pb2 as pb
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement
+
+Join = Callable[..., Awaitable[Joined]]
+
+
+@pytest.fixture
+def halves(coordinator: ScriptedCoordinator) -> list[MadeFragment]:
+    return [write_fragment(coordinator.store, m) for m in cut(dense_model([64, 96, 64]), 2)]
+
+
+def first(fragment: MadeFragment, *routes: pb.Route, **more: object) -> pb.Execute:
+    return pb.Execute(
+        task=task(0),
+        digest=fragment.digest,
+        inputs=[pb.InputSource(producer=-1, tensors=["x"])],
+        routes=routes,
+        **more,
+    )
+
+
+def second(fragment: MadeFragment) -> pb.Execute:
+    return pb.Execute(
+        task=task(1),
+        digest=fragment.digest,
+        inputs=[pb.InputSource(producer=0, tensors=fragment.inputs)],
+        results=["y"],
+    )
+
+
+async def start(joined: Joined, *fragments: MadeFragment) -> ConnectedDevice:
+    for fragment in fragments:
+        reply = await joined.device.load(fragment.digest, fragment.resident_bytes)
+        assert reply.HasField("loaded"), reply
+    return joined.device
+
+
+async def test_without_an_address_activations_are_relayed_by_the_coordinator(
+    join: Join, halves: list[MadeFragment]
+) -> None:
+    front = await start(await join("pi-4", "--relayed"), halves[0])
+    back = await start(await join("jetson", "--relayed"), halves[1])
+    assert front.hello.address == back.hello.address == ""
+    await front.give(edge(-1, 0), {"x": np.ones((1, 64), np.float32)})
+    waiting = back.begin("execute", second(halves[1]))
+    route = pb.Route(consumer=1, device="jetson", tensors=halves[1].inputs)
+    reply = await front.ask("execute", first(halves[0], route))
+    assert list(reply.executed.delivered) == [1]
+    assert (await asyncio.wait_for(waiting, 10)).HasField("executed")
+    assert (await back.result()).tensors["y"].shape == (1, 64)
+
+
+async def test_two_stages_on_one_device_hand_over_without_any_sending(
+    join: Join, halves: list[MadeFragment]
+) -> None:
+    device = await start(await join(), *halves)
+    await device.give(edge(-1, 0), {"x": np.ones((1, 64), np.float32)})
+    waiting = device.begin("execute", second(halves[1]))
+    route = pb.Route(
+        consumer=1, device="pi-4", address=device.hello.address, tensors=halves[1].inputs
+    )
+    reply = await device.ask("execute", first(halves[0], route))
+    assert list(reply.executed.delivered) == [1]
+    assert (await asyncio.wait_for(waiting, 10)).HasField("executed")
+    assert (await device.result()).key == edge(1, -1)
+
+
+async def test_an_output_can_be_a_result_and_kept_for_a_later_stage(
+    join: Join, halves: list[MadeFragment]
+) -> None:
+    device = await start(await join(), *halves)
+    await device.give(edge(-1, 0), {"x": np.ones((1, 64), np.float32)})
+    names = halves[1].inputs
+    reply = await device.ask("execute", first(halves[0], results=names, kept=names))
+    assert reply.HasField("executed"), reply
+    assert (await device.result()).key == edge(0, -1)
+    reply = await device.ask("execute", second(halves[1]))
+    assert reply.HasField("executed"), reply
+
+
+async def test_a_kept_activation_is_forwarded_later_as_often_as_wanted(
+    join: Join, halves: list[MadeFragment]
+) -> None:
+    front = await start(await join("pi-4"), halves[0])
+    back = await start(await join("jetson"), halves[1])
+    await front.give(edge(-1, 0), {"x": np.ones((1, 64), np.float32)})
+    assert (await front.ask("execute", first(halves[0]))).HasField("executed")
+    for _ in range(2):
+        route = pb.Route(
+            consumer=1, device="jetson", address=back.hello.address, tensors=halves[1].inputs
+        )
+        reply = await front.ask("forward", pb.Forward(task=task(0), route=route))
+        assert reply.forwarded.sent_bytes > 0, reply
+        reply = await back.ask("execute", second(halves[1]))
+        assert reply.HasField("executed"), reply
+
+
+async def test_a_busy_coordinator_gets_the_result_again(
+    coordinator: ScriptedCoordinator, join: Join, halves: list[MadeFragment]
+) -> None:
+    device = await start(await join(), halves[0])
+    await device.give(edge(-1, 0), {"x": np.ones((1, 64), np.float32)})
+    coordinator.outcomes = [Acknowledgement.BUSY, Acknowledgement.BUSY]
+    reply = await device.ask("execute", first(halves[0], results=halves[0].outputs))
+    assert reply.HasField("executed"), reply
+    await device.result()
+
+
+# ---- TLS -----------------------------------------------------------------------------------------
+
+
+class Authority:
+    """A certificate authority made with openssl; certificates say localhost, and the device."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ca = folder / "ca.pem"
+        self._run("req", "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=shelf")
+
+    def issue(self, device: str) -> Credentials:
+        names = f"subjectAltName=DNS:{device},DNS:localhost,IP:127.0.0.1\n"
+        (self.folder / "names").write_text(names)
+        self._run("req", "-keyout", f"{device}.key", "-out", "csr", "-subj", f"/CN={device}")
+        command = f"x509 -req -in csr -out {device}.pem -CA ca.pem -CAkey ca.key -CAcreateserial"
+        self._run(*command.split(), "-days", "1", "-extfile", "names", new_key=False)
+        return Credentials(
+            ca=self.ca,
+            certificate=self.folder / f"{device}.pem",
+            key=self.folder / f"{device}.key",
+        )
+
+    def _run(self, *arguments: str, new_key: bool = True) -> None:
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"] if new_key else []
+        command = ["openssl", *arguments, *key]
+        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture
+async def shelf(
+    folder: Path, start_agent: Callable[..., Awaitable[AgentProcess]]
+) -> AsyncIterator[Callable[[str], Awaitable[ConnectedDevice]]]:
+    """Agents and a coordinator that speak TLS over TCP."""
+    authority = Authority(folder)
+    coordinator = ScriptedCoordinator(folder / "store")
+    port = await coordinator.start("127.0.0.1:0", authority.issue("coordinator"))
+
+    async def join(name: str) -> ConnectedDevice:
+        own = authority.issue(name)
+        await start_agent(
+            name,
+            *("--coordinator", f"127.0.0.1:{port}", "--listen", "127.0.0.1:0"),
+            *("--tls-ca", str(own.ca), "--tls-certificate", str(own.certificate)),
+            *("--tls-key", str(own.key)),
+        )
+        return await coordinator.device()
+
+    yield join
+    await coordinator.stop()
+
+
+async def test_over_tls_a_peer_must_be_the_device_that_is_meant(
+    folder: Path, shelf: Callable[[str], Awaitable[ConnectedDevice]]
+) -> None:
+    halves = [write_fragment(folder / "store", m) for m in cut(dense_model([64, 96, 64]), 2)]
+    front, back = await shelf("pi-4"), await shelf("jetson")
+    await front.load(halves[0].digest, halves[0].resident_bytes)
+    await front.give(edge(-1, 0), {"x": np.ones((1, 64), np.float32)})
+    right = pb.Route(
+        consumer=1, device="jetson", address=back.hello.address, tensors=halves[1].inputs
+    )
+    reply = await front.ask("execute", first(halves[0], right))
+    assert list(reply.executed.delivered) == [1], reply
+
+    wrong = pb.Route(
+        consumer=1, device="pi-zero", address=back.hello.address, tensors=halves[1].inputs
+    )
+    reply = await front.ask("forward", pb.Forward(task=task(0), route=wrong))
+    assert reply.failure.code == pb.UNREACHABLE, reply
+
+    peers = [f"pi-zero@{front.hello.address}", f"pi-4@{front.hello.address}"]
+    reply = await back.load(halves[0].digest, halves[0].resident_bytes, *peers)
+    assert reply.loaded.fetched_bytes > 0, reply
+
+
+# ---- the sender and the pretended link, without a network ----------------------------------------
+
+
+async def test_transfers_do_not_interleave_and_a_broken_one_ends_the_stream() -> None:
+    frames: list[bytes] = []
+    aborted = asyncio.Event()
+
+    async def write(frame: bytes) -> None:
+        frames.append(frame)
+        await asyncio.sleep(0)
+        if len(frames) == 4:
+            raise asyncio.InvalidStateError("gone")
+
+    sender = Sender(write, Uplink(), LinkCodec(), aborted.set)
+    large = {"x": np.zeros(600_000, np.float32)}  # three frames
+    parcels = [Parcel(key=edge(0, consumer), device="", tensors=large) for consumer in (1, 2)]
+    answers = await asyncio.gather(
+        *(sender.send(parcel) for parcel in parcels), return_exceptions=True
+    )
+    assert all(isinstance(answer, Undelivered) for answer in answers)
+    assert aborted.is_set()
+    assert len(frames) == 4
+    await sender.close()
+
+
+async def test_a_pretended_uplink_lets_bytes_out_at_its_rate_and_late_but_in_order() -> None:
+    uplink = Uplink(rate_bits_per_second=80_000_000, latency_seconds=0.02)  # 10 MB/s
+    arrived: list[tuple[float, bytes]] = []
+
+    async def write(frame: bytes) -> None:
+        arrived.append((time.monotonic(), frame))
+
+    line = DelayLine(uplink, write)
+    begun = time.monotonic()
+    for number in range(10):
+        await line.write(bytes([number]) * 100_000)
+    left = time.monotonic()
+    while len(arrived) < 10:
+        await asyncio.sleep(0.001)
+    await line.close()
+    assert [frame[0] for _, frame in arrived] == list(range(10))
+    # A pace is a lower bound; how much later a busy machine is, is no matter.
+    assert left - begun >= 0.099
+    for number, (at, _) in enumerate(arrived):
+        assert at - begun >= 0.02 + (number + 1) * 0.01 - 0.001
+    assert all(later[0] >= earlier[0] for earlier, later in itertools.pairwise(arrived))

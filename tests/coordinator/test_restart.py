@@ -119,8 +119,12 @@ def test_the_ledger_keeps_requests_and_epochs(tmp_path: Path) -> None:
     ledger.put(Submission(name="b", epoch=2, request=None))
     (tmp_path / "jobs" / "torn.json").write_text('{"version": 1, "na')
     (tmp_path / "jobs" / "alien.json").write_text('{"version": 9}')
-    found = Ledger(tmp_path).load()
-    assert found == {
+    with pytest.raises(OSError, match="is in use by another coordinator"):
+        Ledger(tmp_path)
+    ledger.close()
+    ledger = Ledger(tmp_path)
+    assert ledger.load() == {
         "a": Submission(name="a", epoch=5, request=request),
         "b": Submission(name="b", epoch=2, request=None),
     }
+    ledger.close()

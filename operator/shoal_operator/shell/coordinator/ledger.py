@@ -4,8 +4,10 @@
 ones are kept for their epoch: agents refuse an older one of a job that they have heard of.
 """
 
+import fcntl
 import json
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,9 +36,20 @@ class Ledger:
     """The submissions by name."""
 
     def __init__(self, state: Path) -> None:
-        """Raises `OSError` where the folder cannot be made."""
+        """Raises `OSError` where the folder cannot be made, or another coordinator uses it."""
         self._folder = state / "jobs"
         self._folder.mkdir(parents=True, exist_ok=True)
+        # Held until this process ends, however it ends.
+        self._lock = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise OSError(f"{state} is in use by another coordinator") from error
+
+    def close(self) -> None:
+        """Let another coordinator have the folder."""
+        os.close(self._lock)
 
     def load(self) -> dict[str, Submission]:
         """Everything that stands there; what cannot be read is left aside with a warning."""

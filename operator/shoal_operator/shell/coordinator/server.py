@@ -129,12 +129,14 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         driver, hub, open_sessions, tls=tls, telemetry_seconds=settings.telemetry_seconds
     )
     store = FragmentStore(settings.store)
-    jobs = Jobs(driver, store, Ledger(settings.state))
+    ledger = Ledger(settings.state)
+    jobs = Jobs(driver, store, ledger)
     server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CALLS)
     add_session_service(server, _SessionService(sessions, store))
     service = CoordinatorService(jobs, driver, sessions, store, tls=tls, clients=settings.clients)
     add_CoordinatorServicer_to_server(service, server)
     async with contextlib.AsyncExitStack() as stack:
+        stack.callback(ledger.close)
         url = None
         if settings.metrics is not None:
             exposition = stack.enter_context(_exposition(settings.metrics, driver, metrics))

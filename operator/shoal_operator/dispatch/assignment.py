@@ -109,8 +109,7 @@ def _sooner_elsewhere(task: Task, device: Device) -> Device | None:
     mine, its = device.compute.get(service.digest), fastest.compute.get(service.digest)
     if mine is None or its is None or its >= mine or service not in fastest.listed:
         return None
-    left = lane.job.open - lane.passed - lane.running
-    return fastest if (left + fastest.load) * its < mine * (device.queued + 1) else None
+    return fastest if (lane.coming + fastest.load) * its < mine * (device.queued + 1) else None
 
 
 def take_work(state: State, device: Device) -> None:

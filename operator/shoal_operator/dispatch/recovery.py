@@ -89,7 +89,7 @@ def join(state: State, event: DeviceJoined) -> Device:
     review(state, device)
     count_all_homes(state, device)
     for service in state.services.values():
-        if any(lane.wanted for lane in service.lanes):
+        if service.wanted:
             state.unmet[service] = None
     resize_windows(state)
     return device
@@ -109,7 +109,7 @@ def relieve(state: State, device: Device) -> None:
 
 
 def lose(state: State, device: Device) -> list[Task]:
-    """A session has ended. Returned are its tasks, which are nobody's now."""
+    """A session has ended. Returned are its tasks, nobody's now, the last given first."""
     device.lost = True
     del state.devices[device.name]
     serving: list[Service] = list(device.listed)
@@ -154,7 +154,7 @@ def _void_instructions(state: State, device: Device) -> list[Task]:
                     cancel(state, waiting.task)
             case Loading() | Unloading() | Prefetching():
                 pass
-    return tasks
+    return tasks[::-1]
 
 
 def disconnect(state: State, device: Device, reason: str) -> None:

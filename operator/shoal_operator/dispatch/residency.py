@@ -42,7 +42,7 @@ def consider_service(state: State, service: Service) -> None:
         return
     waiting = service.waiting
     _note_starving(state, service, waiting)
-    if not waiting and not any(lane.wanted for lane in service.lanes):
+    if not waiting and not service.wanted:
         state.unmet.pop(service, None)
         return
     if awaits_homes(state, service):

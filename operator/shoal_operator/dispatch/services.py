@@ -115,7 +115,7 @@ def count_all_homes(state: State, device: Device, digest: Digest | None = None) 
     for service in list(state.services.values()):
         if device.name in service.homes and (digest is None or service.digest == digest):
             count_homes(state, service)
-            if any(lane.wanted for lane in service.lanes):
+            if service.wanted:
                 call_for(state, service)
 
 

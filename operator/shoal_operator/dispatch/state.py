@@ -183,6 +183,11 @@ class Service:
         return sum(lane.waiting for lane in self.lanes)
 
     @property
+    def wanted(self) -> bool:
+        """Whether there is, or soon will be, something for it to do."""
+        return any(lane.wanted and lane.coming > 0 for lane in self.lanes)
+
+    @property
     def priority(self) -> int:
         """The highest priority among the jobs that use it."""
         return max(lane.job.spec.priority for lane in self.lanes)
@@ -211,6 +216,11 @@ class Lane:
     finished: int = 0
     passed: int = 0
     times: Histogram = field(default_factory=Histogram)
+
+    @property
+    def coming(self) -> int:
+        """Items that have yet to be given here, as far as anybody knows."""
+        return self.job.open - self.passed - self.running
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,12 @@ import onnxruntime
 import pytest
 
 from local.workbench import Ran, Workbench, save_inputs
-from shoal_operator.shell.local.cgroups import find_hierarchy
+from shoal_operator.shell.local.cgroups import (
+    Unavailable,
+    find_hierarchy,
+    open_groups,
+    run_name,
+)
 from shoal_operator.shell.local.report import SCHEMA_PATH
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
@@ -183,6 +188,7 @@ def test_a_folder_without_inputs_is_refused(bench: Workbench) -> None:
     assert str(bench.inputs) in missing.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_nothing_and_the_next_one_resumes(
     busy: Workbench, number: signal.Signals
@@ -199,6 +205,7 @@ def test_an_interrupted_run_leaves_nothing_and_the_next_one_resumes(
     assert_results_are_the_whole_models(busy)
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_process_and_the_next_one_sweeps_and_resumes(
     busy: Workbench,
 ) -> None:
@@ -213,6 +220,7 @@ def test_a_killed_run_leaves_no_process_and_the_next_one_sweeps_and_resumes(
     assert_results_are_the_whole_models(busy)
 
 
+@pytest.mark.slow
 def test_killed_agents_and_a_killed_coordinator_are_started_again(busy: Workbench) -> None:
     process = busy.start("run", busy.manifest, "--report", busy.report, "--progress", "plain")
     until(lambda: len(list(busy.outputs.glob("*.npz"))) >= 2, process)
@@ -228,6 +236,85 @@ def test_killed_agents_and_a_killed_coordinator_are_started_again(busy: Workbenc
     assert report["coordinator_restarts"] == 1
     assert report["jobs"][0]["items"] == report["jobs"][0]["succeeded"]
     assert_results_are_the_whole_models(busy)
+    assert_nothing_is_left(busy, process.pid)
+
+
+SECOND = """---
+apiVersion: shoal.dev/v1alpha1
+kind: DevicePool
+metadata: {name: loft}
+spec:
+  local: {devices: [{name: one, memory: 16Mi, cpus: "0.5"}]}
+  budget: {memory: 16Mi}
+  residency: Single
+---
+apiVersion: shoal.dev/v1alpha1
+kind: InferenceJob
+metadata: {name: again}
+spec:
+  modelRef: {name: small}
+  poolRef: {name: shelf}
+  inputs: {uri: lines/in}
+  outputs: {uri: again}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: InferenceJob
+metadata: {name: single}
+spec:
+  partitionRef: {name: small-3}
+  poolRef: {name: loft}
+  inputs: {uri: lines/in}
+  outputs: {uri: single}
+  mode: Barrier
+"""
+
+
+def test_several_jobs_on_several_pools_run_in_one_go(bench: Workbench) -> None:
+    bench.manifest.write_text(bench.manifest.read_text() + SECOND)
+    ran = bench.run("run", bench.manifest, "--report", bench.report)
+    assert ran.status == 0, ran.out + ran.err
+    jobs = {job["name"]: job for job in ran.report["jobs"]}  # type: ignore[attr-defined]
+    assert {name: job["succeeded"] for name, job in jobs.items()} == {
+        "job": 10,
+        "again": 10,
+        "single": 10,
+    }
+    assert len(jobs["again"]["stages"]) == 1, "the whole model fits every device"
+    devices = {device["name"]: device for device in ran.report["devices"]}  # type: ignore
+    assert set(devices) == {"shelf.one", "shelf.two", "shelf.three", "loft.one"}
+    assert devices["loft.one"]["evictions"] >= 2
+    for folder in ("again", "single"):
+        for file in bench.outputs.glob("*.npz"):
+            with np.load(file) as one, np.load(bench.folder / folder / file.name) as other:
+                np.testing.assert_allclose(one["y"], other["y"], rtol=0, atol=1e-5)
+
+
+def test_each_agent_is_held_by_its_own_cgroup_where_the_machine_allows_it(
+    busy: Workbench,
+) -> None:
+    groups = open_groups(f"{run_name()}0")
+    if isinstance(groups, Unavailable):
+        pytest.skip(groups.reason)
+    groups.remove()
+    process = busy.start(
+        "run", busy.manifest, "--enforce", "cgroup", "--report", busy.report, "--quiet"
+    )
+    until(lambda: len(list(busy.outputs.glob("*.npz"))) >= 2, process)
+    groups_now = {group for run in cgroups_of(process.pid) for group in run.iterdir()}
+    members = {
+        int(number)
+        for group in groups_now
+        if group.is_dir()
+        for number in (group / "cgroup.procs").read_text().split()
+    }
+    assert members >= set(agents(busy.folder))
+    out, errors = process.communicate(timeout=100)
+    assert (process.returncode, out, errors) == (0, "", "")
+    report = json.loads(busy.report.read_bytes())
+    assert report["enforcement"]["mode"].startswith("cgroup v")
+    for device in report["devices"]:
+        assert device["limit_bytes"] == device["floor_bytes"] + device["budget_bytes"]
+        assert device["out_of_memory_kills"] == 0
     assert_nothing_is_left(busy, process.pid)
 
 

@@ -10,8 +10,10 @@ models):
 - Optimisation stops at "extended": the level above re-orders convolutions' weights into copies
   (88 MiB for 36 MiB of weights). `_COPYING_OPTIMIZERS` fold or fuse weights into copies and are
   switched off one by one. What is left after opening a session is 0.2 to 0.4 MiB of heap.
-- One allocator for activations, shared by all sessions and growing by what is asked for only. It is
-  limited to the budget, so that a run that would need more fails instead of passing it.
+- One arena for activations, shared by all sessions. It reserves large regions, of which only what
+  is touched is resident, so that blocks merge again (19 MiB instead of 26 for one that grows by
+  what is asked for). It is limited to the budget: a run that would need more fails instead.
+- No memory patterns: they allocate the second run's activations as one block, beside the first's.
 
 Sessions are opened, run and destroyed in one thread; the interpreter's lock is released meanwhile.
 Memory is back when `close` returns.
@@ -42,7 +44,10 @@ _COPYING_OPTIMIZERS: Final = [
     "QAttentionFusion",
 ]
 _SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
-_GROW_AS_ASKED: Final = 1
+_GROW_BY_DOUBLING: Final = 0
+_KEPT_REGION_BYTES: Final = 64 << 10
+"""The arena's first region, which it never gives back; and what it leaves unsplit of a block."""
+_LEAST_REGION_BYTES: Final = 1 << 20
 _ERROR_CHARACTERS: Final = 400
 _OUT_OF_MEMORY: Final = (
     "Failed to allocate memory",
@@ -125,7 +130,13 @@ class Runtime:
         self._open: dict[str, OpenFragment] = {}
         self._run_options: onnxruntime.RunOptions | None = None
         onnxruntime.set_default_logger_severity(4)
-        configuration = {"arena_extend_strategy": _GROW_AS_ASKED, "max_mem": limit_bytes}
+        configuration = {
+            "max_mem": limit_bytes,
+            "arena_extend_strategy": _GROW_BY_DOUBLING,
+            "initial_chunk_size_bytes": _KEPT_REGION_BYTES,
+            "initial_growth_chunk_size_bytes": max(_LEAST_REGION_BYTES, limit_bytes // 2),
+            "max_dead_bytes_per_chunk": _KEPT_REGION_BYTES,
+        }
         onnxruntime.create_and_register_allocator(
             onnxruntime.OrtMemoryInfo(
                 "Cpu",
@@ -208,6 +219,8 @@ class Runtime:
         options.log_severity_level = 4
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
+        # A plan for all activations at once would be allocated beside what the first run left.
+        options.enable_mem_pattern = False
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.add_session_config_entry("session.use_env_allocators", "1")
         options.add_session_config_entry("session.disable_prepacking", "1")

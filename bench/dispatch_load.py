@@ -45,7 +45,7 @@ from shoal_operator.dispatch.machine import new_state, step
 from shoal_protocol.units import Bytes, Nanoseconds
 
 _TICK_NS = 250_000_000
-_TASK_NS = 1_000_000
+_TASK_NS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,24 +156,25 @@ def _telemetry(index: int, at: Nanoseconds) -> DeviceTelemetry:
 
 
 def _answer(instruction: Instruction, at: Nanoseconds) -> Event | None:
+    answer: Event | None = None
     match instruction:
         case Execute(instruction=number, routes=routes):
             delivered = tuple([consumer for consumer, _ in routes])
-            return TaskFinished(
-                at=at, instruction=number, compute=Nanoseconds(_TASK_NS), delivered=delivered
-            )
+            compute = Nanoseconds(_TASK_NS)
+            answer = TaskFinished(at=at, instruction=number, compute=compute, delivered=delivered)
         case FinishItem(job=job, item=item):
-            return ItemStored(at=at, job=job, item=item)
+            answer = ItemStored(at=at, job=job, item=item)
         case Forward(instruction=number):
-            return ActivationForwarded(at=at, instruction=number)
+            answer = ActivationForwarded(at=at, instruction=number)
         case Load(instruction=number, resident=resident):
-            return FragmentResident(at=at, instruction=number, resident=resident)
+            answer = FragmentResident(at=at, instruction=number, resident=resident)
         case Unload(instruction=number):
-            return FragmentUnloaded(at=at, instruction=number)
+            answer = FragmentUnloaded(at=at, instruction=number)
         case Prefetch(instruction=number):
-            return FragmentCached(at=at, instruction=number)
+            answer = FragmentCached(at=at, instruction=number)
         case _:
-            return None
+            pass  # the others have no answer
+    return answer
 
 
 def main() -> None:

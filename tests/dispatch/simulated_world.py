@@ -26,7 +26,7 @@ from shoal_operator.dispatch.events import (
 )
 from shoal_operator.dispatch.invariants import violations
 from shoal_operator.dispatch.machine import Limits, new_state, step
-from shoal_protocol.units import Nanoseconds
+from shoal_protocol.units import Nanoseconds, nanoseconds
 
 _SHOWN_LINES = 400
 
@@ -56,7 +56,8 @@ class World:
         self.seed = seed
         self.chance = random.Random(seed)  # noqa: S311 (not for secrets)
         self.now = 0
-        self.state = new_state(Limits(history=64))
+        turnaround = nanoseconds(self.chance.choice((0.003, 0.1)))
+        self.state = new_state(Limits(history=64, turnaround=turnaround))
         self.trouble = trouble
         self.calm = False
         self.transcript: list[str] = []

@@ -134,6 +134,7 @@ class Fleet:
                 order=index,
                 budget=Bytes(1),
                 single=False,
+                slots=2,
                 tally=Tally(f"d{index}", Bytes(1)),
                 seen_at=Nanoseconds(0),
                 joined_at=Nanoseconds(0),

@@ -48,7 +48,7 @@ def task_finished(state: State, running: Running, event: TaskFinished) -> None:
     device, task = running.device, running.task
     item, lane = task.item, task.lane
     if not item.ended:
-        _learn(task, device, event.compute)
+        _learn(state, task, device, event.compute)
     vacate(task, device)
     device.tally.tasks += 1
     if device.avoid and device.avoid.pop(lane.service.digest, None) is not None:
@@ -90,12 +90,18 @@ def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:
         pass_barrier(state, lane.job)
 
 
-def _learn(task: Task, device: Device, compute: Nanoseconds) -> None:
+def _learn(state: State, task: Task, device: Device, compute: Nanoseconds) -> None:
     digest = task.lane.service.digest
     task.lane.times.add(compute)
     known = device.compute.get(digest)
-    device.compute[digest] = compute if known is None else known + (compute - known) // 4
+    time = compute if known is None else known + (compute - known) // 4
+    device.compute[digest] = time
     learn(task.lane.service, device)
+    limits = state.limits
+    slots = limits.queue_depth + min(limits.turnaround // max(time, 1), limits.queue_extra)
+    if slots != device.slots:
+        device.slots = slots
+        state.slots_changed = True
 
 
 def _note_delivered(state: State, running: Running, delivered: tuple[int, ...]) -> None:

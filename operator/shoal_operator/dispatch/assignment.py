@@ -56,7 +56,7 @@ def place(state: State, task: Task) -> None:
     service = lane.service
     task.status = Status.READY
     lane.waiting += 1
-    device = _choose(state, task, service)
+    device = _choose(task, service)
     if device is not None:
         _give_or_demand(state, task, device)
         return
@@ -72,16 +72,15 @@ def place(state: State, task: Task) -> None:
         state.starving.append(service)
 
 
-def _choose(state: State, task: Task, service: Service) -> Device | None:
+def _choose(task: Task, service: Service) -> Device | None:
     """A device with a free slot for a task that has just become ready."""
-    depth = state.limits.queue_depth
     promised = task.promised
     if promised is not None:
         if service in promised.listed:
             rival = _sooner_elsewhere(task, promised)
-            if promised.queued < depth and rival is None:
+            if promised.queued < promised.slots and rival is None:
                 return promised
-            if rival is not None and rival.queued < depth:
+            if rival is not None and rival.queued < rival.slots:
                 return rival
             rival = best(service)
             return rival if rival is not None and rival.queued == 0 else None
@@ -91,12 +90,12 @@ def _choose(state: State, task: Task, service: Service) -> Device | None:
         first = best(service)
     else:
         first = best_but(service, task.shunned) or best(service)
-    if first is None or first.queued >= depth:
+    if first is None or first.queued >= first.slots:
         return None
     faster = _sooner_elsewhere(task, first)
     if faster is None:
         return first
-    return faster if faster.queued < depth else None
+    return faster if faster.queued < faster.slots else None
 
 
 def _sooner_elsewhere(task: Task, device: Device) -> Device | None:
@@ -114,13 +113,12 @@ def _sooner_elsewhere(task: Task, device: Device) -> Device | None:
 
 def take_work(state: State, device: Device) -> None:
     """Fill a device's free slots."""
-    depth = state.limits.queue_depth
-    while device.queued < depth:
+    while device.queued < device.slots:
         chosen: Task | None = None
         for service in device.listed:
             for lane in service.lanes:
                 if lane.waiting and (chosen is None or _before(lane, chosen.lane)):
-                    task = _offer(state, lane, device)
+                    task = _offer(lane, device)
                     if task is not None:
                         chosen = task
         if chosen is None:
@@ -137,7 +135,7 @@ def _before(lane: Lane, other: Lane) -> bool:
     return job.served < rival.served
 
 
-def _offer(state: State, lane: Lane, device: Device) -> Task | None:
+def _offer(lane: Lane, device: Device) -> Task | None:
     """The task that a lane has for a device with a free slot, left in its place."""
     ready = lane.ready
     while ready and ready[0].status is not Status.READY:
@@ -156,18 +154,18 @@ def _offer(state: State, lane: Lane, device: Device) -> Task | None:
     for position, task in enumerate(ready):
         if position >= _LOOK_AHEAD:
             break
-        if task.status is Status.READY and _may_take(state, task, device):
+        if task.status is Status.READY and _may_take(task, device):
             return task
     return None
 
 
-def _may_take(state: State, task: Task, device: Device) -> bool:
+def _may_take(task: Task, device: Device) -> bool:
     """Whether a waiting task may go to this device, seen what was promised and who is faster."""
     promised, service = task.promised, task.lane.service
     if task.shunned is device and len(service.servers) > 1:
         return False
     if promised is not None and promised is not device and service in promised.listed:
-        full = device.queued == 0 and promised.queued >= state.limits.queue_depth
+        full = device.queued == 0 and promised.queued >= promised.slots
         if not full and (
             service.fastest is not device or _sooner_elsewhere(task, promised) is None
         ):
@@ -278,7 +276,7 @@ def _promise_consumers(state: State, task: Task, device: Device) -> tuple[tuple[
         target = following.promised
         if target is None or target.lost or service not in target.listed:
             unpromise(following)
-            target = _foresee(state, service, device)
+            target = _foresee(service, device)
             if target is not None:
                 promise(following, target)
         if target is not None and target is not device:
@@ -286,7 +284,7 @@ def _promise_consumers(state: State, task: Task, device: Device) -> tuple[tuple[
     return tuple(named)
 
 
-def _foresee(state: State, service: Service, producer: Device) -> Device | None:
+def _foresee(service: Service, producer: Device) -> Device | None:
     """Where a consumer will probably run: here if that is no worse, else the first server."""
     first = best(service)
     if first is None:
@@ -294,10 +292,9 @@ def _foresee(state: State, service: Service, producer: Device) -> Device | None:
         first = min(candidates, key=lambda device: (device.load, device.order), default=None)
     if first is None:
         return None
-    depth = state.limits.queue_depth
-    if service in producer.listed and producer.load <= first.load + depth:
+    if service in producer.listed and producer.load <= first.load + producer.slots:
         return producer
-    return first if first.load < state.limits.route_depth else None
+    return first if first.load <= first.slots else None
 
 
 # ---- promises and claims -------------------------------------------------------------------------

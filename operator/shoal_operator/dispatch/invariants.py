@@ -40,7 +40,7 @@ def _of_device(state: State, device: Device) -> Iterator[str]:
         yield f"{name}: {device.resident_bytes} + {loading} bytes exceed {device.budget}"
     if device.single and len(device.resident) + (device.loading is not None) > 1:
         yield f"{name}: more than one fragment"
-    if not 0 <= device.queued <= state.limits.queue_depth:
+    if not 0 <= device.queued <= state.limits.queue_depth + state.limits.queue_extra:
         yield f"{name}: {device.queued} tasks given"
     if device.queued != sum(device.in_use.values()):
         yield f"{name}: {device.queued} tasks given, but {device.in_use} in use"

@@ -144,7 +144,7 @@ def _window(state: State, job: Job) -> int:
         devices = [state.devices[name] for name in names if name in state.devices]
     else:
         devices = list(state.devices.values())
-    window = state.limits.queue_depth * len(devices) + 2
+    window = sum(device.slots for device in devices) + 2
     crowded = len(devices) < len(services) and any(device.single for device in devices)
     window = max(window, _BATCH if crowded else _SMALLEST_WINDOW)
     return min(window, job.spec.parallelism or window)

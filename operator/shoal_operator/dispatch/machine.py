@@ -229,10 +229,9 @@ def _call_users(state: State, digest: Digest) -> None:
 def _serve(state: State, service: Service) -> None:
     """A service may have work and nobody for it: load the fragment, and use who is free."""
     consider_service(state, service)
-    depth = state.limits.queue_depth
     if any(lane.waiting for lane in service.lanes):
         for device in list(service.servers):
-            if device.queued < depth:
+            if device.queued < device.slots:
                 take_work(state, device)
 
 
@@ -247,6 +246,9 @@ def _sweep(state: State) -> None:
 
 def _tick(state: State) -> None:
     jobs.expire(state, state.jobs.values())
+    if state.slots_changed:
+        state.slots_changed = False
+        jobs.resize_windows(state)
     for device, reason in recovery.silent(state):
         recovery.disconnect(state, device, reason)
         _lose(state, device, reason)

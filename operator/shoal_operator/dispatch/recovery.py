@@ -74,6 +74,7 @@ def join(state: State, event: DeviceJoined) -> Device:
         budget=event.budget,
         single=event.single,
         tally=tally,
+        slots=state.limits.queue_depth,
         seen_at=event.at,
         joined_at=event.at,
         loaded_at=event.at,

@@ -123,7 +123,7 @@ def _spread(state: State, service: Service, waiting: int) -> None:
     """Without a home: once; a first stage wherever there is room; more as work piles up."""
     first = any(not lane.predecessors for lane in service.lanes)
     depth = state.limits.queue_depth
-    enough = not waiting or any(device.queued < depth for device in service.servers)
+    enough = not waiting or any(device.queued < device.slots for device in service.servers)
     if service.servers and not first and enough:
         return
     choices = [

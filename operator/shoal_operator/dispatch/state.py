@@ -46,18 +46,21 @@ class Limits:
     """Numbers that a caller may set; the defaults suit devices on one network.
 
     `queue_depth`: tasks given to a device and not ended; the second one's inputs travel while the
-    first computes, a third would only wait. `route_depth`: how many tasks, given or promised, a
-    device may have for an activation to be sent ahead. `silence` without a sign of life is
-    followed by a probe, `probe_patience` after that the device is lost (Asteroid, section 3.4,
-    heartbeat). `settle`: how long a fragment must lie idle before another takes its place without
-    need; `patience`: how long a stage that no device serves waits for a better moment to evict;
-    `turn`: how long a fragment is served, at least, while one of equal priority waits for the
-    device. `load_tries` and `kills` bound what a fragment, and an item, may cost; `overdue` is
-    when a device that lives but does not answer an instruction counts as lost.
+    first computes, a third would only wait. Only where a task is shorter than the `turnaround`
+    from its answer to the next instruction, up to `queue_extra` more are given, to fill that time.
+    An activation is sent ahead to a device with one task more than that at most, given or
+    promised. `silence` without a sign of life is followed by a probe, `probe_patience` after that
+    the device is lost (Asteroid, section 3.4, heartbeat). `settle`: how long a fragment must lie
+    idle before another takes its place without need; `patience`: how long a stage that no device
+    serves waits for a better moment to evict; `turn`: how long a fragment is served, at least,
+    while one of equal priority waits for the device. `load_tries` and `kills` bound what a
+    fragment, and an item, may cost; `overdue` is when a device that lives but does not answer an
+    instruction counts as lost.
     """
 
     queue_depth: int = 2
-    route_depth: int = 3
+    queue_extra: int = 6
+    turnaround: Nanoseconds = nanoseconds(0.003)
     silence: Nanoseconds = nanoseconds(6)
     probe_patience: Nanoseconds = nanoseconds(3)
     ranking_interval: Nanoseconds = nanoseconds(1)
@@ -110,8 +113,8 @@ class Device:
 
     Invariant: sum(resident) + what is loading <= budget, and with `single` they are one at most.
     `resident` holds what is being unloaded too, until that is answered. `load` is `queued` (given,
-    not ended) plus promised (named on a route, not given yet); `in_use` counts the given ones by
-    fragment.
+    not ended, at most `slots`) plus promised (named on a route, not given yet); `in_use` counts
+    the given ones by fragment.
     """
 
     name: str
@@ -120,6 +123,7 @@ class Device:
     budget: Bytes
     single: bool
     tally: Tally
+    slots: int
     seen_at: Nanoseconds
     joined_at: Nanoseconds
     probed_at: Nanoseconds | None = None
@@ -375,6 +379,7 @@ class State:
     delayed: list[tuple[Nanoseconds, int, Task]] = field(default_factory=list)
     refreshed_at: Nanoseconds = Nanoseconds(0)
     telemetry_changed: bool = False
+    slots_changed: bool = False
     counter: int = 0
     out: list[Instruction] = field(default_factory=list)
     log: deque[tuple[Event, tuple[Instruction, ...]]] = field(default_factory=deque)

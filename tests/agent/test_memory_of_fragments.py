@@ -151,3 +151,25 @@ async def test_activations_that_would_break_the_budget_fail_instead(
     )
     reply = await joined.device.ask("execute", execute)
     assert reply.failure.code == pb.BUDGET, reply
+
+
+async def test_items_of_many_sizes_stay_within_the_budget(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([64, 512, 512, 64]), 12 * MIB)
+    joined = await join(budget="16Mi")
+    await joined.device.load(fragment.digest, 12 * MIB)
+    sizes = np.random.default_rng(0).integers(1, 1500, 40)
+    for item, size in enumerate(sizes):
+        x = np.ones((int(size), 64), np.float32)
+        await joined.device.give(edge(-1, 0, item), {"x": x})
+        execute = pb.Execute(
+            task=task(0, item),
+            digest=fragment.digest,
+            inputs=[pb.InputSource(producer=-1, tensors=["x"])],
+            results=["y"],
+        )
+        reply = await joined.device.ask("execute", execute)
+        assert reply.HasField("executed"), reply
+        assert reply.executed.peak_bytes <= 16 * MIB
+        await joined.device.result()

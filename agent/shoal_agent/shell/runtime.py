@@ -175,9 +175,22 @@ class Runtime:
             raise NotOpen(f"{digest} is not resident any more")
         check_inputs(fragment.inputs, tensors)
         feed = {spec.name: tensors[spec.name] for spec in fragment.inputs}
+        self._meter.begin_peak()
+        try:
+            outputs, compute_seconds = self._run(fragment, feed)
+        except OutOfBudget:
+            # Items of other sizes may have left the arena in pieces: once more, in an empty one.
+            self.shrink()
+            outputs, compute_seconds = self._run(fragment, feed)
+        return RunResult(
+            outputs=dict(zip(fragment.outputs, outputs, strict=True)),
+            compute_seconds=compute_seconds,
+            peak_bytes=self._meter.peak_since_begin_bytes(),
+        )
+
+    def _run(self, fragment: OpenFragment, feed: dict[str, Array]) -> tuple[list[Array], float]:
         options = self._run_options = onnxruntime.RunOptions()
         options.log_severity_level = 4
-        self._meter.begin_peak()
         started = perf_counter()
         try:
             outputs = fragment.session.run(fragment.outputs, feed, options)
@@ -187,12 +200,7 @@ class Runtime:
             self._run_options = None
         compute_seconds = perf_counter() - started
         # The runtime's arrays are views into its allocator; kept, they would hold all of it back.
-        outputs = [np.array(output) for output in outputs]
-        return RunResult(
-            outputs=dict(zip(fragment.outputs, outputs, strict=True)),
-            compute_seconds=compute_seconds,
-            peak_bytes=self._meter.peak_since_begin_bytes(),
-        )
+        return [np.array(output) for output in outputs], compute_seconds
 
     def stop(self) -> None:
         """Ask the present run to end early. From any thread."""

@@ -21,7 +21,7 @@ INPUTS, OUTPUTS = HERE / "sentences" / "in", HERE / "sentences" / "out"
 
 def main() -> None:
     make_model = [sys.executable, str(ZOO / "materialise.py"), "minilm_l6", str(HERE / "models")]
-    subprocess.run(make_model, check=True)
+    subprocess.run(make_model, check=True, stdout=subprocess.DEVNULL)
     for folder in (INPUTS, OUTPUTS):  # a job goes on where results stand: begin with none
         shutil.rmtree(folder, ignore_errors=True)
     INPUTS.mkdir(parents=True)
@@ -30,7 +30,7 @@ def main() -> None:
     for index, sentence in enumerate(sentences):
         tokens = np.array([tokeniser.encode(sentence).ids], np.int64)
         np.savez(INPUTS / f"{index:02}.npz", input_ids=tokens, attention_mask=np.ones_like(tokens))
-    print(f"prepared {len(sentences)} sentences in {INPUTS}")
+    print(f"prepared {len(sentences)} sentences in {INPUTS.relative_to(HERE.parents[1])}")
 
 
 def packaged_tokeniser() -> Tokenizer:

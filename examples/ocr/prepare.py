@@ -31,7 +31,7 @@ def main() -> None:
     pictures = sorted(IMAGES.glob("*.png"))
     for picture in pictures:
         np.savez(INPUTS / f"{picture.stem}.npz", x=as_input(Image.open(picture)))
-    print(f"prepared {len(pictures)} text lines in {INPUTS}")
+    print(f"prepared {len(pictures)} text lines in {INPUTS.relative_to(HERE.parents[1])}")
 
 
 def packaged_model() -> Path:

@@ -23,13 +23,13 @@ SIDE_PIXELS = 224
 
 def main() -> None:
     make_model = [sys.executable, str(ZOO / "materialise.py"), "resnet50", str(HERE / "models")]
-    subprocess.run(make_model, check=True)
+    subprocess.run(make_model, check=True, stdout=subprocess.DEVNULL)
     for folder in (INPUTS, OUTPUTS):  # a job goes on where results stand: begin with none
         shutil.rmtree(folder, ignore_errors=True)
     INPUTS.mkdir(parents=True)
     for index in range(PICTURES):
         np.savez(INPUTS / f"{index:02}.npz", image=waves(np.random.default_rng(index))[None])
-    print(f"prepared {PICTURES} pictures in {INPUTS}")
+    print(f"prepared {PICTURES} pictures in {INPUTS.relative_to(HERE.parents[1])}")
 
 
 def waves(chance: np.random.Generator) -> npt.NDArray[np.float32]:

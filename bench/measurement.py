@@ -188,6 +188,10 @@ class Report:
             f"{measurement.name}: {_amount(measurement.value, measurement.unit)}", highlight=False
         )
 
+    def note(self, text: str) -> None:
+        """Say under what circumstances the next measurements are made."""
+        self._console.print(text, highlight=False)
+
     def finish(self) -> None:
         """Print the table; write the JSON file."""
         self._console.print(_table(self.measurements))

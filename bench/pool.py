@@ -1,13 +1,12 @@
 """A real pool on this machine for benches and tests: the same processes that `shoal run` starts.
 
-A coordinator and agents run as supervised processes; models are cut into the pool's store and jobs are
-submitted by code, so that one pool serves many jobs.
+A coordinator and agents run as supervised processes; models are cut into the pool's store and jobs
+are submitted by code, so that one pool serves many jobs.
 """
 
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -154,6 +153,11 @@ class Pool:
         assert number is not None, f"{name} does not run"
         return number
 
+    def peak_bytes(self, name: str) -> int:
+        """The most resident memory that a process has had, floor included (the kernel's mark)."""
+        status = Path(f"/proc/{self.process_id(name)}/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if "VmHWM" in line)
+
     def kill(self, name: str) -> None:
         """`kill -9` an agent or `coordinator`; the supervisor starts it again."""
         os.kill(self.process_id(name), signal.SIGKILL)
@@ -222,8 +226,3 @@ async def running_pool(
             await processes.close()
             if groups is not None:
                 groups.remove()
-
-
-def clear_caches(pool: Pool) -> None:
-    """Forget what the agents have on disk (they must not run)."""
-    shutil.rmtree(pool.workspace.root / "cache", ignore_errors=True)

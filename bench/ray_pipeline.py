@@ -1,10 +1,11 @@
 """The peer: the same fragments as a pipeline of Ray actors, and as a Ray compiled graph.
 
-Each actor holds one fragment in ONNX Runtime with one thread; tensors pass between actors in Ray's own
-way. Runs in a process of its own (Ray's global state would disturb ours): reads a request as JSON on
-standard input and writes the figures as JSON on standard output.
+Each actor holds one fragment in ONNX Runtime with one thread; tensors pass between actors in Ray's
+own way. Runs in a process of its own (Ray keeps global state): reads a request as JSON
+on standard input and writes the figures as JSON on standard output.
 
-    {"fragments": [{"model": PATH, "inputs": [...], "outputs": [...]}], "item": NPZ, "items": 200, "warm": 20}
+    {"fragments": [{"model": PATH, "inputs": [...], "outputs": [...]}],
+     "results": [...], "item": NPZ, "items": 200, "warm": 20}
 """
 
 import json
@@ -28,7 +29,7 @@ class FragmentActor:
     """One stage: a dictionary of tensors in, the same dictionary and the stage's outputs out."""
 
     def __init__(self, model: str, inputs: list[str], outputs: list[str], keep: list[str]) -> None:
-        import onnxruntime as ort
+        import onnxruntime as ort  # noqa: PLC0415 - in the actor's process only
 
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1

@@ -1,0 +1,224 @@
+"""The same three-stage pipelines on Shoal, on Ray actors and as a Ray compiled graph.
+
+A tiny model shows what the machinery itself costs, MiniLM shows it with work to do. Shoal reads its
+items from files and writes every result durably to disk; Ray keeps both in memory, and is given the
+fragments that Shoal cut, in default sessions with one thread.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnx
+from measurement import RATIO, Report, compared, parse_arguments
+from onnx import helper, numpy_helper
+from pool import Pool, cut, running_pool, write_items
+from zoo.materialise import materialise
+
+from shoal_operator.api.partition import PartitionDocument
+from shoal_protocol.v1 import coordinator_pb2 as pb
+
+STAGES = 3
+DEVICES = ("one", "two", "three")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model, and one item for it."""
+
+    name: str
+    path: Path
+    item: Mapping[str, np.ndarray]
+
+
+def tiny_model(folder: Path) -> Path:
+    """Three small dense layers: next to no work."""
+    random = np.random.default_rng(0)
+    nodes, weights = [], []
+    for layer in range(STAGES):
+        weights.append(
+            numpy_helper.from_array(
+                random.standard_normal((64, 64)).astype(np.float32), f"w{layer}"
+            )
+        )
+        nodes.append(helper.make_node("MatMul", [f"x{layer}", f"w{layer}"], [f"y{layer}"]))
+        nodes.append(helper.make_node("Tanh", [f"y{layer}"], [f"x{layer + 1}"]))
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("x0", onnx.TensorProto.FLOAT, [1, 64])],
+        [helper.make_tensor_value_info(f"x{STAGES}", onnx.TensorProto.FLOAT, [1, 64])],
+        weights,
+    )
+    path = folder / "tiny.onnx"
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+def subjects(folder: Path) -> list[Subject]:
+    random = np.random.default_rng(1)
+    minilm = materialise("minilm_l6", Path(tempfile.gettempdir()) / "shoal-zoo")
+    text = {
+        "input_ids": random.integers(1000, 20_000, (1, 64)),
+        "attention_mask": np.ones((1, 64), np.int64),
+    }
+    small = {"x0": random.standard_normal((1, 64)).astype(np.float32)}
+    return [
+        Subject(name="tiny", path=tiny_model(folder), item=small),
+        Subject(name="MiniLM", path=minilm, item=text),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one system gives; latencies of one item at a time, in seconds."""
+
+    latencies: Sequence[float]
+    items_per_second: float
+    worker_bytes: Sequence[int]
+
+
+async def ours(
+    pool: Pool, subject: Subject, document: PartitionDocument, items: int, turn: int
+) -> Figures:
+    """Shoal: one item at a time, then as many as it likes."""
+    folder = pool.workspace.root / f"{subject.name}-{turn}"
+    alone = min(items, 100)
+    one_by_one = write_items(folder / "few", [subject.item] * alone)
+    many = write_items(folder / "many", [subject.item] * items)
+    homes = [[DEVICES[stage]] for stage in range(STAGES)]
+    label = f"{subject.name.lower()}-{turn}"
+    warm = write_items(folder / "warm", [subject.item] * 10)
+    await pool.run(f"{label}-warm", document, warm, folder / "warm-out", homes=homes)
+    latency = await pool.run(
+        f"{label}-alone", document, one_by_one, folder / "few-out", homes=homes, parallelism=1
+    )
+    flood = await pool.run(f"{label}-many", document, many, folder / "many-out", homes=homes)
+    for status in (latency, flood):
+        assert status.state == pb.JobStatus.COMPLETE, status
+    return Figures(
+        latencies=[latency.latency.p50_seconds],
+        items_per_second=items / flood.seconds,
+        worker_bytes=[pool.peak_bytes(name) for name in DEVICES],
+    )
+
+
+def rays(
+    pool: Pool, subject: Subject, document: PartitionDocument, items: int
+) -> dict[str, Figures]:
+    """Ray, in a process of its own."""
+    folder = pool.workspace.root / "ray"
+    folder.mkdir(exist_ok=True)
+    item = folder / f"{subject.name}.npz"
+    np.savez(item, **dict[str, Any](subject.item))
+    fragments = [
+        {
+            "model": str(
+                pool.store / "fragments" / f.digest.removeprefix("sha256:") / "model.onnx"
+            ),
+            "inputs": [spec.name for spec in f.inputs],
+            "outputs": [spec.name for spec in f.outputs],
+        }
+        for f in document.fragments
+    ]
+    request = {
+        "fragments": fragments,
+        "results": [spec.name for spec in document.outputs],
+        "item": str(item),
+        "items": items,
+        "warm": 20,
+    }
+    script = Path(__file__).with_name("ray_pipeline.py")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"Ray failed:\n{done.stderr[-2000:]}")
+    answer = json.loads(done.stdout[done.stdout.index("{") :])
+    return {
+        kind: Figures(
+            latencies=[median(answer[kind]["latencies_seconds"])],
+            items_per_second=answer[kind]["items_per_second"],
+            worker_bytes=answer["worker_peak_bytes"],
+        )
+        for kind in ("actors", "compiled")
+    }
+
+
+async def measure(folder: Path, report: Report) -> None:
+    """Both systems in turns, for each subject."""
+    turns = 1 if report.quick else 3
+    devices = [{"name": name, "memory": "256Mi"} for name in DEVICES]
+    for subject in subjects(folder):
+        items = (300 if report.quick else 1000) // (3 if subject.name == "MiniLM" else 1)
+        mine: list[Figures] = []
+        theirs: list[dict[str, Figures]] = []
+        for turn in range(turns):
+            place = folder / f"{subject.name}-{turn}"
+            async with running_pool(place, devices, cgroups=False) as pool:
+                shapes = {name: value.shape for name, value in subject.item.items()}
+                document = cut(subject.path, pool.store, STAGES, shapes)
+                mine.append(await ours(pool, subject, document, items, turn))
+            # One after the other, never at once: two processors do not hold both.
+            theirs.append(await asyncio.to_thread(rays, pool, subject, document, items))
+        compare(report, subject.name, mine, theirs)
+
+
+def compare(
+    report: Report, name: str, mine: Sequence[Figures], theirs: Sequence[Mapping[str, Figures]]
+) -> None:
+    """The lines of one subject."""
+    for kind, title in (("compiled", "Ray compiled graph"), ("actors", "Ray actors")):
+        peers = [one[kind] for one in theirs]
+        report.add(
+            compared(
+                f"{name}: throughput, against {title}",
+                [one.items_per_second for one in mine],
+                [one.items_per_second for one in peers],
+                unit="items/s",
+                goal=RATIO >= 1,
+            )
+        )
+        report.add(
+            compared(
+                f"{name}: latency of one item, against {title}",
+                [median(one.latencies) for one in mine],
+                [median(one.latencies) for one in peers],
+                unit="s",
+            )
+        )
+    report.add(
+        compared(
+            f"{name}: memory per worker, against Ray",
+            [max(one.worker_bytes) / 2**20 for one in mine],
+            [max(one["compiled"].worker_bytes) / 2**20 for one in theirs],
+            unit="MiB",
+            goal=RATIO <= 0.5,
+        )
+    )
+
+
+def main() -> None:
+    """Run the bench."""
+    report = Report(parse_arguments(__doc__))
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        asyncio.run(measure(Path(folder), report))
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

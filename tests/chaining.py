@@ -19,10 +19,17 @@ def run_whole(path: Path, feeds: Tensors) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def run_chained(
-    store: Path, document: PartitionDocument, feeds: Tensors
+    store: Path,
+    document: PartitionDocument,
+    feeds: Tensors,
+    made: dict[int, Tensors] | None = None,
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Every fragment with nothing but what its edges bring; the model's outputs."""
-    made: dict[int, Tensors] = {MODEL: feeds}
+    """Every fragment with nothing but what its edges bring; the model's outputs.
+
+    What each fragment makes is put into `made`.
+    """
+    made = {} if made is None else made
+    made[MODEL] = feeds
     for fragment in document.fragments:
         folder = store / "fragments" / fragment.digest.removeprefix("sha256:")
         taken = _arriving(document, made, fragment.index)

@@ -11,10 +11,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from chaining import manifest, run_chained, run_whole
 from made_models import TOPOLOGIES, Made, W, weight
-from shoal_operator.api.partition import PartitionDocument, document_from_json
+from shoal_operator.api.partition import PartitionDocument
 from shoal_operator.api.segments import Layout
 from shoal_operator.modelling import fragments as fragment_files
-from shoal_operator.modelling.cutting import cut_model, write_partition
+from shoal_operator.modelling.cutting import cut_model
 from shoal_operator.modelling.errors import ModelRefused
 from shoal_operator.modelling.profile import profile_model
 
@@ -154,13 +154,6 @@ def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     cut_model(path, profile, (1, 2), tmp_path / "store", lambda done, of: told.append((done, of)))
     assert told == [(1, 3), (2, 3), (3, 3)]
-
-
-def test_a_partition_is_written_whole(tmp_path: Path) -> None:
-    document = cut(CHAIN.save(tmp_path), tmp_path / "store")
-    path = write_partition(document, tmp_path / "store", "chain-3")
-    assert path == tmp_path / "store" / "partitions" / "chain-3" / "partition.json"
-    assert document_from_json(path.read_bytes()) == document
 
 
 def test_a_model_that_is_another_than_was_profiled_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ Memory is reckoned as the agent runs a fragment: its weights, mapped from the di
 all of them touched (tables too: one item reads few rows, many items all); the tensors taken, held
 for the whole run; the runtime's arena (`api.arena`), replayed in the order of the nodes; the
 outputs once more, since they leave the arena as copies; and the runtime's own code and structures.
-Measured against the agent's runtime, fragments of 5 MiB and more come out at 0.95 to 1.25 of the
+Measured against the agent's runtime, fragments of 5 MiB and more come out at 0.85 to 1.25 of the
 real peak. A tensor whose size is unknown counts nothing, and makes `activation_bytes` None; then
 the estimate is a lower bound.
 """
@@ -35,9 +35,13 @@ FIXED_BYTES: Final = 5 << 19
 """What a session of ONNX Runtime needs for itself, its kernels' code included: 1 to 2.5 MiB."""
 NODE_BYTES: Final = 8 << 10
 """What it needs for each node: kernel, names, shapes."""
-ARENA_MARGIN: Final = 4
+ARENA_MARGIN: Final = 8
 """The arena is reckoned one part in so many larger: the runtime frees in a slightly other order."""
-UNKNOWN_BYTES: Final = 1 << 20
+ARENA_BYTES: Final = 2 << 20
+"""What comes with the arena once it is in use at all: measured as 1 to 2 MiB."""
+SMALL_BYTES: Final = 64 << 10
+"""Up to here activations fit into what the idle agent holds."""
+UNKNOWN_BYTES: Final = 3 << 20
 """Least that is reckoned with for activations of which any size is unknown."""
 
 
@@ -157,27 +161,25 @@ class Layout:
         return tuple(reversed(pieces))
 
     def _piece(self, segment: Segment, needed: set[str], *, last: bool) -> Piece:
+        nodes = self.profile.nodes
         made_here = {
             name
             for position in segment.nodes
-            if position >= segment.start and self.profile.nodes[position].role is not Role.CONSTANT
-            for name in self.profile.nodes[position].outputs
+            if position >= segment.start and nodes[position].role is not Role.CONSTANT
+            for name in nodes[position].outputs
         }
         gives = (made_here & needed) | set(self.loose_outputs if last else ())
-        reads = set(gives)
-        nodes = []
-        weights: dict[str, None] = {}
+        reads, kept = set(gives), list[int]()
         for position in reversed(segment.nodes):
-            node = self.profile.nodes[position]
-            if not reads.isdisjoint(node.outputs):
-                nodes.append(position)
-                reads.update(node.inputs)
-        for position in reversed(nodes):
-            weights.update(dict.fromkeys(self.profile.nodes[position].weights))
-        weights.update(dict.fromkeys(name for name in gives if name in self.profile.weights))
+            if not reads.isdisjoint(nodes[position].outputs):
+                kept.append(position)
+                reads.update(nodes[position].inputs)
+        kept.reverse()
+        weights = dict.fromkeys(name for position in kept for name in nodes[position].weights)
+        weights |= dict.fromkeys(sorted(gives & self.profile.weights.keys()))
         return Piece(
             segment=segment,
-            nodes=tuple(reversed(nodes)),
+            nodes=tuple(kept),
             takes=tuple(sorted(reads & segment.takes)),
             gives=tuple(sorted(gives)),
             weights=tuple(weights),
@@ -221,6 +223,8 @@ class Growing:
     def least_bytes(self) -> int:
         """The part of `resident_bytes` that only grows."""
         arena = self._arena.total_bytes + self._arena.total_bytes // ARENA_MARGIN
+        if arena > SMALL_BYTES:
+            arena += ARENA_BYTES
         if self.unknown_sizes:
             arena = max(arena, UNKNOWN_BYTES)
         fixed = FIXED_BYTES + NODE_BYTES * self.node_count

@@ -6,7 +6,6 @@ removes. One cut at a time works on a store: a lock on it sees to that.
 """
 
 import fcntl
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from shoal_operator.api.partition import (
     Fragment,
     PartitionDocument,
     TensorSpec,
-    document_to_json,
 )
 from shoal_operator.api.profile import Profile, Role
 from shoal_operator.api.segments import Layout, Piece
@@ -33,7 +31,6 @@ from shoal_operator.modelling.fragments import (
     Sources,
     is_stored,
     layout_weights,
-    sync_folder,
 )
 from shoal_operator.modelling.graph import Graph, normalise
 from shoal_operator.modelling.safety import open_model
@@ -90,20 +87,6 @@ def cut_model(
         inputs=profile.inputs,
         outputs=profile.outputs,
     )
-
-
-def write_partition(document: PartitionDocument, store: Path, name: str) -> Path:
-    """Write `store/partitions/NAME/partition.json`, whole or not at all."""
-    target = Path(store) / "partitions" / name / "partition.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    with part.open("w") as file:
-        file.write(document_to_json(document))
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(target)
-    sync_folder(target.parent)
-    return target
 
 
 def _check_cuts(layout: Layout, cuts: Sequence[int]) -> None:

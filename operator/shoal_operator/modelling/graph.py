@@ -127,7 +127,7 @@ def _without_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
         return copy
     try:
         return inliner.inline_local_functions(proto)
-    except (RuntimeError, ValueError) as error:
+    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         raise ModelRefused(f"has functions that cannot be written out: {error}") from error
 
 

@@ -25,6 +25,15 @@ Axes = tuple[int | str | None, ...]
 Dims = tuple[int, ...]
 Values = npt.NDArray[np.generic]
 
+# How onnx says that a node or a graph makes no sense to it.
+_INFERENCE_FAILS: Final = (
+    onnx.shape_inference.InferenceError,
+    onnx.checker.ValidationError,
+    onnx.defs.SchemaError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+)
 MAX_EVALUATED: Final = 4096
 """Elements of the largest tensor that is evaluated for its part in a shape."""
 
@@ -110,7 +119,7 @@ def _symbolic(graph: Graph, order: Sequence[int]) -> dict[str, onnx.TypeProto]:
     model.graph.output.extend(onnx.ValueInfoProto(name=each.name) for each in graph.outputs)
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+    except _INFERENCE_FAILS:
         inferred = model.graph
     known = (*inferred.value_info, *inferred.output, *model.graph.input)
     return {each.name: each.type for each in known if each.type.WhichOneof("value")}
@@ -224,10 +233,8 @@ class _Concrete:
                 },
                 opset_imports=self.opsets,
             )
-        except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError):
+        except _INFERENCE_FAILS:
             return {}  # it stays unknown
-        except (ValueError, TypeError):
-            return {}
 
     def _like(self, node: onnx.NodeProto) -> Mapping[str, onnx.TypeProto]:
         type_from, shape_from = _LIKE.get(node.op_type, (None, None))

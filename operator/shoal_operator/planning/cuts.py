@@ -14,11 +14,16 @@ borders, in units of the fewest that such cuts can send). So no fragment is near
 another cannot be made smaller, and no border runs through a wide place for a per cent of balance.
 Then the leftmost. These are separate passes, because the pair (largest, sum) has no optimal
 substructure: the best prefix may have a largest cost that does not matter in the end.
+
+Time grows with the square of the number of positions. So for a number of fragments without a limit
+no more than `MOST_POSITIONS` are looked at: of those that part the cost alike to within that
+fraction of the whole, the one over which the fewest bytes cross.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from shoal_operator.api.profile import Profile, Role
@@ -27,6 +32,7 @@ from shoal_protocol.units import format_bytes
 
 SLACK: Final = 20
 """One part in so many of the largest cost is given for fewer bytes over the borders."""
+MOST_POSITIONS: Final = 500
 _MILLION: Final = 1_000_000
 
 
@@ -80,8 +86,9 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
         return _too_many(layout, request.fragments)
     if request.max_bytes is not None and (refusal := _too_large(layout, request.max_bytes)):
         return refusal
-    positions = (0, *layout.legal, len(profile.nodes))
     cost = _share(profile) if request.fragments is not None else _resident
+    inner = layout.legal if request.max_bytes is not None else _thinned(layout, cost, request)
+    positions = (0, *inner, len(profile.nodes))
     table = _candidates(layout, positions, cost, request)
     count = request.fragments or _fewest(table)
     if count is None or (largest := _smallest_largest(table, count)) is None:
@@ -115,6 +122,39 @@ def _share(profile: Profile) -> Callable[[Growing], int]:
         return of_flops + (growing.weight_bytes * _MILLION // weights if weights else 0)
 
     return cost
+
+
+def _thinned(
+    layout: Layout, cost: Callable[[Growing], int], request: CutRequest
+) -> tuple[int, ...]:
+    """The positions to look at."""
+    few = (request.fragments or 1) * 8 <= MOST_POSITIONS
+    if len(layout.legal) <= MOST_POSITIONS or not few:
+        return layout.legal
+    crossing = _crossing_bytes(layout)
+    growing, costs = Growing(layout, 0), dict[int, int]()
+    for position in (*layout.legal, len(layout.profile.nodes)):
+        while growing.end < position:
+            growing.grow()
+        costs[position] = cost(growing)
+    total = max(1, cost(growing))
+    kept: dict[int, int] = {}
+    for position in layout.legal:
+        part = costs[position] * MOST_POSITIONS // total
+        if part not in kept or crossing[position] < crossing[kept[part]]:
+            kept[part] = position
+    return tuple(sorted(kept.values()))
+
+
+def _crossing_bytes(layout: Layout) -> list[int]:
+    """Bytes that COMPUTE nodes before each position make for nodes behind it."""
+    changes = [0] * (len(layout.profile.nodes) + 2)
+    for position, node in enumerate(layout.profile.nodes):
+        for name in node.outputs if node.role is Role.COMPUTE else ():
+            size = layout.profile.tensors[name].bytes or 1
+            changes[position + 1] += size
+            changes[max(position, layout.last_uses.get(name, 0)) + 1] -= size
+    return list(accumulate(changes))
 
 
 def _candidates(

@@ -1,8 +1,8 @@
 """A model cut into fragments: the value that cutting makes, planning reads and dispatch runs.
 
 The fragments form a DAG. Stage and fragment share one index; `MODEL` stands for the model itself:
-as the producer of an edge it means the model's inputs, as the consumer the model's outputs. Fragments
-are in topological order: every edge goes from a smaller to a larger index.
+as the producer of an edge it means the model's inputs, as the consumer the model's outputs.
+Fragments are in topological order: every edge goes from a smaller to a larger index.
 """
 
 import json
@@ -22,8 +22,8 @@ class TensorSpec:
     """One tensor's name, type and shape.
 
     `dtype` is ONNX's name in lower case (`float`, `int64`, `float16`, ...); in `shape` an int is a
-    fixed size, a str a symbolic one (`batch`), and None one that nobody knows. A `shape` of None says
-    that not even the number of axes is known.
+    fixed size, a str a symbolic one (`batch`), and None one that nobody knows. A `shape` of None
+    says that not even the number of axes is known.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Fragment:
     """A self-contained sub-graph with its weights, named by the digest of its manifest.
 
     `weight_bytes` are the initializers' bytes. `resident_bytes` is what a device is to reckon with
-    above its idle floor while the fragment is loaded and runs one item: weights, the most activations
-    alive at once, and workspace. `flops` and `activation_bytes` are None where a shape is unknown:
-    unknown stays unknown, never zero.
+    above its idle floor while the fragment is loaded and runs one item: weights, the most
+    activations alive at once, and workspace. `flops` and `activation_bytes` are None where a shape
+    is unknown: unknown stays unknown, never zero.
     """
 
     index: int
@@ -54,7 +54,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Tensors that `consumer` needs from `producer` (fragment indices, or `MODEL`); bytes per item."""
+    """Tensors that `consumer` needs from `producer`: fragment indices, or `MODEL`."""
 
     producer: int
     consumer: int

@@ -25,8 +25,7 @@ def ends(stages: Sequence[Stage]) -> frozenset[int]:
 def is_ready(task: Task) -> bool:
     """Whether nothing but a device is missing."""
     lane = task.lane
-    job = lane.job
-    if lane.stage > job.open_stages and not job.streaming:
+    if lane.stage > lane.job.open_stages and not lane.job.streaming:
         return False
     tasks = task.item.tasks
     return all(tasks[producer].status is Status.FINISHED for producer in lane.predecessors)

@@ -73,7 +73,7 @@ class Limits:
     load_tries: int = 6
     kills: int = 3
     overdue: Nanoseconds = nanoseconds(600)
-    history: int = 16_384
+    history: int = 4096
     ended_jobs: int = 64
 
 

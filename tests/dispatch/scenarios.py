@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from dispatch.simulated_agent import SECOND, Model
+from dispatch.simulated_link import SECOND, Model
 from dispatch.simulated_world import Trouble, World
 from shoal_operator.api.partition import Digest
 from shoal_operator.dispatch.events import JobSpec, Mode, Policy, Stage

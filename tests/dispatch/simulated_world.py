@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-from dispatch.simulated_agent import MILLISECOND, SECOND, Agent, Model
+from dispatch.simulated_agent import Agent
+from dispatch.simulated_link import MILLISECOND, SECOND, Model
 from shoal_operator.dispatch import instructions as give
 from shoal_operator.dispatch.events import (
     TICK_INTERVAL,

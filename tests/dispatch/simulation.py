@@ -12,7 +12,7 @@ end in bounded time, and no agent may still hold an activation.
 import sys
 
 from dispatch.scenarios import scenario
-from dispatch.simulated_agent import SECOND
+from dispatch.simulated_link import SECOND
 from dispatch.simulated_world import World, Wrong
 from shoal_agent import execution
 

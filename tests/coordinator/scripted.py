@@ -175,6 +175,7 @@ class ScriptedDevice:
             self.welcome.set_result(first.welcome)
             self._bulk = client.exchange(self.name)
             reader = asyncio.create_task(self._read_bulk())
+            reader.add_done_callback(lambda _: self._control.cancel())
             try:
                 while isinstance(message := await self._control.read(), pb.CoordinatorMessage):
                     if not self.deaf:
@@ -310,7 +311,9 @@ class ScriptedDevice:
         async for message in self._bulk:
             header, payload = split_frame(message)
             if header.WhichOneof("kind") == "acknowledgement":
-                self._acks.pop(header.transfer).set_result(header.acknowledgement)
+                answered = self._acks.pop(header.transfer)
+                if not answered.done():
+                    answered.set_result(header.acknowledgement)
                 continue
             try:
                 received = assembler.add(header, payload)

@@ -286,8 +286,8 @@ def _reason(results: Iterable[BaseException | None], device: str) -> str:
                 return str(result)
             case TimeoutError():
                 return f"{device} does not read"
-            case None | asyncio.CancelledError() | grpc.aio.AbortError() | grpc.aio.UsageError():
-                pass
+            case None | asyncio.CancelledError() | grpc.aio.BaseError():
+                pass  # the other side hung up, at whatever moment
             case _:
                 logger.error("the stream of %s failed", device, exc_info=result)
                 return f"the coordinator failed: {result}"

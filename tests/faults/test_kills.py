@@ -26,7 +26,9 @@ ITEMS = 150
 async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
     """Three devices, each with room for a fragment or two."""
     devices = [{"name": name, "memory": "48Mi"} for name in ("one", "two", "three")]
-    async with running_pool(tmp_path / "pool", devices, cgroups=False, log_level="debug") as running:
+    async with running_pool(
+        tmp_path / "pool", devices, cgroups=False, log_level="debug"
+    ) as running:
         yield running
 
 

@@ -1,4 +1,4 @@
-"""Every model, cut and streamed through real agents, gives what ONNX Runtime gives for the whole of it.
+"""Every model, cut and streamed through real agents, gives what ONNX Runtime gives for the whole.
 
 The peer is a default session over the whole model. A difference is measured against the size of the
 output, for outputs that are not of order one.

@@ -43,7 +43,7 @@ class PoolDevice:
     budget_bytes: Bytes
     flops_per_second: int = ASSUMED_FLOPS_PER_CPU
     link_bytes_per_second: int | None = None
-    latency_nanoseconds: Nanoseconds = Nanoseconds(0)  # noqa: RUF009 (a NewType's call is free)
+    latency_nanoseconds: Nanoseconds = Nanoseconds(0)
     single: bool = False
 
     def __post_init__(self) -> None:

@@ -1,0 +1,1 @@
+"""Generated from the .proto files beside it (`make protos`). Nothing here is written by hand."""

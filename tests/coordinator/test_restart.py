@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.scripted import ScriptedDevice, put_model, submission, whole_model
 from shoal_operator.api.partition import PartitionDocument
+from shoal_operator.shell.coordinator import CoordinatorSettings, serving
 from shoal_operator.shell.coordinator.ledger import Ledger, Submission
 from shoal_protocol.channels import open_channel
 from shoal_protocol.v1 import coordinator_pb2 as api
@@ -111,12 +112,31 @@ async def test_a_killed_coordinator_goes_on_where_it_was(
     assert len(done) - 600 <= kills * 64
 
 
+async def test_the_next_coordinator_knows_how_a_job_ended(tmp_path: Path) -> None:
+    document = put_model(tmp_path / "store")
+    target = f"unix:{tmp_path}/s"
+    settings = CoordinatorSettings(
+        listen=target, store=tmp_path / "store", state=tmp_path / "state"
+    )
+    request = submission(document, tmp_path / "none", tmp_path / "out")
+    async with serving(settings), open_channel(target) as channel:
+        first = await CoordinatorStub(channel).SubmitJob(request, timeout=10)
+    assert first.state == api.JobStatus.FAILED
+    async with serving(settings), open_channel(target) as channel:
+        stub = CoordinatorStub(channel)
+        watch = api.WatchJobRequest(name="job")
+        assert [status async for status in stub.WatchJob(watch, timeout=10)] == [first]
+        again = await stub.SubmitJob(request, timeout=10)
+        assert (again.state, again.epoch) == (api.JobStatus.FAILED, first.epoch + 1)
+
+
 def test_the_ledger_keeps_requests_and_epochs(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     request = api.SubmitJobRequest(name="a", partition=b"\x00\xff", epoch=1 << 40, lossy=True)
     ledger.put(Submission(name="a", epoch=5, request=request))
     ledger.put(Submission(name="b", epoch=1, request=request))
-    ledger.put(Submission(name="b", epoch=2, request=None))
+    ended = api.JobStatus(name="b", state=api.JobStatus.FAILED, message="no", failed=3)
+    ledger.put(Submission(name="b", epoch=2, status=ended))
     (tmp_path / "jobs" / "torn.json").write_text('{"version": 1, "na')
     (tmp_path / "jobs" / "alien.json").write_text('{"version": 9}')
     with pytest.raises(OSError, match="is in use by another coordinator"):
@@ -125,6 +145,6 @@ def test_the_ledger_keeps_requests_and_epochs(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     assert ledger.load() == {
         "a": Submission(name="a", epoch=5, request=request),
-        "b": Submission(name="b", epoch=2, request=None),
+        "b": Submission(name="b", epoch=2, status=ended),
     }
     ledger.close()

@@ -57,7 +57,6 @@ class Job:
     """One submission. `status` is the last word once it has ended."""
 
     request: pb.SubmitJobRequest
-    document: PartitionDocument
     epoch: int
     submitted_at: int = field(default_factory=monotonic_ns)
     run: JobRun | None = None
@@ -94,6 +93,8 @@ class Jobs:
         """Go on with the jobs that had not ended when the last coordinator did."""
         for name, submission in self._ledger.load().items():
             self._epochs[name] = submission.epoch
+            if submission.status is not None:
+                self._jobs[name] = _ended_before(submission, submission.status)
             if submission.request is not None:
                 logger.info("going on with job %s", name)
                 try:
@@ -123,10 +124,10 @@ class Jobs:
         except OSError as error:
             raise JobRefused(f"the job cannot be noted: {error}", Refusal.FULL) from error
         self._epochs[request.name] = epoch
-        job = Job(request=request, document=document, epoch=epoch)
+        job = Job(request=request, epoch=epoch)
         self._jobs.pop(request.name, None)
         self._jobs[request.name] = job
-        job.task = asyncio.create_task(self._live(job))
+        job.task = asyncio.create_task(self._live(job, document))
         return job
 
     def find(self, name: str) -> Job | None:
@@ -183,13 +184,13 @@ class Jobs:
             )
         return document
 
-    async def _live(self, job: Job) -> None:
+    async def _live(self, job: Job, document: PartitionDocument) -> None:
         try:
             run, completed = await asyncio.to_thread(
-                open_run, job.request, job.document, job.epoch, self._limits
+                open_run, job.request, document, job.epoch, self._limits
             )
             job.run = run
-            self._end(job, await self._run(job, run, completed))
+            self._end(job, await self._run(job, document, run, completed))
         except (LocationRefused, InputsRefused, OutputsRefused) as error:
             self._end(job, _failed(job, str(error)))
         except Exception as error:
@@ -198,12 +199,14 @@ class Jobs:
         finally:
             job.prepared.set()
 
-    async def _run(self, job: Job, run: JobRun, completed: frozenset[int]) -> pb.JobStatus:
+    async def _run(
+        self, job: Job, document: PartitionDocument, run: JobRun, completed: frozenset[int]
+    ) -> pb.JobStatus:
         """Run a job to its end; the last word about it."""
         name = job.request.name
         writing = asyncio.create_task(run.run(self._driver.feed))
         try:
-            self._begin(job, run, completed)
+            self._begin(job, document, run, completed)
             job.prepared.set()
             await asyncio.shield(writing)
             return self._last_word(job, run)
@@ -216,7 +219,9 @@ class Jobs:
             self._driver.runs.pop(name, None)
             self._driver.deadlines.pop(name, None)
 
-    def _begin(self, job: Job, run: JobRun, completed: frozenset[int]) -> None:
+    def _begin(
+        self, job: Job, document: PartitionDocument, run: JobRun, completed: frozenset[int]
+    ) -> None:
         """Hand a job to the dispatcher."""
         name, deadline = job.request.name, None
         if job.request.active_deadline_seconds:
@@ -226,7 +231,7 @@ class Jobs:
             self._driver.deadlines[name] = deadline
         self._driver.runs[name] = run
         spec = wire.job_spec(
-            job.request, job.document, items=len(run.inputs), epoch=job.epoch, deadline=deadline
+            job.request, document, items=len(run.inputs), epoch=job.epoch, deadline=deadline
         )
         at = Nanoseconds(monotonic_ns())
         self._driver.feed(ev.JobSubmitted(at=at, job=spec, completed=completed))
@@ -250,7 +255,7 @@ class Jobs:
         job.ended.set()
         job.stirred.set()
         try:
-            self._ledger.put(Submission(name=name, epoch=job.epoch, request=None))
+            self._ledger.put(Submission(name=name, epoch=job.epoch, status=status))
         except OSError as error:
             logger.warning("the end of job %s cannot be noted: %s", name, error)
         self._forget_old()
@@ -263,6 +268,15 @@ class Jobs:
         for name in past[:-KEPT_ENDED]:
             del self._epochs[name]
             self._ledger.forget(name)
+
+
+def _ended_before(submission: Submission, status: pb.JobStatus) -> Job:
+    """A job that ended under an earlier coordinator."""
+    request = pb.SubmitJobRequest(name=submission.name)
+    job = Job(request=request, epoch=submission.epoch, status=status)
+    for event in (job.prepared, job.ended, job.stirred):
+        event.set()
+    return job
 
 
 def _content(request: pb.SubmitJobRequest) -> bytes:

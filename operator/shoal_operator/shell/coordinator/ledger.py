@@ -15,7 +15,7 @@ from typing import Final
 from google.protobuf import json_format
 
 from shoal_operator.shell.journal import replace_file
-from shoal_protocol.v1.coordinator_pb2 import SubmitJobRequest
+from shoal_protocol.v1.coordinator_pb2 import JobStatus, SubmitJobRequest
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +25,12 @@ KEPT_ENDED: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A job that was submitted. `request` is None once it has ended."""
+    """A job that was submitted: its `request` while it runs, its `status` once it has ended."""
 
     name: str
     epoch: int
-    request: SubmitJobRequest | None
+    request: SubmitJobRequest | None = None
+    status: JobStatus | None = None
 
 
 class Ledger:
@@ -73,6 +74,8 @@ class Ledger:
         }
         if submission.request is not None:
             document["request"] = json_format.MessageToDict(submission.request)
+        if submission.status is not None:
+            document["status"] = json_format.MessageToDict(submission.status)
         replace_file(self._path(submission.name), json.dumps(document).encode())
 
     def forget(self, name: str) -> None:
@@ -86,11 +89,14 @@ class Ledger:
 def _parse(content: bytes) -> Submission:
     match json.loads(content):
         case {"version": 1, "name": str(name), "epoch": int(epoch), **rest}:
+            request = status = None
             match rest:
                 case {"request": dict(described)}:
                     request = json_format.ParseDict(described, SubmitJobRequest())
-                    return Submission(name=name, epoch=epoch, request=request)
+                case {"status": dict(described)}:
+                    status = json_format.ParseDict(described, JobStatus())
                 case _:
-                    return Submission(name=name, epoch=epoch, request=None)
+                    raise ValueError("it says neither what the job is nor how it ended")
+            return Submission(name=name, epoch=epoch, request=request, status=status)
         case _:
             raise ValueError("it is of another version")

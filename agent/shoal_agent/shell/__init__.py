@@ -1,1 +1,1 @@
-"""The agent around its pure cores: sessions, transfers, ONNX Runtime, disk, measuring. All IO is here."""
+"""The agent around its pure cores: session, transfers, ONNX Runtime, disk, measuring. All IO."""

@@ -28,6 +28,8 @@ class Journal:
     def append(self, lines: Iterable[Line]) -> None:
         """Add lines; they are on the disk on return. On `OSError` none of them is there."""
         data = b"".join(_encode(line) for line in lines)
+        if not data:
+            return
         try:
             _write(self._descriptor, data, self._end)
             os.fdatasync(self._descriptor)

@@ -5,9 +5,14 @@ A part is a sequence of records, each with some arrays of one item: length of a 
 the arrays' bytes. An item's records form a chain from the newest to the oldest, so a stage that ran
 again replaces what it gave before. What is known per item is one offset, so that a file of millions
 of rows takes little memory.
+
+The newest records are the part's *tail*: in memory, until it is long enough or the part is synced.
+So the rows of a batch cost one write, and a small file of one item is made without its part ever
+touching the disk.
 """
 
 import contextlib
+import io
 import json
 import os
 import struct
@@ -15,7 +20,7 @@ from array import array as packed
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
@@ -24,6 +29,7 @@ from shoal_operator.shell.arrays import Array, ArrayStream, write_archive
 ROWS: Final = "__rows__"
 _LENGTH: Final = struct.Struct("<I")
 _COPY_BYTES: Final = 1024 * 1024
+_TAIL_BYTES: Final = 256 * 1024
 _ABSENT: Final = -1
 
 
@@ -49,6 +55,14 @@ class _Extent(NamedTuple):
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """The newest record of a row that is not settled, and all names in its chain."""
+
+    start: int
+    names: frozenset[str]
+
+
 class Part:
     """The part of one file. Rows are counted from 0; *settled* ones are in the journal."""
 
@@ -57,7 +71,9 @@ class Part:
         self.file = file
         self._settled = packed("q", [_ABSENT]) * file.items
         self._ends = packed("q", [_ABSENT]) * file.items
-        self._pending: dict[int, int] = {}
+        self._pending: dict[int, _Record] = {}
+        self._written = 0
+        self._tail = bytearray()
         self._problems: dict[int, str] = {}
         self._remaining = file.items
         self.failed_rows: set[int] = set()
@@ -79,52 +95,84 @@ class Part:
     def add(self, row: int, arrays: Mapping[str, Array]) -> None:
         """Append some arrays of a row. Trouble is kept until `problem` asks for it."""
         written = [(name, _storable(array)) for name, array in arrays.items()]
+        before = self._pending.get(row)
         head = {
             "row": row,
-            "before": self._pending.get(row, _ABSENT),
+            "before": _ABSENT if before is None else before.start,
             "arrays": [[name, array.dtype.str, array.shape] for name, array in written],
         }
         text = json.dumps(head, separators=(",", ":")).encode()
         pieces: list[bytes | memoryview] = [_LENGTH.pack(len(text)) + text]
         pieces += [array.reshape(-1).view(np.uint8).data for _, array in written if array.nbytes]
+        size = sum(map(len, pieces))
         try:
-            self._pending[row], self._ends[row] = self._append(pieces)
+            if len(self._tail) + size > _TAIL_BYTES:
+                self._write_tail()
+            start = self._written + len(self._tail)
+            if size > _TAIL_BYTES:
+                self._write(pieces)
+            else:
+                for piece in pieces:
+                    self._tail += piece
         except OSError as e:
             self._problems[row] = e.strerror or str(e)
-        else:
-            self._problems.pop(row, None)
+            return
+        names = frozenset(arrays)
+        self._pending[row] = _Record(start, names if before is None else names | before.names)
+        self._ends[row] = start + size
+        self._problems.pop(row, None)
 
-    def _append(self, pieces: Sequence[bytes | memoryview]) -> tuple[int, int]:
+    def flush(self) -> None:
+        """Free the tail's memory; what goes wrong is kept until `problem` asks for it."""
+        with contextlib.suppress(OSError):
+            self._write_tail()
+
+    def _write_tail(self) -> None:
+        """Bring the tail to the file. On `OSError` it is gone, and its rows have that problem."""
+        tail, self._tail = self._tail, bytearray()
+        try:
+            if tail:
+                self._write([tail])
+        except OSError as e:
+            lost = [row for row, record in self._pending.items() if record.start >= self._written]
+            for row in lost:
+                del self._pending[row]
+                self._problems[row] = e.strerror or str(e)
+            raise
+
+    def _write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
+        """Add to the file, whose end is at `_written`; all or nothing."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            start = position = os.fstat(descriptor).st_size
+            position = self._written
             try:
                 for piece in pieces:
                     view = memoryview(piece)
                     while view:
-                        written = os.pwrite(descriptor, view, position)
-                        view, position = view[written:], position + written
+                        count = os.pwrite(descriptor, view, position)
+                        view, position = view[count:], position + count
             except OSError:
-                os.ftruncate(descriptor, start)
+                os.ftruncate(descriptor, self._written)
                 raise
-            return start, position
+            self._written = position
         finally:
             os.close(descriptor)
 
     def problem(self, row: int, names: Sequence[str]) -> str | None:
         """Why a row cannot be settled; None if it can."""
+        if self.file.items > 1:
+            self.flush()
         if row in self._problems:
             return self._problems[row]
-        if row not in self._pending:
+        record = self._pending.get(row)
+        if record is None:
             return None if self._settled[row] != _ABSENT else "no result has arrived"
-        try:
-            missing = set(names) - self._extents(row, self._pending[row]).keys()
-        except OSError as e:
-            return e.strerror or str(e)
+        missing = set(names) - record.names
         return f"no {', '.join(sorted(missing))} has arrived" if missing else None
 
     def sync(self) -> None:
-        """Wait until everything written is on the disk."""
+        """Wait until everything is on the disk. Raises `OSError`."""
+        self._write_tail()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.fdatasync(descriptor)
@@ -133,14 +181,15 @@ class Part:
 
     def extent(self, row: int) -> tuple[int, int]:
         """Where the row's newest record starts, and where it ends."""
-        return self._pending.get(row, self._settled[row]), self._ends[row]
+        record = self._pending.get(row)
+        return self._settled[row] if record is None else record.start, self._ends[row]
 
     def settle(self, row: int) -> None:
         """The row's results are safe: its line is in the journal, or the file is about to be
         made."""
         if row in self._pending:
             self._remaining -= self._settled[row] == _ABSENT
-            self._settled[row] = self._pending.pop(row)
+            self._settled[row] = self._pending.pop(row).start
 
     def fail(self, row: int) -> None:
         """The row will have no result."""
@@ -173,17 +222,16 @@ class Part:
                 self._settled[row] = self._ends[row] = _ABSENT
                 self._remaining += 1
         if size:
-            os.truncate(self.path, max(0, max(self._ends, default=0)))
+            self._written = max(0, max(self._ends, default=0))
+            os.truncate(self.path, self._written)
 
     # ---- reading ---------------------------------------------------------------------------------
 
     def settled_extents(self, row: int) -> dict[str, _Extent]:
         """The arrays of a settled row by name."""
-        return self._extents(row, self._settled[row])
-
-    def _extents(self, row: int, at: int) -> dict[str, _Extent]:
         found: dict[str, _Extent] = {}
-        with self.path.open("rb") as file:
+        at = self._settled[row]
+        with self._reading() as file:
             while at != _ABSENT:
                 file.seek(at)
                 (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
@@ -199,9 +247,16 @@ class Part:
                 at = head["before"]
         return found
 
+    def _reading(self) -> BinaryIO:
+        """The records; those of a part that has no file yet are in memory."""
+        if not self._written:
+            return io.BytesIO(self._tail)
+        self._write_tail()
+        return self.path.open("rb")
+
     def pieces(self, name: str, rows: Sequence[int], dtype: np.dtype[Any]) -> Iterator[bytes]:
         """The bytes of an array of these rows, one row after the other, as `dtype`."""
-        with self.path.open("rb") as file:
+        with self._reading() as file:
             for row in rows:
                 extent = self.settled_extents(row)[name]
                 file.seek(extent.start)

@@ -41,6 +41,8 @@ from shoal_operator.shell.parts import Part, ResultFile, make_file
 
 _VERSION: Final = 1
 _LISTED_FAILURES: Final = 100_000
+_UNWRITTEN_BYTES: Final = 16 * 1024 * 1024
+"""What the tails of all parts together may hold in memory, at most."""
 
 
 class OutputsRefused(Exception):
@@ -87,6 +89,7 @@ class ResultStore:
         self._parts: dict[int, Part] = {}
         self._failed: dict[int, FailedItem] = {}
         self._listed = 0
+        self._unwritten = 0
         with contextlib.ExitStack() as undo:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -124,6 +127,11 @@ class ResultStore:
         """
         part = self._part_of(item)
         part.add(item - part.file.first, arrays)
+        self._unwritten += sum(array.nbytes for array in arrays.values())
+        if self._unwritten > _UNWRITTEN_BYTES:
+            self._unwritten = 0
+            for part in self._parts.values():
+                part.flush()
 
     def finish(self, items: Iterable[int]) -> dict[int, str]:
         """Make the results of these items last. Of those that cannot be stored: why."""

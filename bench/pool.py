@@ -162,6 +162,14 @@ class Pool:
         """`kill -9` an agent or `coordinator`; the supervisor starts it again."""
         os.kill(self.process_id(name), signal.SIGKILL)
 
+    async def restart(self, name: str) -> None:
+        """`kill -9` an agent, and wait until its successor has a session."""
+        self.kill(name)
+        async with asyncio.timeout(60):
+            while (await self.devices())[name].state == pb.DeviceStatus.READY:
+                await asyncio.sleep(0.02)
+        await self.ready()
+
     async def ready(self) -> None:
         """Until every device has a session."""
         async with asyncio.timeout(60):
@@ -179,13 +187,14 @@ class Pool:
 
 
 @contextlib.asynccontextmanager
-async def running_pool(
+async def running_pool(  # noqa: PLR0913 - what a pool has
     folder: Path,
     devices: Sequence[Mapping[str, object]],
     *,
     residency: str = "Adaptive",
     relay: bool = False,
     cgroups: bool = True,
+    cache_size: str = "16Gi",
     log_level: str = "warning",
 ) -> AsyncIterator[Pool]:
     """Start a pool in `folder`; it is gone afterwards, its files are not.
@@ -196,7 +205,7 @@ async def running_pool(
     spec = {
         "local": {"devices": list(devices)},
         "budget": {"memory": devices[0]["memory"]},
-        "cache": {"size": "16Gi"},
+        "cache": {"size": cache_size},
         "residency": residency,
     }
     metadata = {"name": "bench"}

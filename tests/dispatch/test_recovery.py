@@ -23,6 +23,7 @@ from shoal_operator.dispatch.instructions import (
     Load,
     Probe,
     Release,
+    Unload,
 )
 from shoal_protocol.units import Bytes
 
@@ -278,3 +279,15 @@ def test_all_devices_gone_and_back_the_job_goes_on() -> None:
     given = table.join("d1") + table.join("d2")
     table.play(given)
     assert table.state.ended["job"].succeeded == 8
+
+
+def test_a_full_disk_is_cleared_of_what_no_job_uses_any_more() -> None:
+    table = Table()
+    table.join("d1", resident=("z",))
+    load = only(table.submit(job(chain("a"), 1)), Load)
+    given = table.fail(load, FailureKind.DISK_FULL)
+    assert brief(given) == ["d1 unloads z"]
+    again = only(table.answer(only(given, Unload)), Load)
+    assert again.digest == digest("a")
+    # With nothing left to clear, the device is left alone for a while.
+    assert table.fail(again, FailureKind.DISK_FULL) == []

@@ -28,6 +28,7 @@ from shoal_operator.dispatch.loading import (
     has_room,
     note_cached,
     note_dropped,
+    plan_load,
     start_load,
     unload,
 )
@@ -265,6 +266,8 @@ def load_failed(state: State, loading: Loading, failure: Failure) -> None:
         _learn_need(device, loading, failure)
     if failure.kind is FailureKind.DISK_FULL:
         note_dropped(state, device, digest)
+        if _clear_disk(state, device, digest):
+            return
         device.disk_full_until = Nanoseconds(state.now + 4 * state.limits.retry_delay)
     if failure.kind in {FailureKind.CORRUPT, FailureKind.UNAVAILABLE}:
         note_dropped(state, device, digest)
@@ -275,6 +278,16 @@ def load_failed(state: State, loading: Loading, failure: Failure) -> None:
             hopeless = impossible(state, job) or _out_of_tries(state, service)
             if hopeless is not None and job.ended_at is None:
                 end_job(state, job, hopeless)
+
+
+def _clear_disk(state: State, device: Device, digest: Digest) -> bool:
+    """Unload what no job uses any more, then load again: a resident fragment's file cannot go."""
+    unused = [each for each in device.resident if each not in state.by_digest]
+    service = next(iter(state.by_digest.get(digest, ())), None)
+    if service is None or not unused or device.draining:
+        return False
+    plan_load(state, service, device, unused)
+    return True
 
 
 def _learn_need(device: Device, loading: Loading, failure: Failure) -> None:

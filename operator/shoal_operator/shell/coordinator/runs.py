@@ -8,11 +8,11 @@ dispatcher is told when both are here.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic_ns
-from typing import Final
+from typing import Final, TypeVar
 
 from shoal_operator.api.partition import MODEL, PartitionDocument
 from shoal_operator.dispatch import events as ev
@@ -35,8 +35,12 @@ RESULT_PATIENCE: Final = nanoseconds(60)
 """How long a reply waits for the results that belong to it."""
 BATCH: Final = 256
 """Items that are made to last together."""
+SMALL_BYTES: Final = 64 << 10
+HELD_BYTES: Final = 16 << 20
+"""Small results wait in memory for their item's end, all together up to this."""
 
 Feed = Callable[[ev.Event], None]
+Value = TypeVar("Value")
 Result = tuple[int, int]
 """Item and stage."""
 
@@ -69,6 +73,8 @@ class JobRun:
         self._reader = ThreadPoolExecutor(2, f"inputs of {self.name}")
         self._given: set[Result] = set()
         self._arrived: set[Result] = set()
+        self._held: list[tuple[int, Mapping[str, Array]]] = []
+        self._held_bytes = 0
         self._parked: dict[Result, tuple[Nanoseconds, ev.TaskFinished]] = {}
         self._finishing: list[int] = []
         self._failing: list[FailedItem] = []
@@ -106,10 +112,14 @@ class JobRun:
             )
 
     async def take(self, received: ReceivedActivation, feed: Feed) -> None:
-        """Put a result aside on disk, and let the reply pass that waited for it."""
+        """Put a result aside, and let the reply pass that waited for it."""
         result = (received.key.item, received.key.producer)
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._writer, self._results.add, result[0], received.tensors)
+        if result not in self._given:
+            return
+        self._held.append((received.key.item, received.tensors))
+        self._held_bytes += received.decoded_bytes
+        if received.decoded_bytes > SMALL_BYTES or self._held_bytes > HELD_BYTES:
+            await self._in_writer(self._put_aside, self._let_go())
         if result not in self._given:
             return
         self._arrived.add(result)
@@ -134,6 +144,32 @@ class JobRun:
                 )
                 feed(ev.InstructionFailed(at=now, instruction=reply.instruction, failure=failure))
 
+    def _let_go(self) -> list[tuple[int, Mapping[str, Array]]]:
+        held, self._held, self._held_bytes = self._held, [], 0
+        return held
+
+    # ---- in the writer's thread ------------------------------------------------------------------
+
+    async def _in_writer(self, function: Callable[..., Value], *arguments: object) -> Value:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writer, function, *arguments)
+
+    def _put_aside(self, held: Iterable[tuple[int, Mapping[str, Array]]]) -> None:
+        for item, arrays in held:
+            self._results.add(item, arrays)
+
+    def _write(
+        self,
+        held: Iterable[tuple[int, Mapping[str, Array]]],
+        failing: list[FailedItem],
+        items: list[int],
+    ) -> dict[int, str]:
+        """Bring items to their end; of those that cannot be stored: why."""
+        self._put_aside(held)
+        if failing:
+            self._results.fail(failing)
+        return self._results.finish(items)
+
     # ---- the end of items ------------------------------------------------------------------------
 
     def finish(self, item: int) -> None:
@@ -155,7 +191,6 @@ class JobRun:
 
     async def run(self, feed: Feed) -> None:
         """Write what comes to an end, in batches, until the job has."""
-        loop = asyncio.get_running_loop()
         try:
             while True:
                 await self._work.wait()
@@ -165,21 +200,16 @@ class JobRun:
                 if self._last is not None:
                     break
             if self._last[0]:
-                self.problem = await loop.run_in_executor(self._writer, self._results.complete)
+                self.problem = await self._in_writer(self._results.complete)
         finally:
             await asyncio.shield(self._close())
             self.ended.set()
 
     async def _write_batch(self, feed: Feed) -> None:
-        loop = asyncio.get_running_loop()
         items, self._finishing = self._finishing[:BATCH], self._finishing[BATCH:]
         failing, self._failing = self._failing, []
-        if failing:
-            await loop.run_in_executor(self._writer, self._results.fail, failing)
-        if not items:
-            return
         unreadable = await self._add_untouched(items)
-        problems = await loop.run_in_executor(self._writer, self._results.finish, items)
+        problems = await self._in_writer(self._write, self._let_go(), failing, items)
         problems |= unreadable
         at = Nanoseconds(monotonic_ns())
         for item in items:
@@ -193,14 +223,13 @@ class JobRun:
     async def _add_untouched(self, items: list[int]) -> dict[int, str]:
         """A model's output can be one of its inputs; no device sends such a one."""
         problems: dict[int, str] = {}
-        loop = asyncio.get_running_loop()
         for item in items if self._untouched else ():
             try:
                 arrays = await self.read(item, self._untouched)
             except InputUnsuitable as error:
                 problems[item] = str(error)
             else:
-                await loop.run_in_executor(self._writer, self._results.add, item, arrays)
+                await self._in_writer(self._put_aside, [(item, arrays)])
         return problems
 
     def _forget(self, item: int) -> None:
@@ -211,7 +240,7 @@ class JobRun:
 
     async def _close(self) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._writer, self._results.close)
+        await self._in_writer(self._results.close)
         await loop.run_in_executor(self._reader, self.inputs.close)
         self._writer.shutdown(wait=False)
         self._reader.shutdown(wait=False)

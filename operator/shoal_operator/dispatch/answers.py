@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 
 from shoal_operator.dispatch.assignment import demand, place, take_work, vacate
 from shoal_operator.dispatch.events import Failure, FailureKind, TaskFinished
-from shoal_operator.dispatch.jobs import cancel, fail_item, pass_barrier, store
+from shoal_operator.dispatch.jobs import admit, cancel, fail_item, pass_barrier, store
 from shoal_operator.dispatch.loading import gone
 from shoal_operator.dispatch.readiness import (
     drop_copies,
@@ -59,6 +59,8 @@ def task_finished(state: State, running: Running, event: TaskFinished) -> None:
     else:
         _finish(state, running, event.delivered)
     put_to_work(state, device)
+    if item.storing:
+        admit(state, lane.job)
 
 
 def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:

@@ -1,9 +1,11 @@
 """A job from its submission to its end, and an item from its admission to its result.
 
 Items are admitted up to a window, so that what the dispatcher holds depends on the devices, not on
-the length of the job: enough to fill every device's queue and one more. With fewer devices than
-stages, and one fragment to a device, the window is also the batch that a stage runs before the
-fragment changes, so it is larger then. Barrier mode admits everything; that is what it is for.
+the length of the job: enough to fill every device's queue and one more. Those that are only being
+stored have left the devices and take no place, up to a bound, unless the user set the number. With
+fewer devices than stages, and one fragment to a device, the window is also the batch that a stage
+runs before the fragment changes, so it is larger then. Barrier mode admits everything; that is what
+it is for.
 
 Each item ends once: `FinishItem`, answered, or `FailItem`. Each job ends once: `FinishJob`.
 
@@ -39,6 +41,7 @@ from shoal_operator.dispatch.state import Item, Job, Lane, Service, State, Statu
 SHOWN_FAILURES = 64
 _SMALLEST_WINDOW = 4
 _BATCH = 16
+_STORING = 64
 
 
 def submit(state: State, event: JobSubmitted) -> None:
@@ -152,7 +155,8 @@ def _window(state: State, job: Job) -> int:
 
 def admit(state: State, job: Job) -> None:
     """Let items in while the window has room."""
-    while len(job.active) < job.window and job.ended_at is None:
+    storing = 0 if job.spec.parallelism else min(job.storing, _STORING)
+    while len(job.active) - storing < job.window and job.ended_at is None:
         if job.again:
             index = job.again.popleft()
         else:
@@ -174,6 +178,7 @@ def admit(state: State, job: Job) -> None:
 def store(state: State, item: Item) -> None:
     """All results of an item have arrived."""
     item.storing = True
+    item.job.storing += 1
     attempts = 1 + item.retries
     state.out.append(
         FinishItem(job=item.job.spec.name, epoch=item.epoch, item=item.index, attempts=attempts)
@@ -217,6 +222,7 @@ def _end_item(state: State, item: Item) -> None:
     job = item.job
     abandon(state, item)
     del job.active[item.index]
+    job.storing -= item.storing
     job.open -= 1
     if not job.open:
         end_job(state, job, None)

@@ -282,6 +282,7 @@ class Job:
     next_item: int = 0
     open: int = 0
     window: int = 0
+    storing: int = 0
     open_stages: int = 0
     served: int = 0
     succeeded: int = 0

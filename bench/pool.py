@@ -48,8 +48,9 @@ def write_items(folder: Path, items: Sequence[Mapping[str, np.ndarray]]) -> Path
     """One `.npz` per item, named so that name order is item order."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, item in enumerate(items):
+        plain = {n: v.astype(np.str_) if v.dtype.kind == "O" else v for n, v in item.items()}
         # NumPy's stubs take any keyword for the flag that allows pickles.
-        np.savez(folder / f"{number:05}.npz", **dict[str, Any](item))
+        np.savez(folder / f"{number:05}.npz", **dict[str, Any](plain))
     return folder
 
 

@@ -146,9 +146,9 @@ def test_stacks_of_different_lengths_are_one_failed_item(tmp_path: Path) -> None
     assert problem(inputs) == "a.npz: stacks arrays of different lengths: ids has 3, mask has 2"
 
 
-def test_one_symbol_stands_for_one_size(tmp_path: Path) -> None:
+def test_a_symbol_may_stand_for_several_sizes_as_the_runtime_has_it(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", ids=np.zeros((1, 4), np.int64), mask=np.zeros((1, 5), np.int64))
-    assert "has length = 5 in mask but 4 in ids" in problem(scan_inputs(tmp_path, SENTENCE))
+    assert scan_inputs(tmp_path, SENTENCE).read(0)["mask"].shape == (1, 5)
 
 
 def test_a_single_array_does_not_serve_a_model_of_two_inputs(tmp_path: Path) -> None:

@@ -335,8 +335,11 @@ def _unsuitable(
     shapes: Mapping[str, tuple[int, ...]],
     model_inputs: tuple[TensorSpec, ...],
 ) -> str | None:
-    """Why items of these shapes do not suit the model; None if they do."""
-    sizes: dict[str, tuple[int, str]] = {}
+    """Why items of these shapes do not suit the model; None if they do.
+
+    A symbolic size is any size: exporters give one symbol to axes that differ, and the runtime
+    takes them.
+    """
     for spec in model_inputs:
         header, shape = headers[spec.name], shapes[spec.name]
         problem = _wrong_dtype(spec, header)
@@ -345,13 +348,6 @@ def _unsuitable(
         for axis, (have, want) in enumerate(zip(shape, spec.shape or shape, strict=True)):
             if isinstance(want, int) and have != want:
                 return _misfit(spec, header, f"has {have} where axis {axis} is", want)
-            if isinstance(want, str):
-                known, where = sizes.setdefault(want, (have, spec.name))
-                if known != have:
-                    return (
-                        f"has {want} = {have} in {spec.name} but {known} in {where}; "
-                        f"the model takes one size for both"
-                    )
     return None
 
 

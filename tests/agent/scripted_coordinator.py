@@ -140,21 +140,26 @@ class ScriptedCoordinator:
     async def _read(self, requests: AsyncIterator[AgentMessage], device: ConnectedDevice) -> None:
         try:
             async for message in requests:
-                match message.WhichOneof("message"):
-                    case "reply":
-                        device.replies.pop(message.reply.instruction).set_result(message.reply)
-                    case "telemetry":
-                        device.telemetry.put_nowait(message.telemetry)
-                    case "probe_reply":
-                        device.probe_replies.put_nowait(message.probe_reply)
-                    case "evicted":
-                        device.evicted.put_nowait(message.evicted)
-                    case "draining":
-                        device.draining.set()
-                    case other:
-                        raise AssertionError(other)
+                for each in message.batch.messages or (message,):
+                    self._hear(each, device)
         finally:
             device.down.put_nowait(None)
+
+    @staticmethod
+    def _hear(message: AgentMessage, device: ConnectedDevice) -> None:
+        match message.WhichOneof("message"):
+            case "reply":
+                device.replies.pop(message.reply.instruction).set_result(message.reply)
+            case "telemetry":
+                device.telemetry.put_nowait(message.telemetry)
+            case "probe_reply":
+                device.probe_replies.put_nowait(message.probe_reply)
+            case "evicted":
+                device.evicted.put_nowait(message.evicted)
+            case "draining":
+                device.draining.set()
+            case other:
+                raise AssertionError(other)
 
     async def exchange(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
         device = self.devices[device_metadata(context) or ""]

@@ -178,8 +178,9 @@ class ScriptedDevice:
             reader.add_done_callback(lambda _: self._control.cancel())
             try:
                 while isinstance(message := await self._control.read(), pb.CoordinatorMessage):
-                    if not self.deaf:
-                        await self._hear(message)
+                    for each in message.batch.messages or (message,):
+                        if not self.deaf:
+                            await self._hear(each)
             finally:
                 reader.cancel()
                 for task in list(self._tasks.values()):

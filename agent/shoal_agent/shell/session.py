@@ -33,6 +33,8 @@ from shoal_protocol.v1 import session_pb2 as pb
 _WELCOME_SECONDS: Final = 10.0
 _LAST_WORDS_SECONDS: Final = 2.0
 _DEFAULT_TELEMETRY_SECONDS: Final = 2.0
+_BATCHED_MESSAGES: Final = 64
+"""What one batch holds at most, so that it stays far below the limit of a message."""
 _COORDINATOR: Final = "coordinator"
 
 
@@ -186,15 +188,21 @@ class Session:
     async def _read(self, call: Connection) -> None:
         async for message in call:
             self.last_contact = perf_counter()
-            self._take(message)
+            for each in message.batch.messages or (message,):
+                self._take(each)
         self.end(await _status(call) or "the coordinator closed the stream")
 
     async def _write(self, call: Connection) -> None:
         while True:
             message = await self._outbox.get()
+            waiting = min(self._outbox.qsize(), _BATCHED_MESSAGES - 1)
+            if waiting:
+                messages = [message, *(self._outbox.get_nowait() for _ in range(waiting))]
+                message = pb.AgentMessage(batch=pb.AgentBatch(messages=messages))
             await call.write(message)
             self.last_contact = perf_counter()
-            self._outbox.task_done()
+            for _ in range(1 + waiting):
+                self._outbox.task_done()
 
     async def _read_exchange(self, exchange: FrameStream, sender: Sender) -> None:
         device = self._device

@@ -43,20 +43,28 @@ UNREACHABLE: FailureCode
 NOT_RESIDENT: FailureCode
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "telemetry", "reply", "evicted", "probe_reply", "draining")
+    __slots__ = ("hello", "telemetry", "reply", "evicted", "probe_reply", "draining", "batch")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
     PROBE_REPLY_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     telemetry: Telemetry
     reply: Reply
     evicted: Evicted
     probe_reply: ProbeReply
     draining: Draining
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., telemetry: _Optional[_Union[Telemetry, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., probe_reply: _Optional[_Union[ProbeReply, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    batch: AgentBatch
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., telemetry: _Optional[_Union[Telemetry, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., probe_reply: _Optional[_Union[ProbeReply, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., batch: _Optional[_Union[AgentBatch, _Mapping]] = ...) -> None: ...
+
+class AgentBatch(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[AgentMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[AgentMessage, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "device", "incarnation", "version", "address", "capabilities", "budget_bytes", "floor_bytes", "residency", "cached", "resident", "cache_bytes")
@@ -205,18 +213,20 @@ class Prefetched(_message.Message):
     def __init__(self, fetched_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., dropped: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Executed(_message.Message):
-    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered")
+    __slots__ = ("compute_seconds", "total_seconds", "output_bytes", "peak_bytes", "delivered", "result_frame")
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FRAME_FIELD_NUMBER: _ClassVar[int]
     compute_seconds: float
     total_seconds: float
     output_bytes: int
     peak_bytes: int
     delivered: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ...) -> None: ...
+    result_frame: bytes
+    def __init__(self, compute_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., output_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., delivered: _Optional[_Iterable[int]] = ..., result_frame: _Optional[bytes] = ...) -> None: ...
 
 class Forwarded(_message.Message):
     __slots__ = ("sent_bytes", "seconds")
@@ -239,7 +249,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ..., need_bytes: _Optional[int] = ..., have_bytes: _Optional[int] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "load", "unload", "prefetch", "execute", "forward", "release", "cancel", "probe")
+    __slots__ = ("welcome", "load", "unload", "prefetch", "execute", "forward", "release", "cancel", "probe", "batch")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     UNLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +259,7 @@ class CoordinatorMessage(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     load: Load
     unload: Unload
@@ -258,7 +269,14 @@ class CoordinatorMessage(_message.Message):
     release: Release
     cancel: Cancel
     probe: Probe
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
+    batch: CoordinatorBatch
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., unload: _Optional[_Union[Unload, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., batch: _Optional[_Union[CoordinatorBatch, _Mapping]] = ...) -> None: ...
+
+class CoordinatorBatch(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[CoordinatorMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[CoordinatorMessage, _Mapping]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("session", "telemetry_interval_seconds")
@@ -299,7 +317,7 @@ class Prefetch(_message.Message):
     def __init__(self, instruction: _Optional[int] = ..., digest: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Execute(_message.Message):
-    __slots__ = ("instruction", "task", "digest", "inputs", "routes", "results", "deadline_seconds", "lossy", "kept")
+    __slots__ = ("instruction", "task", "digest", "inputs", "routes", "results", "deadline_seconds", "lossy", "kept", "reply_bytes", "input_frame")
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +327,8 @@ class Execute(_message.Message):
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    REPLY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FRAME_FIELD_NUMBER: _ClassVar[int]
     instruction: int
     task: Task
     digest: str
@@ -318,7 +338,9 @@ class Execute(_message.Message):
     deadline_seconds: float
     lossy: bool
     kept: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, instruction: _Optional[int] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., digest: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[InputSource, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., results: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., kept: _Optional[_Iterable[str]] = ...) -> None: ...
+    reply_bytes: int
+    input_frame: bytes
+    def __init__(self, instruction: _Optional[int] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., digest: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[InputSource, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., results: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., kept: _Optional[_Iterable[str]] = ..., reply_bytes: _Optional[int] = ..., input_frame: _Optional[bytes] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("job", "epoch", "item", "stage")

@@ -24,6 +24,7 @@ from shoal_protocol.frames import MalformedFrame
 from shoal_protocol.services import ConnectContext, FrameContext, device_metadata
 from shoal_protocol.v1.session_pb2 import (
     AgentMessage,
+    CoordinatorBatch,
     CoordinatorMessage,
     Hello,
     Telemetry,
@@ -37,6 +38,8 @@ WRITE_SECONDS: Final = 30.0
 MAXIMUM_SESSIONS: Final = 10_000
 UNSENT_MESSAGES: Final = 4096
 """A device that is this far behind is cut off."""
+BATCHED_MESSAGES: Final = 64
+"""What one batch holds at most, so that it stays far below the limit of a message."""
 
 
 class SessionEvents(Protocol):
@@ -85,9 +88,13 @@ class DeviceSession:
             self.ended.set_result(reason)
 
     async def write_all(self, context: ConnectContext) -> None:
-        """Write what is told, until the stream breaks."""
+        """Write what is told, until the stream breaks. What waits goes as one message."""
         while True:
             message = await self._outbox.get()
+            if not (self._outbox.empty() or message.HasField("welcome")):
+                waiting = min(self._outbox.qsize(), BATCHED_MESSAGES - 1)
+                messages = [message, *(self._outbox.get_nowait() for _ in range(waiting))]
+                message = CoordinatorMessage(batch=CoordinatorBatch(messages=messages))
             async with asyncio.timeout(WRITE_SECONDS):
                 await context.write(message)
 
@@ -204,9 +211,8 @@ class Sessions:
     async def _read(self, session: DeviceSession, requests: AsyncIterator[AgentMessage]) -> None:
         async for message in requests:
             session.heard_at = monotonic()
-            if message.WhichOneof("message") == "hello":
-                raise wire.Malformed("a second Hello")
-            self._events.heard(session, message)
+            for each in message.batch.messages or (message,):
+                self._events.heard(session, each)
 
     def _remember(self, session: DeviceSession) -> None:
         self.last.pop(session.device, None)

@@ -64,6 +64,7 @@ class Agent:
         self.name = settings.name
         self.counters = Counters()
         self.uplink = Uplink(settings.link_rate, settings.link_latency_seconds)
+        self._downlink = Uplink(settings.link_rate)
         self.links = PeerLinks(settings.credentials, self.uplink, insecure=settings.insecure)
         self._incarnation = time.time_ns()
         self._machine = Machine()
@@ -79,7 +80,7 @@ class Agent:
         self.fragments = Fragments(
             ledger=Ledger(budget=settings.budget, single=settings.single),
             cache=self._cache,
-            fetcher=Fetcher(self._cache, self._count_fetched),
+            fetcher=Fetcher(self._cache, self._count_fetched, self._downlink.depart),
             runtime=self._processor.submit(
                 Runtime, self._meter, threads=threads, limit_bytes=settings.budget
             ).result(),

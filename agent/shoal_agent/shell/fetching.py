@@ -7,7 +7,7 @@ once.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -60,10 +60,17 @@ class FragmentCorrupt(FragmentUnavailable):
 class Fetcher:
     """Fetches into one cache."""
 
-    def __init__(self, cache: FragmentCache, on_bytes: Callable[[str, int], None]) -> None:
-        """`on_bytes` is told a source's name and a number of bytes as they come."""
+    def __init__(
+        self,
+        cache: FragmentCache,
+        on_bytes: Callable[[str, int], None],
+        pace: Callable[[int], Awaitable[None]],
+    ) -> None:
+        """`on_bytes` is told a source's name and a number of bytes as they come; `pace` returns
+        when the link has carried so many bytes."""
         self._cache = cache
         self._on_bytes = on_bytes
+        self._pace = pace
         self._running: dict[str, asyncio.Task[Fetched]] = {}
 
     async def ensure(self, digest: str, sources: Sequence[Source]) -> Fetched:
@@ -98,7 +105,7 @@ class Fetcher:
             self._on_bytes(source.name, size)
 
         for source in sources:
-            transfer = _Transfer(self._cache, digest, source, dropped, count)
+            transfer = _Transfer(self._cache, digest, source, dropped, count, self._pace)
             try:
                 await transfer.run()
                 return Fetched(counted, perf_counter() - started, tuple(dropped))
@@ -133,6 +140,7 @@ class _Transfer:
     source: Source
     dropped: list[str]
     count: Callable[[Source, int], None]
+    pace: Callable[[int], Awaitable[None]]
     need_bytes: int = 0
 
     async def run(self) -> None:
@@ -175,6 +183,7 @@ class _Transfer:
                 async for message in call:
                     payload = receiver.feed(message)
                     self.count(self.source, len(payload))
+                    await self.pace(len(payload))
                     await self._append(file, payload)
         finally:
             call.cancel()

@@ -182,7 +182,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=_checked(_rate),
         default=0.0,
         metavar="QUANTITY",
-        help="pretend an uplink of so many bits per second: 100M (default: as fast as it goes)",
+        help="pretend a link of so many bits per second: 100M (default: as fast as it goes)",
     )
     group.add_argument(
         "--link-latency-milliseconds",

@@ -1,8 +1,8 @@
-"""A slow link, pretended: the agent's own outgoing bulk is paced in user space.
+"""A slow link, pretended: the bulk that leaves the agent, and fragments that come, are paced.
 
-For the devices that one machine pretends to be in local mode. The rate is that of one shared
-uplink; the latency is a delay of each frame, during which others are under way already, as on a
-real link.
+For the devices that one machine pretends to be in local mode, in user space. The rate is that of
+one shared link in each direction (what comes from another agent was paced by that one); the latency
+is a delay of each frame that leaves, during which others are under way already, as on a real link.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Uplink:
         return bool(self._seconds_per_byte or self.latency_seconds)
 
     async def depart(self, size: int) -> None:
-        """Wait until so many bytes have left this device."""
+        """Wait until the link has carried so many bytes."""
         if not self._seconds_per_byte:
             return
         now = monotonic()

@@ -32,6 +32,9 @@ VERIFICATION = Verification(
     worst_item="lines.npz[3]",
     agreements=8,
     tolerance=1e-4,
+    reference_items=8,
+    reference_abs_diff=1e-4,
+    reference_rel_diff=5e-5,
     floor_bytes=60 << 20,
     peak_bytes=44 << 20,
     seconds=1.5,
@@ -139,9 +142,12 @@ def test_the_main_figures_of_a_verification_stand_in_the_job_and_are_null_withou
         replace(REPORT, jobs=(replace(JOB, state="Cancelled"),)),
         replace(REPORT, jobs=(replace(JOB, verification=replace(VERIFICATION, mismatched=1)),)),
         replace(REPORT, jobs=(replace(JOB, verification=replace(VERIFICATION, max_rel_diff=1)),)),
+        replace(REPORT, devices=(DEVICE, replace(DEVICE, peak_bytes_above_floor=25 << 20))),
     ],
 )
-def test_a_run_succeeds_only_if_every_item_did_and_nothing_differs(report: RunReport) -> None:
+def test_a_run_succeeds_only_if_every_item_did_nothing_differs_and_budgets_held(
+    report: RunReport,
+) -> None:
     assert REPORT.succeeded
     assert not report.succeeded
 

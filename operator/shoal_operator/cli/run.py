@@ -36,9 +36,9 @@ EPILOG: Final = (
     "Compare with the whole model, and keep the figures:  "
     "shoal run job.yaml --verify --report report.json\n\n"
     "[bold]Exit status[/bold]\n\n"
-    "0: every item succeeded. 1: items failed, or --verify found a difference. "
-    "2: wrong usage, a manifest or model that is refused, or nothing fits. 130: interrupted; "
-    "run the same command again to resume."
+    "0: every item succeeded. 1: items failed, --verify found a difference, or a device was "
+    "measured over its budget. 2: wrong usage, a manifest or model that is refused, or nothing "
+    "fits. 130: interrupted; run the same command again to resume."
 )
 _BARE: Final = "A bare model"
 _HOW: Final = "How to run"

@@ -31,6 +31,9 @@ def print_summary(console: Console, report: RunReport) -> None:
     if report.devices:
         console.print(device_table(report.devices))
         console.print(_enforcement_line(report), highlight=False)
+        for device in report.devices:
+            if not device.within_budget:
+                console.print(Text(over_budget_line(device), style="bold red"))
     for job in report.jobs:
         if job.verification_error:
             text = f"{job.name}: not verified: {job.verification_error}"
@@ -269,10 +272,18 @@ def _enforcement_line(report: RunReport) -> Text:
     else:
         line = f"budgets: enforced by {report.enforcement.mode}, limit = floor + budget"
         line += f"; {kills} out-of-memory kills"
-    over = [device.name for device in report.devices if not device.within_budget]
-    if over:
-        return Text(f"{line}; OVER BUDGET: {', '.join(over)}", style="bold red")
+    if not all(device.within_budget for device in report.devices):
+        return Text(line, style="red" if kills else "")
     return Text(f"{line}; every device inside its budget", style="red" if kills else "")
+
+
+def over_budget_line(device: DeviceReport) -> str:
+    """What a device took of what it had, and what to do."""
+    return (
+        f"device {device.name} used {format_bytes(device.peak_bytes_above_floor)} of its "
+        f"{format_bytes(device.budget_bytes)}: OVER BUDGET; give it more memory or cut the model "
+        "into more fragments"
+    )
 
 
 def _verification_line(verification: Verification, devices: Sequence[DeviceReport]) -> Text:
@@ -282,6 +293,11 @@ def _verification_line(verification: Verification, devices: Sequence[DeviceRepor
         f"{verification.max_abs_diff:.2g} absolute, {verification.max_rel_diff:.2g} relative; "
         f"same maxima in {verification.agreements}/{verification.items}"
     )
+    if verification.reference_items:
+        line += (
+            f"; ONNX Runtime's own rounding (default against unoptimised, "
+            f"{verification.reference_items} items): {verification.reference_abs_diff:.2g} absolute"
+        )
     if verification.skipped:
         line += f"; {verification.skipped} failed items skipped"
     if verification.mismatched:

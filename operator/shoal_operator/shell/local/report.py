@@ -99,8 +99,10 @@ class Verification:
     |difference| / (1 + |whole model's|): it equals the absolute one near zero. `agreements` are the
     items whose outputs have their maxima along the last axis at the same places; `mismatched` are
     those that differ in name, shape, type, text or in where they are not finite: no difference can
-    be given for them. `skipped` are the items that failed. Bytes are above the floor of a process
-    with ONNX Runtime loaded, measured as an agent measures its own.
+    be given for them. `skipped` are the items that failed. The `reference_` differences are between
+    that session and one of the same model without optimisation, over `reference_items` items: how
+    far ONNX Runtime's own rounding goes. Bytes are above the floor of a process with ONNX Runtime
+    loaded, measured as an agent measures its own.
     """
 
     items: int
@@ -111,6 +113,9 @@ class Verification:
     worst_item: str
     agreements: int
     tolerance: float
+    reference_items: int
+    reference_abs_diff: float
+    reference_rel_diff: float
     floor_bytes: int
     peak_bytes: int
     seconds: float
@@ -178,12 +183,18 @@ class RunReport:
 
     @property
     def succeeded(self) -> bool:
-        """Every item of every job succeeded, and every verification passed."""
-        return not self.interrupted and all(
-            job.complete
-            and not job.verification_error
-            and (job.verification is None or job.verification.passed)
-            for job in self.jobs
+        """Every item of every job succeeded, every verification passed, no device passed its
+        budget.
+        """
+        return (
+            not self.interrupted
+            and all(device.within_budget for device in self.devices)
+            and all(
+                job.complete
+                and not job.verification_error
+                and (job.verification is None or job.verification.passed)
+                for job in self.jobs
+            )
         )
 
 
@@ -196,6 +207,8 @@ def to_json(report: RunReport) -> dict[str, object]:
         verification = source.verification
         job["max_abs_diff"] = None if verification is None else verification.max_abs_diff
         job["max_rel_diff"] = None if verification is None else verification.max_rel_diff
+        reference = None if verification is None else verification.reference_abs_diff
+        job["reference_abs_diff"] = reference
         job["whole_model_peak_bytes"] = None if verification is None else verification.peak_bytes
     for device, held in zip(document["devices"], report.devices, strict=True):
         device["within_budget"] = held.within_budget

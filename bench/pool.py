@@ -34,11 +34,15 @@ CALL_SECONDS = 30.0
 
 
 def cut(
-    path: Path, store: Path, fragments: int, shapes: Mapping[str, Sequence[int]] | None = None
+    path: Path,
+    store: Path,
+    how: int | tuple[str, ...],
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> PartitionDocument:
-    """Cut a model into so many fragments, in this process."""
+    """Cut a model into so many fragments, or after these tensors, in this process."""
     profile = profile_model(path, shapes)
-    cuts = choose_cuts(profile, CutRequest(fragments=fragments))
+    request = CutRequest(fragments=how) if isinstance(how, int) else CutRequest(tensors=how)
+    cuts = choose_cuts(profile, request)
     if isinstance(cuts, Refusal):
         raise AssertionError(f"{path}: {cuts.reason}")
     return cut_model(path, profile, cuts, store)

@@ -207,74 +207,91 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(actions)
-def test_every_task_is_answered_exactly_once_and_starts_only_with_all_its_inputs(  # noqa: C901, PLR0915 - one case per action
-    history: list[tuple[str, int, int]],
-) -> None:
-    queue, answers, running, delivering = TaskQueue(), {}, None, []
-    here: set[object] = set()
-    epoch, submitted = 1, 0
+class Device:
+    """Does what a queue says, and notes how each task is answered."""
 
-    def follow(effects: list[Effect] | None) -> None:
-        nonlocal running
+    def __init__(self) -> None:
+        self.queue = TaskQueue()
+        self.answers: dict[int, str] = {}
+        self.running: Assignment | None = None
+        self.delivering: list[int] = []
+        self.here: set[object] = set()
+        self.epoch, self.submitted = 1, 0
+
+    def follow(self, effects: list[Effect] | None) -> None:
         for effect in effects or []:
             match effect:
                 case Start():
-                    assert running is None
-                    assert all(key in here for key, _ in effect.inputs)
+                    assert self.running is None
+                    assert all(key in self.here for key, _ in effect.inputs)
                     assert len(effect.inputs) == len(effect.assignment.needs)
-                    running = effect.assignment
+                    self.running = effect.assignment
                 case Refused(instruction=instruction):
-                    assert instruction not in answers
-                    answers[instruction] = "refused"
+                    assert instruction not in self.answers
+                    self.answers[instruction] = "refused"
                 case Drop(keys=keys):
-                    assert here >= set(keys)
-                    here.difference_update(keys)
+                    assert self.here >= set(keys)
+                    self.here.difference_update(keys)
                 case Stop(instruction=instruction):
-                    assert running is not None
-                    assert running.instruction == instruction
+                    assert self.running is not None
+                    assert self.running.instruction == instruction
 
-    def finish() -> None:
-        nonlocal running
-        task, running = running, None
-        delivering.append(task.instruction)
+    def finish(self) -> None:
+        """The running task has computed."""
+        assert self.running is not None
+        task, self.running = self.running, None
+        self.delivering.append(task.instruction)
         # Before the effects: the next task may start on what this one made.
-        stale = queue.stale(task.task.job, task.task.epoch)
-        if not stale:
-            here.add(task.task)
-        follow(queue.computed(task.instruction, ["t1"]))
+        if not self.queue.stale(task.task.job, task.task.epoch):
+            self.here.add(task.task)
+        self.follow(self.queue.computed(task.instruction, ["t1"]))
 
-    def deliver() -> None:
-        instruction = delivering.pop(0)
-        assert instruction not in answers
-        answers[instruction] = "executed"
-        follow(queue.delivered(instruction))
+    def deliver(self) -> None:
+        """The oldest computed task has handed its outputs on."""
+        instruction = self.delivering.pop(0)
+        assert instruction not in self.answers
+        self.answers[instruction] = "executed"
+        self.follow(self.queue.delivered(instruction))
 
-    for action, item, producer in history:
+    def act(self, action: str, item: int, producer: int) -> None:
+        """One thing that can happen; nothing where it cannot happen now."""
         match action:
             case "submit":
-                submitted += 1
-                follow(queue.submit(assignment(submitted, item, producer - 1, epoch=epoch)))
+                self.submitted += 1
+                task = assignment(self.submitted, item, producer - 1, epoch=self.epoch)
+                self.follow(self.queue.submit(task))
             case "arrive":
-                key = sent(item, producer - 1, epoch)
-                here.add(key)
-                follow(queue.arrive(NOW, key, [f"t{producer - 1}"]))
-            case "finish" if running is not None:
-                finish()
-            case "deliver" if delivering:
-                deliver()
+                key = sent(item, producer - 1, self.epoch)
+                self.here.add(key)
+                self.follow(self.queue.arrive(NOW, key, [f"t{producer - 1}"]))
+            case "finish" if self.running is not None:
+                self.finish()
+            case "deliver" if self.delivering:
+                self.deliver()
             case "cancel":
-                follow(queue.cancel(item))
+                self.follow(self.queue.cancel(item))
             case "release":
-                follow(queue.release([made(item, epoch=epoch)]))
+                self.follow(self.queue.release([made(item, epoch=self.epoch)]))
             case "epoch":
-                epoch += 1
-                follow(queue.void("j", epoch))
-    for instruction in range(1, submitted + 1):
-        follow(queue.cancel(instruction))
-    while running is not None or delivering:
-        finish() if running is not None else deliver()
-    assert sorted(answers) == list(range(1, submitted + 1))
-    assert queue.idle
-    assert queue.queued == 0
+                self.epoch += 1
+                self.follow(self.queue.void("j", self.epoch))
+
+
+@settings(max_examples=300, deadline=None)
+@given(actions)
+def test_every_task_is_answered_exactly_once_and_starts_only_with_all_its_inputs(
+    history: list[tuple[str, int, int]],
+) -> None:
+    device = Device()
+    for action, item, producer in history:
+        device.act(action, item, producer)
+    for instruction in range(1, device.submitted + 1):
+        device.follow(device.queue.cancel(instruction))
+    while device.running is not None or device.delivering:
+        if device.running is not None:
+            device.finish()
+        else:
+            device.deliver()
+    assert sorted(device.answers) == list(range(1, device.submitted + 1))
+    assert device.queue.idle
+    assert device.queue.queued == 0

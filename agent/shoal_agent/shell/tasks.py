@@ -1,7 +1,7 @@
 """Tasks of one session: the queue decides, this runs them, keeps what they make and hands it on."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -244,64 +244,39 @@ class Tasks:
         message, task = order.message, order.message.task
         instruction = message.instruction
 
-        # What is kept may be on disk by now; then it is sent from there.
-        outputs: Mapping[str, Array] = {
-            **result.outputs,
-            **(self._store.get(made(task)) or {}),
-        }
-
-        def parcel(consumer: int, device: str, names: Iterable[str]) -> Parcel:
-            return Parcel(
-                key=edge(task, consumer),
-                device=device,
-                tensors={name: outputs[name] for name in names},
-                lossy=message.lossy,
-            )
-
         asked = [name for route in message.routes for name in route.tensors] + list(message.results)
         unknown = sorted(set(asked) - result.outputs.keys())
         if unknown:
-            self._fail(
-                instruction, failure(pb.RUNTIME, f"the fragment makes no output {unknown[0]}")
-            )
+            text = f"the fragment makes no output {unknown[0]}"
+            self._fail(instruction, failure(pb.RUNTIME, text))
             return
-        work: list[Awaitable[int]] = []
-        for route in message.routes:
-            if route.device == self._device:
-                continue  # it is here, kept
-            work.append(
-                self._outlet.deliver(
-                    parcel(route.consumer, route.device, route.tensors), route.address
-                )
-            )
-        if message.results:
-            work.append(self._outlet.deliver(parcel(MODEL, "", message.results), ""))
-        answers = await asyncio.gather(*map(_delivered, work))
-        result_error = answers.pop() if message.results else None
-        if result_error is not None:
-            self._fail(instruction, failure_of(result_error))
-            return
-        remote = iter(answers)
-        delivered = [
-            route.consumer
-            for route in message.routes
-            if route.device == self._device or next(remote) is None
+        # What is kept may be on disk by now; then it is sent from there.
+        kept = self._store.get(made(task)) or {}
+        remote = [route for route in message.routes if route.device != self._device]
+        work = [
+            self._outlet.deliver(parcel, route.address)
+            for parcel, route in _parcels(message, remote, {**result.outputs, **kept})
         ]
+        answers = await asyncio.gather(*map(_delivered, work))
+        if message.results and (lost := answers.pop()) is not None:
+            self._fail(instruction, failure_of(lost))
+            return
+        missed = {
+            route.consumer
+            for route, answer in zip(remote, answers, strict=True)
+            if answer is not None
+        }
         total = seconds(Nanoseconds(steady_nanoseconds() - order.since))
         self._counters.compute.observe(result.compute_seconds)
         self._counters.task.observe(total)
-        self._answer(
-            pb.Reply(
-                instruction=instruction,
-                executed=pb.Executed(
-                    compute_seconds=result.compute_seconds,
-                    total_seconds=total,
-                    output_bytes=sum(array.nbytes for array in result.outputs.values()),
-                    peak_bytes=result.peak_bytes,
-                    delivered=delivered,
-                ),
-            )
+        executed = pb.Executed(
+            compute_seconds=result.compute_seconds,
+            total_seconds=total,
+            output_bytes=sum(array.nbytes for array in result.outputs.values()),
+            peak_bytes=result.peak_bytes,
+            delivered=[r.consumer for r in message.routes if r.consumer not in missed],
         )
+        self._answer(pb.Reply(instruction=instruction, executed=executed))
 
     async def _forward(self, message: pb.Forward) -> None:
         began = steady_nanoseconds()
@@ -368,6 +343,19 @@ class Tasks:
     def tick(self) -> None:
         """Time has passed: deadlines, and activations that nobody claimed."""
         self._do(self._queue.tick(Nanoseconds(steady_nanoseconds())))
+
+
+def _parcels(
+    message: pb.Execute, routes: Iterable[pb.Route], outputs: Mapping[str, Array]
+) -> Iterator[tuple[Parcel, pb.Route]]:
+    """One for each route; last, where there are results, theirs to the coordinator."""
+    ways = [*routes]
+    if message.results:
+        ways.append(pb.Route(consumer=MODEL, tensors=message.results))
+    for way in ways:
+        tensors = {name: outputs[name] for name in way.tensors}
+        key = edge(message.task, way.consumer)
+        yield Parcel(key=key, device=way.device, tensors=tensors, lossy=message.lossy), way
 
 
 async def _delivered(work: Awaitable[int]) -> Undelivered | None:

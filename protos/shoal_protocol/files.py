@@ -5,10 +5,13 @@ has all of it. No file is touched here but the open one that `file_frames` reads
 """
 
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
-from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, MalformedFrame, join_frame, split_frame
+from shoal_protocol.frames import MalformedFrame, join_frame, split_frame
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest, FileSlice, FrameHeader
+
+FILE_FRAME_BYTES: Final = 128 << 10
+"""Small, since several stand in the buffers of either side, and both may be devices on a budget."""
 
 
 def file_frames(
@@ -16,7 +19,7 @@ def file_frames(
     request: FetchFragmentRequest,
     file_bytes: int,
     *,
-    frame_bytes: int = MAXIMUM_PAYLOAD_BYTES,
+    frame_bytes: int = FILE_FRAME_BYTES,
 ) -> Iterator[bytes]:
     """The frames that answer a request, read from an open file of `file_bytes` bytes as they are
     asked for.

@@ -13,7 +13,7 @@ from shoal_agent.shell.manifest import FILES, is_digest
 from shoal_agent.shell.shaping import Uplink
 from shoal_agent.shell.tasks import Tasks
 from shoal_protocol.files import file_frames
-from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, MalformedFrame, split_frame
+from shoal_protocol.frames import MalformedFrame, split_frame
 from shoal_protocol.services import FileContext, FrameContext
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
@@ -68,7 +68,7 @@ class Peers:
         try:
             async with self._fetches:
                 with path.open("rb", buffering=0) as file:
-                    frames = file_frames(file, request, size, frame_bytes=MAXIMUM_PAYLOAD_BYTES)
+                    frames = file_frames(file, request, size)
                     while (frame := await asyncio.to_thread(next, frames, None)) is not None:
                         await self._uplink.depart(len(frame))
                         await context.write(frame)

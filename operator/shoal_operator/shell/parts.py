@@ -84,6 +84,11 @@ class Part:
         return self._remaining == 0
 
     @property
+    def in_memory(self) -> bool:
+        """The tail is all there is."""
+        return not self._written
+
+    @property
     def any_stored(self) -> bool:
         return len(self.failed_rows) < self.file.items
 
@@ -249,7 +254,7 @@ class Part:
 
     def _reading(self) -> BinaryIO:
         """The records; those of a part that has no file yet are in memory."""
-        if not self._written:
+        if self.in_memory:
             return io.BytesIO(self._tail)
         self._write_tail()
         return self.path.open("rb")
@@ -278,7 +283,12 @@ def make_file(part: Part, names: Sequence[str], outputs: Path) -> int:
     temporary = part.path.with_suffix(".tmp")
     try:
         with temporary.open("wb") as file:
-            write_archive(file, _streams(part, names))
+            if part.in_memory:  # at once: an archive's writer goes to and fro
+                archive = io.BytesIO()
+                write_archive(archive, _streams(part, names))
+                file.write(archive.getbuffer())
+            else:
+                write_archive(file, _streams(part, names))
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()

@@ -31,6 +31,7 @@ import json
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,6 +42,8 @@ from shoal_operator.shell.parts import Part, ResultFile, make_file
 
 _VERSION: Final = 1
 _LISTED_FAILURES: Final = 100_000
+_MAKERS: Final = 4
+"""Files that are made at once."""
 _UNWRITTEN_BYTES: Final = 16 * 1024 * 1024
 """What the tails of all parts together may hold in memory, at most."""
 
@@ -102,6 +105,7 @@ class ResultStore:
                 self._recover()
             except OSError as e:
                 raise OutputsRefused(outputs, f"cannot be written: {e.strerror or e}") from e
+            self._makers = undo.enter_context(ThreadPoolExecutor(_MAKERS, f"files of {job}"))
             self._resources = undo.pop_all()
 
     def close(self) -> None:
@@ -203,6 +207,7 @@ class ResultStore:
     def _make(self, numbers: Iterable[int]) -> dict[int, str]:
         """Make the files among these whose items have all ended; the reasons where that failed."""
         problems: dict[int, str] = {}
+        ready: list[int] = []
         made: list[int] = []
         for number in numbers:
             part = self._parts[number]
@@ -211,17 +216,23 @@ class ResultStore:
             if not part.any_stored:
                 self._drop(number)
                 continue
-            try:
-                size = make_file(part, self._names, self._outputs)
-            except OSError as e:
-                problems[number] = self._unwritable(e.strerror or str(e))
-                continue
-            if part.failed_rows:
+            ready.append(number)
+        for number, size in zip(ready, self._makers.map(self._try_make, ready), strict=True):
+            if isinstance(size, OSError):
+                problems[number] = self._unwritable(size.strerror or str(size))
+            elif self._parts[number].failed_rows:
                 self._made_in_part.add(number)
             else:
                 self._made[number] = size
                 made.append(number)
         return problems | self._note_made(made)
+
+    def _try_make(self, number: int) -> int | OSError:
+        """In a thread of its own: what takes the time is to wait for the disk."""
+        try:
+            return make_file(self._parts[number], self._names, self._outputs)
+        except OSError as e:
+            return e
 
     def _note_made(self, numbers: Sequence[int]) -> dict[int, str]:
         """Make the names of made files last, then let their parts go."""

@@ -1,5 +1,6 @@
 """The `shoal` command: help, usage, and what errors look like."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,8 @@ def test_completion_scripts_are_there_for_the_usual_shells() -> None:
         capture_output=True,
         text=True,
         check=False,
+        # Else the name is ignored, and the shell is the one that the tests were started from.
+        env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
     )
     assert "complete" in done.stdout
 

@@ -23,7 +23,7 @@ from shoal_agent.shell.fragments import Fragments
 from shoal_agent.shell.links import PeerLinks
 from shoal_agent.shell.logs import log
 from shoal_agent.shell.machine import Machine
-from shoal_agent.shell.memory import MemoryMeter, drop_startup_pages
+from shoal_agent.shell.memory import MemoryMeter
 from shoal_agent.shell.runtime import Runtime
 from shoal_agent.shell.serving import Peers
 from shoal_agent.shell.session import Session, SessionBroken
@@ -76,7 +76,6 @@ class Agent:
             log.warning("removed damaged fragments: %s", free_names(self._cache.dropped_at_start))
         self._processor = ThreadPoolExecutor(1, "processor")
         threads = settings.threads or self._machine.processors
-        drop_startup_pages()  # before ONNX Runtime warms up: what it needs comes back
         self.fragments = Fragments(
             ledger=Ledger(budget=settings.budget, single=settings.single),
             cache=self._cache,

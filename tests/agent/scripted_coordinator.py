@@ -43,6 +43,8 @@ class ConnectedDevice:
     exchange: asyncio.Future[FrameContext] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+    # gRPC takes one write of a stream at a time; tests give while the service acknowledges.
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     results: asyncio.Queue[ReceivedActivation] = field(default_factory=asyncio.Queue)
     replies: dict[int, asyncio.Future[pb.Reply]] = field(default_factory=dict)
     acknowledged: dict[int, asyncio.Future[Acknowledgement]] = field(default_factory=dict)
@@ -79,7 +81,8 @@ class ConnectedDevice:
         self.acknowledged[number] = future
         name = self.hello.device if device is None else device
         for frame in encode_activation(key, name, tensors, transfer=number):
-            await context.write(frame)
+            async with self.turn:
+                await context.write(frame)
         return await asyncio.wait_for(future, PATIENCE_SECONDS)
 
     async def result(self) -> ReceivedActivation:
@@ -181,7 +184,8 @@ class ScriptedCoordinator:
                     outcome = (await target.give(received.key, received.tensors)).outcome
                 else:
                     device.results.put_nowait(received)
-            await context.write(acknowledgement(header.transfer, outcome))
+            async with device.turn:
+                await context.write(acknowledgement(header.transfer, outcome))
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
         self.fetches.append(request)

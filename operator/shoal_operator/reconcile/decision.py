@@ -1,0 +1,139 @@
+"""What a reconciler answers: the status to show, the children to have, what to tell and to ask.
+
+The shell carries a decision out in this order: status first (so that what is shown never lags
+behind what is done), then children, removals, coordinator calls, Events.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal_operator.api.kinds import AnyKind
+from shoal_operator.api.kinds.device import DeviceStatus
+from shoal_operator.api.kinds.device_pool import DevicePoolStatus
+from shoal_operator.api.kinds.inference_job import InferenceJobStatus
+from shoal_operator.api.kinds.model import ModelStatus
+from shoal_operator.api.kinds.partition import PartitionStatus
+from shoal_operator.api.kinds.placement import PlacementStatus
+
+Manifest = Mapping[str, object]
+"""A Kubernetes object as JSON: apiVersion, kind, metadata, spec."""
+
+AnyStatus = (
+    ModelStatus
+    | PartitionStatus
+    | DevicePoolStatus
+    | DeviceStatus
+    | PlacementStatus
+    | InferenceJobStatus
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectKey:
+    """One object of the cluster. `api_version` as in a manifest: `batch/v1`, `v1`."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """An Event on the object itself. `warning`: of type Warning instead of Normal.
+
+    Told once: the same reason and message on the same object is not told again.
+    """
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceChild:
+    """A Device object with its status, both written by the operator only."""
+
+    device: Manifest
+    status: DeviceStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitJob:
+    """Have the pool's coordinator run a job, or go on with it in a newer epoch.
+
+    `job` is the coordinator's name for it (`job_id`); `partition` the document as it was cut;
+    `stages`: per fragment the devices that serve it, best first.
+    """
+
+    pool: str
+    job: str
+    partition: bytes
+    stages: tuple[tuple[str, ...], ...]
+    epoch: int
+    mode: str
+    policy: str
+    priority: int
+    backoff_limit: int
+    parallelism: int
+    active_deadline_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelJob:
+    """Have the coordinator stop a job; what it has finished stays, so that it can go on."""
+
+    pool: str
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveJob:
+    """Have the coordinator forget a job that has ended or was cancelled, with its files."""
+
+    pool: str
+    job: str
+
+
+CoordinatorCall = SubmitJob | CancelJob | RemoveJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What is to be done about one object; carrying it out twice is carrying it out once.
+
+    `children` are applied server-side with the object as their controlling owner; `removals` are
+    deleted. `secrets` are names of Secrets that the shell makes once and keeps fresh, because keys
+    come from chance. `requeue_seconds`: look again then, even if nothing happens; None: an event
+    will come. `delete_self`: the object itself has served its time.
+    """
+
+    status: AnyStatus
+    children: tuple[Manifest, ...] = ()
+    devices: tuple[DeviceChild, ...] = ()
+    removals: tuple[ObjectKey, ...] = ()
+    calls: tuple[CoordinatorCall, ...] = ()
+    notes: tuple[Note, ...] = ()
+    certificates: tuple["CertificateWanted", ...] = ()
+    requeue_seconds: float | None = None
+    delete_self: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateWanted:
+    """A Secret with `tls.crt`, `tls.key` and `ca.crt`, owned by the object, renewed in time.
+
+    `authority` names the Secret of the authority that signs it, in the same namespace; None: it is
+    an authority itself. `common_name` is the identity, `hosts` the DNS names.
+    """
+
+    secret: str
+    authority: str | None
+    common_name: str
+    hosts: tuple[str, ...] = ()
+
+
+def key_of(value: AnyKind) -> tuple[str, str, str]:
+    """Kind, namespace and name of one of our objects."""
+    return type(value).__name__, value.metadata.namespace or "", value.metadata.name

@@ -1,0 +1,38 @@
+"""How the operator was installed: what the chart's values say, as one frozen value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shoal_protocol.units import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """What pods run: image names with tag or digest, how they are pulled."""
+
+    operator: str
+    agent: str
+    pull_policy: str = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSettings:
+    """What decisions depend on besides the cluster.
+
+    `enrolment`: HOST:PORT where agents get their certificates. `agent_floor`: what an idle agent
+    may use; an agent's memory limit is this plus its budget. `worker_memory`: limit of a pod that
+    fetches or cuts. `cert_manager`: authorities are asked of cert-manager instead of made here.
+    `pod_monitors`: the cluster has the Prometheus operator. `offline`: nothing is fetched from
+    outside the cluster (https, s3, oci are refused).
+    """
+
+    images: Images
+    enrolment: str
+    agent_floor: Bytes
+    worker_memory: Bytes
+    cert_manager: bool = False
+    pod_monitors: bool = False
+    monitor_labels: Mapping[str, str] = field(default_factory=dict)
+    network_policies: bool = True
+    offline: bool = False

@@ -2,13 +2,14 @@
 it runs.
 """
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 
 from shoal_operator.cli import partition, plan, processes, run, version
 from shoal_operator.cli.failures import INTERRUPTED, print_failure
+from shoal_operator.cli.options import help_of
 
 EPILOG = (
     "A first run:  shoal run model.onnx --inputs in --outputs out --devices 3 --budget 64Mi\n\n"
@@ -27,12 +28,17 @@ app = typer.Typer(
 
 _RAW = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-app.command("run", no_args_is_help=True, epilog=run.EPILOG)(run.run)
-app.command("partition", no_args_is_help=True, epilog=partition.EPILOG)(partition.partition)
-app.command("plan", no_args_is_help=True, epilog=plan.EPILOG)(plan.plan)
-app.command("agent", context_settings=_RAW, add_help_option=False)(processes.agent)
-app.command("coordinator", epilog=processes.COORDINATOR_EPILOG)(processes.coordinator)
-app.command("version")(version.version)
+
+def _add(command: Callable[..., None], **settings: Any) -> None:
+    app.command(command.__name__, help=help_of(command), **settings)(command)
+
+
+_add(run.run, no_args_is_help=True, epilog=run.EPILOG)
+_add(partition.partition, no_args_is_help=True, epilog=partition.EPILOG)
+_add(plan.plan, no_args_is_help=True, epilog=plan.EPILOG)
+_add(processes.agent, context_settings=_RAW, add_help_option=False)
+_add(processes.coordinator, no_args_is_help=True, epilog=processes.COORDINATOR_EPILOG)
+_add(version.version)
 
 _debug = False
 

@@ -3,11 +3,11 @@
 import asyncio
 import tempfile
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
-from shoal_operator.cli.options import parse_size
+from shoal_operator.cli import options
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
@@ -19,28 +19,12 @@ EPILOG: Final = (
 
 
 def partition(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.")],
-    fragments: Annotated[
-        int | None, typer.Option(min=1, max=256, help="How many fragments.")
-    ] = None,
-    max_bytes: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="The most that a fragment may need, such as 16Mi."),
-    ] = None,
-    cuts: Annotated[
-        str | None, typer.Option(metavar="TENSOR,...", help="Cut where these tensors are made.")
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="INPUT=1,3,48,320",
-            help="The shape of an input with dynamic axes, to reckon with. Repeatable.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Keep the fragments here, as a fragment store."),
-    ] = None,
+    model: options.ModelFile,
+    fragments: options.Count = None,
+    max_bytes: options.MaxBytes = None,
+    cuts: options.Cuts = None,
+    shape: options.Shapes = None,
+    out: options.Out = None,
 ) -> None:
     """Cut a model into fragments and print what they are: nodes, weights, memory, boundaries."""
     from rich.console import Console
@@ -49,7 +33,7 @@ def partition(
     from shoal_operator.shell.local.orders import CutOrder
     from shoal_operator.shell.local.preparation import prepare
 
-    if sum(option is not None for option in (fragments, max_bytes, cuts)) != 1:
+    if sum(given is not None for given in (fragments, max_bytes, cuts)) != 1:
         raise typer.BadParameter("give one of --fragments, --max-bytes and --cuts")
     order = CutOrder(
         name=model.stem,
@@ -59,7 +43,7 @@ def partition(
         shapes=_parse_shapes(shape or []),
         sample=None,
         fragments=fragments,
-        max_bytes=None if max_bytes is None else parse_size(max_bytes, "--max-bytes"),
+        max_bytes=None if max_bytes is None else options.parse_size(max_bytes, "--max-bytes"),
         tensors=tuple(cuts.split(",")) if cuts else (),
         budgets=(),
     )

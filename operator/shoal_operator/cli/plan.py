@@ -1,12 +1,11 @@
 """`shoal plan`."""
 
 import asyncio
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
-from shoal_operator.cli.options import Volumes, load_files, parse_volumes
+from shoal_operator.cli import options
 
 EPILOG: Final = (
     "[bold]Example[/bold]\n\n"
@@ -16,17 +15,9 @@ EPILOG: Final = (
 
 
 def plan(
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE...", help="Manifests, or folders of manifests."),
-    ],
-    volume: Volumes = None,
-    work: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for fragments. [dim]Default: the one that `shoal run` uses[/dim]"
-        ),
-    ] = None,
+    files: options.PlanFiles,
+    volume: options.Volumes = None,
+    work: options.PlanWork = None,
 ) -> None:
     """Print which devices would serve which fragments, and why the alternatives lost."""
     from rich.console import Console
@@ -37,8 +28,8 @@ def plan(
     from shoal_operator.shell.local.runner import plan_on_pool, prepare_all
     from shoal_operator.shell.local.workspace import default_work_folder, open_workspace
 
-    volumes = parse_volumes(volume)
-    orders = read_orders(load_files(files), volumes)
+    volumes = options.parse_volumes(volume)
+    orders = read_orders(options.load_files(files), volumes)
     wanted = [(f"Placement {name}", order) for name, order in orders.placements]
     wanted += [(f"InferenceJob {order.name}", order.plan) for order in orders.jobs]
     if not wanted:

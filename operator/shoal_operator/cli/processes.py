@@ -3,13 +3,12 @@
 import os
 import sys
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from shoal_operator.cli.options import LogLevel
+from shoal_operator.cli import options
 
 if TYPE_CHECKING:
     from shoal_protocol.channels import Credentials
@@ -18,14 +17,6 @@ COORDINATOR_EPILOG: Final = (
     "[bold]Example[/bold]\n\n"
     "shoal coordinator --listen unix:/run/shoal/coordinator.sock --store /var/lib/shoal"
 )
-_SECURITY: Final = "Security"
-
-
-class RelayChoice(StrEnum):
-    """What `--relay` takes."""
-
-    AUTO = "Auto"
-    ALWAYS = "Always"
 
 
 def agent(context: typer.Context) -> None:
@@ -35,82 +26,22 @@ def agent(context: typer.Context) -> None:
 
 
 def coordinator(
-    listen: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS", help="Where agents and clients reach it: unix:/path or HOST:PORT."
-        ),
-    ],
-    store: Annotated[Path, typer.Option(metavar="DIR", help="The fragment store.")],
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where it notes the jobs that run, so that the next one goes on with them. "
-            "[dim]Default: state/ in the store[/dim]",
-        ),
-    ] = None,
-    relay: Annotated[
-        RelayChoice,
-        typer.Option(
-            case_sensitive=False,
-            help="Activations: from agent to agent where a route exists, or always through here.",
-        ),
-    ] = RelayChoice.AUTO,
-    metrics_address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there."),
-    ] = None,
-    telemetry_seconds: Annotated[
-        float, typer.Option(min=0.05, help="How often agents are asked to report.")
-    ] = 2.0,
-    silence_seconds: Annotated[
-        float, typer.Option(min=0.1, help="A device silent for so long is probed.")
-    ] = 6.0,
-    patience_seconds: Annotated[
-        float, typer.Option(min=0.1, help="A probed device that is silent for so long is lost.")
-    ] = 3.0,
-    task_seconds: Annotated[
-        float, typer.Option(min=0.1, help="The longest that one task may take.")
-    ] = 540.0,
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="The authority that all sides trust.", rich_help_panel=_SECURITY
-        ),
-    ] = None,
-    tls_certificate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="This coordinator's certificate.", rich_help_panel=_SECURITY
-        ),
-    ] = None,
-    tls_key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The certificate's key.", rich_help_panel=_SECURITY),
-    ] = None,
-    client: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Common name of a certificate that may submit jobs. Repeatable. "
-            "[dim]Default: shoal, shoal-operator[/dim]",
-            rich_help_panel=_SECURITY,
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="No TLS; refused for what is not loopback.",
-            rich_help_panel=_SECURITY,
-        ),
-    ] = False,
-    exit_with_parent: Annotated[
-        bool,
-        typer.Option("--exit-with-parent", help="End when the process that started it ends."),
-    ] = False,
-    log_level: Annotated[LogLevel, typer.Option(help="How much to log.")] = LogLevel.WARNING,
+    listen: options.Listen,
+    store: options.Store,
+    state: options.State = None,
+    relay: options.Relay = options.RelayChoice.AUTO,
+    metrics_address: options.MetricsAddress = None,
+    telemetry_seconds: options.TelemetrySeconds = 2.0,
+    silence_seconds: options.SilenceSeconds = 6.0,
+    patience_seconds: options.PatienceSeconds = 3.0,
+    task_seconds: options.TaskSeconds = 540.0,
+    tls_ca: options.TlsCa = None,
+    tls_certificate: options.TlsCertificate = None,
+    tls_key: options.TlsKey = None,
+    client: options.Clients = None,
+    insecure: options.Insecure = False,
+    exit_with_parent: options.ExitWithParent = False,
+    log_level: options.CoordinatorLogLevel = options.LogLevel.WARNING,
 ) -> None:
     """Run a coordinator: sessions with agents, dispatch, recovery, results.
 

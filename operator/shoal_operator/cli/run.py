@@ -4,22 +4,14 @@ import asyncio
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from shoal_operator.api.choices import Mode, Policy, Residency
+from shoal_operator.cli import options
 from shoal_operator.cli.failures import INTERRUPTED
-from shoal_operator.cli.options import (
-    LogLevel,
-    Volumes,
-    is_model,
-    load_files,
-    parse_size,
-    parse_volumes,
-)
 from shoal_operator.shell.local.cgroups import Enforce
 
 if TYPE_CHECKING:
@@ -40,165 +32,30 @@ EPILOG: Final = (
     "measured over its budget. 2: wrong usage, a manifest or model that is refused, or nothing "
     "fits. 130: interrupted; run the same command again to resume."
 )
-_BARE: Final = "A bare model"
-_HOW: Final = "How to run"
-_SHOW: Final = "What to show"
-
-
-class ProgressKind(StrEnum):
-    """What `--progress` takes."""
-
-    AUTO = "auto"
-    RICH = "rich"
-    PLAIN = "plain"
 
 
 def run(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE...",
-            help="Manifests, or folders of manifests ([bold]-[/bold]: standard input), or one "
-            "[bold].onnx[/bold] file.",
-            show_default=False,
-        ),
-    ],
-    volume: Volumes = None,
-    inputs: Annotated[
-        Path | None,
-        typer.Option(help="Folder of .npz and .npy files.", rich_help_panel=_BARE),
-    ] = None,
-    outputs: Annotated[
-        Path | None, typer.Option(help="Folder for the results.", rich_help_panel=_BARE)
-    ] = None,
-    devices: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=64,
-            help="How many devices to pretend. [dim]Default: 3[/dim]",
-            rich_help_panel=_BARE,
-        ),
-    ] = None,
-    budget: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Each device's memory above its idle floor; given several times, one device each. "
-            "[dim]Default: 64Mi[/dim]",
-            rich_help_panel=_BARE,
-        ),
-    ] = None,
-    fragments: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=256,
-            help="How many fragments. [dim]Default: as few as fit[/dim]",
-            rich_help_panel=_BARE,
-        ),
-    ] = None,
-    mode: Annotated[
-        Mode | None,
-        typer.Option(
-            case_sensitive=False,
-            help="Whether an item waits for its own predecessors only, or for whole stages.",
-            rich_help_panel=_BARE,
-        ),
-    ] = None,
-    policy: Annotated[
-        Policy | None,
-        typer.Option(
-            case_sensitive=False,
-            help="How devices that suit a task equally well are ranked.",
-            rich_help_panel=_BARE,
-        ),
-    ] = None,
-    residency: Annotated[
-        Residency | None,
-        typer.Option(
-            case_sensitive=False,
-            help="As many fragments on a device as its budget takes, or one at a time.",
-            rich_help_panel=_BARE,
-        ),
-    ] = None,
-    enforce: Annotated[
-        Enforce,
-        typer.Option(
-            help="Hold each agent to floor + budget with a cgroup: where possible, in any case, "
-            "or only measure.",
-            rich_help_panel=_HOW,
-        ),
-    ] = Enforce.AUTO,
-    relay: Annotated[
-        bool,
-        typer.Option(
-            "--relay",
-            help="Send activations through the coordinator, not from agent to agent.",
-            rich_help_panel=_HOW,
-        ),
-    ] = False,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Threads of ONNX Runtime per agent. [dim]Default: the device's share of the "
-            "processors[/dim]",
-            rich_help_panel=_HOW,
-        ),
-    ] = None,
-    work: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for fragments, caches and logs. [dim]Default: one under the user's cache "
-            "folder for these files, so that a second run is warm[/dim]",
-            rich_help_panel=_HOW,
-        ),
-    ] = None,
-    keep: Annotated[
-        bool,
-        typer.Option(
-            "--keep/--no-keep",
-            help="Leave fragments and caches for the next run, or remove them at the end.",
-            rich_help_panel=_HOW,
-        ),
-    ] = True,
-    log_level: Annotated[
-        LogLevel, typer.Option(help="Of the logs in the work folder.", rich_help_panel=_HOW)
-    ] = LogLevel.INFO,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify",
-            help="Compare every result with the whole model's in ONNX Runtime, run in a process of "
-            "its own.",
-            rich_help_panel=_SHOW,
-        ),
-    ] = False,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            help="Largest difference that --verify accepts: |difference| / (1 + |whole model's|).",
-            rich_help_panel=_SHOW,
-        ),
-    ] = 1e-4,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write what the summary says as JSON (docs/report.md).",
-            rich_help_panel=_SHOW,
-        ),
-    ] = None,
-    progress: Annotated[
-        ProgressKind,
-        typer.Option(help="A live picture, or plain lines.", rich_help_panel=_SHOW),
-    ] = ProgressKind.AUTO,
-    quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="No progress and no summary.", rich_help_panel=_SHOW),
-    ] = False,
+    files: options.RunFiles,
+    volume: options.Volumes = None,
+    inputs: options.Inputs = None,
+    outputs: options.Outputs = None,
+    devices: options.Devices = None,
+    budget: options.Budgets = None,
+    fragments: options.Fragments = None,
+    mode: options.Mode = None,
+    policy: options.Policy = None,
+    residency: options.Residency = None,
+    enforce: options.Enforce = Enforce.AUTO,
+    relay: options.RelayAlways = False,
+    threads: options.Threads = None,
+    work: options.RunWork = None,
+    keep: options.Keep = True,
+    log_level: options.RunLogLevel = options.LogLevel.INFO,
+    verify: options.Verify = False,
+    tolerance: options.Tolerance = 1e-4,
+    report: options.Report = None,
+    progress: options.Progress = options.ProgressKind.AUTO,
+    quiet: options.Quiet = False,
 ) -> None:
     """Run inference jobs on this machine: a coordinator, and one agent process per device.
 
@@ -207,10 +64,6 @@ def run(
     budgets, every device keeps within its own, and results are written as they come. Running the
     same command again does what is missing.
     """
-    from shoal_operator.shell.local.orders import read_orders
-    from shoal_operator.shell.local.runner import RunOptions
-
-    volumes = parse_volumes(volume)
     bare = Bare(
         inputs=inputs,
         outputs=outputs,
@@ -221,25 +74,19 @@ def run(
         policy=policy,
         residency=residency,
     )
-    manifests = bare.manifests(files[0]) if is_model(files) else bare.refuse_for(files)
-    orders = read_orders(manifests, volumes)
-    options = RunOptions(
+    how = How(
         enforce=enforce,
         relay=relay,
+        threads=threads,
+        work=work,
+        keep=keep,
+        log_level=log_level,
         verify=verify,
         tolerance=tolerance,
-        threads=threads,
-        log_level=log_level.value,
     )
     show = Show(progress=progress, quiet=quiet, report=report)
-    folder = work or _default_work(files)
-    try:
-        status = execute(orders, folder, options, show)
-    finally:
-        if not keep:
-            for name in ("store", "cache", "state", "logs"):
-                shutil.rmtree(folder / name, ignore_errors=True)
-    raise typer.Exit(status)
+    manifests = bare.manifests(files[0]) if options.is_model(files) else bare.refuse_for(files)
+    raise typer.Exit(run_manifests(manifests, options.parse_volumes(volume), files, how, show))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,10 +129,10 @@ class Bare:
                 raise typer.BadParameter(
                     f"--{each.name} goes with a bare .onnx model; manifests say it themselves"
                 )
-        return load_files(files)
+        return options.load_files(files)
 
     def _budgets(self) -> list[int]:
-        sizes = [parse_size(text, "--budget") for text in self.budget or ["64Mi"]]
+        sizes = [options.parse_size(text, "--budget") for text in self.budget or ["64Mi"]]
         if len(sizes) == 1:
             return sizes * (self.devices or 3)
         if self.devices not in (None, len(sizes)):
@@ -296,15 +143,58 @@ class Bare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """How to run, and in which folder; None is the default one."""
+
+    enforce: Enforce
+    relay: bool
+    threads: int | None
+    work: Path | None
+    keep: bool
+    log_level: options.LogLevel
+    verify: bool
+    tolerance: float
+
+    def run_options(self) -> "RunOptions":
+        from shoal_operator.shell.local.runner import RunOptions
+
+        return RunOptions(
+            enforce=self.enforce,
+            relay=self.relay,
+            verify=self.verify,
+            tolerance=self.tolerance,
+            threads=self.threads,
+            log_level=self.log_level.value,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Show:
     """What a run shows, and where its report goes."""
 
-    progress: ProgressKind
+    progress: options.ProgressKind
     quiet: bool
     report: Path | None
 
 
-def execute(orders: "Orders", folder: Path, options: "RunOptions", show: Show) -> int:
+def run_manifests(
+    manifests: "Manifests", volumes: dict[str, Path], files: Sequence[Path], how: How, show: Show
+) -> int:
+    """Run what the manifests ask for, in a work folder that is kept or not; the exit status."""
+    from shoal_operator.shell.local.orders import read_orders
+    from shoal_operator.shell.local.workspace import default_work_folder
+
+    orders = read_orders(manifests, volumes)
+    folder = how.work or default_work_folder(files[0].resolve().stem or "stdin", files)
+    try:
+        return execute(orders, folder, how.run_options(), show)
+    finally:
+        if not how.keep:
+            for name in ("store", "cache", "state", "logs"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def execute(orders: "Orders", folder: Path, run_options: "RunOptions", show: Show) -> int:
     """Run, print, report; the exit status."""
     from rich.console import Console
 
@@ -323,7 +213,7 @@ def execute(orders: "Orders", folder: Path, options: "RunOptions", show: Show) -
     for note in orders.notes:
         observer.note(note)
     with open_workspace(folder) as workspace:
-        report = asyncio.run(run_orders(orders, workspace, options, observer))
+        report = asyncio.run(run_orders(orders, workspace, run_options, observer))
     if not show.quiet:
         print_summary(Console(), report)
     if show.report is not None:
@@ -340,9 +230,3 @@ def _resume_line(report: "RunReport") -> str:
     done = sum(job.succeeded for job in report.jobs)
     total = sum(job.items for job in report.jobs)
     return f"interrupted with {done} of {total} items done; run the same command again to resume"
-
-
-def _default_work(files: Sequence[Path]) -> Path:
-    from shoal_operator.shell.local.workspace import default_work_folder
-
-    return default_work_folder(files[0].resolve().stem or "stdin", files)

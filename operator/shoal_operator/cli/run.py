@@ -64,6 +64,7 @@ def run(
     budgets, every device keeps within its own, and results are written as they come. Running the
     same command again does what is missing.
     """
+    volumes = options.parse_volumes(volume)
     bare = Bare(
         inputs=inputs,
         outputs=outputs,
@@ -86,7 +87,7 @@ def run(
     )
     show = Show(progress=progress, quiet=quiet, report=report)
     manifests = bare.manifests(files[0]) if options.is_model(files) else bare.refuse_for(files)
-    raise typer.Exit(run_manifests(manifests, options.parse_volumes(volume), files, how, show))
+    raise typer.Exit(run_manifests(manifests, volumes, files, how, show))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,9 +49,11 @@ async def test_an_item_that_does_not_suit_fails_and_the_others_finish(world: Wor
     async with connected(world.device("a")):
         await world.submit()
         last = await world.ended()
-    assert last.state == api.JobStatus.COMPLETE
     assert (last.items, last.succeeded, last.failed) == (3, 2, 1)
     (failure,) = last.failures
+    # As with a batch/v1 Job: complete means that every item succeeded.
+    assert (last.state, last.reason) == (api.JobStatus.FAILED, "ItemsFailed")
+    assert last.message == f"1 of 3 items failed; first: bad.npz: {failure.reason}"
     assert (failure.item, failure.input) == (2, "bad.npz")
     assert "has rank 4 in x: the array is [2, 2, 3, 7]" in failure.reason
     listed = json.loads((world.folder / "out" / "failures.json").read_text())
@@ -71,6 +73,8 @@ async def test_a_task_that_keeps_failing_fails_its_item(world: World) -> None:
         await world.submit(backoff_limit=1)
         last = await world.ended()
     assert (last.succeeded, last.failed) == (4, 1)
+    assert last.state == api.JobStatus.FAILED
+    assert last.message.startswith("1 of 5 items failed; first: large.npy: ")
     assert last.failures[0].input == "large.npy"
     assert "too large" in last.failures[0].reason
     assert last.retries >= 1
@@ -96,7 +100,7 @@ async def test_a_job_whose_folders_will_not_do_fails_at_once(
 ) -> None:
     prepare(world.folder)
     status = await world.submit()
-    assert status.state == api.JobStatus.FAILED
+    assert (status.state, status.reason) == (api.JobStatus.FAILED, "FolderRefused")
     assert text in status.message
 
 
@@ -178,6 +182,7 @@ async def test_a_cancelled_job_leaves_no_half_result_and_can_go_on(world: World)
             api.CancelJobRequest(name="job", reason="no need"), timeout=10
         )
         assert (status.state, status.message) == (api.JobStatus.CANCELLED, "no need")
+        assert status.reason == "Cancelled"
         assert not (world.folder / "out" / "000.npz").exists()
         for _ in range(100):
             gate.release()
@@ -193,5 +198,5 @@ async def test_a_deadline_ends_a_job(world: World) -> None:
     async with connected(world.device("a", gate=asyncio.Semaphore(0))):
         await world.submit(active_deadline_seconds=0.3)
         last = await world.ended()
-    assert last.state == api.JobStatus.FAILED
+    assert (last.state, last.reason) == (api.JobStatus.FAILED, "DeadlineExceeded")
     assert "the deadline passed with 2 of 2 items not ended" in last.message

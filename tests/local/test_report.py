@@ -42,6 +42,7 @@ VERIFICATION = Verification(
 JOB = JobReport(
     name="ocr",
     state="Complete",
+    reason="",
     message="",
     model="rec",
     model_digest="sha256:" + "0" * 64,
@@ -92,6 +93,8 @@ REPORT = RunReport(
 FAILED = replace(
     JOB,
     state="Failed",
+    reason="ItemsFailed",
+    message="1 of 8 items failed; first: a.npz: wrong shape",
     failed=1,
     succeeded=7,
     failures=(FailedItem(item=3, input="a.npz", reason="wrong shape"),),

@@ -158,6 +158,8 @@ def test_an_item_that_does_not_suit_the_model_fails_alone(bench: Workbench) -> N
     assert ran.status == 1
     job = job_of(ran)
     assert (job["succeeded"], job["failed"]) == (7, 1)
+    assert (job["state"], job["reason"]) == ("Failed", "ItemsFailed")
+    assert "1 of 8 items failed; the results of the other 7 are in" in " ".join(ran.out.split())
     assert job["failures"][0]["input"] == "02.npz"  # type: ignore[index]
     assert "02.npz" in ran.out
     assert job["verification"]["skipped"] == 1  # type: ignore[index]

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from shoal_operator.api.kinds import KINDS, KindNames
+from shoal_operator.api.rules import AtMostOne, ExactlyOne
 from shoal_operator.api.schema import (
     API_VERSION,
-    AtMostOne,
-    ExactlyOne,
     Object,
     description,
     members,
+    record_in,
     rules,
+    sentence,
     shown_default,
 )
 from shoal_operator.api.shapes import Items, Shape
@@ -66,11 +67,11 @@ def _kind(names: KindNames) -> str:
 
 def _records(shape: Shape[object], path: str) -> list[str]:
     """A table for the record, then those of the records in it."""
-    cls = _record_in(shape)
+    cls = record_in(shape)
     if cls is None:
         return []
     lines = [f"### {path}", "", _first_paragraph(cls), ""]
-    lines += [f"- {rule.message[0].upper()}{rule.message[1:]}." for rule in rules(cls)]
+    lines += [f"- {sentence(rule.message)}." for rule in rules(cls)]
     lines += [""] * bool(rules(cls))
     lines += ["| field | holds | default | meaning |", "|---|---|---|---|"]
     deeper: list[str] = []
@@ -80,21 +81,11 @@ def _records(shape: Shape[object], path: str) -> list[str]:
             default = f"`{_flow(declared.default)}`"
         cells = (f"`{name}`", declared.shape.words(), default, description(declared))
         lines.append(f"| {' | '.join(cells)} |")
-        if (inner := _record_in(declared.shape)) is not None and name != "conditions":
+        if (inner := record_in(declared.shape)) is not None and name != "conditions":
             is_reference = tuple(members(inner)) == ("name",) and name.endswith("Ref")
             brackets = "[]" * isinstance(declared.shape, Items)
             deeper += [] if is_reference else _records(declared.shape, f"{path}.{name}{brackets}")
     return [*lines, "", *deeper]
-
-
-def _record_in(shape: Shape[object]) -> type | None:
-    match shape:
-        case Object():
-            return shape.of
-        case Items():
-            return _record_in(shape.of)
-        case _:
-            return None
 
 
 def _first_paragraph(cls: type) -> str:
@@ -120,7 +111,7 @@ def _example_record(cls: type) -> dict[str, object]:
         if declared.example is not None:
             chosen[name] = declared.example
         elif declared.required or (shown_default(declared) and not declared.default):
-            inner = _record_in(declared.shape)
+            inner = record_in(declared.shape)
             given = declared.default if inner is None else _example(declared.shape)
             chosen[name] = given
         elif shown_default(declared):

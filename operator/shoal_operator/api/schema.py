@@ -11,10 +11,12 @@ as it is for `kubectl` with strict validation. Rules across fields are data too:
 of a document, and written as CEL.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Final, Generic, Protocol, TypeVar, dataclass_transform, overload
+from typing import Final, Generic, TypeVar, dataclass_transform, overload
 
+from shoal_operator.api.rules import Rule
 from shoal_operator.api.shapes import (
     INVALID,
     Errors,
@@ -35,85 +37,6 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class Rule(Protocol):
-    """What must hold between the fields of one record."""
-
-    @property
-    def cel(self) -> str:
-        """The rule for the API server; `self` is the record."""
-
-    @property
-    def message(self) -> str:
-        """What to do about it, for both."""
-
-    def holds(self, document: Mapping[str, object]) -> bool:
-        """Asked of the document itself, before defaults."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExactlyOne:
-    names: tuple[str, ...]
-
-    @property
-    def cel(self) -> str:
-        return f"{_how_many(self.names)} == 1"
-
-    @property
-    def message(self) -> str:
-        return f"exactly one of {', '.join(self.names)} must be given"
-
-    def holds(self, document: Mapping[str, object]) -> bool:
-        return sum(name in document for name in self.names) == 1
-
-
-@dataclass(frozen=True, slots=True)
-class AtMostOne:
-    names: tuple[str, ...]
-
-    @property
-    def cel(self) -> str:
-        return f"{_how_many(self.names)} <= 1"
-
-    @property
-    def message(self) -> str:
-        return f"at most one of {', '.join(self.names)} may be given"
-
-    def holds(self, document: Mapping[str, object]) -> bool:
-        return sum(name in document for name in self.names) <= 1
-
-
-@dataclass(frozen=True, slots=True)
-class Immutable:
-    """Once given, a field stays as it is. Only the API server sees the value before."""
-
-    name: str
-
-    @property
-    def cel(self) -> str:
-        name = self.name
-        return f"!has(oldSelf.{name}) || (has(self.{name}) && self.{name} == oldSelf.{name})"
-
-    @property
-    def message(self) -> str:
-        return f"{self.name} cannot be changed once it is set; make a new object"
-
-    def holds(self, document: Mapping[str, object]) -> bool:
-        return True
-
-
-def exactly_one(*names: str) -> ExactlyOne:
-    return ExactlyOne(names)
-
-
-def at_most_one(*names: str) -> AtMostOne:
-    return AtMostOne(names)
-
-
-def _how_many(names: tuple[str, ...]) -> str:
-    given = ", ".join(f"has(self.{name})" for name in names)
-    return f"[{given}].filter(given, given).size()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +185,7 @@ def record_schema(cls: type) -> Schema:
     properties: dict[str, object] = {}
     for name, declared in members(cls).items():
         schema = declared.shape.schema()
-        schema["description"] = description(declared)
+        schema["description"] = explanation(declared)
         if shown_default(declared):
             schema["default"] = declared.default
         if declared.example is not None:
@@ -273,15 +196,53 @@ def record_schema(cls: type) -> Schema:
     if required:
         schema["required"] = required
     if rules(cls):
-        schema["x-kubernetes-validations"] = [
-            {"rule": rule.cel, "message": rule.message} for rule in rules(cls)
-        ]
+        schema["x-kubernetes-validations"] = [_rule_schema(rule) for rule in rules(cls)]
     return schema
+
+
+def _rule_schema(rule: Rule) -> Schema:
+    where = {} if rule.field is None else {"fieldPath": f".{rule.field}"}
+    return {"rule": rule.cel, "message": rule.message, **where}
 
 
 def description(declared: Member[object]) -> str:
     """A field's meaning with its unit."""
     return f"{declared.meaning} Unit: {declared.unit}." if declared.unit else declared.meaning
+
+
+def explanation(declared: Member[object]) -> str:
+    """All that there is to say of a field, as `kubectl explain` shows it."""
+    sentences = [description(declared)]
+    inner = record_in(declared.shape)
+    if not isinstance(declared.shape, Object):
+        sentences.append(f"Value: {declared.shape.words()}.")
+    if inner is not None:
+        sentences += [f"{sentence(rule.message)}." for rule in rules(inner)]
+    if shown_default(declared) and declared.default != {}:
+        sentences.append(f"Default: {_plain(declared.default)}.")
+    if declared.example is not None:
+        sentences.append(f"Example: {_plain(declared.example)}")
+    return " ".join(sentences)
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def sentence(text: str) -> str:
+    """With a capital at the beginning."""
+    return text[0].upper() + text[1:]
+
+
+def record_in(shape: Shape[object]) -> type | None:
+    """The record that a field is, or that its items are."""
+    match shape:
+        case Object():
+            return shape.of
+        case Items():
+            return record_in(shape.of)
+        case _:
+            return None
 
 
 def shown_default(declared: Member[object]) -> bool:

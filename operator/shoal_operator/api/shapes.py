@@ -160,6 +160,8 @@ class Whole(Shape[int]):
         return {"type": "integer", "format": size, **bounds}
 
     def words(self) -> str:
+        if self.maximum == 2**63 - 1:
+            return f"whole number, {self.minimum} or more"
         return f"whole number, {self.minimum} to {self.maximum}"
 
 

@@ -256,13 +256,20 @@ def _ranges(indices: Sequence[int]) -> str:
 
 
 def _failure_lines(job: JobReport) -> list[Text]:
-    lines = [Text(f"{job.name}: {job.message}", style="red")] if job.message else []
+    lines = [Text(f"{job.name}: {_what_failed(job)}", style="red")] if job.message else []
     for failure in job.failures[:FAILURES_SHOWN]:
         where = failure.input or f"item {failure.item}"
         lines.append(Text(f"{job.name}: {where} failed: {failure.reason}", style="red"))
     if job.failed > FAILURES_SHOWN:
         lines.append(Text(f"{job.name}: {job.failed - FAILURES_SHOWN} more in failures.json"))
     return lines
+
+
+def _what_failed(job: JobReport) -> str:
+    if job.reason != "ItemsFailed":
+        return job.message
+    others = f"the results of the other {job.succeeded} are in" if job.succeeded else "see"
+    return f"{job.failed} of {job.items} items failed; {others} {job.outputs}"
 
 
 def _enforcement_line(report: RunReport) -> Text:

@@ -80,7 +80,7 @@ class CancelJobRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("name", "state", "message", "items", "active", "succeeded", "failed", "resumed", "seconds", "items_per_second", "latency", "stages", "tier_hits", "failures", "epoch", "retries")
+    __slots__ = ("name", "state", "message", "items", "active", "succeeded", "failed", "resumed", "seconds", "items_per_second", "latency", "stages", "tier_hits", "failures", "epoch", "retries", "reason")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PENDING: _ClassVar[JobStatus.State]
@@ -109,6 +109,7 @@ class JobStatus(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RETRIES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: JobStatus.State
     message: str
@@ -125,7 +126,8 @@ class JobStatus(_message.Message):
     failures: _containers.RepeatedCompositeFieldContainer[ItemFailure]
     epoch: int
     retries: int
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[JobStatus.State, str]] = ..., message: _Optional[str] = ..., items: _Optional[int] = ..., active: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., resumed: _Optional[int] = ..., seconds: _Optional[float] = ..., items_per_second: _Optional[float] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[ItemFailure, _Mapping]]] = ..., epoch: _Optional[int] = ..., retries: _Optional[int] = ...) -> None: ...
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[JobStatus.State, str]] = ..., message: _Optional[str] = ..., items: _Optional[int] = ..., active: _Optional[int] = ..., succeeded: _Optional[int] = ..., failed: _Optional[int] = ..., resumed: _Optional[int] = ..., seconds: _Optional[float] = ..., items_per_second: _Optional[float] = ..., latency: _Optional[_Union[Latency, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[ItemFailure, _Mapping]]] = ..., epoch: _Optional[int] = ..., retries: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Latency(_message.Message):
     __slots__ = ("p50_seconds", "p90_seconds", "p99_seconds", "maximum_seconds")

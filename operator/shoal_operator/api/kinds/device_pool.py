@@ -20,7 +20,8 @@ from shoal_operator.api.fields import (
     Metadata,
     Millicpus,
 )
-from shoal_operator.api.schema import Object, exactly_one, member, record
+from shoal_operator.api.rules import exactly_one
+from shoal_operator.api.schema import Object, member, record
 from shoal_operator.api.shapes import Choice, Items, Table, Text, Whole
 from shoal_protocol.units import Bytes
 

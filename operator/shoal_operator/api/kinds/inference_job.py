@@ -13,7 +13,8 @@ from shoal_operator.api.fields import (
     Reference,
     uri,
 )
-from shoal_operator.api.schema import Object, exactly_one, member, record
+from shoal_operator.api.rules import exactly_one
+from shoal_operator.api.schema import Object, member, record
 from shoal_operator.api.shapes import Choice, Flag, Items, Number, Text, Whole
 
 
@@ -148,7 +149,10 @@ class InferenceJobStatus:
 
     observed_generation: int | None = member(COUNT, "Of the spec that was seen.", default=None)
     conditions: tuple[Condition, ...] = member(
-        CONDITIONS, "Planned, Suspended, Complete, Failed.", default=[]
+        CONDITIONS,
+        "Planned, Suspended, Complete, Failed. Complete holds only if every item succeeded; when "
+        "all have ended and some failed beyond their tries, Failed does (reason ItemsFailed).",
+        default=[],
     )
     start_time: str | None = member(TIME, "When the first task started.", default=None)
     completion_time: str | None = member(TIME, "When the last item ended.", default=None)

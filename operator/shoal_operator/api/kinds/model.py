@@ -14,7 +14,8 @@ from shoal_operator.api.fields import (
     Reference,
     uri,
 )
-from shoal_operator.api.schema import Immutable, Object, member, record
+from shoal_operator.api.rules import Immutable
+from shoal_operator.api.schema import Object, member, record
 from shoal_operator.api.shapes import Items, Text, Whole
 
 _AXES: Final = 16

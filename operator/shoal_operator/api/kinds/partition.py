@@ -14,7 +14,8 @@ from shoal_operator.api.fields import (
     Reference,
     bytes_of,
 )
-from shoal_operator.api.schema import Object, at_most_one, member, record
+from shoal_operator.api.rules import at_most_one
+from shoal_operator.api.schema import Object, member, record
 from shoal_operator.api.shapes import Items, Whole
 from shoal_protocol.units import Bytes
 

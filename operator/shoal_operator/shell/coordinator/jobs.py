@@ -192,10 +192,10 @@ class Jobs:
             job.run = run
             self._end(job, await self._run(job, document, run, completed))
         except (LocationRefused, InputsRefused, OutputsRefused) as error:
-            self._end(job, _failed(job, str(error)))
+            self._end(job, _failed(job, "FolderRefused", str(error)))
         except Exception as error:
             logger.exception("job %s", job.request.name)
-            self._end(job, _failed(job, f"the coordinator failed: {error}"))
+            self._end(job, _failed(job, "CoordinatorFailed", f"the coordinator failed: {error}"))
         finally:
             job.prepared.set()
 
@@ -242,8 +242,8 @@ class Jobs:
         view = views.job(self._driver.state, job.request.name)
         assert view is not None, "the dispatcher remembers a job that ended just now"
         status = job_status(view, run.inputs.place, Nanoseconds(monotonic_ns()))
-        if run.problem is not None and status.state == pb.JobStatus.COMPLETE:
-            status.state = pb.JobStatus.FAILED
+        if run.problem is not None:
+            status.state, status.reason = pb.JobStatus.FAILED, "ResultsUnwritten"
             status.message = run.problem
         return status
 
@@ -287,11 +287,14 @@ def _content(request: pb.SubmitJobRequest) -> bytes:
     return content.SerializeToString(deterministic=True)
 
 
-def _failed(job: Job, message: str) -> pb.JobStatus:
-    cancelled = job.cancelled is not None
-    return pb.JobStatus(
-        name=job.request.name,
-        epoch=job.epoch,
-        state=pb.JobStatus.CANCELLED if cancelled else pb.JobStatus.FAILED,
-        message=job.cancelled if job.cancelled is not None else message,
-    )
+def _failed(job: Job, reason: str, message: str) -> pb.JobStatus:
+    status = pb.JobStatus(name=job.request.name, epoch=job.epoch)
+    if job.cancelled is not None:
+        status.state, status.reason, status.message = (
+            pb.JobStatus.CANCELLED,
+            "Cancelled",
+            job.cancelled,
+        )
+    else:
+        status.state, status.reason, status.message = pb.JobStatus.FAILED, reason, message
+    return status

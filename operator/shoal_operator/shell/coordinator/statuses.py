@@ -5,7 +5,7 @@ from time import monotonic
 from typing import Final, assert_never
 
 from shoal_operator.api.partition import Digest
-from shoal_operator.dispatch.events import FailureKind
+from shoal_operator.dispatch.events import Failure, FailureKind
 from shoal_operator.dispatch.instructions import Tier
 from shoal_operator.dispatch.views import DevicePhase, DeviceView, JobPhase, JobView
 from shoal_operator.shell.coordinator import wire
@@ -23,10 +23,12 @@ _DEVICE_STATES: Final[Mapping[DevicePhase, pb.DeviceStatus.State]] = {
 
 def job_status(view: JobView, place: Callable[[int], str], now: Nanoseconds) -> pb.JobStatus:
     """A job as the dispatcher sees it; `place` says where an item's input is."""
+    state, reason, message = _outcome(view, place)
     status = pb.JobStatus(
         name=view.name,
-        state=_job_state(view),
-        message="" if view.failure is None else wire.failure_text(view.failure),
+        state=state,
+        reason=reason,
+        message=message,
         items=view.items,
         active=view.active,
         succeeded=view.succeeded,
@@ -63,19 +65,36 @@ def job_status(view: JobView, place: Callable[[int], str], now: Nanoseconds) -> 
     return status
 
 
-def _job_state(view: JobView) -> pb.JobStatus.State:
+def _outcome(view: JobView, place: Callable[[int], str]) -> tuple[pb.JobStatus.State, str, str]:
+    """State, reason and message. As with a `batch/v1` Job, one failed item fails the whole; but
+    only once all have ended, and the results of the others stand.
+    """
     match view.phase:
         case JobPhase.PENDING:
-            return pb.JobStatus.PENDING
+            return pb.JobStatus.PENDING, "", ""
         case JobPhase.RUNNING:
-            return pb.JobStatus.RUNNING
+            return pb.JobStatus.RUNNING, "", ""
+        case JobPhase.COMPLETE if view.failed:
+            message = f"{view.failed} of {view.items} items failed"
+            for item, failure in view.failures[:1]:
+                message += f"; first: {place(item)}: {wire.failure_text(failure)}"
+            return pb.JobStatus.FAILED, "ItemsFailed", message
         case JobPhase.COMPLETE:
-            return pb.JobStatus.COMPLETE
+            return pb.JobStatus.COMPLETE, "", ""
         case JobPhase.FAILED:
-            cancelled = view.failure is not None and view.failure.kind is FailureKind.CANCELLED
-            return pb.JobStatus.CANCELLED if cancelled else pb.JobStatus.FAILED
+            assert view.failure is not None, "a job that failed has a reason"
+            return _failed(view.failure)
         case _:
             assert_never(view.phase)
+
+
+def _failed(failure: Failure) -> tuple[pb.JobStatus.State, str, str]:
+    message = wire.failure_text(failure)
+    if failure.kind is FailureKind.CANCELLED:
+        return pb.JobStatus.CANCELLED, "Cancelled", message
+    if failure.kind is FailureKind.DEADLINE:
+        return pb.JobStatus.FAILED, "DeadlineExceeded", message
+    return pb.JobStatus.FAILED, failure.kind.value, message
 
 
 def tier_hits(hits: Mapping[Tier, int]) -> pb.TierHits:

@@ -129,11 +129,14 @@ class Verification:
 class JobReport:
     """One job. `succeeded` counts the `resumed` items too, whose results stood before.
 
-    `verification_error` says why it could not be verified.
+    `state` is Complete only if every item succeeded; with failed items it is Failed, and `reason`
+    ItemsFailed. `reason` is one word, `message` the same for people. `verification_error` says why
+    it could not be verified.
     """
 
     name: str
     state: str
+    reason: str
     message: str
     model: str
     model_digest: str
@@ -156,7 +159,7 @@ class JobReport:
     @property
     def complete(self) -> bool:
         """Every item succeeded."""
-        return self.state == "Complete" and self.failed == 0
+        return self.state == "Complete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

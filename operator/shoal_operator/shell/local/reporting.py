@@ -27,6 +27,7 @@ def job_report(
     return JobReport(
         name=job.order.name,
         state=pb.JobStatus.State.Name(status.state).capitalize(),
+        reason=status.reason,
         message=status.message,
         model=job.order.plan.cut.model,
         model_digest=job.prepared.document.model_digest,

@@ -11,7 +11,7 @@ from shoal_operator.api.choices import Objective, PinPolicy
 from shoal_operator.api.kinds.placement import Pin
 from shoal_operator.api.partition import MODEL, Digest, Edge, Fragment, PartitionDocument
 from shoal_operator.planning.costs import PoolDevice
-from shoal_operator.planning.explanation import lines, summary
+from shoal_operator.planning.explanation import explain, summary
 from shoal_operator.planning.outcome import Infeasible, Plan
 from shoal_operator.planning.placement import plan
 
@@ -287,7 +287,8 @@ def test_what_is_unknown_is_balanced_by_size_and_not_predicted() -> None:
     assert answer.period_nanoseconds is None
     assert answer.items_per_second is None
     assert answer.stages[0].compute_nanoseconds is None
-    assert "?" in "\n".join(lines(answer))
+    (stages,) = [table for table in explain(answer) if table.title == summary(answer)]
+    assert stages.rows[0][-3:] == ("?", "?", "?")
 
 
 def test_an_unknown_size_on_an_unlimited_link_spoils_no_prediction() -> None:
@@ -360,9 +361,17 @@ def test_the_explanation_shows_stages_and_why_alternatives_lost() -> None:
         device("pi-zero", flops=2 * SECOND),
         device("jetson", budget=32 * MIB, flops=8 * SECOND),
     ]
-    text = "\n".join(lines(placed(plan(document, pool, Objective.THROUGHPUT))))
-    assert text.splitlines()[0] == (
+    answer = placed(plan(document, pool, Objective.THROUGHPUT))
+    assert summary(answer) == (
         "2 stages on pi-4, pi-zero, jetson; 16 items/s; even split would give 13.3"
     )
-    assert "all fragments need 36 MiB together; jetson has 32 MiB" in text
-    assert "even split" in text
+    stages, rejected = explain(answer)
+    assert stages.title.startswith(summary(answer) + "; an item takes ")
+    assert [row[:3] for row in stages.rows] == [("0", "0", "pi-4, pi-zero"), ("1", "1-2", "jetson")]
+    assert rejected.headings == ("alternative", "items/s", "because")
+    reasons = {row[0]: row[2] for row in rejected.rows}
+    assert reasons["one device"] == "all fragments need 36 MiB together; jetson has 32 MiB"
+    assert "even split" in reasons
+    for table in (stages, rejected):
+        assert table.numbers <= set(table.headings)
+        assert all(len(row) == len(table.headings) for row in table.rows)

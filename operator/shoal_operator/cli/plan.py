@@ -45,4 +45,4 @@ def plan(
             observer.ended()
         for name, order in wanted:
             found = plan_on_pool(order, prepared[order.cut.name])
-            console.print(plan_table(name, found, prepared[order.cut.name].document))
+            console.print(plan_table(name, found))

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_operator.api.partition import MODEL, Fragment, PartitionDocument
+from shoal_operator.planning.explanation import explain
 from shoal_operator.planning.outcome import Plan
 from shoal_operator.shell.local.report import (
     DeviceReport,
@@ -139,40 +140,19 @@ def partition_table(partition: PartitionDocument) -> RenderableType:
     return Group(fragments, boundaries, Text(balance_line(partition.fragments)))
 
 
-def plan_table(name: str, plan: Plan, document: PartitionDocument) -> RenderableType:
-    """The stages with their predicted cost, then what lost and why."""
-    rate = plan.items_per_second
-    title = f"{name}: {len(plan.stages)} stages"
-    if rate is not None and plan.latency_nanoseconds is not None:
-        latency = format_seconds(plan.latency_nanoseconds / 1e9)
-        title += f", predicted {rate:.3g} items/s, {latency} an item"
-    stages = _table(title)
-    for heading in ("fragments", "devices"):
-        stages.add_column(heading)
-    for heading in ("resident", "compute", "transfer"):
-        stages.add_column(heading, justify="right")
-    for stage in plan.stages:
-        stages.add_row(
-            " ".join(str(index) for index in stage.fragments),
-            " ".join(stage.devices) + (" (swaps)" if stage.swaps else ""),
-            format_bytes(stage.resident_bytes),
-            _duration(stage.compute_nanoseconds),
-            _duration(stage.transfer_nanoseconds),
-        )
-    rejected = _table("Rejected")
-    rejected.add_column("alternative")
-    rejected.add_column("items/s", justify="right")
-    rejected.add_column("why")
-    for lost in plan.rejected:
-        rate = lost.items_per_second
-        rejected.add_row(
-            lost.alternative, "unknown" if rate is None else f"{rate:.3g}", lost.reason
-        )
-    largest = max(fragment.resident_bytes for fragment in document.fragments)
-    foot = f"{len(document.fragments)} fragments, the largest needs {format_bytes(largest)}"
-    if not plan.complete:
-        foot += "; the search was cut short, a better plan may exist"
-    return Group(stages, rejected, Text(foot)) if plan.rejected else Group(stages, Text(foot))
+def plan_table(name: str, plan: Plan) -> RenderableType:
+    """What `explain` says of a plan, under the name of what was planned."""
+    shown: list[RenderableType] = []
+    for explained in explain(plan):
+        table = _table()
+        for heading in explained.headings:
+            is_number = heading in explained.numbers
+            table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number)
+        for row in explained.rows:
+            table.add_row(*row)
+        # Not the table's own title: that would be broken at the table's width.
+        shown += [Text(), Text(explained.title, style="bold"), table]
+    return Group(Text(name, style="bold underline"), *shown)
 
 
 def balance_line(fragments: Sequence[Fragment]) -> str:
@@ -213,11 +193,7 @@ def format_count(count: int | None) -> str:
     return f"{size:.3g} T"
 
 
-def _duration(nanoseconds: int | None) -> str:
-    return "unknown" if nanoseconds is None else format_seconds(nanoseconds / 1e9)
-
-
-def _table(title: str) -> Table:
+def _table(title: str | None = None) -> Table:
     return Table(
         title=title,
         title_justify="left",

@@ -1,4 +1,4 @@
-"""A plan in words and tables, for `shoal plan`, events and statuses."""
+"""A plan in words and tables: what `shoal plan` prints, and the one line of an event."""
 
 from dataclasses import dataclass
 
@@ -15,32 +15,37 @@ class Table:
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[str]
+    """The headings of columns that hold numbers: those are aligned to the right."""
 
 
 def explain(plan: Plan) -> tuple[Table, ...]:
-    """The stages, and the alternatives with why they lost."""
-    return (
-        Table(
-            title=summary(plan),
-            headings=(
-                "stage",
-                "fragments",
-                "devices",
-                "memory",
-                "compute",
-                "transfer",
-                "an item every",
-            ),
-            rows=tuple(_stage_row(index, stage) for index, stage in enumerate(plan.stages)),
+    """The stages, and, where there are any, the alternatives with why they lost."""
+    tables = (_stages(plan), _rejected(plan))
+    return tuple(table for table in tables if table.rows)
+
+
+def _stages(plan: Plan) -> Table:
+    numbers = ("memory", "compute", "transfer", "an item every")
+    title = summary(plan)
+    if plan.latency_nanoseconds is not None:
+        title += f"; an item takes {duration(plan.latency_nanoseconds)}"
+    return Table(
+        title=title,
+        headings=("stage", "fragments", "devices", *numbers),
+        rows=tuple(_stage_row(index, stage) for index, stage in enumerate(plan.stages)),
+        numbers=frozenset(("stage", *numbers)),
+    )
+
+
+def _rejected(plan: Plan) -> Table:
+    return Table(
+        title="Rejected",
+        headings=("alternative", "items/s", "because"),
+        rows=tuple(
+            (each.alternative, _rate(each.items_per_second), each.reason) for each in plan.rejected
         ),
-        Table(
-            title="Rejected",
-            headings=("alternative", "items/s", "because"),
-            rows=tuple(
-                (each.alternative, _rate(each.items_per_second), each.reason)
-                for each in plan.rejected
-            ),
-        ),
+        numbers=frozenset({"items/s"}),
     )
 
 
@@ -58,21 +63,6 @@ def summary(plan: Plan) -> str:
     if not plan.complete:
         parts.append("search cut short, a better plan may exist")
     return "; ".join(parts)
-
-
-def lines(plan: Plan) -> tuple[str, ...]:
-    """`explain` as plain text, in columns."""
-    text: list[str] = []
-    for table in explain(plan):
-        if not table.rows:
-            continue
-        columns = list(zip(table.headings, *table.rows, strict=True))
-        widths = [max(map(len, column)) for column in columns]
-        text.append(table.title)
-        for row in (table.headings, *table.rows):
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            text.append("  " + "  ".join(cells).rstrip())
-    return tuple(text)
 
 
 def _stage_row(index: int, stage: StagePlan) -> tuple[str, ...]:

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#shoal_protocol/v1/coordinator.proto\x12\x08shoal.v1\"\xc3\x02\n\x10SubmitJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x0c\x12(\n\x06stages\x18\x03 \x03(\x0b\x32\x18.shoal.v1.StagePlacement\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\ninputs_uri\x18\x05 \x01(\t\x12\x13\n\x0boutputs_uri\x18\x06 \x01(\t\x12\x1c\n\x04mode\x18\x07 \x01(\x0e\x32\x0e.shoal.v1.Mode\x12 \n\x06policy\x18\x08 \x01(\x0e\x32\x10.shoal.v1.Policy\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x15\n\rbackoff_limit\x18\n \x01(\r\x12\x1f\n\x17\x61\x63tive_deadline_seconds\x18\x0b \x01(\x01\x12\r\n\x05lossy\x18\x0c \x01(\x08\x12\x13\n\x0bparallelism\x18\r \x01(\r\"!\n\x0eStagePlacement\x12\x0f\n\x07\x64\x65vices\x18\x01 \x03(\t\"9\n\x0fWatchJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x10interval_seconds\x18\x02 \x01(\x01\"0\n\x10\x43\x61ncelJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xe9\x03\n\tJobStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.shoal.v1.JobStatus.State\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05items\x18\x04 \x01(\x04\x12\x0e\n\x06\x61\x63tive\x18\x05 \x01(\x04\x12\x11\n\tsucceeded\x18\x06 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x04\x12\x0f\n\x07resumed\x18\x08 \x01(\x04\x12\x0f\n\x07seconds\x18\t \x01(\x01\x12\x18\n\x10items_per_second\x18\n \x01(\x01\x12\"\n\x07latency\x18\x0b \x01(\x0b\x32\x11.shoal.v1.Latency\x12%\n\x06stages\x18\x0c \x03(\x0b\x32\x15.shoal.v1.StageStatus\x12%\n\ttier_hits\x18\r \x01(\x0b\x32\x12.shoal.v1.TierHits\x12\'\n\x08\x66\x61ilures\x18\x0e \x03(\x0b\x32\x15.shoal.v1.ItemFailure\x12\r\n\x05\x65poch\x18\x0f \x01(\x04\x12\x0f\n\x07retries\x18\x10 \x01(\x04\x12\x0e\n\x06reason\x18\x11 \x01(\t\"J\n\x05State\x12\x0b\n\x07PENDING\x10\x00\x12\x0b\n\x07RUNNING\x10\x01\x12\x0c\n\x08\x43OMPLETE\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\x12\r\n\tCANCELLED\x10\x04\"a\n\x07Latency\x12\x13\n\x0bp50_seconds\x18\x01 \x01(\x01\x12\x13\n\x0bp90_seconds\x18\x02 \x01(\x01\x12\x13\n\x0bp99_seconds\x18\x03 \x01(\x01\x12\x17\n\x0fmaximum_seconds\x18\x04 \x01(\x01\"x\n\x0bStageStatus\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05ready\x18\x02 \x01(\x04\x12\x0f\n\x07running\x18\x03 \x01(\x04\x12\x10\n\x08\x66inished\x18\x04 \x01(\x04\x12\x17\n\x0f\x63ompute_seconds\x18\x05 \x01(\x01\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\"I\n\x08TierHits\x12\x10\n\x08resident\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x04\x12\x0c\n\x04idle\x18\x03 \x01(\x04\x12\r\n\x05\x65vict\x18\x04 \x01(\x04\":\n\x0bItemFailure\x12\x0c\n\x04item\x18\x01 \x01(\x04\x12\r\n\x05input\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x14\n\x12ListDevicesRequest\">\n\x13ListDevicesResponse\x12\'\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x16.shoal.v1.DeviceStatus\"\x87\x04\n\x0c\x44\x65viceStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.shoal.v1.DeviceStatus.State\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x04\x12\x13\n\x0b\x66loor_bytes\x18\x05 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x06 \x01(\x04\x12\x12\n\nused_bytes\x18\x07 \x01(\x04\x12\x12\n\npeak_bytes\x18\x08 \x01(\x04\x12\x10\n\x08resident\x18\t \x03(\t\x12\x18\n\x10\x63\x61\x63hed_fragments\x18\n \x01(\x04\x12\x14\n\x0c\x63\x61\x63hed_bytes\x18\x0b \x01(\x04\x12\r\n\x05loads\x18\x0c \x01(\x04\x12\x11\n\tevictions\x18\r \x01(\x04\x12%\n\ttier_hits\x18\x0e \x01(\x0b\x32\x12.shoal.v1.TierHits\x12\r\n\x05tasks\x18\x0f \x01(\x04\x12\x12\n\nsent_bytes\x18\x10 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x11 \x01(\x04\x12\x15\n\rfetched_bytes\x18\x12 \x01(\x04\x12\x16\n\x0esilent_seconds\x18\x13 \x01(\x01\x12\x0e\n\x06queued\x18\x14 \x01(\x04\"6\n\x05State\x12\t\n\x05READY\x10\x00\x12\n\n\x06SILENT\x10\x01\x12\x0c\n\x08\x44RAINING\x10\x02\x12\x08\n\x04LOST\x10\x03*\"\n\x04Mode\x12\r\n\tSTREAMING\x10\x00\x12\x0b\n\x07\x42\x41RRIER\x10\x01*C\n\x06Policy\x12\x08\n\x04\x46IFO\x10\x00\x12\x10\n\x0cLEAST_LOADED\x10\x01\x12\x08\n\x04\x45\x44\x41S\x10\x02\x12\x08\n\x04\x41RAS\x10\x03\x12\t\n\x05MABAC\x10\x04\x32\x93\x02\n\x0b\x43oordinator\x12<\n\tSubmitJob\x12\x1a.shoal.v1.SubmitJobRequest\x1a\x13.shoal.v1.JobStatus\x12<\n\x08WatchJob\x12\x19.shoal.v1.WatchJobRequest\x1a\x13.shoal.v1.JobStatus0\x01\x12<\n\tCancelJob\x12\x1a.shoal.v1.CancelJobRequest\x1a\x13.shoal.v1.JobStatus\x12J\n\x0bListDevices\x12\x1c.shoal.v1.ListDevicesRequest\x1a\x1d.shoal.v1.ListDevicesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#shoal_protocol/v1/coordinator.proto\x12\x08shoal.v1\"\xc3\x02\n\x10SubmitJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x0c\x12(\n\x06stages\x18\x03 \x03(\x0b\x32\x18.shoal.v1.StagePlacement\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x12\n\ninputs_uri\x18\x05 \x01(\t\x12\x13\n\x0boutputs_uri\x18\x06 \x01(\t\x12\x1c\n\x04mode\x18\x07 \x01(\x0e\x32\x0e.shoal.v1.Mode\x12 \n\x06policy\x18\x08 \x01(\x0e\x32\x10.shoal.v1.Policy\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x15\n\rbackoff_limit\x18\n \x01(\r\x12\x1f\n\x17\x61\x63tive_deadline_seconds\x18\x0b \x01(\x01\x12\r\n\x05lossy\x18\x0c \x01(\x08\x12\x13\n\x0bparallelism\x18\r \x01(\r\"!\n\x0eStagePlacement\x12\x0f\n\x07\x64\x65vices\x18\x01 \x03(\t\"9\n\x0fWatchJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x10interval_seconds\x18\x02 \x01(\x01\"0\n\x10\x43\x61ncelJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x11\n\x0fListJobsRequest\" \n\x10RemoveJobRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x13\n\x11RemoveJobResponse\"\x16\n\x14ListFragmentsRequest\"(\n\x15ListFragmentsResponse\x12\x0f\n\x07\x64igests\x18\x01 \x03(\t\"\xe9\x03\n\tJobStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.shoal.v1.JobStatus.State\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05items\x18\x04 \x01(\x04\x12\x0e\n\x06\x61\x63tive\x18\x05 \x01(\x04\x12\x11\n\tsucceeded\x18\x06 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\x04\x12\x0f\n\x07resumed\x18\x08 \x01(\x04\x12\x0f\n\x07seconds\x18\t \x01(\x01\x12\x18\n\x10items_per_second\x18\n \x01(\x01\x12\"\n\x07latency\x18\x0b \x01(\x0b\x32\x11.shoal.v1.Latency\x12%\n\x06stages\x18\x0c \x03(\x0b\x32\x15.shoal.v1.StageStatus\x12%\n\ttier_hits\x18\r \x01(\x0b\x32\x12.shoal.v1.TierHits\x12\'\n\x08\x66\x61ilures\x18\x0e \x03(\x0b\x32\x15.shoal.v1.ItemFailure\x12\r\n\x05\x65poch\x18\x0f \x01(\x04\x12\x0f\n\x07retries\x18\x10 \x01(\x04\x12\x0e\n\x06reason\x18\x11 \x01(\t\"J\n\x05State\x12\x0b\n\x07PENDING\x10\x00\x12\x0b\n\x07RUNNING\x10\x01\x12\x0c\n\x08\x43OMPLETE\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\x12\r\n\tCANCELLED\x10\x04\"a\n\x07Latency\x12\x13\n\x0bp50_seconds\x18\x01 \x01(\x01\x12\x13\n\x0bp90_seconds\x18\x02 \x01(\x01\x12\x13\n\x0bp99_seconds\x18\x03 \x01(\x01\x12\x17\n\x0fmaximum_seconds\x18\x04 \x01(\x01\"x\n\x0bStageStatus\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05ready\x18\x02 \x01(\x04\x12\x0f\n\x07running\x18\x03 \x01(\x04\x12\x10\n\x08\x66inished\x18\x04 \x01(\x04\x12\x17\n\x0f\x63ompute_seconds\x18\x05 \x01(\x01\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\"I\n\x08TierHits\x12\x10\n\x08resident\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x04\x12\x0c\n\x04idle\x18\x03 \x01(\x04\x12\r\n\x05\x65vict\x18\x04 \x01(\x04\":\n\x0bItemFailure\x12\x0c\n\x04item\x18\x01 \x01(\x04\x12\r\n\x05input\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x14\n\x12ListDevicesRequest\">\n\x13ListDevicesResponse\x12\'\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x16.shoal.v1.DeviceStatus\"\x87\x04\n\x0c\x44\x65viceStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.shoal.v1.DeviceStatus.State\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x04\x12\x13\n\x0b\x66loor_bytes\x18\x05 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x06 \x01(\x04\x12\x12\n\nused_bytes\x18\x07 \x01(\x04\x12\x12\n\npeak_bytes\x18\x08 \x01(\x04\x12\x10\n\x08resident\x18\t \x03(\t\x12\x18\n\x10\x63\x61\x63hed_fragments\x18\n \x01(\x04\x12\x14\n\x0c\x63\x61\x63hed_bytes\x18\x0b \x01(\x04\x12\r\n\x05loads\x18\x0c \x01(\x04\x12\x11\n\tevictions\x18\r \x01(\x04\x12%\n\ttier_hits\x18\x0e \x01(\x0b\x32\x12.shoal.v1.TierHits\x12\r\n\x05tasks\x18\x0f \x01(\x04\x12\x12\n\nsent_bytes\x18\x10 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x11 \x01(\x04\x12\x15\n\rfetched_bytes\x18\x12 \x01(\x04\x12\x16\n\x0esilent_seconds\x18\x13 \x01(\x01\x12\x0e\n\x06queued\x18\x14 \x01(\x04\"6\n\x05State\x12\t\n\x05READY\x10\x00\x12\n\n\x06SILENT\x10\x01\x12\x0c\n\x08\x44RAINING\x10\x02\x12\x08\n\x04LOST\x10\x03*\"\n\x04Mode\x12\r\n\tSTREAMING\x10\x00\x12\x0b\n\x07\x42\x41RRIER\x10\x01*C\n\x06Policy\x12\x08\n\x04\x46IFO\x10\x00\x12\x10\n\x0cLEAST_LOADED\x10\x01\x12\x08\n\x04\x45\x44\x41S\x10\x02\x12\x08\n\x04\x41RAS\x10\x03\x12\t\n\x05MABAC\x10\x04\x32\xe9\x03\n\x0b\x43oordinator\x12<\n\tSubmitJob\x12\x1a.shoal.v1.SubmitJobRequest\x1a\x13.shoal.v1.JobStatus\x12<\n\x08WatchJob\x12\x19.shoal.v1.WatchJobRequest\x1a\x13.shoal.v1.JobStatus0\x01\x12<\n\tCancelJob\x12\x1a.shoal.v1.CancelJobRequest\x1a\x13.shoal.v1.JobStatus\x12<\n\x08ListJobs\x12\x19.shoal.v1.ListJobsRequest\x1a\x13.shoal.v1.JobStatus0\x01\x12\x44\n\tRemoveJob\x12\x1a.shoal.v1.RemoveJobRequest\x1a\x1b.shoal.v1.RemoveJobResponse\x12J\n\x0bListDevices\x12\x1c.shoal.v1.ListDevicesRequest\x1a\x1d.shoal.v1.ListDevicesResponse\x12P\n\rListFragments\x12\x1e.shoal.v1.ListFragmentsRequest\x1a\x1f.shoal.v1.ListFragmentsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal_protocol.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODE']._serialized_start=1975
-  _globals['_MODE']._serialized_end=2009
-  _globals['_POLICY']._serialized_start=2011
-  _globals['_POLICY']._serialized_end=2078
+  _globals['_MODE']._serialized_start=2115
+  _globals['_MODE']._serialized_end=2149
+  _globals['_POLICY']._serialized_start=2151
+  _globals['_POLICY']._serialized_end=2218
   _globals['_SUBMITJOBREQUEST']._serialized_start=50
   _globals['_SUBMITJOBREQUEST']._serialized_end=373
   _globals['_STAGEPLACEMENT']._serialized_start=375
@@ -43,26 +43,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHJOBREQUEST']._serialized_end=467
   _globals['_CANCELJOBREQUEST']._serialized_start=469
   _globals['_CANCELJOBREQUEST']._serialized_end=517
-  _globals['_JOBSTATUS']._serialized_start=520
-  _globals['_JOBSTATUS']._serialized_end=1009
-  _globals['_JOBSTATUS_STATE']._serialized_start=935
-  _globals['_JOBSTATUS_STATE']._serialized_end=1009
-  _globals['_LATENCY']._serialized_start=1011
-  _globals['_LATENCY']._serialized_end=1108
-  _globals['_STAGESTATUS']._serialized_start=1110
-  _globals['_STAGESTATUS']._serialized_end=1230
-  _globals['_TIERHITS']._serialized_start=1232
-  _globals['_TIERHITS']._serialized_end=1305
-  _globals['_ITEMFAILURE']._serialized_start=1307
-  _globals['_ITEMFAILURE']._serialized_end=1365
-  _globals['_LISTDEVICESREQUEST']._serialized_start=1367
-  _globals['_LISTDEVICESREQUEST']._serialized_end=1387
-  _globals['_LISTDEVICESRESPONSE']._serialized_start=1389
-  _globals['_LISTDEVICESRESPONSE']._serialized_end=1451
-  _globals['_DEVICESTATUS']._serialized_start=1454
-  _globals['_DEVICESTATUS']._serialized_end=1973
-  _globals['_DEVICESTATUS_STATE']._serialized_start=1919
-  _globals['_DEVICESTATUS_STATE']._serialized_end=1973
-  _globals['_COORDINATOR']._serialized_start=2081
-  _globals['_COORDINATOR']._serialized_end=2356
+  _globals['_LISTJOBSREQUEST']._serialized_start=519
+  _globals['_LISTJOBSREQUEST']._serialized_end=536
+  _globals['_REMOVEJOBREQUEST']._serialized_start=538
+  _globals['_REMOVEJOBREQUEST']._serialized_end=570
+  _globals['_REMOVEJOBRESPONSE']._serialized_start=572
+  _globals['_REMOVEJOBRESPONSE']._serialized_end=591
+  _globals['_LISTFRAGMENTSREQUEST']._serialized_start=593
+  _globals['_LISTFRAGMENTSREQUEST']._serialized_end=615
+  _globals['_LISTFRAGMENTSRESPONSE']._serialized_start=617
+  _globals['_LISTFRAGMENTSRESPONSE']._serialized_end=657
+  _globals['_JOBSTATUS']._serialized_start=660
+  _globals['_JOBSTATUS']._serialized_end=1149
+  _globals['_JOBSTATUS_STATE']._serialized_start=1075
+  _globals['_JOBSTATUS_STATE']._serialized_end=1149
+  _globals['_LATENCY']._serialized_start=1151
+  _globals['_LATENCY']._serialized_end=1248
+  _globals['_STAGESTATUS']._serialized_start=1250
+  _globals['_STAGESTATUS']._serialized_end=1370
+  _globals['_TIERHITS']._serialized_start=1372
+  _globals['_TIERHITS']._serialized_end=1445
+  _globals['_ITEMFAILURE']._serialized_start=1447
+  _globals['_ITEMFAILURE']._serialized_end=1505
+  _globals['_LISTDEVICESREQUEST']._serialized_start=1507
+  _globals['_LISTDEVICESREQUEST']._serialized_end=1527
+  _globals['_LISTDEVICESRESPONSE']._serialized_start=1529
+  _globals['_LISTDEVICESRESPONSE']._serialized_end=1591
+  _globals['_DEVICESTATUS']._serialized_start=1594
+  _globals['_DEVICESTATUS']._serialized_end=2113
+  _globals['_DEVICESTATUS_STATE']._serialized_start=2059
+  _globals['_DEVICESTATUS_STATE']._serialized_end=2113
+  _globals['_COORDINATOR']._serialized_start=2221
+  _globals['_COORDINATOR']._serialized_end=2710
 # @@protoc_insertion_point(module_scope)

@@ -49,10 +49,25 @@ class CoordinatorStub:
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
                 _registered_method=True)
+        self.ListJobs = channel.unary_stream(
+                '/shoal.v1.Coordinator/ListJobs',
+                request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListJobsRequest.SerializeToString,
+                response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
+                _registered_method=True)
+        self.RemoveJob = channel.unary_unary(
+                '/shoal.v1.Coordinator/RemoveJob',
+                request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.RemoveJobRequest.SerializeToString,
+                response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.RemoveJobResponse.FromString,
+                _registered_method=True)
         self.ListDevices = channel.unary_unary(
                 '/shoal.v1.Coordinator/ListDevices',
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListDevicesRequest.SerializeToString,
                 response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListDevicesResponse.FromString,
+                _registered_method=True)
+        self.ListFragments = channel.unary_unary(
+                '/shoal.v1.Coordinator/ListFragments',
+                request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListFragmentsRequest.SerializeToString,
+                response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListFragmentsResponse.FromString,
                 _registered_method=True)
 
 
@@ -80,8 +95,30 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListJobs(self, request, context):
+        """Every job that is known here, one message each, in the order of their submission; then it ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveJob(self, request, context):
+        """Forget a job that has ended, and delete its files `jobs/NAME/`. FAILED_PRECONDITION while it runs.
+        A job that is not known is removed already. A later job of the same name has a higher epoch still.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListDevices(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFragments(self, request, context):
+        """The fragments that are whole in the store.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -104,10 +141,25 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.CancelJobRequest.FromString,
                     response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.SerializeToString,
             ),
+            'ListJobs': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListJobs,
+                    request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListJobsRequest.FromString,
+                    response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.SerializeToString,
+            ),
+            'RemoveJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveJob,
+                    request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.RemoveJobRequest.FromString,
+                    response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.RemoveJobResponse.SerializeToString,
+            ),
             'ListDevices': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDevices,
                     request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListDevicesRequest.FromString,
                     response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListDevicesResponse.SerializeToString,
+            ),
+            'ListFragments': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFragments,
+                    request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListFragmentsRequest.FromString,
+                    response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListFragmentsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -202,6 +254,60 @@ class Coordinator:
             _registered_method=True)
 
     @staticmethod
+    def ListJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shoal.v1.Coordinator/ListJobs',
+            shoal__protocol_dot_v1_dot_coordinator__pb2.ListJobsRequest.SerializeToString,
+            shoal__protocol_dot_v1_dot_coordinator__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Coordinator/RemoveJob',
+            shoal__protocol_dot_v1_dot_coordinator__pb2.RemoveJobRequest.SerializeToString,
+            shoal__protocol_dot_v1_dot_coordinator__pb2.RemoveJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListDevices(request,
             target,
             options=(),
@@ -218,6 +324,33 @@ class Coordinator:
             '/shoal.v1.Coordinator/ListDevices',
             shoal__protocol_dot_v1_dot_coordinator__pb2.ListDevicesRequest.SerializeToString,
             shoal__protocol_dot_v1_dot_coordinator__pb2.ListDevicesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFragments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Coordinator/ListFragments',
+            shoal__protocol_dot_v1_dot_coordinator__pb2.ListFragmentsRequest.SerializeToString,
+            shoal__protocol_dot_v1_dot_coordinator__pb2.ListFragmentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

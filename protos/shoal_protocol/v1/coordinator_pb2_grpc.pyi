@@ -38,7 +38,15 @@ class CoordinatorStub:
     WatchJob: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]
     """The job's status now, then whenever it changed, at most every `interval_seconds`, until it ended."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.JobStatus]
+    ListJobs: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ListJobsRequest, _coordinator_pb2.JobStatus]
+    """Every job that is known here, one message each, in the order of their submission; then it ends."""
+    RemoveJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.RemoveJobRequest, _coordinator_pb2.RemoveJobResponse]
+    """Forget a job that has ended, and delete its files `jobs/NAME/`. FAILED_PRECONDITION while it runs.
+    A job that is not known is removed already. A later job of the same name has a higher epoch still.
+    """
     ListDevices: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListDevicesRequest, _coordinator_pb2.ListDevicesResponse]
+    ListFragments: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListFragmentsRequest, _coordinator_pb2.ListFragmentsResponse]
+    """The fragments that are whole in the store."""
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -50,7 +58,15 @@ class CoordinatorAsyncStub(CoordinatorStub):
     WatchJob: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """The job's status now, then whenever it changed, at most every `interval_seconds`, until it ended."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
+    ListJobs: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ListJobsRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
+    """Every job that is known here, one message each, in the order of their submission; then it ends."""
+    RemoveJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RemoveJobRequest, _coordinator_pb2.RemoveJobResponse]  # type: ignore[assignment]
+    """Forget a job that has ended, and delete its files `jobs/NAME/`. FAILED_PRECONDITION while it runs.
+    A job that is not known is removed already. A later job of the same name has a higher epoch still.
+    """
     ListDevices: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListDevicesRequest, _coordinator_pb2.ListDevicesResponse]  # type: ignore[assignment]
+    ListFragments: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListFragmentsRequest, _coordinator_pb2.ListFragmentsResponse]  # type: ignore[assignment]
+    """The fragments that are whole in the store."""
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -79,10 +95,36 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]: ...
 
     @_abc_1.abstractmethod
+    def ListJobs(
+        self,
+        request: _coordinator_pb2.ListJobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.JobStatus], _abc.AsyncIterator[_coordinator_pb2.JobStatus]]:
+        """Every job that is known here, one message each, in the order of their submission; then it ends."""
+
+    @_abc_1.abstractmethod
+    def RemoveJob(
+        self,
+        request: _coordinator_pb2.RemoveJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.RemoveJobResponse, _abc.Awaitable[_coordinator_pb2.RemoveJobResponse]]:
+        """Forget a job that has ended, and delete its files `jobs/NAME/`. FAILED_PRECONDITION while it runs.
+        A job that is not known is removed already. A later job of the same name has a higher epoch still.
+        """
+
+    @_abc_1.abstractmethod
     def ListDevices(
         self,
         request: _coordinator_pb2.ListDevicesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.ListDevicesResponse, _abc.Awaitable[_coordinator_pb2.ListDevicesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListFragments(
+        self,
+        request: _coordinator_pb2.ListFragmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.ListFragmentsResponse, _abc.Awaitable[_coordinator_pb2.ListFragmentsResponse]]:
+        """The fragments that are whole in the store."""
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

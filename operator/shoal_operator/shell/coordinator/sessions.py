@@ -264,7 +264,7 @@ class Sessions:
     async def _session_of(self, context: FrameContext) -> DeviceSession:
         device = device_metadata(context) or ""
         try:
-            if not re.fullmatch(r"[a-z0-9-]{1,63}", device):
+            if not re.fullmatch(r"[a-z0-9.-]{1,63}", device):
                 raise PermissionError("the stream names no device")
             self._identify(device, context.peer(), peer_name(context))
             async with asyncio.timeout(HELLO_SECONDS), self._joined:

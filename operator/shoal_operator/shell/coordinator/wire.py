@@ -20,7 +20,7 @@ from shoal_protocol.v1 import session_pb2 as pb
 PROTOCOL: Final = 1
 MAXIMUM_FRAGMENTS: Final = 4096
 """In one Hello: cached and resident each."""
-_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 _JOB: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _TEXT: Final = 2000

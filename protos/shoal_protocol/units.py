@@ -1,7 +1,8 @@
 """Bytes and nanoseconds as integers, and how people write and read them."""
 
+import math
 import re
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Final, NewType
 
 Bytes = NewType("Bytes", int)
@@ -9,9 +10,16 @@ Nanoseconds = NewType("Nanoseconds", int)
 
 NANOSECONDS_PER_SECOND: Final = 1_000_000_000
 
-_QUANTITY = re.compile(
-    r"(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<suffix>[KMGTPE]i|[munkMGTPE]|[eE][+-]?\d+)?"
+QUANTITY_PATTERN: Final = (
+    r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[munkMGTPE]|[eE][+-]?[0-9]{1,2})?$"
 )
+"""Two digits of exponent: an unbounded one is a number that fills the memory when written out."""
+QUANTITY_LENGTH: Final = 32
+MOST_BYTES: Final = 2**63 - 1
+"""As in Kubernetes; what a signed number of 64 bits holds."""
+
+_EXACT: Final = Context(prec=2 * QUANTITY_LENGTH)
+_SHOWN: Final = 40
 _BINARY: Final[dict[str, int]] = {
     f"{prefix}i": 1024**power for power, prefix in enumerate("KMGTPE", start=1)
 }
@@ -25,21 +33,29 @@ _DECIMAL: Final[dict[str, Decimal]] = {
 
 
 def parse_quantity(text: str) -> Decimal:
-    """Read a Kubernetes quantity (`64Mi`, `0.5`, `250m`, `1e3`); `ValueError` says what is off."""
-    match = _QUANTITY.fullmatch(text)
+    """Read a Kubernetes quantity (`64Mi`, `0.5`, `250m`, `1e3`), exactly; `ValueError` says what is
+    off.
+    """
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    if len(text) > QUANTITY_LENGTH:
+        raise ValueError(f"{shown!r} is longer than any quantity ({QUANTITY_LENGTH} characters)")
+    match = re.fullmatch(QUANTITY_PATTERN, text)
     if match is None:
-        raise ValueError(f"{text!r} is not a quantity such as 64Mi, 1G, 0.5 or 250m")
-    number, suffix = Decimal(match["number"]), match["suffix"] or ""
+        raise ValueError(f"{shown!r} is not a quantity such as 64Mi, 1G, 0.5 or 250m")
+    number, suffix = Decimal(match[1]), match[3] or ""
     if suffix in _BINARY:
-        return number * _BINARY[suffix]
+        return _EXACT.multiply(number, _BINARY[suffix])
     if suffix in _DECIMAL:
-        return number * _DECIMAL[suffix]
-    return number * Decimal(f"1{suffix}" if suffix else 1)
+        return _EXACT.multiply(number, _DECIMAL[suffix])
+    return _EXACT.multiply(number, Decimal(f"1{suffix}"))
 
 
 def parse_bytes(text: str) -> Bytes:
-    """Read a quantity of bytes, rounded up to a whole byte."""
-    return Bytes(int(parse_quantity(text).to_integral_value(rounding="ROUND_CEILING")))
+    """Read a quantity of bytes, rounded up to a whole byte; `ValueError` says what is off."""
+    size = math.ceil(parse_quantity(text))
+    if size > MOST_BYTES:
+        raise ValueError(f"{text!r} is more bytes than any machine has; the most is 2^63 - 1")
+    return Bytes(size)
 
 
 def format_bytes(count: int) -> str:

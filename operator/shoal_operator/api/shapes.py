@@ -19,7 +19,7 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Final, Generic, Literal, TypeVar
 
-from shoal_protocol.units import parse_quantity
+from shoal_protocol.units import QUANTITY_LENGTH, QUANTITY_PATTERN, parse_quantity
 
 Path = tuple[str | int, ...]
 """From a document's root to a field: names, and indices into lists."""
@@ -219,9 +219,6 @@ class Choice(Shape[E]):
         return "one of " + ", ".join(member.value for member in self.of)
 
 
-_QUANTITY: Final = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[munkMGTPE]|[eE][+-]?[0-9]{1,2})?$"
-# Two digits of exponent: an unbounded one is a number that fills the memory when written out.
-_QUANTITY_LENGTH: Final = 32
 _NEARLY: Final = re.compile(r"([0-9.]+) *([kKmMgGtTpPeE])(i?b?|I?B?|ib|iB)", re.ASCII)
 
 
@@ -246,7 +243,7 @@ class Quantity(Shape[N]):
         if isinstance(value, bool) or not isinstance(value, int | str):
             return _refuse(errors, at, _wanted(value, f"a quantity such as {self.such_as}"))
         text = str(value)
-        if not re.fullmatch(_QUANTITY, text) or len(text) > _QUANTITY_LENGTH:
+        if not re.fullmatch(QUANTITY_PATTERN, text) or len(text) > QUANTITY_LENGTH:
             near = self._nearest(text)
             wrong = f"{show(value)} is not a quantity such as {self.such_as}{near}"
             return _refuse(errors, at, wrong)
@@ -267,7 +264,7 @@ class Quantity(Shape[N]):
         binary = "i" if self.such_as.endswith("i") else ""
         prefix = match[2].upper()
         meant = f"{match[1]}{'k' if prefix == 'K' and not binary else prefix}{binary}"
-        return f" (did you mean {meant}?)" if re.fullmatch(_QUANTITY, meant) else ""
+        return f" (did you mean {meant}?)" if re.fullmatch(QUANTITY_PATTERN, meant) else ""
 
     def schema(self) -> Schema:
         quantity = "quantity(string(self))"
@@ -277,8 +274,8 @@ class Quantity(Shape[N]):
         return {
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "x-kubernetes-int-or-string": True,
-            "pattern": _QUANTITY,
-            "maxLength": _QUANTITY_LENGTH,
+            "pattern": QUANTITY_PATTERN,
+            "maxLength": QUANTITY_LENGTH,
             "minimum": 0,
             "x-kubernetes-validations": [{"rule": f"{least} && {most}", "message": message}],
         }

@@ -1,0 +1,88 @@
+"""Quantities as people write them, against exact fractions."""
+
+import math
+import re
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shoal_protocol.units import (
+    MOST_BYTES,
+    QUANTITY_LENGTH,
+    format_bytes,
+    parse_bytes,
+    parse_quantity,
+)
+
+SCALES = {
+    "": Fraction(1),
+    **{suffix: Fraction(1, 1000**power) for power, suffix in enumerate("mun", 1)},
+    **{suffix: Fraction(1000**power) for power, suffix in enumerate("kMGTPE", 1)},
+    **{f"{suffix}i": Fraction(1024**power) for power, suffix in enumerate("KMGTPE", 1)},
+}
+DIGITS = st.text("0123456789", min_size=1, max_size=12)
+NUMBERS = DIGITS | st.builds("{}.{}".format, DIGITS, DIGITS) | st.builds(".{}".format, DIGITS)
+EXPONENTS = st.builds(
+    "{}{}{}".format, st.sampled_from("eE"), st.sampled_from(["", "+", "-"]), DIGITS
+)
+
+
+def value(number: str, suffix: str) -> Fraction:
+    if suffix[:1] in ("e", "E") and suffix not in SCALES:
+        return Fraction(number + "0" * number.endswith(".")) * Fraction(10) ** int(suffix[1:])
+    return Fraction(number) * SCALES[suffix]
+
+
+def size_or_refusal(text: str) -> int | str:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        return str(error)
+
+
+@given(NUMBERS, st.sampled_from([*SCALES]) | st.integers(-99, 99).map("e{}".format))
+def test_a_quantity_is_read_exactly(number: str, suffix: str) -> None:
+    text = number + suffix
+    assert Fraction(parse_quantity(text)) == value(number, suffix)
+    if value(number, suffix) <= MOST_BYTES:
+        assert parse_bytes(text) == math.ceil(value(number, suffix))
+    else:
+        with pytest.raises(ValueError, match="more bytes than any machine has"):
+            parse_bytes(text)
+
+
+@given(NUMBERS, EXPONENTS)
+@example("1", "e999999999")
+@example("1", "e-999999999")
+@example("0", "e9999999999999999999999999")
+def test_an_exponent_of_any_size_is_read_at_once_or_refused(number: str, exponent: str) -> None:
+    size = size_or_refusal(number + exponent)
+    if isinstance(size, str):
+        assert number[:8] in size
+    else:
+        assert 0 <= size <= MOST_BYTES
+
+
+@given(st.text(max_size=2 * QUANTITY_LENGTH))
+@example("٣Mi")
+@example("-1")
+@example("64Mb")
+@example("nan")
+@example("9" * 10_000_000)
+def test_any_text_is_a_quantity_or_refused_in_one_short_line(text: str) -> None:
+    size = size_or_refusal(text)
+    if isinstance(size, str):
+        assert len(size) < 400
+        assert "\n" not in size
+    else:
+        assert re.match(r"[0-9.]", text)
+        assert 0 <= size <= MOST_BYTES
+
+
+@given(st.integers(0, MOST_BYTES))
+def test_bytes_are_written_to_a_twentieth_of_their_unit(size: int) -> None:
+    number, unit = format_bytes(size).split()
+    scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
+    assert abs(Fraction(number) * scale - size) <= Fraction(scale, 20)

@@ -2,7 +2,7 @@
 # nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check bench protos lock clean
+.PHONY: help run check bench protos crds lock clean
 
 PYTHON ?= python3
 EXAMPLE ?= ocr
@@ -31,6 +31,10 @@ bench: .venv/dev.stamp ## Run every bench in its quick form
 
 protos: .venv/bin/protoc-gen-mypy_grpc ## Generate the Python code of protos/ anew
 	$(BIN)/python hack/protos.py
+
+crds: .venv/dev.stamp ## Write the CRDs and the reference of the kinds anew
+	$(BIN)/python hack/crds.py
+	$(BIN)/python -m shoal_operator.api.reference > docs/api.md
 
 lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
 	$(COMPILE) pyproject.toml requirements/build.in --extra operator --extra agent \

@@ -41,6 +41,11 @@ REASON: Final = Text(
     meant="a reason in CamelCase",
 )
 COUNT: Final = Whole(minimum=0, maximum=_INT64)
+COLUMN: Final = Text(max_length=512, min_length=0)
+"""What `kubectl get` prints: a printer column prints what it finds, and makes nothing."""
+
+OBSERVED_GENERATION: Final = "The metadata.generation of the spec that this status is about."
+COLUMNS: Final = "What `kubectl get` prints. For people; programs read the fields beside it."
 FRAGMENT: Final = Whole(minimum=0, maximum=MAX_FRAGMENTS - 1)
 
 
@@ -96,7 +101,7 @@ class Metadata:
         "The object's name, unique within its kind and namespace.",
         example="ppocr-rec",
     )
-    namespace: str | None = member(NAME, "The object's namespace.", default=None)
+    namespace: str | None = member(NAME, "The object's namespace.", default=None, example="default")
     labels: Mapping[str, str] = member(
         Table(values=Text(max_length=63, min_length=0), max_items=64), "Labels.", default={}
     )
@@ -132,11 +137,15 @@ class Condition:
     type: str = member(REASON, "What the condition is about.", example="Ready")
     status: ConditionStatus = member(Choice(ConditionStatus), "Whether it holds.", example="True")
     reason: str = member(REASON, "Why, as one word for programs.", example="AllDevicesReady")
-    message: str = member(MESSAGE, "Why, for people.", default="")
-    observed_generation: int | None = member(
-        COUNT, "The generation of the spec that this was seen of.", default=None
+    message: str = member(
+        MESSAGE, "Why, for people.", default="", example="3 of 3 devices are ready"
     )
-    last_transition_time: str = member(TIME, "When the status last became what it is.")
+    observed_generation: int | None = member(
+        COUNT, "The generation of the spec that this was seen of.", default=None, example=1
+    )
+    last_transition_time: str = member(
+        TIME, "When the status last became what it is.", example="2026-01-31T12:00:00Z"
+    )
 
 
 CONDITIONS: Final = Items(of=Object(Condition), max_items=16, key="type")

@@ -13,8 +13,8 @@ from shoal_operator.api.schema import (
     description,
     members,
     record_in,
+    rule_sentences,
     rules,
-    sentence,
     shown_default,
 )
 from shoal_operator.api.shapes import Items, Shape
@@ -48,7 +48,7 @@ def reference() -> str:
 def example_document(names: KindNames) -> dict[str, object]:
     """A manifest made of the fields' own examples."""
     head = {"apiVersion": API_VERSION, "kind": names.cls.__name__}
-    metadata = {"name": f"my-{names.cls.__name__.lower()}"}
+    metadata = {"name": f"my-{names.singular}"}
     spec = members(names.cls)["spec"].shape
     return {**head, "metadata": metadata, "spec": _example(spec)}
 
@@ -71,7 +71,7 @@ def _records(shape: Shape[object], path: str) -> list[str]:
     if cls is None:
         return []
     lines = [f"### {path}", "", _first_paragraph(cls), ""]
-    lines += [f"- {sentence(rule.message)}." for rule in rules(cls)]
+    lines += [f"- {text}" for text in rule_sentences(cls)]
     lines += [""] * bool(rules(cls))
     lines += ["| field | holds | default | meaning |", "|---|---|---|---|"]
     deeper: list[str] = []
@@ -108,14 +108,13 @@ def _example_record(cls: type) -> dict[str, object]:
     for name, declared in members(cls).items():
         if any(_excludes(rule, name, chosen) for rule in rules(cls)):
             continue
-        if declared.example is not None:
-            chosen[name] = declared.example
-        elif declared.required or (shown_default(declared) and not declared.default):
-            inner = record_in(declared.shape)
-            given = declared.default if inner is None else _example(declared.shape)
-            chosen[name] = given
-        elif shown_default(declared):
+        if shown_default(declared) and declared.default != {}:
             chosen[name] = declared.default
+        elif declared.example is not None:
+            chosen[name] = declared.example
+        elif declared.required or shown_default(declared):
+            inner = record_in(declared.shape)
+            chosen[name] = declared.default if inner is None else _example(declared.shape)
     return {name: value for name, value in chosen.items() if value != {}}
 
 

@@ -102,7 +102,7 @@ class OnlyGrows:
 
     @property
     def message(self) -> str:
-        return f"{self.field} can be made larger, but not smaller; make a new object"
+        return f"the {self.field} can be made larger, but not smaller; make a new object"
 
     def holds(self, document: Mapping[str, object]) -> bool:
         return True

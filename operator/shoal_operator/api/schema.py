@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Final, Generic, TypeVar, dataclass_transform, overload
 
-from shoal_operator.api.rules import Rule
+from shoal_operator.api.rules import Immutable, Rule
 from shoal_operator.api.shapes import (
     INVALID,
     Errors,
@@ -217,7 +217,7 @@ def explanation(declared: Member[object]) -> str:
     if not isinstance(declared.shape, Object):
         sentences.append(f"Value: {declared.shape.words()}.")
     if inner is not None:
-        sentences += [f"{sentence(rule.message)}." for rule in rules(inner)]
+        sentences += rule_sentences(inner)
     if shown_default(declared) and declared.default != {}:
         sentences.append(f"Default: {_plain(declared.default)}.")
     if declared.example is not None:
@@ -229,9 +229,14 @@ def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def sentence(text: str) -> str:
-    """With a capital at the beginning."""
-    return text[0].upper() + text[1:]
+def rule_sentences(cls: type) -> list[str]:
+    """A record's rules for people; what can never be changed is one sentence."""
+    fixed = [rule.field for rule in rules(cls) if isinstance(rule, Immutable)]
+    messages = [rule.message for rule in rules(cls) if not isinstance(rule, Immutable)]
+    sentences = [f"{text[0].upper()}{text[1:]}." for text in messages]
+    if fixed:
+        sentences.append(f"Fixed once given; make a new object to change it: {', '.join(fixed)}.")
+    return sentences
 
 
 def record_in(shape: Shape[object]) -> type | None:

@@ -25,6 +25,10 @@ class KindNames:
     short: str
     written: bool = True
 
+    @property
+    def singular(self) -> str:
+        return self.cls.__name__.lower()
+
 
 KINDS: Final = {
     names.cls.__name__: names

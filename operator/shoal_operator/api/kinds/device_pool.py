@@ -6,6 +6,8 @@ from typing import Final
 
 from shoal_operator.api.choices import Residency
 from shoal_operator.api.fields import (
+    COLUMN,
+    COLUMNS,
     CONDITIONS,
     COUNT,
     CPUS,
@@ -14,13 +16,14 @@ from shoal_operator.api.fields import (
     MEMORY,
     METADATA,
     NAME,
+    OBSERVED_GENERATION,
     RATE,
     BitsPerSecond,
     Condition,
     Metadata,
     Millicpus,
 )
-from shoal_operator.api.rules import exactly_one
+from shoal_operator.api.rules import Immutable, OnlyGrows, exactly_one
 from shoal_operator.api.schema import Object, member, record
 from shoal_operator.api.shapes import Choice, Items, Table, Text, Whole
 from shoal_protocol.units import Bytes
@@ -48,16 +51,27 @@ class TaintEffect(StrEnum):
 class Toleration:
     """As in core/v1."""
 
-    key: str | None = member(_LABEL_NAME, "The taint's key; absent matches all.", default=None)
-    operator: TolerationOperator = member(
-        Choice(TolerationOperator), "How key and value match.", default="Equal"
+    key: str | None = member(
+        _LABEL_NAME, "The taint's key; absent matches all.", default=None, example="shoal.dev/pool"
     )
-    value: str | None = member(_LABEL, "The taint's value, for Equal.", default=None)
+    operator: TolerationOperator = member(
+        Choice(TolerationOperator), "How key and value match.", default="Equal", example="Exists"
+    )
+    value: str | None = member(
+        _LABEL, "The taint's value, for Equal.", default=None, example="shelf"
+    )
     effect: TaintEffect | None = member(
-        Choice(TaintEffect), "The taint's effect; absent matches all.", default=None
+        Choice(TaintEffect),
+        "The taint's effect; absent matches all.",
+        default=None,
+        example="NoSchedule",
     )
     toleration_seconds: int | None = member(
-        COUNT, "How long a NoExecute taint is tolerated.", unit="seconds", default=None
+        COUNT,
+        "How long a NoExecute taint is tolerated; absent: for ever.",
+        unit="seconds",
+        default=None,
+        example=300,
     )
 
 
@@ -131,17 +145,20 @@ class Budget:
 class Cache:
     """Fragments on a device's disk."""
 
-    size: Bytes = member(DISK, "At most so much.", unit="bytes", default="1Gi")
+    size: Bytes = member(DISK, "At most so much.", unit="bytes", default="1Gi", example="4Gi")
     storage_class_name: str | None = member(
-        Text(max_length=253), "Of a volume per device; absent: an emptyDir.", default=None
+        Text(max_length=253),
+        "Of a volume per device; absent: an emptyDir.",
+        default=None,
+        example="local-path",
     )
 
 
-@record()
+@record(Immutable("storageClassName", from_the_start=True), OnlyGrows("size"))
 class Storage:
     """A volume."""
 
-    size: Bytes = member(DISK, "Its size.", unit="bytes", default="5Gi")
+    size: Bytes = member(DISK, "Its size.", unit="bytes", default="5Gi", example="20Gi")
     storage_class_name: str | None = member(
         Text(max_length=253),
         "Its storage class; absent: the cluster's default.",
@@ -171,6 +188,7 @@ class DevicePoolSpec:
         Items(of=Object(Toleration), max_items=32),
         "Taints that the agents tolerate. Ignored in local mode.",
         default=[],
+        example=[{"key": "shoal.dev/pool", "operator": "Exists"}],
     )
     local: Local | None = member(
         Object(Local),
@@ -192,6 +210,7 @@ class DevicePoolSpec:
         Choice(Residency),
         "Adaptive: as many fragments as the budget takes; Single: one fragment at a time.",
         default="Adaptive",
+        example="Single",
     )
     cache: Cache = member(Object(Cache), "Fragments on each device's disk.", default={})
     coordinator: CoordinatorSettings = member(
@@ -203,15 +222,25 @@ class DevicePoolSpec:
 class DeviceCounts:
     """How many devices there are."""
 
-    total: int = member(COUNT, "Selected nodes.")
-    ready: int = member(COUNT, "Devices with a live session.")
+    total: int = member(COUNT, "Selected nodes.", example=3)
+    ready: int = member(COUNT, "Devices with a live session.", example=3)
+
+
+@record()
+class DevicePoolColumns:
+    """A DevicePool in one line."""
+
+    devices: str | None = member(COLUMN, "Ready of all.", default=None, example="3/3")
+    budget: str | None = member(
+        COLUMN, "The budgets of all devices together.", default=None, example="192Mi"
+    )
 
 
 @record()
 class DevicePoolStatus:
     """What the pool has become."""
 
-    observed_generation: int | None = member(COUNT, "Of the spec that was seen.", default=None)
+    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
     conditions: tuple[Condition, ...] = member(
         CONDITIONS, "CoordinatorReady, AgentsReady, Ready.", default=[]
     )
@@ -219,11 +248,19 @@ class DevicePoolStatus:
         Object(DeviceCounts), f"At most {MAX_DEVICES} are planned with.", default=None
     )
     budget_bytes: int | None = member(
-        COUNT, "The budgets of all devices together.", unit="bytes", default=None
+        COUNT,
+        "The budgets of all devices together.",
+        unit="bytes",
+        default=None,
+        example=201326592,
     )
     coordinator_endpoint: str | None = member(
-        Text(max_length=256), "Where the coordinator listens.", default=None
+        Text(max_length=256),
+        "Where the coordinator listens.",
+        default=None,
+        example="shelf-coordinator.default.svc:7000",
     )
+    columns: DevicePoolColumns | None = member(Object(DevicePoolColumns), COLUMNS, default=None)
 
 
 @record()

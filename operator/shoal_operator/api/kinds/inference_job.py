@@ -1,11 +1,17 @@
 """InferenceJob: a bounded piece of work, in the manners of `batch/v1` Job."""
 
+from typing import Final
+
 from shoal_operator.api.choices import Mode, Objective, Policy
+from shoal_operator.api.conditions import JobWord
 from shoal_operator.api.fields import (
+    COLUMN,
+    COLUMNS,
     CONDITIONS,
     COUNT,
     MESSAGE,
     METADATA,
+    OBSERVED_GENERATION,
     REFERENCE,
     TIME,
     Condition,
@@ -13,9 +19,15 @@ from shoal_operator.api.fields import (
     Reference,
     uri,
 )
-from shoal_operator.api.rules import exactly_one
+from shoal_operator.api.rules import Immutable, exactly_one
 from shoal_operator.api.schema import Object, member, record
 from shoal_operator.api.shapes import Choice, Flag, Items, Number, Text, Whole
+
+_FIXED: Final = (
+    *("modelRef", "partitionRef", "placementRef", "poolRef", "inputs", "outputs"),
+    *("mode", "policy", "objective", "backoffLimit"),
+)
+"""What a job is; the rest says when and how fast it runs, and may change, as in `batch/v1`."""
 
 
 @record()
@@ -44,6 +56,7 @@ class Outputs:
 @record(
     exactly_one("modelRef", "partitionRef", "placementRef"),
     exactly_one("poolRef", "placementRef"),
+    *map(Immutable, _FIXED),
 )
 class InferenceJobSpec:
     """What is to be run, where, and how.
@@ -76,15 +89,19 @@ class InferenceJobSpec:
         Choice(Mode),
         "Streaming: an item moves on as soon as it can; Barrier: when all have ended the stage.",
         default="Streaming",
+        example="Barrier",
     )
     policy: Policy = member(
-        Choice(Policy), "How devices that suit a task equally well are ranked.", default="Mabac"
+        Choice(Policy),
+        "How devices that suit a task equally well are ranked.",
+        default="Mabac",
+        example="LeastLoaded",
     )
     objective: Objective = member(
-        Choice(Objective), "What the plan makes best.", default="Throughput"
+        Choice(Objective), "What the plan makes best.", default="Throughput", example="Makespan"
     )
     priority: int = member(
-        Whole(minimum=-1000, maximum=1000), "Jobs with more go first.", default=0
+        Whole(minimum=-1000, maximum=1000), "Jobs with more go first.", default=0, example=10
     )
     active_deadline_seconds: int | None = member(
         Whole(minimum=1, maximum=2**31 - 1),
@@ -94,7 +111,7 @@ class InferenceJobSpec:
         example=600,
     )
     backoff_limit: int = member(
-        Whole(minimum=0, maximum=100), "Tries of an item beyond the first.", default=3
+        Whole(minimum=0, maximum=100), "Tries of an item beyond the first.", default=3, example=0
     )
     parallelism: int | None = member(
         Whole(minimum=1, maximum=1_000_000),
@@ -102,7 +119,7 @@ class InferenceJobSpec:
         default=None,
         example=1,
     )
-    suspend: bool = member(Flag(), "true: nothing new starts.", default=False)
+    suspend: bool = member(Flag(), "true: nothing new starts.", default=False, example=True)
     ttl_seconds_after_finished: int | None = member(
         Whole(minimum=0, maximum=2**31 - 1),
         "So long after its end the job is deleted; absent: never.",
@@ -116,49 +133,72 @@ class InferenceJobSpec:
 class ItemCounts:
     """How far the job is."""
 
-    total: int = member(COUNT, "All items.")
-    active: int = member(COUNT, "Begun and not ended.", default=0)
-    succeeded: int = member(COUNT, "With a result.", default=0)
-    failed: int = member(COUNT, "Given up.", default=0)
+    total: int = member(COUNT, "All items.", example=400)
+    active: int = member(COUNT, "Begun and not ended.", default=0, example=6)
+    succeeded: int = member(COUNT, "With a result.", default=0, example=120)
+    failed: int = member(COUNT, "Given up.", default=0, example=1)
 
 
 @record()
 class TierHits:
     """Tasks by what their device had to do first."""
 
-    resident: int = member(COUNT, "Nothing.", default=0)
-    cached: int = member(COUNT, "Load the fragment from its disk.", default=0)
-    idle: int = member(COUNT, "Fetch it; nothing was resident.", default=0)
-    evict: int = member(COUNT, "Make room first.", default=0)
+    resident: int = member(COUNT, "Nothing.", default=0, example=1190)
+    cached: int = member(COUNT, "Load the fragment from its disk.", default=0, example=6)
+    idle: int = member(COUNT, "Fetch it; nothing was resident.", default=0, example=3)
+    evict: int = member(COUNT, "Make room first.", default=0, example=1)
 
 
 @record()
 class ItemFailure:
     """An item that failed."""
 
-    item: int = member(COUNT, "Its index.")
+    item: int = member(COUNT, "Its index.", example=17)
     input: str | None = member(
-        Text(max_length=1024), "Its file, and place in the file.", default=None
+        Text(max_length=1024),
+        "Its file, and place in the file.",
+        default=None,
+        example="lines-001.npz[17]",
     )
-    reason: str = member(MESSAGE, "Why.")
+    reason: str = member(MESSAGE, "Why.", example="input x has 2 axes, the model wants 4")
+
+
+@record()
+class InferenceJobColumns:
+    """An InferenceJob in one line."""
+
+    model: str | None = member(COLUMN, "The Model that runs.", default=None, example="ppocr-rec")
+    pool: str | None = member(COLUMN, "The DevicePool it runs on.", default=None, example="shelf")
+    items: str | None = member(COLUMN, "Succeeded of all.", default=None, example="120/400")
+    rate: str | None = member(COLUMN, "Items per second.", default=None, example="38/s")
+    status: JobWord | None = member(
+        Choice(JobWord),
+        "The conditions in one word; what has ended wins over what goes on.",
+        default=None,
+        example="Running",
+    )
 
 
 @record()
 class InferenceJobStatus:
     """How the job goes; changes at most every two seconds."""
 
-    observed_generation: int | None = member(COUNT, "Of the spec that was seen.", default=None)
+    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
     conditions: tuple[Condition, ...] = member(
         CONDITIONS,
         "Planned, Suspended, Complete, Failed. Complete holds only if every item succeeded; when "
         "all have ended and some failed beyond their tries, Failed does (reason ItemsFailed).",
         default=[],
     )
-    start_time: str | None = member(TIME, "When the first task started.", default=None)
-    completion_time: str | None = member(TIME, "When the last item ended.", default=None)
+    start_time: str | None = member(
+        TIME, "When the first task started.", default=None, example="2026-01-31T12:00:00Z"
+    )
+    completion_time: str | None = member(
+        TIME, "When the last item ended.", default=None, example="2026-01-31T12:01:30Z"
+    )
     items: ItemCounts | None = member(Object(ItemCounts), "How far it is.", default=None)
     items_per_second: float | None = member(
-        Number(), "Since the start.", unit="items per second", default=None
+        Number(), "Since the start.", unit="items per second", default=None, example=38.2
     )
     tier_hits: TierHits | None = member(
         Object(TierHits), "Tasks by what their device had to do first.", default=None
@@ -166,6 +206,7 @@ class InferenceJobStatus:
     failures: tuple[ItemFailure, ...] = member(
         Items(of=Object(ItemFailure), max_items=8), "The first eight.", default=[]
     )
+    columns: InferenceJobColumns | None = member(Object(InferenceJobColumns), COLUMNS, default=None)
 
 
 @record()

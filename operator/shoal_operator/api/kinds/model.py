@@ -3,10 +3,13 @@
 from typing import Final
 
 from shoal_operator.api.fields import (
+    COLUMN,
+    COLUMNS,
     CONDITIONS,
     COUNT,
     DIGEST,
     METADATA,
+    OBSERVED_GENERATION,
     REFERENCE,
     TENSOR_NAME,
     Condition,
@@ -39,7 +42,10 @@ class Source:
         example="sha256:" + "0c1f" * 16,
     )
     secret_ref: Reference | None = member(
-        REFERENCE, "A Secret with what the store asks for.", default=None
+        REFERENCE,
+        "A Secret with what the store asks for.",
+        default=None,
+        example={"name": "model-store"},
     )
 
 
@@ -73,7 +79,7 @@ class ModelSpec:
 class TensorStatus:
     """One of the model's inputs or outputs."""
 
-    name: str = member(TENSOR_NAME, "The tensor's name.")
+    name: str = member(TENSOR_NAME, "The tensor's name.", example="x")
     dtype: str = member(Text(max_length=32), "ONNX's name of the type.", example="float")
     shape: tuple[str, ...] = member(
         Items(of=Text(max_length=64), max_items=_AXES),
@@ -83,18 +89,41 @@ class TensorStatus:
 
 
 @record()
+class ModelColumns:
+    """A Model in one line."""
+
+    size: str | None = member(COLUMN, "Its size.", default=None, example="10.4 MiB")
+    fragments: str | None = member(
+        COLUMN, "How many fragments its Partitions have.", default=None, example="3, 5"
+    )
+
+
+@record(Immutable("digest"))
 class ModelStatus:
     """What was found out about the model."""
 
-    observed_generation: int | None = member(COUNT, "Of the spec that was seen.", default=None)
+    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
     conditions: tuple[Condition, ...] = member(
         CONDITIONS, "Fetched, Verified, Profiled, Ready.", default=[]
     )
-    digest: str | None = member(DIGEST, "The digest of the file.", default=None)
-    size_bytes: int | None = member(COUNT, "The size with external data.", default=None)
-    parameters: int | None = member(COUNT, "How many weights the model has.", default=None)
+    digest: str | None = member(
+        DIGEST,
+        "The digest of the file. Cannot be changed once it is set: other content is another Model.",
+        default=None,
+        example="sha256:" + "0c1f" * 16,
+    )
+    size_bytes: int | None = member(
+        COUNT,
+        "The size with external data.",
+        unit="bytes",
+        default=None,
+        example=10905190,
+    )
+    parameters: int | None = member(
+        COUNT, "How many weights the model has.", default=None, example=2700000
+    )
     opset: int | None = member(
-        Whole(minimum=1, maximum=1000), "Opset of the default domain.", default=None
+        Whole(minimum=1, maximum=1000), "Opset of the default domain.", default=None, example=17
     )
     inputs: tuple[TensorStatus, ...] = member(
         Items(of=Object(TensorStatus), max_items=_TENSORS), "The model's inputs.", default=[]
@@ -102,6 +131,7 @@ class ModelStatus:
     outputs: tuple[TensorStatus, ...] = member(
         Items(of=Object(TensorStatus), max_items=_TENSORS), "The model's outputs.", default=[]
     )
+    columns: ModelColumns | None = member(Object(ModelColumns), COLUMNS, default=None)
 
 
 @record()

@@ -1,12 +1,15 @@
 """Partition: how a Model is cut into fragments."""
 
 from shoal_operator.api.fields import (
+    COLUMN,
+    COLUMNS,
     CONDITIONS,
     COUNT,
     DIGEST,
     FRAGMENT,
     MAX_FRAGMENTS,
     METADATA,
+    OBSERVED_GENERATION,
     REFERENCE,
     TENSOR_NAME,
     Condition,
@@ -14,17 +17,19 @@ from shoal_operator.api.fields import (
     Reference,
     bytes_of,
 )
-from shoal_operator.api.rules import at_most_one
+from shoal_operator.api.rules import Immutable, at_most_one
 from shoal_operator.api.schema import Object, member, record
 from shoal_operator.api.shapes import Items, Whole
 from shoal_protocol.units import Bytes
 
 
-@record(at_most_one("fragments", "maxFragmentSize", "cuts"))
+@record(at_most_one("fragments", "maxFragmentSize", "cuts"), Immutable("modelRef"))
 class PartitionSpec:
     """How a model is cut; with none of fragments, maxFragmentSize and cuts, the planner decides."""
 
-    model_ref: Reference = member(REFERENCE, "The Model to cut.", example={"name": "ppocr-rec"})
+    model_ref: Reference = member(
+        REFERENCE, "The Model to cut. Cannot be changed.", example={"name": "ppocr-rec"}
+    )
     fragments: int | None = member(
         Whole(minimum=1, maximum=MAX_FRAGMENTS),
         "So many fragments, as even as the graph allows.",
@@ -50,21 +55,45 @@ class PartitionSpec:
 class FragmentStatus:
     """One fragment."""
 
-    index: int = member(FRAGMENT, "Its place in topological order.")
-    digest: str = member(DIGEST, "Its name in the fragment store.")
-    weight_bytes: int = member(COUNT, "Its weights.", unit="bytes")
+    index: int = member(FRAGMENT, "Its place in topological order.", example=0)
+    digest: str = member(DIGEST, "Its name in the fragment store.", example="sha256:" + "0c1f" * 16)
+    weight_bytes: int = member(COUNT, "Its weights.", unit="bytes", example=3565158)
     resident_bytes: int = member(
-        COUNT, "What a device needs above its floor to run it.", unit="bytes"
+        COUNT,
+        "What a device needs above its floor to run it.",
+        unit="bytes",
+        example=14680064,
     )
-    flops: int | None = member(COUNT, "Per item; absent where a shape is unknown.", default=None)
+    flops: int | None = member(
+        COUNT,
+        "Operations per item; absent where a shape is unknown.",
+        default=None,
+        example=280000000,
+    )
     inputs: tuple[str, ...] = member(
-        Items(of=TENSOR_NAME, max_items=256), "Tensors that it takes.", default=[]
+        Items(of=TENSOR_NAME, max_items=256), "Tensors that it takes.", default=[], example=["x"]
     )
     outputs: tuple[str, ...] = member(
-        Items(of=TENSOR_NAME, max_items=256), "Tensors that it makes.", default=[]
+        Items(of=TENSOR_NAME, max_items=256),
+        "Tensors that it makes.",
+        default=[],
+        example=["layer2_out"],
     )
     successors: tuple[int, ...] = member(
-        Items(of=FRAGMENT, max_items=MAX_FRAGMENTS), "Fragments that take its outputs.", default=[]
+        Items(of=FRAGMENT, max_items=MAX_FRAGMENTS),
+        "Fragments that take its outputs.",
+        default=[],
+        example=[1],
+    )
+
+
+@record()
+class PartitionColumns:
+    """A Partition in one line."""
+
+    fragments: str | None = member(COLUMN, "How many fragments.", default=None, example="3")
+    largest: str | None = member(
+        COLUMN, "What the largest fragment needs on a device.", default=None, example="14 MiB"
     )
 
 
@@ -72,7 +101,7 @@ class FragmentStatus:
 class PartitionStatus:
     """The fragments that were cut."""
 
-    observed_generation: int | None = member(COUNT, "Of the spec that was seen.", default=None)
+    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
     conditions: tuple[Condition, ...] = member(CONDITIONS, "Cut, Ready.", default=[])
     fragments: tuple[FragmentStatus, ...] = member(
         Items(of=Object(FragmentStatus), max_items=MAX_FRAGMENTS), "The fragments.", default=[]
@@ -82,7 +111,9 @@ class PartitionStatus:
         "What one item sends between fragments; absent where a shape is unknown.",
         unit="bytes",
         default=None,
+        example=1474560,
     )
+    columns: PartitionColumns | None = member(Object(PartitionColumns), COLUMNS, default=None)
 
 
 @record()

@@ -2,6 +2,8 @@
 
 from shoal_operator.api.choices import Objective, PinPolicy
 from shoal_operator.api.fields import (
+    COLUMN,
+    COLUMNS,
     CONDITIONS,
     COUNT,
     FRAGMENT,
@@ -9,11 +11,13 @@ from shoal_operator.api.fields import (
     MESSAGE,
     METADATA,
     NAME,
+    OBSERVED_GENERATION,
     REFERENCE,
     Condition,
     Metadata,
     Reference,
 )
+from shoal_operator.api.rules import Immutable
 from shoal_operator.api.schema import Object, member, record
 from shoal_operator.api.shapes import Choice, Items, Number, Text
 
@@ -28,19 +32,24 @@ class Pin:
         Choice(PinPolicy),
         "Required: no other plan will do; Preferred: where it costs nothing.",
         default="Required",
+        example="Preferred",
     )
 
 
-@record()
+@record(Immutable("partitionRef"), Immutable("poolRef"))
 class PlacementSpec:
     """What is placed where, and what for."""
 
     partition_ref: Reference = member(
-        REFERENCE, "The Partition to place.", example={"name": "ppocr-rec-3"}
+        REFERENCE,
+        "The Partition to place. Cannot be changed.",
+        example={"name": "ppocr-rec-3"},
     )
-    pool_ref: Reference = member(REFERENCE, "The devices.", example={"name": "shelf"})
+    pool_ref: Reference = member(
+        REFERENCE, "The devices. Cannot be changed.", example={"name": "shelf"}
+    )
     objective: Objective = member(
-        Choice(Objective), "What the plan makes best.", default="Throughput"
+        Choice(Objective), "What the plan makes best.", default="Throughput", example="Latency"
     )
     pins: tuple[Pin, ...] = member(
         Items(of=Object(Pin), max_items=MAX_FRAGMENTS, key="fragment"),
@@ -55,16 +64,24 @@ class StageStatus:
     """Fragments that run together, on each of these devices."""
 
     fragments: tuple[int, ...] = member(
-        Items(of=FRAGMENT, max_items=MAX_FRAGMENTS), "The fragments' indices."
+        Items(of=FRAGMENT, max_items=MAX_FRAGMENTS), "The fragments' indices.", example=[0]
     )
     devices: tuple[str, ...] = member(
-        Items(of=NAME, max_items=64), "The devices that serve them, best first."
+        Items(of=NAME, max_items=64),
+        "The devices that serve them, best first.",
+        example=["jetson"],
     )
-    compute_seconds: float | None = member(Number(), "Per item.", unit="seconds", default=None)
+    compute_seconds: float | None = member(
+        Number(), "Per item.", unit="seconds", default=None, example=0.021
+    )
     transfer_seconds: float | None = member(
-        Number(), "Per item, into the stage and out of it.", unit="seconds", default=None
+        Number(),
+        "Per item, into the stage and out of it.",
+        unit="seconds",
+        default=None,
+        example=0.004,
     )
-    resident_bytes: int = member(COUNT, "On each of the devices.", unit="bytes")
+    resident_bytes: int = member(COUNT, "On each of the devices.", unit="bytes", example=14680064)
 
 
 @record()
@@ -72,10 +89,10 @@ class Cost:
     """What a plan gives."""
 
     latency_seconds: float | None = member(
-        Number(), "Of one item through all stages.", unit="seconds", default=None
+        Number(), "Of one item through all stages.", unit="seconds", default=None, example=0.075
     )
     items_per_second: float | None = member(
-        Number(), "Of the whole pipeline.", unit="items per second", default=None
+        Number(), "Of the whole pipeline.", unit="items per second", default=None, example=38.2
     )
 
 
@@ -83,20 +100,31 @@ class Cost:
 class Rejected:
     """A plan that lost."""
 
-    alternative: str = member(Text(max_length=512), "The plan, in words.")
+    alternative: str = member(Text(max_length=512), "The plan, in words.", example="even split")
     items_per_second: float | None = member(
-        Number(), "What it would give.", unit="items per second", default=None
+        Number(), "What it would give.", unit="items per second", default=None, example=21.3
     )
-    reason: str = member(MESSAGE, "Why it lost.")
+    reason: str = member(MESSAGE, "Why it lost.", example="stage 1 would take twice as long")
+
+
+@record()
+class PlacementColumns:
+    """A Placement in one line."""
+
+    stages: str | None = member(COLUMN, "How many stages.", default=None, example="3")
+    devices: str | None = member(
+        COLUMN, "The devices in the order of stages.", default=None, example="jetson, pi-4, pi-zero"
+    )
+    rate: str | None = member(COLUMN, "What the plan gives.", default=None, example="38/s")
 
 
 @record()
 class PlacementStatus:
     """The plan."""
 
-    observed_generation: int | None = member(COUNT, "Of the spec that was seen.", default=None)
+    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
     conditions: tuple[Condition, ...] = member(CONDITIONS, "Planned, Ready.", default=[])
-    epoch: int | None = member(COUNT, "Grows with every new plan.", default=None)
+    epoch: int | None = member(COUNT, "Grows with every new plan.", default=None, example=1)
     stages: tuple[StageStatus, ...] = member(
         Items(of=Object(StageStatus), max_items=MAX_FRAGMENTS), "The stages.", default=[]
     )
@@ -105,6 +133,7 @@ class PlacementStatus:
     rejected: tuple[Rejected, ...] = member(
         Items(of=Object(Rejected), max_items=8), "The best plans that lost.", default=[]
     )
+    columns: PlacementColumns | None = member(Object(PlacementColumns), COLUMNS, default=None)
 
 
 @record()

@@ -12,6 +12,7 @@ from shoal_operator.api.kinds.placement import Pin
 from shoal_operator.api.partition import MODEL, Digest, Edge, Fragment, PartitionDocument
 from shoal_operator.planning.costs import PoolDevice
 from shoal_operator.planning.explanation import explain, summary
+from shoal_operator.planning.finer import FinerCut, in_words
 from shoal_operator.planning.outcome import Infeasible, Plan
 from shoal_operator.planning.placement import plan
 
@@ -303,7 +304,8 @@ def test_a_fragment_that_fits_nowhere_is_refused_with_needs_budgets_and_advice()
     answer = plan(document, pool, Objective.THROUGHPUT)
     assert isinstance(answer, Infeasible)
     assert answer.fragment == 1
-    assert answer.message("ppocr-rec-3", (5, int(22.8 * MIB))) == (  # type: ignore[arg-type]
+    advice = in_words(FinerCut(5, int(22.8 * MIB)))
+    assert answer.message("ppocr-rec-3", advice) == (
         "fragment 1 of ppocr-rec-3 needs 41.2 MiB resident; pi-zero has 24 MiB, pi-4 24 MiB, "
         "jetson 32 MiB; cut finer (fragments: 5 would need 22.8 MiB) or raise the budget"
     )

@@ -84,15 +84,13 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
     most = len(layout.legal) + 1
     if request.fragments is not None and not 1 <= request.fragments <= most:
         return _too_many(layout, request.fragments)
-    if request.max_bytes is not None and (refusal := _too_large(layout, request.max_bytes)):
-        return refusal
     cost = _share(profile) if request.fragments is not None else _resident
     inner = layout.legal if request.max_bytes is not None else _thinned(layout, cost, request)
     positions = (0, *inner, len(profile.nodes))
     table = _candidates(layout, positions, cost, request)
     count = request.fragments or _fewest(table)
     if count is None or (largest := _smallest_largest(table, count)) is None:
-        return _count_too_large(layout, table, request)
+        return _over_limit(layout, table, request)
     table = [[each for each in row if each.cost <= largest + largest // SLACK] for row in table]
     fewest = _cheapest(table, count, lambda each: each.incoming_bytes)
     sent = max(1, sum(each.incoming_bytes for each in fewest))
@@ -294,15 +292,34 @@ def _too_many(layout: Layout, fragments: int) -> Refusal:
     return Refusal(reason=reason)
 
 
-def _too_large(layout: Layout, limit: int) -> Refusal | None:
-    """A refusal if even the finest cut leaves a fragment over the limit."""
+def _over_limit(layout: Layout, table: _Table, request: CutRequest) -> Refusal:
+    """No cut keeps the limit, or not with the number of fragments asked for: say what would."""
+    assert request.max_bytes is not None
+    fewest = _fewest(table)
+    if fewest is None:
+        return _too_large(layout, request.max_bytes)
+    assert request.fragments is not None
+    loose = choose_cuts(layout.profile, CutRequest(fragments=request.fragments))
+    assert not isinstance(loose, Refusal)
+    need = max(piece.segment.resident_bytes for piece in layout.pieces(loose))
+    return Refusal(
+        reason=(
+            f"{request.fragments} fragments would need {format_bytes(need)}, the limit is "
+            f"{format_bytes(request.max_bytes)}; {fewest} fragments would do"
+        ),
+        need_bytes=need,
+        have_bytes=request.max_bytes,
+    )
+
+
+def _too_large(layout: Layout, limit: int) -> Refusal:
+    """Even the finest cut leaves a fragment over the limit."""
     ends = (*layout.legal, len(layout.profile.nodes))
     finest = [
         layout.segment(start, end) for start, end in zip((0, *layout.legal), ends, strict=True)
     ]
     worst = max(finest, key=lambda each: each.resident_bytes)
-    if worst.resident_bytes <= limit:
-        return None
+    assert worst.resident_bytes > limit, "the finest cut fits, so some cut was to be found"
     node = _heaviest(layout, worst.start, worst.end)
     between = [each for each in layout.obstacles if worst.start < each < worst.end]
     why = f"; it cannot be parted ({layout.obstacles[between[0]]})" if between else " by itself"
@@ -322,26 +339,3 @@ def _heaviest(layout: Layout, start: int, end: int) -> str:
     nodes = [each for each in layout.profile.nodes[start:end] if each.role is not Role.CONSTANT]
     heaviest = max(nodes, key=lambda each: each.parameter_bytes + (each.activation_bytes or 0))
     return heaviest.label
-
-
-def _count_too_large(layout: Layout, table: _Table, request: CutRequest) -> Refusal:
-    """The number of fragments asked for does not keep the limit: say what would."""
-    assert request.max_bytes is not None
-    fewest = _fewest(table)
-    if fewest is None:
-        return Refusal(
-            reason=f"no cut keeps every fragment within {format_bytes(request.max_bytes)}",
-            have_bytes=request.max_bytes,
-        )
-    assert request.fragments is not None
-    loose = choose_cuts(layout.profile, CutRequest(fragments=request.fragments))
-    assert not isinstance(loose, Refusal)
-    need = max(piece.segment.resident_bytes for piece in layout.pieces(loose))
-    return Refusal(
-        reason=(
-            f"{request.fragments} fragments would need {format_bytes(need)}, the limit is "
-            f"{format_bytes(request.max_bytes)}; {fewest} fragments would do"
-        ),
-        need_bytes=need,
-        have_bytes=request.max_bytes,
-    )

@@ -79,8 +79,10 @@ class Infeasible:
     need_bytes: Bytes | None = None
     budgets: tuple[tuple[str, Bytes], ...] = ()
 
-    def message(self, partition: str, finer: tuple[int, Bytes] | None = None) -> str:
-        """What, where, and what to do. `finer`: how many fragments would need how much at most."""
+    def message(self, partition: str, advice: str = "") -> str:
+        """What, where, and what to do: the `advice` of `planning.finer`, where a fragment fits on
+        no device.
+        """
         if self.fragment is None or self.need_bytes is None:
             return f"{partition} cannot be placed: {self.problem}"
         have = [f"{name} {format_bytes(budget)}" for name, budget in self.budgets]
@@ -88,12 +90,9 @@ class Infeasible:
             have[0] = f"{self.budgets[0][0]} has {format_bytes(self.budgets[0][1])}"
         more = len(have) - _NAMED_DEVICES
         listed = ", ".join(have[:_NAMED_DEVICES]) + (f" and {more} more have less" * (more > 0))
-        cut = "cut finer"
-        if finer is not None:
-            cut += f" (fragments: {finer[0]} would need {format_bytes(finer[1])})"
         needs = f"needs {format_bytes(self.need_bytes)} resident"
         subject = f"fragment {self.fragment} of {partition} {needs}"
-        return f"{subject}{self.problem}; {listed}; {cut} or raise the budget"
+        return f"{subject}{self.problem}; {listed}; {advice or 'cut finer or raise the budget'}"
 
 
 def duration(nanoseconds: int) -> str:

@@ -19,13 +19,11 @@ from shoal_operator.api.partition import (
     document_to_json,
 )
 from shoal_operator.api.profile import Profile
-from shoal_operator.api.segments import Layout
 from shoal_operator.shell.inputs import InputsRefused, InputUnsuitable, scan_inputs
 from shoal_operator.shell.journal import replace_file
 from shoal_operator.shell.local.orders import CutOrder
 from shoal_operator.shell.local.steps import Json, Progress, run_step, serve
 from shoal_operator.shell.store import FragmentStore
-from shoal_protocol.units import Bytes
 
 _MODULE: Final = "shoal_operator.shell.local.preparation"
 _SAMPLES: Final = 16
@@ -39,14 +37,14 @@ class PreparationRefused(Exception):
 class Prepared:
     """A partition in the store.
 
-    `path` is its `partition.json`; `warm`: it stood there already. `finer`: where a fragment is
-    larger than every budget, how many fragments would do and what the largest of them would need.
+    `path` is its `partition.json`; `warm`: it stood there already. `advice`: what to do about it,
+    where a fragment is larger than every budget.
     """
 
     document: PartitionDocument
     path: Path
     warm: bool
-    finer: tuple[int, Bytes] | None = None
+    advice: str = ""
 
 
 async def prepare(order: CutOrder, store: Path, on_progress: Progress) -> Prepared:
@@ -57,11 +55,8 @@ async def prepare(order: CutOrder, store: Path, on_progress: Progress) -> Prepar
     path = partition_path(store, order.name)
     document = document_from_json(path.read_bytes())
     match result:
-        case {"warm": bool(warm), "finer": [int(fragments), int(size)]}:
-            finer = (fragments, Bytes(size))
-            return Prepared(document=document, path=path, warm=warm, finer=finer)
-        case {"warm": bool(warm)}:
-            return Prepared(document=document, path=path, warm=warm)
+        case {"warm": bool(warm), "advice": str(advice)}:
+            return Prepared(document=document, path=path, warm=warm, advice=advice)
     raise AssertionError(f"the step answers {result}")
 
 
@@ -106,7 +101,7 @@ def _order_from_json(values: Mapping[str, object]) -> CutOrder:
 
 
 def cut_into_store(order: CutOrder, store: Path, on_progress: Progress) -> Json:
-    """Do what is ordered; `warm` and `finer` of `Prepared`."""
+    """Do what is ordered; `warm` and `advice` of `Prepared`."""
     from shoal_operator.modelling.cutting import cut_model  # noqa: PLC0415 - needs onnx
     from shoal_operator.modelling.profile import profile_model  # noqa: PLC0415
     from shoal_operator.modelling.safety import check_model_file  # noqa: PLC0415
@@ -127,14 +122,14 @@ def cut_into_store(order: CutOrder, store: Path, on_progress: Progress) -> Json:
     cuts = _choose(order, profile)
     path = partition_path(store, order.name)
     source = {"model": profile.digest, "cuts": list(cuts), "shapes": shapes, "version": 1}
-    finer = _finer(order, profile, cuts)
+    advice = _advice(order, profile, cuts)
     if _stands(path, FragmentStore(store), source):
-        return {"warm": True, "finer": finer}
+        return {"warm": True, "advice": advice}
     document = cut_model(order.path, profile, cuts, store, on_progress)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, document_to_json(document).encode())
     replace_file(path.with_name("source.json"), json.dumps(source).encode())
-    return {"warm": False, "finer": finer}
+    return {"warm": False, "advice": advice}
 
 
 def _choose(order: CutOrder, profile: Profile) -> tuple[int, ...]:
@@ -176,23 +171,13 @@ def _sample_shapes(folder: Path, specs: tuple[TensorSpec, ...]) -> dict[str, tup
     return {}
 
 
-def _finer(order: CutOrder, profile: Profile, cuts: tuple[int, ...]) -> tuple[int, int] | None:
-    """Where a fragment fits no budget: how many fragments would, and the largest one's bytes."""
-    from shoal_operator.planning.cuts import CutRequest, Refusal, choose_cuts  # noqa: PLC0415
+def _advice(order: CutOrder, profile: Profile, cuts: tuple[int, ...]) -> str:
+    """Where a fragment fits no budget: what would."""
+    from shoal_operator.planning.finer import finer, in_words  # noqa: PLC0415
 
     most = max(order.budgets, default=0)
-    if not most or _largest(profile, cuts) <= most:
-        return None
-    finer = choose_cuts(profile, CutRequest(max_bytes=most))
-    return None if isinstance(finer, Refusal) else (len(finer) + 1, _largest(profile, finer))
-
-
-def _largest(profile: Profile, cuts: tuple[int, ...]) -> int:
-    layout = Layout(profile)
-    ends = (*cuts, len(profile.nodes))
-    starts = (0, *cuts)
-    segments = (layout.segment(*span) for span in zip(starts, ends, strict=True))
-    return max(segment.resident_bytes for segment in segments)
+    found = finer(profile, cuts, most) if most else None
+    return "" if found is None else in_words(found)
 
 
 def _stands(path: Path, store: FragmentStore, source: Mapping[str, object]) -> bool:

@@ -110,7 +110,7 @@ def plan_on_pool(order: PlanOrder, prepared: Prepared) -> Plan:
     """The placement of a partition; raises `NoPlan`."""
     found = plan(prepared.document, local_pool(order.pool.spec), order.objective, pins=order.pins)
     if isinstance(found, Infeasible):
-        raise NoPlan(found.message(order.cut.name, prepared.finer))
+        raise NoPlan(found.message(order.cut.name, prepared.advice))
     return found
 
 

@@ -1,0 +1,79 @@
+"""Random profiles of small models, and every cut there is of one."""
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from hypothesis import strategies as st
+
+from shoal_operator.api.partition import Digest, TensorSpec
+from shoal_operator.api.profile import NodeProfile, Profile, Role, TensorProfile
+from shoal_operator.api.segments import Layout, Segment
+
+NONE = Digest("sha256:" + "0" * 64)
+
+
+def spec(name: str) -> TensorSpec:
+    return TensorSpec(name=name, dtype="float", shape=None)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    """Random DAGs: all roles, shared weights, skips, and tensors that cannot be sent."""
+    # Small ones, and ones as large as weights: a cut through those costs memory on both sides.
+    size = st.one_of(st.integers(0, 5000), st.integers(0, 4 << 20))
+    weights = {f"w{number}": draw(st.integers(1, 4 << 20)) for number in range(4)}
+    tensors = {"x": TensorProfile(spec=spec("x"), bytes=draw(size))}
+    roles = {"x": Role.COMPUTE}
+    nodes = []
+    for number in range(draw(st.integers(1, 9))):
+        reads = draw(
+            st.lists(st.sampled_from(sorted(tensors)), min_size=1, max_size=3, unique=True)
+        )
+        role = Role.COMPUTE
+        if draw(st.integers(0, 4)) == 0 and all(roles[each] is not Role.COMPUTE for each in reads):
+            role = Role.SHAPE
+        elif draw(st.integers(0, 9)) == 0:
+            role = Role.SHAPE  # takes the shape of what it reads
+        name = f"t{number}"
+        obstacle = "it is a sequence" if draw(st.integers(0, 14)) == 0 else ""
+        tensors[name] = TensorProfile(
+            spec=spec(name),
+            bytes=draw(st.one_of(size, size, size, st.none())),
+            obstacle=obstacle if role is Role.COMPUTE else "",
+        )
+        roles[name] = role
+        held = draw(st.lists(st.sampled_from(sorted(weights)), max_size=2, unique=True))
+        nodes.append(
+            NodeProfile(
+                label=f"node {number}",
+                operator="Op",
+                source=number,
+                role=role,
+                inputs=tuple(reads),
+                outputs=(name,),
+                weights=tuple(held),
+                flops=draw(st.one_of(st.integers(0, 10**9), st.none())),
+                parameter_bytes=sum(weights[each] for each in held),
+                activation_bytes=tensors[name].bytes,
+                in_place=draw(st.booleans()),
+            )
+        )
+    tensors[f"t{len(nodes) - 1}"] = TensorProfile(spec=spec(nodes[-1].outputs[0]), bytes=8)
+    return Profile(
+        digest=NONE,
+        graph_digest=NONE,
+        size_bytes=0,
+        opset=17,
+        parameters=0,
+        inputs=(spec("x"),),
+        outputs=(spec(nodes[-1].outputs[0]),),
+        nodes=tuple(nodes),
+        tensors=tensors,
+        weights=weights,
+    )
+
+
+def every_cut(layout: Layout, count: int) -> Iterator[list[Segment]]:
+    for cuts in combinations(layout.legal, count - 1):
+        ends = (*cuts, len(layout.profile.nodes))
+        yield [layout.segment(a, b) for a, b in zip((0, *cuts), ends, strict=True)]

@@ -34,7 +34,7 @@ async def test_an_idle_agent_is_small(join: Join) -> None:
     joined = await join()
     telemetry = await joined.device.telemetry.get()
     resident = joined.agent.status("VmRSS")
-    assert resident < 84 * MIB, f"{resident / MIB:.1f} MiB"
+    assert resident < 70 * MIB, f"{resident / MIB:.1f} MiB"
     assert abs(resident - joined.device.hello.floor_bytes) < 4 * MIB
     assert telemetry.used_bytes < 2 * MIB
 

@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import grpc
-import numpy as np
 import onnxruntime
 
 from shoal_agent import __version__
@@ -23,17 +22,16 @@ from shoal_agent.shell.fragments import Fragments
 from shoal_agent.shell.links import PeerLinks
 from shoal_agent.shell.logs import log
 from shoal_agent.shell.machine import Machine
-from shoal_agent.shell.memory import MemoryMeter
-from shoal_agent.shell.runtime import Runtime
+from shoal_agent.shell.memory import MemoryMeter, drop_library_pages
+from shoal_agent.shell.rehearsal import rehearse_transfers
+from shoal_agent.shell.runtime import Runtime, RuntimeFailed
 from shoal_agent.shell.serving import Peers
 from shoal_agent.shell.session import Session, SessionBroken
 from shoal_agent.shell.settings import Settings
 from shoal_agent.shell.shaping import Uplink
 from shoal_agent.shell.tasks import Tasks
-from shoal_protocol.assembly import ActivationAssembler
 from shoal_protocol.channels import add_port, open_channel, server_options
 from shoal_protocol.services import SessionClient, add_peer_service
-from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1 import tensors_pb2
@@ -76,13 +74,14 @@ class Agent:
             log.warning("removed damaged fragments: %s", free_names(self._cache.dropped_at_start))
         self._processor = ThreadPoolExecutor(1, "processor")
         threads = settings.threads or self._machine.processors
+        self._runtime = self._processor.submit(
+            Runtime, self._meter, threads=threads, limit_bytes=settings.budget
+        ).result()
         self.fragments = Fragments(
             ledger=Ledger(budget=settings.budget, single=settings.single),
             cache=self._cache,
             fetcher=Fetcher(self._cache, self._count_fetched, self._downlink.depart),
-            runtime=self._processor.submit(
-                Runtime, self._meter, threads=threads, limit_bytes=settings.budget
-            ).result(),
+            runtime=self._runtime,
             meter=self._meter,
             processor=self._processor,
             counters=self.counters,
@@ -100,8 +99,8 @@ class Agent:
         """Serve until drained. Raises `AddressRefused`, `OSError` for an unusable address."""
         server = await self._listen()
         metrics = self._serve_metrics()
-        _warm_up()
         self._handle_signals()
+        await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         draining = asyncio.create_task(self._drain.wait(), name="drain")
         try:
@@ -284,6 +283,16 @@ class Agent:
             await asyncio.sleep(delay * (0.5 + random.random() / 2))  # noqa: S311 - no secret
             delay = min(longest, 2 * delay)
 
+    async def _rehearse(self) -> None:
+        """See `rehearsal`. The coordinator is connected after it, so that this is warm too."""
+        drop_library_pages()
+        try:
+            await self.fragments.in_processor(self._runtime.rehearse)
+        except RuntimeFailed as error:
+            log.warning("no model could be rehearsed, the floor is too low: %s", error)
+        await rehearse_transfers(_CODECS)
+        pb.AgentMessage(hello=self.hello()).SerializeToString()
+
     async def _settle(self, channel: grpc.aio.Channel) -> None:
         """Take the floor, once, when there is a connection: that is part of being idle."""
         if self._settled:
@@ -321,12 +330,3 @@ def _with_port(address: str, port: int) -> str:
     if address.startswith("unix:"):
         return address
     return f"{address.rpartition(':')[0]}:{port}"
-
-
-def _warm_up() -> None:
-    """Send an activation to nobody: what the first one would load belongs to the floor."""
-    key = ActivationKey(job="", epoch=0, item=0, producer=-1, consumer=0)
-    encoded = encode_activation(key, "", {"x": np.zeros(1 << 16, np.float32)}, transfer=1)
-    assembler = ActivationAssembler()
-    for frame in encoded:
-        assembler.feed(frame)

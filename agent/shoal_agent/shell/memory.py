@@ -6,14 +6,11 @@ ones back at any time: the budget promises what the device has to find, not what
 with. Under a limit that is near, the kernel does take them back, and resident memory, its highest
 mark too, is then what the process was left with, at the price of reading pages again.
 
-The *floor* is the resident memory of the idle agent: ONNX Runtime loaded, its arena made, a first
-model run, an activation encoded, the coordinator connected; freed heap given back. All use is above
-it. The *peak* is the highest mark since the floor was taken, less the floor. The mark is the
-kernel's own (VmHWM), which misses nothing between samples.
-
-Dropping clean pages of libraries (`madvise(DONTNEED)`) after the start takes 17 MiB off the floor,
-and is not done: 2 to 5 of them come back as soon as a model runs, and would then pass for use above
-the floor, on devices whose whole budget may be 24.
+The *floor* is the resident memory of the idle agent: ONNX Runtime loaded, its arena made, library
+pages that only the start needed let go, one of everything rehearsed that jobs ask for
+(`rehearsal`), the coordinator connected; freed heap given back. All use is above it. The *peak* is
+the highest mark since the floor was taken, less the floor. The mark is the kernel's own (VmHWM),
+which misses nothing between samples.
 """
 
 import ctypes
@@ -22,6 +19,7 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Final
 
 _STATUS_BYTES: Final = 8192
@@ -31,6 +29,10 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _PR_SET_PDEATHSIG: Final = 1
+_MADV_DONTNEED: Final = 4
+_MAPPING: Final = re.compile(
+    r"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ (\d+)|^(Rss|Anonymous): +(\d+) kB"
+)
 MAPPED_FROM_BYTES: Final = 128 << 10
 """Blocks from here on come from mappings of their own, and go back to the kernel when freed."""
 
@@ -114,6 +116,40 @@ def trim() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
+
+
+def drop_library_pages() -> None:
+    """Let go of the library pages that are in memory: those still needed come back when used.
+
+    Only of mappings that are not writable and hold no page of this process's own (relocated
+    tables do): what is dropped is on disk, unchanged, and mostly in the page cache still.
+    """
+    libc = ctypes.CDLL(None)
+    for start, end in list(_clean_library_mappings()):
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+
+
+def _clean_library_mappings() -> Iterator[tuple[int, int]]:
+    """Addresses of resident mappings of files, not writable, without anonymous pages."""
+    try:
+        smaps = open("/proc/self/smaps", encoding="utf-8", errors="replace")  # noqa: SIM115
+    except OSError:  # a hardened container
+        return
+    start = end = resident = 0
+    with smaps:
+        for line in smaps:
+            if (found := _MAPPING.match(line)) is None:
+                continue
+            match found.groups():
+                case (str(first), str(last), str(rights), str(inode), _, _):
+                    unchanged = inode != "0" and "w" not in rights
+                    start, end = (int(first, 16), int(last, 16)) if unchanged else (0, 0)
+                case (_, _, _, _, "Rss", str(kib)):
+                    resident = int(kib)
+                case (_, _, _, _, "Anonymous", "0") if end and resident:
+                    yield start, end
+                case _:
+                    pass
 
 
 def exit_with_parent() -> None:

@@ -30,6 +30,7 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
+from shoal_agent.shell import rehearsal_model
 from shoal_agent.shell.memory import MemoryMeter, trim
 from shoal_protocol.tensors import Array
 
@@ -150,6 +151,18 @@ class Runtime:
         self._tiny = self._session(_tiny_model())
         self.shrink()
 
+    def rehearse(self) -> None:
+        """Run a model of what most models are made of, and let it go; raises `RuntimeFailed`."""
+        session = self._session(rehearsal_model.model())
+        try:
+            for _ in range(2):  # the first run differs: kernels prepare what they keep
+                session.run(None, rehearsal_model.feed())
+        except Exception as error:  # the runtime's exceptions have no common base but this
+            raise _failure(error, stopped=False) from error
+        del session
+        gc.collect()
+        self.shrink()
+
     def open(self, digest: str, folder: Path) -> OpenFragment:
         """Make a fragment ready to run; raises `RuntimeFailed`."""
         session = self._session(str(folder / "model.onnx"))
@@ -194,7 +207,7 @@ class Runtime:
         started = perf_counter()
         try:
             outputs = fragment.session.run(fragment.outputs, feed, options)
-        except Exception as error:  # the runtime's exceptions have no common base but this
+        except Exception as error:  # as above
             raise _failure(error, stopped=options.terminate) from error
         finally:
             self._run_options = None

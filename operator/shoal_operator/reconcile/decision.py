@@ -62,8 +62,10 @@ class DeviceChild:
 class SubmitJob:
     """Have the pool's coordinator run a job, or go on with it in a newer epoch.
 
-    `job` is the coordinator's name for it (`job_id`); `partition` the document as it was cut;
-    `stages`: per fragment the devices that serve it, best first.
+    `job` is the coordinator's name for it (`names.job_id`); `partition` the document as it was cut;
+    `stages`: per fragment the devices that serve it, best first. `mode` and `policy` are words of
+    `api.choices`; `parallelism` and `active_deadline_seconds` are 0 where there is no bound. Inputs
+    and results are in the job's own folders on the coordinator's volume.
     """
 
     pool: str
@@ -103,10 +105,11 @@ CoordinatorCall = SubmitJob | CancelJob | RemoveJob
 class Decision:
     """What is to be done about one object; carrying it out twice is carrying it out once.
 
-    `children` are applied server-side with the object as their controlling owner; `removals` are
-    deleted. `secrets` are names of Secrets that the shell makes once and keeps fresh, because keys
-    come from chance. `requeue_seconds`: look again then, even if nothing happens; None: an event
-    will come. `delete_self`: the object itself has served its time.
+    `children` are applied server-side with the object as their controlling owner, except for those
+    that name another owner themselves (`metadata.ownerReferences`); what is no child any more is in
+    `removals`, which are deleted (with their pods). `certificates` are Secrets that the shell makes
+    once and keeps fresh, because keys come from chance. `requeue_seconds`: look again then, even if
+    nothing happens; None: an event will come. `delete_self`: the object itself has served its time.
     """
 
     status: AnyStatus

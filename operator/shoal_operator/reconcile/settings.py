@@ -20,17 +20,29 @@ class Images:
 class OperatorSettings:
     """What decisions depend on besides the cluster.
 
-    `enrolment`: HOST:PORT where agents get their certificates. `agent_floor`: what an idle agent
-    may use; an agent's memory limit is this plus its budget. `worker_memory`: limit of a pod that
-    fetches or cuts. `cert_manager`: authorities are asked of cert-manager instead of made here.
-    `pod_monitors`: the cluster has the Prometheus operator. `offline`: nothing is fetched from
-    outside the cluster (https, s3, oci are refused).
+    `namespace` and `operator_labels` are where the operator's pods are and how they are labelled,
+    so that others let them in. `enrolment`: HOST:PORT where agents get their certificates.
+    `agent_floor`: what an idle agent may use; an agent's memory limit is this plus its budget.
+    `coordinator_memory`, `worker_memory`: limits of a coordinator, and of a pod that fetches, cuts
+    or carries; `worker_disk`: what such a pod may keep on its node meanwhile. `cert_manager`:
+    authorities are asked of cert-manager instead of made here. `pod_monitors`: the cluster has the
+    Prometheus operator. `offline`: nothing is fetched from outside the cluster (https, s3, oci are
+    refused).
     """
 
     images: Images
     enrolment: str
     agent_floor: Bytes
     worker_memory: Bytes
+    namespace: str = "shoal-system"
+    operator_labels: Mapping[str, str] = field(
+        default_factory=lambda: {
+            "app.kubernetes.io/name": "shoal",
+            "app.kubernetes.io/component": "operator",
+        }
+    )
+    coordinator_memory: Bytes = Bytes(512 << 20)
+    worker_disk: Bytes = Bytes(10 << 30)
     cert_manager: bool = False
     pod_monitors: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)

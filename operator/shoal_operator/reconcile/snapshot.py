@@ -35,8 +35,9 @@ class Worker:
     """A `batch/v1` Job of ours.
 
     `output` is the JSON that a succeeded worker printed on its last line (None where the worker has
-    nothing to say). `message` says why it failed or waits: the pod's own last words, or the
-    scheduler's. `refused`: it failed for good, because of what it was given.
+    nothing to say, or its log is gone). `message` says why it failed or waits: the pod's own last
+    words, or the scheduler's. `refused`: it failed for good, because of what it was given (exit
+    status 2). `ended_at`: when it succeeded or failed.
     """
 
     name: str
@@ -44,6 +45,20 @@ class Worker:
     output: bytes | None = None
     message: str = ""
     refused: bool = False
+    ended_at: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptDocument:
+    """What a Partition's ConfigMap holds (`documents.read_document` reads it from the object).
+
+    `recipe` says what was cut and how, without the budget that the planner chose (`recipe_of`);
+    `arguments` are those of `shoal partition` that made it, so that it can be made again.
+    """
+
+    recipe: str
+    arguments: tuple[str, ...]
+    document: PartitionDocument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +71,17 @@ class Workload:
     wanted: int
     ready: int
     current: bool
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A persistent volume claim. `message` says why it is not bound yet."""
+
+    name: str
+    bound: bool
+    size: Bytes
+    storage_class: str | None = None
     message: str = ""
 
 
@@ -108,7 +134,10 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A job as its coordinator reports it. `failures`: item, input, reason; the first eight."""
+    """A job as its coordinator reports it. `failures`: item, input, reason; the first eight.
+
+    `reason` is the coordinator's one word for why it failed or was cancelled.
+    """
 
     job: str
     state: RunState
@@ -123,6 +152,17 @@ class Run:
     latency_p50_seconds: float
     tier_hits: tuple[int, int, int, int]
     failures: tuple[tuple[int, str, str], ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The coordinator's last answer to `SubmitJob` of this epoch, where asking again would bring
+    the same (invalid, or another content under the same name); never that it is busy or away.
+    """
+
+    epoch: int
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +174,9 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorView:
-    """What a pool's coordinator says at one moment: its devices, jobs, and fragments in store."""
+    """What a pool's coordinator said at one moment: its devices, jobs, and fragments in store."""
 
+    at: str
     devices: tuple[ConnectedDevice, ...]
     runs: Mapping[str, Run]
     fragments: frozenset[str]
@@ -143,33 +184,43 @@ class CoordinatorView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSnapshot:
-    """A Model, and the worker that fetches, verifies and profiles it (`model.worker_name`)."""
+    """A Model, the workers that carry its uid as the label `shoal.dev/owner-uid`, and the
+    Partitions of it.
+    """
 
     now: str
     settings: OperatorSettings
     model: Model
-    worker: Worker | None
+    workers: tuple[Worker, ...] = ()
+    partitions: tuple[Partition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionSnapshot:
-    """A Partition with its Model and the worker that cuts it; `document` is kept in a ConfigMap of
-    the Partition (`partition.document_name`) once it was cut. `pools` are those of the namespace.
+    """A Partition with its Model and the workers that carry its uid as the label
+    `shoal.dev/owner-uid`; `document` is what its ConfigMap (`names.document_name`) holds. `pools`
+    are those of the namespace.
     """
 
     now: str
     settings: OperatorSettings
     partition: Partition
     model: Model | None
-    worker: Worker | None
-    document: PartitionDocument | None
+    workers: tuple[Worker, ...] = ()
+    document: KeptDocument | None = None
     pools: tuple[DevicePool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePoolSnapshot:
-    """A DevicePool and everything that it consists of. `secrets`: those of `certificates` that are
-    there. `jobs` are the coordinator's names of the namespace's InferenceJobs that still exist.
+    """A DevicePool and everything that it consists of.
+
+    `nodes` are the cluster's. `secrets`: those of `certificates` that are there. `agents`: every
+    DaemonSet that carries the pool's uid as the label `shoal.dev/owner-uid`. `jobs` are the
+    coordinator's names (`names.job_id`) of all InferenceJobs of the namespace that exist and are
+    not being deleted; None as long as the shell has not seen all of them, because what is not among
+    them is cancelled and removed. `enrolment_authority`: the certificates (PEM) that agents are to
+    trust when they enrol; empty while there is none.
     """
 
     now: str
@@ -178,31 +229,38 @@ class DevicePoolSnapshot:
     nodes: tuple[Node, ...]
     secrets: frozenset[str]
     coordinator: Workload | None
+    claim: Claim | None
     agents: tuple[Workload, ...]
     view: CoordinatorView | Unreachable
     devices: tuple[Device, ...]
-    jobs: frozenset[str]
+    jobs: frozenset[str] | None
+    enrolment_authority: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSnapshot:
-    """A Placement with what is to be placed and where; `measured` is the last job's Run on it."""
+    """A Placement with what is to be placed and where.
+
+    `measured` is the newest Run on it that its coordinator knows; the shell looks again when such a
+    Run ends.
+    """
 
     now: str
     settings: OperatorSettings
     placement: Placement
     partition: Partition | None
-    document: PartitionDocument | None
+    document: KeptDocument | None
     pool: DevicePool | None
     view: CoordinatorView | Unreachable
-    measured: Run | None
+    measured: Run | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceJobSnapshot:
-    """An InferenceJob, what it refers to (through its Placement), its workers, and how its
-    coordinator says it goes. `deliver` puts the fragments into the pool's store, `stage_in` the
-    inputs, `stage_out` takes the results to where the user wants them.
+    """An InferenceJob, what it leads to, its workers, and how its coordinator says it goes.
+
+    What it leads to has the names of `references`: `placement_of`, `partition_of`, `model_of`,
+    `pool_of`. `workers` carry the job's uid or its Partition's as the label `shoal.dev/owner-uid`.
     """
 
     now: str
@@ -210,13 +268,12 @@ class InferenceJobSnapshot:
     job: InferenceJob
     model: Model | None
     partition: Partition | None
-    document: PartitionDocument | None
+    document: KeptDocument | None
     placement: Placement | None
     pool: DevicePool | None
-    deliver: Worker | None
-    stage_in: Worker | None
-    stage_out: Worker | None
     view: CoordinatorView | Unreachable
+    workers: tuple[Worker, ...] = ()
+    refusal: Refusal | None = None
 
 
 Snapshot = (

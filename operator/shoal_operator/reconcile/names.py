@@ -1,0 +1,108 @@
+"""What the objects are called that the operator makes: deterministic, and never too long. Pure.
+
+A name is `BASE-SUFFIX`. Where that would be longer than 63 characters, or BASE has letters that a
+label may not have (a node's name has dots), BASE is shortened and a digest of it keeps it apart
+from others.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from shoal_operator.api.kinds import AnyKind, InferenceJob
+
+MAX_NAME: Final = 63
+OWNER_UID: Final = "shoal.dev/owner-uid"
+POOL: Final = "shoal.dev/pool"
+COMPONENT: Final = "app.kubernetes.io/component"
+
+WORKER_IDENTITY: Final = "shoal-worker"
+OPERATOR_IDENTITY: Final = "shoal-operator"
+
+_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+
+
+def child_name(base: str, suffix: str) -> str:
+    """`BASE-SUFFIX` as a DNS label of at most 63 characters."""
+    name = f"{base}-{suffix}"
+    if len(name) <= MAX_NAME and _LABEL.fullmatch(name):
+        return name
+    tail = f"{fingerprint([base])}-{_as_label(suffix)}"
+    return f"{_as_label(base)[: MAX_NAME - len(tail) - 1].rstrip('-')}-{tail}".lstrip("-")
+
+
+def _as_label(text: str) -> str:
+    return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")
+
+
+def fingerprint(value: Sequence[object]) -> str:
+    """Eight hexadecimal digits that say which value (of JSON) it is."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def uid_of(value: AnyKind) -> str:
+    """An object's uid; objects that are not in a cluster have none."""
+    return value.metadata.uid or ""
+
+
+def namespace_of(value: AnyKind) -> str:
+    """An object's namespace."""
+    return value.metadata.namespace or "default"
+
+
+def job_id(job: InferenceJob) -> str:
+    """What the coordinator calls a job: its name and the first eight digits of its uid."""
+    return f"{job.metadata.name}-{uid_of(job)[:8]}"
+
+
+def coordinator_name(pool: str) -> str:
+    """Deployment, Service, claim, service account and common name of a pool's coordinator."""
+    return child_name(pool, "coordinator")
+
+
+def coordinator_host(pool: str, namespace: str) -> str:
+    """The host in the coordinator's certificate."""
+    return f"{coordinator_name(pool)}.{namespace}.svc"
+
+
+def agent_name(pool: str) -> str:
+    """Service account of a pool's agents, and their DaemonSet where all nodes have one budget."""
+    return child_name(pool, "agent")
+
+
+def device_object_name(pool: str, device: str) -> str:
+    """A Device's own name. Two pools of a namespace may share a node, so the pool is part of it."""
+    return child_name(
+        pool,
+        _as_label(device)
+        if _LABEL.fullmatch(device)
+        else f"{_as_label(device)[:40]}-{fingerprint([device])}",
+    )
+
+
+def authority_secret(pool: str) -> str:
+    """Secret of the pool's own authority."""
+    return child_name(pool, "ca")
+
+
+def coordinator_secret(pool: str) -> str:
+    """Secret of the coordinator's certificate."""
+    return child_name(pool, "coordinator-tls")
+
+
+def worker_secret(pool: str) -> str:
+    """Secret of the certificate of workers."""
+    return child_name(pool, "worker-tls")
+
+
+def trust_name(pool: str) -> str:
+    """ConfigMap with the authority of Enrol, in `ca.crt`."""
+    return child_name(pool, "trust")
+
+
+def document_name(partition: str) -> str:
+    """ConfigMap with a Partition's document."""
+    return child_name(partition, "partition")

@@ -1,4 +1,4 @@
-"""Random profiles of small models, and every cut there is of one."""
+"""Profiles of small models, random ones and chains, and every cut there is of one."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -77,3 +77,42 @@ def every_cut(layout: Layout, count: int) -> Iterator[list[Segment]]:
     for cuts in combinations(layout.legal, count - 1):
         ends = (*cuts, len(layout.profile.nodes))
         yield [layout.segment(a, b) for a, b in zip((0, *cuts), ends, strict=True)]
+
+
+def chain(*weights: int, obstacle: str = "", sent: int = 1000) -> Profile:
+    """A chain of nodes with a weight each; the first tensor has `sent` bytes and `obstacle`."""
+    tensors = {
+        f"t{number}": TensorProfile(
+            spec=spec(f"t{number}"),
+            bytes=sent if number == 1 else 1000,
+            obstacle=obstacle if number == 1 else "",
+        )
+        for number in range(len(weights) + 1)
+    }
+    nodes = tuple(
+        NodeProfile(
+            label=f"layer {number} (MatMul)",
+            operator="MatMul",
+            source=number,
+            role=Role.COMPUTE,
+            inputs=(f"t{number}",),
+            outputs=(f"t{number + 1}",),
+            weights=(f"w{number}",),
+            flops=weight,
+            parameter_bytes=weight,
+            activation_bytes=sent if number == 0 else 1000,
+        )
+        for number, weight in enumerate(weights)
+    )
+    return Profile(
+        digest=NONE,
+        graph_digest=NONE,
+        size_bytes=0,
+        opset=17,
+        parameters=0,
+        inputs=(spec("t0"),),
+        outputs=(spec(f"t{len(weights)}"),),
+        nodes=nodes,
+        tensors=tensors,
+        weights={f"w{number}": weight for number, weight in enumerate(weights)},
+    )

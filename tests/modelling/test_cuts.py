@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from random_profiles import NONE, every_cut, profiles, spec
-from shoal_operator.api.profile import NodeProfile, Profile, Role, TensorProfile
+from random_profiles import chain, every_cut, profiles
+from shoal_operator.api.profile import Profile, Role
 from shoal_operator.api.segments import Layout, Segment
 from shoal_operator.planning.cuts import SLACK, CutRequest, Refusal, choose_cuts
 
@@ -139,43 +139,6 @@ def test_pieces_fit_together(profile: Profile, data: st.DataObject) -> None:
         assert set(piece.gives) <= inside
         made |= set(piece.gives)
     assert {each.name for each in profile.outputs} <= made
-
-
-def chain(*weights: int, obstacle: str = "") -> Profile:
-    """A chain of nodes with a weight each; `obstacle` is on the first tensor."""
-    tensors = {
-        f"t{number}": TensorProfile(
-            spec=spec(f"t{number}"), bytes=1000, obstacle=obstacle if number == 1 else ""
-        )
-        for number in range(len(weights) + 1)
-    }
-    nodes = tuple(
-        NodeProfile(
-            label=f"layer {number} (MatMul)",
-            operator="MatMul",
-            source=number,
-            role=Role.COMPUTE,
-            inputs=(f"t{number}",),
-            outputs=(f"t{number + 1}",),
-            weights=(f"w{number}",),
-            flops=weight,
-            parameter_bytes=weight,
-            activation_bytes=1000,
-        )
-        for number, weight in enumerate(weights)
-    )
-    return Profile(
-        digest=NONE,
-        graph_digest=NONE,
-        size_bytes=0,
-        opset=17,
-        parameters=0,
-        inputs=(spec("t0"),),
-        outputs=(spec(f"t{len(weights)}"),),
-        nodes=nodes,
-        tensors=tensors,
-        weights={f"w{number}": weight for number, weight in enumerate(weights)},
-    )
 
 
 MIB = 1 << 20

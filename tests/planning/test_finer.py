@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from random_profiles import every_cut, profiles
+from random_profiles import chain, every_cut, profiles
 from shoal_operator.api.profile import Profile
 from shoal_operator.api.segments import Layout
 from shoal_operator.planning.cuts import CutRequest, Refusal, choose_cuts
@@ -49,7 +49,9 @@ def test_advice_is_true_when_it_is_followed(profile: Profile, count: int, share:
             assert not isinstance(asked, Refusal)
             assert len(asked) + 1 == fragments
             assert largest(profile, asked) == need <= budget
-            assert f"{fragments} fragments, the largest needs" in in_words(advice)
+            assert f"{fragments} fragment{'s' * (fragments > 1)}, the largest needs" in in_words(
+                advice
+            )
         case Refusal(reason=reason, node=node, need_bytes=need):
             assert not fits_somehow(profile, budget)
             assert node is not None
@@ -57,3 +59,26 @@ def test_advice_is_true_when_it_is_followed(profile: Profile, count: int, share:
             assert need > budget
             assert in_words(advice).startswith(f"cutting finer does not help: node {node} needs")
             assert reason in in_words(advice)
+
+
+MIB = 1 << 20
+
+
+def test_a_number_of_fragments_is_named_that_is_more_than_there_are() -> None:
+    assert finer(chain(*[10 * MIB] * 6), (3,), 24 * MIB) == FinerCut(3, 23_613_648)
+
+
+def test_a_cut_through_a_wide_place_is_to_be_undone_not_made_finer() -> None:
+    advice = finer(chain(MIB, MIB, sent=20 * MIB), (1,), 36 * MIB)
+    assert isinstance(advice, CutForSize)
+    assert advice.fragments == 1
+    assert "1 fragment, the largest needs" in in_words(advice)
+
+
+def test_one_node_that_is_too_large_is_named_with_what_it_needs() -> None:
+    advice = finer(chain(MIB, 40 * MIB, MIB), (1,), 24 * MIB)
+    assert isinstance(advice, Refusal)
+    assert in_words(advice) == (
+        "cutting finer does not help: node layer 1 (MatMul) needs 42.5 MiB by itself, the limit is "
+        "24 MiB; the finest possible cut, 3 fragments, needs a limit of 42.5 MiB; raise the budget"
+    )

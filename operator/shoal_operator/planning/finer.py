@@ -72,7 +72,8 @@ def in_words(advice: Advice) -> str:
         case CutForSize(fragments, need):
             return (
                 "let the budgets decide how it is cut (without fragments, maxFragmentSize and "
-                f"cuts: {fragments} fragments, the largest needs {format_bytes(need)}) "
+                f"cuts: {fragments} fragment{'s' * (fragments > 1)}, the largest needs "
+                f"{format_bytes(need)}) "
                 "or raise the budget"
             )
         case Refusal(reason=reason):

@@ -179,6 +179,7 @@ class Runtime:
             outputs=tuple(value.name for value in session.get_outputs()),
         )
         self._open[digest] = fragment
+        trim()  # parsing and optimising leave freed heap behind
         return fragment
 
     def run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:

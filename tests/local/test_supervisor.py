@@ -22,7 +22,9 @@ STUBBORN = (
 
 def spec(name: str, folder: Path, *code: str) -> ProcessSpec:
     command = (sys.executable, "-c", *code)
-    return ProcessSpec(name=name, command=command, log=folder / f"{name}.log")
+    return ProcessSpec(
+        name=name, title=f"device {name}", command=command, log=folder / f"{name}.log"
+    )
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -89,10 +91,42 @@ async def test_a_child_that_never_works_is_given_up_with_its_last_words(
     monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.001)
     monkeypatch.setattr(module, "HOPELESS_DEATHS", 3)
     supervisor = Supervisor(lambda death: None)
-    await supervisor.start(spec("broken", tmp_path, "raise SystemExit('no such device')"))
-    with pytest.raises(ProcessHopeless, match="no such device"):
+    await supervisor.start(spec("broken", tmp_path, "raise SystemExit('no such bus')"))
+    with pytest.raises(ProcessHopeless) as hopeless:
         await asyncio.wait_for(supervisor.wait_for_failure(), 20)
     await supervisor.stop()
+    assert str(hopeless.value).splitlines() == [
+        "device broken ended 3 times in a row within 10 s of its start, last: exited with status "
+        f"1; see {tmp_path}/broken.log, which ends so:",
+        *["no such bus"] * 3,
+        "Results that were written stand; the next run goes on with what is missing.",
+    ]
+
+
+async def test_a_child_that_is_killed_again_and_again_hints_at_its_memory_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(module, "HOPELESS_DEATHS", 2)
+    supervisor = Supervisor(lambda death: None)
+    await supervisor.start(spec("pi-4", tmp_path, "import os; os.kill(os.getpid(), 9)"))
+    with pytest.raises(ProcessHopeless, match=r"killed by SIGKILL(.|\n)*raise the budget"):
+        await asyncio.wait_for(supervisor.wait_for_failure(), 20)
+    await supervisor.stop()
+
+
+async def test_a_child_that_was_stable_in_between_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(module, "STABLE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "HOPELESS_DEATHS", 2)
+    deaths: list[Death] = []
+    supervisor = Supervisor(deaths.append)
+    await supervisor.start(spec("flaky", tmp_path, "pass"))
+    await until(lambda: len(deaths) >= 4)
+    await supervisor.stop()
+    assert [death.restarts for death in deaths[:4]] == [0, 1, 2, 3]
 
 
 async def test_stopping_while_a_child_waits_to_be_started_again_starts_nothing(

@@ -188,7 +188,9 @@ class PoolRun:
         if self._settings.relay:
             command += ["--relay", "Always"]
         log = workspace.log(self.coordinator)
-        return ProcessSpec(name=self.coordinator, command=tuple(command), log=log)
+        return ProcessSpec(
+            name=self.coordinator, title=self.coordinator, command=tuple(command), log=log
+        )
 
     def _agent_spec(self, device: LocalDevice, number: int) -> ProcessSpec:
         workspace, label = self._settings.workspace, self.label(device.name)
@@ -209,7 +211,12 @@ class PoolRun:
         group = self.groups.get(device.name)
         if group is not None:
             command = group.enter(command)
-        return ProcessSpec(name=label, command=tuple(command), log=workspace.log(label))
+        return ProcessSpec(
+            name=label,
+            title=f"device {label}",
+            command=tuple(command),
+            log=workspace.log(label),
+        )
 
     def _threads(self, device: LocalDevice) -> int:
         """The processors of the device's share, else a fair part of this machine's."""

@@ -293,7 +293,7 @@ class _Run:
         )
 
     def _on_death(self, death: Death) -> None:
-        self._observer.note(f"{death.name} {death.cause}; starting it again")
+        self._observer.note(f"{death.title} {death.cause}; starting it again")
 
     def _restarts(self, pool: PoolRun) -> dict[str, int]:
         names = [device.name for device in pool.devices]

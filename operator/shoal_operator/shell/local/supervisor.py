@@ -4,7 +4,9 @@ Each child leads a session of its own, so Ctrl-C at the terminal reaches the run
 runner decides. A child that dies unasked is started again after a delay that doubles from
 `FIRST_DELAY_SECONDS` to `LONGEST_DELAY_SECONDS`, and starts over once it has lived
 `STABLE_SECONDS`. A child that dies `HOPELESS_DEATHS` times in a row without ever having been stable
-is given up: that is `ProcessHopeless`, with the end of its log.
+is given up, and the run with it: that is `ProcessHopeless`, with the end of its log. (Whatever ends
+a process so soon and so often, a wrong setting, a model that crashes the runtime, a limit that the
+kernel enforces, does so again; results stand, and the next run goes on with what is missing.)
 
 Ending is TERM, then KILL after a grace, for the child's whole session. Children also ask the kernel
 to end them when the runner dies (`--exit-with-parent`), which covers `kill -9` of the runner
@@ -30,9 +32,10 @@ _LOG_TAIL_BYTES: Final = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """What to run under a name, and where its output goes."""
+    """What to run under a name, what to call it before people, and where its output goes."""
 
     name: str
+    title: str
     command: tuple[str, ...]
     log: Path
 
@@ -41,7 +44,7 @@ class ProcessSpec:
 class Death:
     """A child that ended unasked."""
 
-    name: str
+    title: str
     status: int
     restarts: int
 
@@ -60,9 +63,16 @@ class ProcessHopeless(Exception):
         self.death = death
         self.log = log
         self.tail = tail(log)
+        kernel = ""
+        if death.status == -signal.SIGKILL:
+            kernel = (
+                "\nSIGKILL is what the kernel sends a process that passes its memory limit: raise "
+                "the budget, or cut the model into more fragments."
+            )
         super().__init__(
-            f"{death.name} {death.cause}, {HOPELESS_DEATHS} times in a row; "
-            f"the end of {log}:\n{self.tail}"
+            f"{death.title} ended {HOPELESS_DEATHS} times in a row within {STABLE_SECONDS:g} s of "
+            f"its start, last: {death.cause}; see {log}, which ends so:\n{self.tail}{kernel}\n"
+            "Results that were written stand; the next run goes on with what is missing."
         )
 
 
@@ -147,7 +157,7 @@ class Supervisor:
                 delay, deaths = FIRST_DELAY_SECONDS, 0
             deaths += 1
             death = Death(
-                name=child.spec.name, status=status, restarts=self.restarts(child.spec.name)
+                title=child.spec.title, status=status, restarts=self.restarts(child.spec.name)
             )
             if deaths >= HOPELESS_DEATHS:
                 if not self._failure.done():

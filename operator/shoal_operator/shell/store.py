@@ -23,7 +23,7 @@ from shoal_protocol.units import format_bytes
 MANIFEST: Final = "fragment.json"
 FILES: Final = (MANIFEST, "model.onnx", "weights.bin")
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
-_MANIFEST_BYTES: Final = 64 * 1024 * 1024
+MAXIMUM_MANIFEST_BYTES: Final = 64 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
 
 
@@ -44,7 +44,7 @@ class StoredFile:
 
 
 class FragmentStore:
-    """Fragments by digest. Nothing here writes."""
+    """Fragments by digest. Nothing here writes (`volume` does)."""
 
     def __init__(self, root: Path) -> None:
         self._fragments = root / "fragments"
@@ -61,28 +61,18 @@ class FragmentStore:
         except (OSError, FragmentMissing, FragmentDamaged):
             return False
 
+    def digests(self) -> list[Digest]:
+        """The fragments that are whole, by name and size; sorted."""
+        try:
+            names = sorted(os.listdir(self._fragments))
+        except FileNotFoundError:
+            return []
+        digests = (Digest(f"sha256:{name}") for name in names)
+        return [each for each in digests if _DIGEST.fullmatch(each) and self.has(each)]
+
     def files(self, digest: Digest) -> dict[str, StoredFile]:
         """The files beside the manifest. Raises `FragmentMissing`, `FragmentDamaged`."""
-        path = self._folder(digest) / MANIFEST
-        try:
-            with path.open("rb") as file:
-                content = file.read(_MANIFEST_BYTES + 1)
-        except OSError as e:
-            raise FragmentMissing(f"{digest} is not in the store") from e
-        if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
-            raise FragmentDamaged(f"{path} is not what its name says; put the fragment there again")
-        files: dict[str, StoredFile] = {}
-        match json.loads(content):
-            case {"files": {**described}}:
-                for name, value in described.items():
-                    match value:
-                        case {"sha256": str(sha256), "bytes": int(size)} if name in FILES:
-                            files[name] = StoredFile(sha256=sha256, size_bytes=size)
-                        case _:
-                            raise FragmentDamaged(f"{path} describes {name!r} wrongly")
-            case _:
-                raise FragmentDamaged(f"{path} describes no files")
-        return files
+        return described_files(self._folder(digest) / MANIFEST, digest)
 
     def size_bytes(self, digest: Digest) -> int:
         """Bytes of a fragment's files; 0 for one that is not here."""
@@ -126,3 +116,35 @@ class FragmentStore:
         if match is None:
             raise FragmentMissing(f"{digest[:80]!r} is no digest")
         return self._fragments / match[1]
+
+
+def described_files(path: Path, digest: Digest) -> dict[str, StoredFile]:
+    """What a fragment's manifest says of the files beside it, by name. Raises `FragmentMissing`,
+    or `FragmentDamaged` where the manifest is not what the digest says."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAXIMUM_MANIFEST_BYTES + 1)
+    except OSError as e:
+        raise FragmentMissing(f"{digest} is not in the store") from e
+    if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
+        raise FragmentDamaged(f"{path} is not what its name says; put the fragment there again")
+    files: dict[str, StoredFile] = {}
+    match _json(content, path):
+        case {"files": {**described}}:
+            for name, value in described.items():
+                match value:
+                    case {"sha256": str(sha256), "bytes": int(size)} if name in FILES[1:]:
+                        files[name] = StoredFile(sha256=sha256, size_bytes=size)
+                    case _:
+                        raise FragmentDamaged(f"{path} describes {name!r} wrongly")
+        case _:
+            raise FragmentDamaged(f"{path} describes no files")
+    return files
+
+
+def _json(content: bytes, path: Path) -> object:
+    try:
+        value: object = json.loads(content)
+    except ValueError as error:
+        raise FragmentDamaged(f"{path} is no JSON") from error
+    return value

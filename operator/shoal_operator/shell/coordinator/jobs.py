@@ -24,6 +24,8 @@ from shoal_operator.shell.inputs import FolderLimits, InputsRefused
 from shoal_operator.shell.locations import LocationRefused
 from shoal_operator.shell.results import OutputsRefused
 from shoal_operator.shell.store import FragmentStore
+from shoal_operator.shell.volume import Volume
+from shoal_operator.shell.volume_paths import INPUTS, OUTPUTS, PathRefused
 from shoal_protocol.units import Nanoseconds, nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -31,21 +33,23 @@ logger = logging.getLogger(__name__)
 
 MAXIMUM_JOBS: Final = 256
 """That have not ended."""
-SHOWN_ENDED: Final = 256
+SHOWN_ENDED: Final = KEPT_ENDED
 ENDED: Final = (pb.JobStatus.COMPLETE, pb.JobStatus.FAILED, pb.JobStatus.CANCELLED)
 
 
 class Refusal(Enum):
-    """Why a submission does not become a job: it cannot, one of its name runs, or not now."""
+    """Why a request about a job is refused: it makes no sense, another job of the name runs, this
+    one still runs, or not now."""
 
     MALFORMED = auto()
     KNOWN = auto()
+    RUNS = auto()
     FULL = auto()
     STOPPING = auto()
 
 
 class JobRefused(Exception):
-    """A submission that does not become a job."""
+    """A submission that does not become a job, or a job that cannot be removed."""
 
     def __init__(self, reason: str, refusal: Refusal = Refusal.MALFORMED) -> None:
         super().__init__(reason)
@@ -77,11 +81,13 @@ class Jobs:
         driver: Driver,
         store: FragmentStore,
         ledger: Ledger,
+        volume: Volume,
         limits: FolderLimits | None = None,
     ) -> None:
         self._driver = driver
         self._store = store
         self._ledger = ledger
+        self._volume = volume
         self._limits = limits or FolderLimits()
         self._jobs: dict[str, Job] = {}
         self._epochs: dict[str, int] = {}
@@ -103,9 +109,11 @@ class Jobs:
                     logger.warning("job %s cannot go on: %s", name, error)
 
     def submit(self, request: pb.SubmitJobRequest) -> Job:
-        """Take a job, or join the one that runs already. Raises `JobRefused`."""
+        """Take a job, join the one that runs already, or give that a newer plan. Raises
+        `JobRefused`."""
         if self.closed:
             raise JobRefused("the coordinator stops", Refusal.STOPPING)
+        request = self._with_folders(request)
         known = self._jobs.get(request.name)
         if known is not None and not known.ended.is_set():
             if _content(known.request) != _content(request):
@@ -114,24 +122,83 @@ class Jobs:
                     f"wait for it, cancel it, or choose another name",
                     Refusal.KNOWN,
                 )
+            if request.epoch > known.epoch and known.request.stages != request.stages:
+                self._replan(known, request)
             return known
         if sum(not job.ended.is_set() for job in self._jobs.values()) >= MAXIMUM_JOBS:
             raise JobRefused(f"{MAXIMUM_JOBS} jobs run already", Refusal.FULL)
         document = self._checked(request)
         epoch = max(request.epoch, self._epochs.get(request.name, 0) + 1)
-        try:
-            self._ledger.put(Submission(name=request.name, epoch=epoch, request=request))
-        except OSError as error:
-            raise JobRefused(f"the job cannot be noted: {error}", Refusal.FULL) from error
-        self._epochs[request.name] = epoch
+        self._note(request, epoch)
         job = Job(request=request, epoch=epoch)
         self._jobs.pop(request.name, None)
         self._jobs[request.name] = job
         job.task = asyncio.create_task(self._live(job, document))
         return job
 
+    def _replan(self, job: Job, request: pb.SubmitJobRequest) -> None:
+        """Go on by another plan: what has ended stays, what is under way begins again."""
+        document = self._checked(request)
+        self._note(request, request.epoch)
+        job.request, job.epoch = request, request.epoch
+        logger.info("job %s has a new plan, of epoch %d", request.name, request.epoch)
+        if job.run is not None:
+            job.run.begin_epoch(job.epoch)
+            self._submit_to_dispatcher(job, document, job.run, frozenset())
+
+    def _note(self, request: pb.SubmitJobRequest, epoch: int) -> None:
+        try:
+            self._ledger.put(Submission(name=request.name, epoch=epoch, request=request))
+        except OSError as error:
+            raise JobRefused(f"the job cannot be noted: {error}", Refusal.FULL) from error
+        self._epochs[request.name] = epoch
+
+    def _with_folders(self, request: pb.SubmitJobRequest) -> pb.SubmitJobRequest:
+        """A request that names no folders is about those of the job on this volume."""
+        if request.inputs_uri and request.outputs_uri:
+            return request
+        whole = pb.SubmitJobRequest()
+        whole.CopyFrom(request)
+        try:
+            inputs, outputs = (
+                str(self._volume.job_folder(request.name, folder).absolute())
+                for folder in (INPUTS, OUTPUTS)
+            )
+        except PathRefused as error:
+            raise JobRefused(str(error)) from error
+        whole.inputs_uri = request.inputs_uri or inputs
+        whole.outputs_uri = request.outputs_uri or outputs
+        return whole
+
     def find(self, name: str) -> Job | None:
         return self._jobs.get(name)
+
+    def all(self) -> list[Job]:
+        """Every job that is known, in the order of submission."""
+        return list(self._jobs.values())
+
+    def runs(self, name: str) -> bool:
+        """Whether a job has been submitted and has not ended."""
+        job = self._jobs.get(name)
+        return job is not None and not job.ended.is_set()
+
+    async def remove(self, name: str) -> None:
+        """Forget a job that has ended, with its files on the volume; its epoch is remembered, so
+        that devices do not take a later job of the name for an older one. Raises `JobRefused`.
+        """
+        if self.runs(name):
+            raise JobRefused(f"job {name} runs; cancel it first", Refusal.RUNS)
+        try:
+            await asyncio.to_thread(self._volume.remove_job, name)
+            if self.runs(name):  # submitted meanwhile, and soon to fail for want of its inputs
+                return
+            if name in self._jobs:
+                self._ledger.put(Submission(name=name, epoch=self._epochs[name]))
+        except PathRefused as error:
+            raise JobRefused(str(error)) from error
+        except OSError as error:
+            raise JobRefused(f"job {name} cannot be removed: {error}", Refusal.FULL) from error
+        self._jobs.pop(name, None)
 
     def cancel(self, job: Job, reason: str) -> None:
         """Ask for a job's end; `job.ended` is set when it is there."""
@@ -223,20 +290,29 @@ class Jobs:
         self, job: Job, document: PartitionDocument, run: JobRun, completed: frozenset[int]
     ) -> None:
         """Hand a job to the dispatcher."""
-        name, deadline = job.request.name, None
+        name = job.request.name
         if job.request.active_deadline_seconds:
-            deadline = Nanoseconds(
+            self._driver.deadlines[name] = Nanoseconds(
                 job.submitted_at + nanoseconds(job.request.active_deadline_seconds)
             )
-            self._driver.deadlines[name] = deadline
         self._driver.runs[name] = run
+        run.begin_epoch(job.epoch)  # a newer one may have come while the inputs were counted
+        self._submit_to_dispatcher(job, document, run, completed)
+        if job.cancelled is not None:
+            self.cancel(job, job.cancelled)
+
+    def _submit_to_dispatcher(
+        self, job: Job, document: PartitionDocument, run: JobRun, completed: frozenset[int]
+    ) -> None:
         spec = wire.job_spec(
-            job.request, document, items=len(run.inputs), epoch=job.epoch, deadline=deadline
+            job.request,
+            document,
+            items=len(run.inputs),
+            epoch=job.epoch,
+            deadline=self._driver.deadlines.get(job.request.name),
         )
         at = Nanoseconds(monotonic_ns())
         self._driver.feed(ev.JobSubmitted(at=at, job=spec, completed=completed))
-        if job.cancelled is not None:
-            self.cancel(job, job.cancelled)
 
     def _last_word(self, job: Job, run: JobRun) -> pb.JobStatus:
         view = views.job(self._driver.state, job.request.name)
@@ -280,10 +356,11 @@ def _ended_before(submission: Submission, status: pb.JobStatus) -> Job:
 
 
 def _content(request: pb.SubmitJobRequest) -> bytes:
-    """What makes two submissions the same: everything but the plan's number."""
+    """What makes two submissions the same: everything but the plan and its number."""
     content = pb.SubmitJobRequest()
     content.CopyFrom(request)
     content.ClearField("epoch")
+    content.ClearField("stages")
     return content.SerializeToString(deterministic=True)
 
 

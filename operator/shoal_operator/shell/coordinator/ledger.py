@@ -25,7 +25,8 @@ KEPT_ENDED: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A job that was submitted: its `request` while it runs, its `status` once it has ended."""
+    """A job that was submitted: its `request` while it runs, its `status` once it has ended,
+    neither when it was removed."""
 
     name: str
     epoch: int
@@ -96,7 +97,7 @@ def _parse(content: bytes) -> Submission:
                 case {"status": dict(described)}:
                     status = json_format.ParseDict(described, JobStatus())
                 case _:
-                    raise ValueError("it says neither what the job is nor how it ended")
+                    pass  # it was removed
             return Submission(name=name, epoch=epoch, request=request, status=status)
         case _:
             raise ValueError("it is of another version")

@@ -81,6 +81,14 @@ class JobRun:
         self._last: tuple[bool, str] | None = None
         self._work = asyncio.Event()
 
+    def begin_epoch(self, epoch: int) -> None:
+        """A newer plan: what was under way by the older one is waited for no more."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._given.clear()
+            self._arrived.clear()
+            self._parked.clear()
+
     # ---- inputs ----------------------------------------------------------------------------------
 
     async def read(self, item: int, names: Iterable[str]) -> dict[str, Array]:

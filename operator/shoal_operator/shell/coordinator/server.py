@@ -17,12 +17,15 @@ import grpc
 from shoal_operator.dispatch.machine import Limits
 from shoal_operator.shell.coordinator.driver import Driver, Relay
 from shoal_operator.shell.coordinator.exchange import ExchangeHub
+from shoal_operator.shell.coordinator.files import FilesService
 from shoal_operator.shell.coordinator.jobs import Jobs
 from shoal_operator.shell.coordinator.ledger import Ledger
 from shoal_operator.shell.coordinator.metrics import CoordinatorMetrics
+from shoal_operator.shell.coordinator.roles import OPERATOR, Role, Roles
 from shoal_operator.shell.coordinator.service import CoordinatorService
 from shoal_operator.shell.coordinator.sessions import DeviceSession, Sessions
 from shoal_operator.shell.store import FragmentMissing, FragmentStore
+from shoal_operator.shell.volume import Volume
 from shoal_protocol.channels import AddressRefused, Credentials, add_port, server_options
 from shoal_protocol.exposition import ExpositionServer
 from shoal_protocol.files import file_frames
@@ -34,6 +37,7 @@ from shoal_protocol.services import (
 )
 from shoal_protocol.units import nanoseconds
 from shoal_protocol.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
+from shoal_protocol.v1.files_pb2_grpc import add_FilesServicer_to_server
 from shoal_protocol.v1.session_pb2 import AgentMessage
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
@@ -68,7 +72,7 @@ class CoordinatorSettings:
     task_seconds: float = 540.0
     credentials: Credentials | None = None
     insecure: bool = False
-    clients: frozenset[str] = field(default_factory=lambda: frozenset({"shoal", "shoal-operator"}))
+    clients: frozenset[str] = field(default_factory=lambda: frozenset({"shoal", OPERATOR}))
     exit_with_parent: bool = False
 
 
@@ -130,13 +134,18 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     )
     store = FragmentStore(settings.store)
     ledger = Ledger(settings.state)
-    jobs = Jobs(driver, store, ledger)
+    volume = Volume(settings.store)
+    jobs = Jobs(driver, store, ledger, volume)
+    roles = Roles(tls=tls, clients=settings.clients)
     server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CALLS)
-    add_session_service(server, _SessionService(sessions, store))
-    service = CoordinatorService(jobs, driver, sessions, store, tls=tls, clients=settings.clients)
-    add_CoordinatorServicer_to_server(service, server)
+    add_session_service(server, _SessionService(sessions, store, roles))
+    add_CoordinatorServicer_to_server(
+        CoordinatorService(jobs, driver, sessions, store, roles), server
+    )
+    add_FilesServicer_to_server(FilesService(volume, roles, jobs.runs), server)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(ledger.close)
+        await asyncio.to_thread(volume.sweep)
         url = None
         if settings.metrics is not None:
             exposition = stack.enter_context(_exposition(settings.metrics, driver, metrics))
@@ -181,19 +190,23 @@ async def _measure(driver: Driver, hub: ExchangeHub, metrics: CoordinatorMetrics
 class _SessionService:
     """The streams of devices, and the fragments that they fetch."""
 
-    def __init__(self, sessions: Sessions, store: FragmentStore) -> None:
+    def __init__(self, sessions: Sessions, store: FragmentStore, roles: Roles) -> None:
         self._sessions = sessions
         self._store = store
+        self._roles = roles
         self._turns = asyncio.Semaphore(FETCHES)
 
     async def connect(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> None:
+        await self._roles.require(context, Role.DEVICE)
         await self._sessions.connect(requests, context)
 
     async def exchange(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
+        await self._roles.require(context, Role.DEVICE)
         await self._sessions.exchange(requests, context)
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
         """A file of a fragment from an offset on, read in a thread as fast as it is taken."""
+        await self._roles.require(context, Role.DEVICE)
         async with self._turns:
             try:
                 file, size = await asyncio.to_thread(self._store.open, request.digest, request.file)

@@ -4,17 +4,17 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import grpc
 
 from shoal_operator.dispatch import views
 from shoal_operator.shell.coordinator.driver import Driver
 from shoal_operator.shell.coordinator.jobs import Job, JobRefused, Jobs, Refusal
+from shoal_operator.shell.coordinator.roles import Role, Roles
 from shoal_operator.shell.coordinator.sessions import Sessions
 from shoal_operator.shell.coordinator.statuses import device_status
 from shoal_operator.shell.store import FragmentStore
-from shoal_protocol.channels import peer_name
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorServicer
 
@@ -30,18 +30,16 @@ WATCHERS: Final = 1024
 _CODES: Final = {
     Refusal.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
     Refusal.KNOWN: grpc.StatusCode.ALREADY_EXISTS,
+    Refusal.RUNS: grpc.StatusCode.FAILED_PRECONDITION,
     Refusal.FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Refusal.STOPPING: grpc.StatusCode.UNAVAILABLE,
 }
 
-_Submit = grpc.aio.ServicerContext[pb.SubmitJobRequest, pb.JobStatus]
-_Watch = grpc.aio.ServicerContext[pb.WatchJobRequest, pb.JobStatus]
-_Cancel = grpc.aio.ServicerContext[pb.CancelJobRequest, pb.JobStatus]
-_List = grpc.aio.ServicerContext[pb.ListDevicesRequest, pb.ListDevicesResponse]
+_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class CoordinatorService(CoordinatorServicer):
-    """The four calls."""
+    """The calls of clients; nobody else's (see `roles`)."""
 
     def __init__(
         self,
@@ -49,22 +47,17 @@ class CoordinatorService(CoordinatorServicer):
         driver: Driver,
         sessions: Sessions,
         store: FragmentStore,
-        *,
-        tls: bool,
-        clients: frozenset[str],
+        roles: Roles,
     ) -> None:
-        """Under `tls`, only `clients` (common names) may call: a device's certificate does not
-        entitle it to read and write the coordinator's folders."""
         self._jobs = jobs
         self._driver = driver
         self._sessions = sessions
         self._store = store
-        self._tls = tls
-        self._clients = clients
+        self._roles = roles
         self._watchers = 0
 
-    async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Submit) -> pb.JobStatus:
-        await self._allow(context.peer(), peer_name(context), context)
+    async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.JobStatus:
+        await self._roles.require(context, Role.CLIENT)
         try:
             job = self._jobs.submit(request)
         except JobRefused as error:
@@ -73,9 +66,9 @@ class CoordinatorService(CoordinatorServicer):
         return self._jobs.status(job)
 
     async def WatchJob(
-        self, request: pb.WatchJobRequest, context: _Watch
+        self, request: pb.WatchJobRequest, context: _Context
     ) -> AsyncIterator[pb.JobStatus]:
-        await self._allow(context.peer(), peer_name(context), context)
+        await self._roles.require(context, Role.CLIENT)
         job = self._jobs.find(request.name)
         if job is None:
             await _abort(context, grpc.StatusCode.NOT_FOUND, _unknown(request.name))
@@ -90,8 +83,8 @@ class CoordinatorService(CoordinatorServicer):
         if not job.ended.is_set():
             await _abort(context, grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
 
-    async def CancelJob(self, request: pb.CancelJobRequest, context: _Cancel) -> pb.JobStatus:
-        await self._allow(context.peer(), peer_name(context), context)
+    async def CancelJob(self, request: pb.CancelJobRequest, context: _Context) -> pb.JobStatus:
+        await self._roles.require(context, Role.CLIENT)
         job = self._jobs.find(request.name)
         if job is None:
             await _abort(context, grpc.StatusCode.NOT_FOUND, _unknown(request.name))
@@ -101,15 +94,39 @@ class CoordinatorService(CoordinatorServicer):
         return self._jobs.status(job)
 
     async def ListDevices(
-        self, request: pb.ListDevicesRequest, context: _List
+        self, request: pb.ListDevicesRequest, context: _Context
     ) -> pb.ListDevicesResponse:
-        await self._allow(context.peer(), peer_name(context), context)
+        await self._roles.require(context, Role.CLIENT)
         return pb.ListDevicesResponse(
             devices=[
                 device_status(view, self._sessions.last.get(view.name), self._store.size_bytes)
                 for view in views.devices(self._driver.state)
             ]
         )
+
+    async def ListJobs(
+        self, request: pb.ListJobsRequest, context: _Context
+    ) -> AsyncIterator[pb.JobStatus]:
+        await self._roles.require(context, Role.CLIENT)
+        for job in self._jobs.all():
+            yield self._jobs.status(job)
+
+    async def RemoveJob(
+        self, request: pb.RemoveJobRequest, context: _Context
+    ) -> pb.RemoveJobResponse:
+        await self._roles.require(context, Role.CLIENT)
+        try:
+            await self._jobs.remove(request.name)
+        except JobRefused as error:
+            await _abort(context, _CODES[error.refusal], str(error))
+        return pb.RemoveJobResponse()
+
+    async def ListFragments(
+        self, request: pb.ListFragmentsRequest, context: _Context
+    ) -> pb.ListFragmentsResponse:
+        await self._roles.require(context, Role.CLIENT)
+        digests = await asyncio.to_thread(self._store.digests)
+        return pb.ListFragmentsResponse(digests=digests)
 
     async def _statuses(self, job: Job, interval: float) -> AsyncIterator[pb.JobStatus]:
         """The status now, whenever it changed, and the last one."""
@@ -124,18 +141,8 @@ class CoordinatorService(CoordinatorServicer):
                 return
             await _within(job.stirred, interval)
 
-    async def _allow(
-        self, peer: str, name: str | None, context: "_Submit | _Watch | _Cancel | _List"
-    ) -> None:
-        if self._tls and not peer.startswith("unix:") and name not in self._clients:
-            await context.abort(
-                grpc.StatusCode.PERMISSION_DENIED, f"{name!r} may not give work to this coordinator"
-            )
 
-
-async def _abort(
-    context: "_Submit | _Watch | _Cancel", code: grpc.StatusCode, reason: str
-) -> NoReturn:
+async def _abort(context: _Context, code: grpc.StatusCode, reason: str) -> NoReturn:
     await context.abort(code, reason)
     raise AssertionError("abort always raises")
 

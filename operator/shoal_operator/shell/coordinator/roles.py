@@ -1,0 +1,69 @@
+"""Who may call what, by the common name of the caller's certificate.
+
+| who                               | may                                                     |
+|-----------------------------------|---------------------------------------------------------|
+| a client, such as shoal-operator  | everything of `Coordinator`                             |
+| shoal-worker                      | everything of `Files`                                   |
+| any other name                    | be a device: sessions of that name, fetching fragments  |
+
+The three exclude each other: what a worker's certificate opens is files, and a device's does not
+give work. Behind a Unix socket, and without TLS, the file system and the loopback are the identity,
+and everyone may do everything.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, assert_never
+
+import grpc
+
+from shoal_protocol.channels import peer_name
+
+WORKER: Final = "shoal-worker"
+OPERATOR: Final = "shoal-operator"
+
+
+class Role(Enum):
+    """What a caller is here; the value is how messages call it."""
+
+    CLIENT = "a client"
+    WORKER = "a worker"
+    DEVICE = "a device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """The rules of one coordinator; `clients` are the common names that may give it work."""
+
+    tls: bool
+    clients: frozenset[str]
+
+    def role_of(self, name: str) -> Role:
+        if name in self.clients:
+            return Role.CLIENT
+        return Role.WORKER if name == WORKER else Role.DEVICE
+
+    async def require(self, context: grpc.aio.ServicerContext[Any, Any], wanted: Role) -> None:
+        """Abort the call with PERMISSION_DENIED for anyone else."""
+        if not self.tls or context.peer().startswith("unix:"):
+            return
+        name = peer_name(context)
+        if name is None:
+            reason = "the certificate does not name one caller"
+        elif (role := self.role_of(name)) is wanted:
+            return
+        else:
+            reason = f"{name!r} is {role.value} here, and may not {_doing(wanted)}"
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+
+
+def _doing(role: Role) -> str:
+    match role:
+        case Role.CLIENT:
+            return "give work to this coordinator"
+        case Role.WORKER:
+            return "put or fetch files"
+        case Role.DEVICE:
+            return "open a device's session or fetch fragments"
+        case _:
+            assert_never(role)

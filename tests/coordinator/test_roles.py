@@ -1,0 +1,160 @@
+"""Under TLS, what a caller may do depends on the name in its certificate, and on nothing else."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from certificates import Pki
+from coordinator.scripted import ScriptedDevice, connected, put_model
+from coordinator.world import refusal
+from shoal_operator.shell.coordinator import Coordinator, CoordinatorSettings, serving
+from shoal_protocol.channels import open_channel
+from shoal_protocol.services import SessionClient
+from shoal_protocol.v1 import coordinator_pb2 as api
+from shoal_protocol.v1 import files_pb2 as files
+from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+from shoal_protocol.v1.files_pb2_grpc import FilesStub
+from shoal_protocol.v1.session_pb2 import AgentMessage
+from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
+
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+Call = Callable[[grpc.aio.Channel], Awaitable[object]]
+
+
+async def read_all(call: grpc.aio.UnaryStreamCall) -> object:  # type: ignore[type-arg]
+    return [message async for message in call]
+
+
+async def put(channel: grpc.aio.Channel) -> object:
+    header = files.PutHeader(path="jobs/job/in/a.npz", bytes=1)
+    call = FilesStub(channel).Put(iter([files.PutRequest(header=header)]), timeout=10)
+    return await read_all(call)  # type: ignore[arg-type]
+
+
+async def connect(channel: grpc.aio.Channel) -> object:
+    call = SessionClient(channel).connect()
+    await call.write(AgentMessage())
+    return await call.read()
+
+
+async def exchange(channel: grpc.aio.Channel) -> object:
+    return await SessionClient(channel).exchange("pi-4").read()
+
+
+def fetch_fragment(channel: grpc.aio.Channel) -> Awaitable[object]:
+    request = FetchFragmentRequest(digest="sha256:" + "0" * 64, file="model.onnx")
+    return read_all(SessionClient(channel).fetch_fragment(request, timeout=10))
+
+
+CLIENT: dict[str, Call] = {
+    "SubmitJob": lambda c: CoordinatorStub(c).SubmitJob(api.SubmitJobRequest(), timeout=10),
+    "WatchJob": lambda c: read_all(
+        CoordinatorStub(c).WatchJob(api.WatchJobRequest(name="x"), timeout=10)
+    ),
+    "CancelJob": lambda c: CoordinatorStub(c).CancelJob(api.CancelJobRequest(name="x"), timeout=10),
+    "ListJobs": lambda c: read_all(CoordinatorStub(c).ListJobs(api.ListJobsRequest(), timeout=10)),
+    "RemoveJob": lambda c: CoordinatorStub(c).RemoveJob(api.RemoveJobRequest(name="x"), timeout=10),
+    "ListDevices": lambda c: CoordinatorStub(c).ListDevices(api.ListDevicesRequest(), timeout=10),
+    "ListFragments": lambda c: CoordinatorStub(c).ListFragments(
+        api.ListFragmentsRequest(), timeout=10
+    ),
+}
+WORKER: dict[str, Call] = {
+    "Put": put,
+    "Fetch": lambda c: read_all(
+        FilesStub(c).Fetch(files.FetchFileRequest(path="jobs/x/out/a.npz"), timeout=10)
+    ),
+    "ListFiles": lambda c: read_all(
+        FilesStub(c).ListFiles(files.ListFilesRequest(folder="fragments"), timeout=10)
+    ),
+    "DescribeFile": lambda c: FilesStub(c).DescribeFile(
+        files.DescribeFileRequest(path="jobs/x/out/a.npz"), timeout=10
+    ),
+}
+DEVICE: dict[str, Call] = {
+    "Connect": connect,
+    "Exchange": exchange,
+    "FetchFragment": fetch_fragment,
+}
+REFUSALS = [
+    *((name, call) for name in ("shoal-worker", "pi-4") for call in CLIENT.items()),
+    *((name, call) for name in ("shoal-operator", "pi-4") for call in WORKER.items()),
+    *((name, call) for name in ("shoal-operator", "shoal-worker") for call in DEVICE.items()),
+]
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+    return Pki(tmp_path_factory.mktemp("pki"))
+
+
+@asynccontextmanager
+async def secured(pki: Pki, folder: Path) -> AsyncIterator[Coordinator]:
+    settings = CoordinatorSettings(
+        listen="localhost:0",
+        store=folder / "store",
+        state=folder / "state",
+        credentials=pki.issue("shelf-coordinator"),
+    )
+    async with serving(settings) as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+async def coordinator(pki: Pki, tmp_path: Path) -> AsyncIterator[Coordinator]:
+    async with secured(pki, tmp_path) as coordinator:
+        yield coordinator
+
+
+@pytest.mark.parametrize(("name", "call"), REFUSALS, ids=[f"{n}-{c[0]}" for n, c in REFUSALS])
+async def test_nobody_does_what_is_anothers(
+    coordinator: Coordinator, pki: Pki, name: str, call: tuple[str, Call]
+) -> None:
+    async with open_channel(f"localhost:{coordinator.port}", pki.issue(name)) as channel:
+        code, text = await refusal(call[1](channel))
+    assert code == DENIED
+    assert text.startswith(f"'{name}' is a ")
+
+
+async def test_everyone_may_do_what_is_theirs(
+    coordinator: Coordinator, pki: Pki, tmp_path: Path
+) -> None:
+    target = f"localhost:{coordinator.port}"
+    document = put_model(tmp_path / "store")
+    device = ScriptedDevice(target, "pi-4", document, credentials=pki.issue("pi-4"))
+    async with (
+        connected(device),
+        open_channel(target, pki.issue("shoal-operator")) as operator,
+        open_channel(target, pki.issue("shoal-worker")) as worker,
+    ):
+        listed = await CoordinatorStub(operator).ListFragments(
+            api.ListFragmentsRequest(), timeout=10
+        )
+        assert list(listed.digests) == sorted(each.digest for each in document.fragments)
+        devices = await CoordinatorStub(operator).ListDevices(api.ListDevicesRequest(), timeout=10)
+        assert [each.name for each in devices.devices] == ["pi-4"]
+        code, _ = await refusal(put(worker))
+        assert code == grpc.StatusCode.DATA_LOSS  # it was let in, and then sent nothing
+
+
+async def test_a_device_has_no_session_under_another_name(
+    coordinator: Coordinator, pki: Pki, tmp_path: Path
+) -> None:
+    document = put_model(tmp_path / "store")
+    target = f"localhost:{coordinator.port}"
+    device = ScriptedDevice(target, "pi-4", document, credentials=pki.issue("jetson"))
+    code, text = await refusal(device.run())
+    assert (code, text) == (DENIED, "device 'pi-4' came with the certificate of 'jetson'")
+
+
+async def test_a_certificate_of_another_pool_does_not_even_connect(
+    coordinator: Coordinator, pki: Pki, tmp_path: Path
+) -> None:
+    other = Pki(tmp_path / "other", "attic").issue("shoal-operator")
+    mixed = type(other)(ca=pki.ca, certificate=other.certificate, key=other.key)
+    async with open_channel(f"localhost:{coordinator.port}", mixed) as channel:
+        code, _ = await refusal(CLIENT["ListDevices"](channel))
+    assert code == grpc.StatusCode.UNAVAILABLE

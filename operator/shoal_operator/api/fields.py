@@ -22,6 +22,11 @@ NAME: Final = Text(
     pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$",
     meant="a name of small letters, digits and dashes",
 )
+DEVICE: Final = Text(
+    max_length=63,
+    pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",
+    meant="a device's name, which in a cluster is its node's",
+)
 DIGEST: Final = Text(
     max_length=71,
     pattern=r"^sha256:[0-9a-f]{64}$",

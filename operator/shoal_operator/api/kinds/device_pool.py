@@ -254,6 +254,13 @@ class DevicePoolStatus:
         default=None,
         example=201326592,
     )
+    smallest_budget_bytes: int | None = member(
+        COUNT,
+        "The least that one of the devices may use.",
+        unit="bytes",
+        default=None,
+        example=67108864,
+    )
     coordinator_endpoint: str | None = member(
         Text(max_length=256),
         "Where the coordinator listens.",

@@ -6,11 +6,12 @@ from shoal_operator.api.fields import (
     COLUMNS,
     CONDITIONS,
     COUNT,
+    DEVICE,
     FRAGMENT,
+    MAX_DEVICES,
     MAX_FRAGMENTS,
     MESSAGE,
     METADATA,
-    NAME,
     OBSERVED_GENERATION,
     REFERENCE,
     Condition,
@@ -27,7 +28,7 @@ class Pin:
     """A fragment tied to a device."""
 
     fragment: int = member(FRAGMENT, "The fragment's index.", example=0)
-    device: str = member(NAME, "The device's name.", example="jetson")
+    device: str = member(DEVICE, "The device's name.", example="jetson")
     policy: PinPolicy = member(
         Choice(PinPolicy),
         "Required: no other plan will do; Preferred: where it costs nothing.",
@@ -67,7 +68,7 @@ class StageStatus:
         Items(of=FRAGMENT, max_items=MAX_FRAGMENTS), "The fragments' indices.", example=[0]
     )
     devices: tuple[str, ...] = member(
-        Items(of=NAME, max_items=64),
+        Items(of=DEVICE, max_items=MAX_DEVICES),
         "The devices that serve them, best first.",
         example=["jetson"],
     )

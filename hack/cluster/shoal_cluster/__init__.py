@@ -1,0 +1,21 @@
+"""A real Kubernetes cluster on one Linux machine, for tests and for trying out.
+
+Here belongs what makes, changes and removes such a cluster; it knows nothing of Shoal, so that
+what is tested on it is tested as on a stranger's cluster. From the inside out:
+
+    places, machine      where things are kept; what the machine has and lacks
+    build, programs      the published Go programs, built once; where a program is found
+    certificates, processes, access
+                         what a control plane is made of
+    control_plane        etcd or kine, API server, controller-manager, scheduler
+    network, images, node, volumes
+                         what a node is made of
+    cluster              a control plane with nodes and cluster DNS
+    __main__             `make cluster`, `make cluster-down`, `make cluster-build`
+"""
+
+from shoal_cluster.access import Access, CommandFailed
+from shoal_cluster.control_plane import ControlPlane
+from shoal_cluster.machine import MachineLacks
+
+__all__ = ["Access", "CommandFailed", "ControlPlane", "MachineLacks"]

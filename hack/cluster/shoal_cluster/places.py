@@ -1,0 +1,108 @@
+"""Where things are kept: the cache that outlives clusters, and one folder for each cluster.
+
+A cluster's folder is `/var/tmp/shoal-clusters-UID/NUMBER`. Its number, the smallest free one, also
+names the cluster's bridge and cgroups and chooses its subnet, so that clusters live side by side.
+Who made the folder holds a lock on it: when the maker dies, the kernel lets go, and whoever makes
+a cluster next takes down what is left, unless the cluster was made to be kept.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+MODULES = Path(__file__).resolve().parents[1] / "modules"
+PYTHON_PATH = Path(__file__).resolve().parents[1]
+# Not /tmp, which is often memory; and short, because sockets below it may have 108 bytes.
+_CLUSTERS = Path(f"/var/tmp/shoal-clusters-{os.getuid()}")  # noqa: S108 - of mode 0700, see below
+_MOST_CLUSTERS = 48
+
+
+def cache() -> Path:
+    """Where what took long to make is kept: `~/.cache/shoal/cluster`."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home) / "shoal" / "cluster"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `file`; the kernel lets go of it when this process ends."""
+    with file.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(slots=True)
+class Home:
+    """One cluster's folder and number, held by a lock until `release`."""
+
+    number: int
+    folder: Path
+    _lock: IO[str]
+
+    def keep(self) -> None:
+        """Let the cluster outlive this process."""
+        (self.folder / "kept").touch()
+
+    def remove(self) -> None:
+        """Give the number back and remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
+
+
+def claim(take_down: Callable[[Home], None]) -> Home:
+    """Take the smallest free number, after `take_down` of every cluster whose maker has died."""
+    _CLUSTERS.mkdir(mode=0o700, exist_ok=True)
+    with locked(_CLUSTERS / "lock"):
+        for left in _abandoned():
+            take_down(left)
+        for number in range(_MOST_CLUSTERS):
+            folder = _CLUSTERS / str(number)
+            if not folder.exists():
+                folder.mkdir()
+                lock = (folder / "lock").open("w")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                return Home(number, folder, lock)
+    raise RuntimeError(
+        f"{_MOST_CLUSTERS} clusters run already, in {_CLUSTERS}: take some down first"
+    )
+
+
+def kept() -> list[Home]:
+    """The clusters that were made to be kept, with their locks held."""
+    return [home for home in _unowned() if (home.folder / "kept").exists()]
+
+
+def take_down_abandoned(take_down: Callable[[Home], None]) -> int:
+    """Take down every cluster whose maker has died; returns how many there were."""
+    if not _CLUSTERS.exists():
+        return 0
+    with locked(_CLUSTERS / "lock"):
+        left = _abandoned()
+        for home in left:
+            take_down(home)
+    return len(left)
+
+
+def _abandoned() -> list[Home]:
+    return [home for home in _unowned() if not (home.folder / "kept").exists()]
+
+
+def _unowned() -> list[Home]:
+    homes: list[Home] = []
+    folders = _CLUSTERS.iterdir() if _CLUSTERS.exists() else []
+    for folder in sorted(entry for entry in folders if entry.name.isdecimal()):
+        lock = (folder / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+        else:
+            homes.append(Home(int(folder.name), folder, lock))
+    return homes

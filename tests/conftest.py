@@ -1,0 +1,5 @@
+"""Fixtures that tests of every area may ask for."""
+
+from cluster_fixtures import control_plane
+
+__all__ = ["control_plane"]

@@ -1,0 +1,278 @@
+"""What the cluster looked like when it was last heard of, and who has looked at what.
+
+Own objects are kept parsed, which is small; an object that does not parse is kept with its errors.
+Whoever builds a snapshot through a `Reader` subscribes to exactly what it read, what is not there
+included; when that changes, `Cache` says whose snapshots are affected.
+
+Topics: `(KIND, NAMESPACE, NAME)` an object; `(KIND, NAMESPACE, "*")` any object of the namespace;
+`(KIND, NAMESPACE, "+")` which objects there are, whatever they say. Kinds of the cluster have the
+namespace "". `(KIND, NAMESPACE, "@UID")`: the children made for an object, as their label says.
+Coordinators add topics of their own.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from shoal_operator.api.kinds import KINDS, AnyKind
+from shoal_operator.api.schema import parse
+from shoal_operator.api.shapes import FieldError
+from shoal_operator.shell.cluster.foreign import (
+    Identity,
+    JobState,
+    NodeState,
+    WorkloadState,
+    identity_of,
+    job_state,
+    node_state,
+    workload_state,
+)
+
+ObjectName = tuple[str, str, str]
+"""Kind, namespace, name."""
+Topic = tuple[str, str, str]
+
+ANY: Final = "*"
+WHICH: Final = "+"
+
+K = TypeVar("K", bound=AnyKind)
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """An object of one of our kinds; `value` is None when it does not parse, and `errors` why."""
+
+    identity: Identity
+    value: AnyKind | None
+    errors: tuple[FieldError, ...] = ()
+
+
+State = Own | JobState | WorkloadState | NodeState
+
+
+def reduce(document: Mapping[str, object]) -> State:
+    """An object as the API server gives it, as the cache keeps it."""
+    kind = document.get("kind")
+    match kind:
+        case "Job":
+            return job_state(document)
+        case "Deployment" | "DaemonSet":
+            return workload_state(document)
+        case "Node":
+            return node_state(document)
+        case _:
+            assert isinstance(kind, str), "an object without a kind"
+            return _own(kind, document)
+
+
+def _own(kind: str, document: Mapping[str, object]) -> Own:
+    identity = identity_of(document)
+    value = parse(KINDS[kind].cls, document)
+    if isinstance(value, tuple) and any(error.path[:1] == ("status",) for error in value):
+        # A status of another version of the operator: it will be written anew.
+        bare = {name: each for name, each in document.items() if name != "status"}
+        value = parse(KINDS[kind].cls, bare)
+    if isinstance(value, tuple):
+        return Own(identity=identity, value=None, errors=value)
+    return Own(identity=identity, value=value)
+
+
+class Cache:
+    """`changed` is called with each object that changed, the topics that this touches, and whether
+    it is the operator's own writing.
+    """
+
+    def __init__(self, changed: Callable[[ObjectName, tuple[Topic, ...], bool], None]) -> None:
+        self._states: dict[str, dict[tuple[str, str], State]] = {}
+        self._changed = changed
+        self._removed: set[str] | None = None
+        self._made_for: dict[Topic, set[str]] = {}
+
+    def put(self, state: State, *, by_us: bool = False) -> None:
+        """An object was seen. One older than what is known, or the same, changes nothing."""
+        identity = state.identity
+        states = self._states.setdefault(identity.kind, {})
+        key = (identity.namespace, identity.name)
+        known = states.get(key)
+        if known is not None and known.identity.uid == identity.uid:
+            if known.identity.version >= identity.version:
+                return
+            if _same(known, state):
+                states[key] = state
+                return
+        if self._removed is not None and identity.uid in self._removed:
+            return
+        states[key] = state
+        if known is not None:
+            self._unlabel(known.identity)
+        if identity.owner_uid:
+            self._made_for.setdefault(_for(identity), set()).add(identity.name)
+        came = known is None or known.identity.uid != identity.uid
+        self._tell(identity, came_or_went=came, by_us=by_us)
+
+    def remove(self, identity: Identity) -> None:
+        """An object is gone; nothing happens when another of its name is there."""
+        if self._removed is not None:
+            self._removed.add(identity.uid)
+        states = self._states.get(identity.kind, {})
+        known = states.get((identity.namespace, identity.name))
+        if known is None or known.identity.uid != identity.uid:
+            return
+        del states[identity.namespace, identity.name]
+        self._unlabel(known.identity)
+        self._tell(known.identity, came_or_went=True)
+
+    @contextmanager
+    def listing(self, kind: str) -> Iterator[set[str]]:
+        """While all objects of a kind are listed; the caller adds the uids on the list. At a good
+        end, those known before and not on the list are removed. One list at a time.
+        """
+        before = {each.identity.uid for each in self._states.get(kind, {}).values()}
+        listed: set[str] = set()
+        self._removed = set()
+        try:
+            yield listed
+        finally:
+            self._removed = None
+        for state in tuple(self._states.get(kind, {}).values()):
+            if state.identity.uid in before - listed:
+                self.remove(state.identity)
+
+    def knows(self, identity: Identity) -> bool:
+        """Whether this state of the object, or a newer one, was seen already."""
+        known = self.state(identity.kind, identity.namespace, identity.name)
+        if known is None or known.identity.uid != identity.uid:
+            return False
+        return known.identity.version >= identity.version
+
+    def state(self, kind: str, namespace: str, name: str) -> State | None:
+        """An object, without subscribing."""
+        return self._states.get(kind, {}).get((namespace, name))
+
+    def states(self, kind: str, namespace: str | None = None) -> Iterator[State]:
+        """The objects of a kind, of one namespace or of all."""
+        for (where, _), state in self._states.get(kind, {}).items():
+            if namespace is None or where == namespace:
+                yield state
+
+    def made_for(self, kind: str, namespace: str, uid: str) -> tuple[State, ...]:
+        """The children of a kind that carry an object's uid as their label, by name."""
+        names = sorted(self._made_for.get((kind, namespace, f"@{uid}"), ()))
+        return tuple(self._states[kind][namespace, name] for name in names)
+
+    def count(self, kind: str) -> int:
+        """How many objects of a kind there are."""
+        return len(self._states.get(kind, {}))
+
+    def _unlabel(self, identity: Identity) -> None:
+        names = self._made_for.get(_for(identity))
+        if names is not None:
+            names.discard(identity.name)
+            if not names:
+                del self._made_for[_for(identity)]
+
+    def _tell(self, identity: Identity, *, came_or_went: bool, by_us: bool = False) -> None:
+        kind, namespace = identity.kind, identity.namespace
+        name = (kind, namespace, identity.name)
+        topics: tuple[Topic, ...] = (name, (kind, namespace, ANY))
+        if identity.owner_uid:
+            topics = (*topics, _for(identity))
+        if came_or_went:
+            topics = (*topics, (kind, namespace, WHICH))
+        self._changed(name, topics, by_us)
+
+
+def _for(identity: Identity) -> Topic:
+    return (identity.kind, identity.namespace, f"@{identity.owner_uid}")
+
+
+def _same(one: State, other: State) -> bool:
+    """Whether they differ in their version only."""
+    identity = replace(one.identity, version=other.identity.version)
+    if identity != other.identity:
+        return False
+    if isinstance(one, Own) and isinstance(other, Own):
+        return one.errors == other.errors and _unversioned(one.value) == _unversioned(other.value)
+    return replace(one, identity=identity) == other
+
+
+def _unversioned(value: AnyKind | None) -> AnyKind | None:
+    if value is None:
+        return None
+    return replace(value, metadata=replace(value.metadata, resource_version=None))
+
+
+class Dependents:
+    """Who has read which topics."""
+
+    def __init__(self) -> None:
+        self._topics: dict[ObjectName, frozenset[Topic]] = {}
+        self._readers: dict[Topic, set[ObjectName]] = {}
+
+    def subscribe(self, reader: ObjectName, topics: frozenset[Topic]) -> None:
+        """What a reader has read now takes the place of what it read before."""
+        before = self._topics.get(reader, frozenset())
+        for topic in before - topics:
+            readers = self._readers[topic]
+            readers.discard(reader)
+            if not readers:
+                del self._readers[topic]
+        for topic in topics - before:
+            self._readers.setdefault(topic, set()).add(reader)
+        if topics:
+            self._topics[reader] = topics
+        else:
+            self._topics.pop(reader, None)
+
+    def readers(self, topic: Topic) -> tuple[ObjectName, ...]:
+        """Whose snapshots a topic is part of."""
+        return tuple(self._readers.get(topic, ()))
+
+
+class Reader:
+    """One look at the cache; `topics` are what was read."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self.topics: set[Topic] = set()
+
+    def own(self, cls: type[K], namespace: str, name: str | None) -> K | None:
+        """One of our objects; None when it is not there, or does not parse."""
+        if name is None:
+            return None
+        state = self.state(cls.__name__, namespace, name)
+        value = state.value if isinstance(state, Own) else None
+        return value if isinstance(value, cls) else None
+
+    def all_own(self, cls: type[K], namespace: str) -> tuple[K, ...]:
+        """All our objects of a kind and namespace that parse, by name."""
+        self.topics.add((cls.__name__, namespace, ANY))
+        values = (
+            state.value
+            for state in self._cache.states(cls.__name__, namespace)
+            if isinstance(state, Own)
+        )
+        found = [value for value in values if isinstance(value, cls)]
+        return tuple(sorted(found, key=lambda value: value.metadata.name))
+
+    def state(self, kind: str, namespace: str, name: str) -> State | None:
+        """Any object that is kept."""
+        self.topics.add((kind, namespace, name))
+        return self._cache.state(kind, namespace, name)
+
+    def states(self, kind: str, namespace: str) -> tuple[State, ...]:
+        """All objects of a kind and namespace."""
+        self.topics.add((kind, namespace, ANY))
+        return tuple(self._cache.states(kind, namespace))
+
+    def made_for(self, kind: str, namespace: str, uid: str) -> tuple[State, ...]:
+        """The children of a kind that carry an object's uid as their label, by name."""
+        self.topics.add((kind, namespace, f"@{uid}"))
+        return self._cache.made_for(kind, namespace, uid)
+
+    def uids(self, kind: str, namespace: str) -> tuple[Identity, ...]:
+        """Which objects there are."""
+        self.topics.add((kind, namespace, WHICH))
+        return tuple(state.identity for state in self._cache.states(kind, namespace))

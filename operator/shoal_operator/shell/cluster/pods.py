@@ -1,0 +1,182 @@
+"""What only pods know: what a worker answered, why it failed, why a workload does not get ready.
+
+Pods are not watched, they are read when a decision needs it. A pod that waits tells nobody, so
+whoever has asked about one asks again after `AGAIN_SECONDS`.
+"""
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_operator.reconcile.snapshot import Worker, WorkerPhase, Workload
+from shoal_operator.reconcile.workers import REFUSED_STATUS
+from shoal_operator.shell.cluster.api import Api, ApiError
+from shoal_operator.shell.cluster.foreign import JobState, Raw, WorkloadState
+from shoal_operator.shell.cluster.resources import POD
+
+logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS: Final = 5.0
+MAX_LOG_BYTES: Final = 16 << 20
+MAX_KEPT_BYTES: Final = 8 << 20
+_JOB: Final = "batch.kubernetes.io/job-name"
+_USUAL: Final = frozenset({"ContainerCreating", "PodInitializing"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """What was found out about a worker that has ended; it does not change any more."""
+
+    output: bytes | None
+    message: str
+    refused: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.output or b"") + len(self.message)
+
+
+class Pods:
+    """Reads pods and their logs, each worker's end once."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        self._kept_bytes = 0
+
+    async def worker(self, job: JobState) -> Worker:
+        """A worker with what its pod says."""
+        identity = job.identity
+        ended, message = _Ended(output=None, message="", refused=False), ""
+        match job.phase:
+            case WorkerPhase.SUCCEEDED | WorkerPhase.FAILED:
+                ended = self._ended.get(identity.uid) or await self._read_end(job)
+                message = ended.message
+            case WorkerPhase.PENDING:
+                pods = await self._pods(identity.namespace, f"{_JOB}={identity.name}")
+                message = trouble(pods)
+            case WorkerPhase.RUNNING:
+                pass
+        return Worker(
+            name=identity.name,
+            phase=job.phase,
+            output=ended.output,
+            message=message,
+            refused=ended.refused,
+            ended_at=job.ended_at,
+        )
+
+    async def workload(self, state: WorkloadState) -> Workload:
+        """A Deployment or DaemonSet, with what the trouble is when it is not ready."""
+        message = state.message
+        if not message and (state.ready < state.wanted or not state.current):
+            message = trouble(await self._pods(state.identity.namespace, state.selector))
+        return Workload(
+            name=state.identity.name,
+            wanted=state.wanted,
+            ready=state.ready,
+            current=state.current,
+            message=message,
+        )
+
+    async def _pods(self, namespace: str, labels: str) -> list[Raw]:
+        """The pods with these labels, newest first."""
+        pods = [Raw(each) async for each in self._api.list(POD, namespace, labels=labels)]
+        return sorted(pods, key=_made_at, reverse=True)
+
+    async def _read_end(self, job: JobState) -> _Ended:
+        identity = job.identity
+        pods = await self._pods(identity.namespace, f"{_JOB}={identity.name}")
+        if job.phase is WorkerPhase.SUCCEEDED:
+            pods = [pod for pod in pods if pod.table("status").text("phase") == "Succeeded"]
+            ended = await self._read_answer(identity.namespace, pods)
+        else:
+            ended = _read_failure(job, pods)
+        self._ended[identity.uid] = ended
+        self._kept_bytes += ended.size
+        while self._kept_bytes > MAX_KEPT_BYTES and len(self._ended) > 1:
+            self._kept_bytes -= self._ended.popitem(last=False)[1].size
+        return ended
+
+    async def _read_answer(self, namespace: str, pods: Sequence[Raw]) -> _Ended:
+        if not pods:
+            return _Ended(output=None, message="its pod is gone", refused=False)
+        name = pods[0].table("metadata").text("name")
+        try:
+            log = await self._api.log(namespace, name, limit_bytes=MAX_LOG_BYTES)
+        except ApiError as error:
+            if error.status == 404:
+                return _Ended(output=None, message="its log is gone", refused=False)
+            raise
+        return _Ended(output=_answer(log), message="", refused=False)
+
+
+def trouble(pods: Sequence[Raw]) -> str:
+    """Why pods, newest first, do not get ready; empty where nothing is known to be wrong."""
+    for pod in pods:
+        name = pod.table("metadata").text("name")
+        for container in _containers(pod):
+            state, before = container.table("state"), container.table("lastState", "terminated")
+            waiting, ended = state.table("waiting"), state.table("terminated")
+            for died in (before, ended):
+                if died.text("reason") not in ("", "Completed"):
+                    return (
+                        f"pod {name}: {_end_text(died)}, {container.number('restartCount')} times"
+                    )
+            if waiting.text("reason") not in ("", *_USUAL):
+                return f"pod {name}: {waiting.text('reason')}: {waiting.text('message')}"
+        scheduled = pod.condition("PodScheduled")
+        if scheduled.text("status") == "False":
+            return f"pod {name}: {scheduled.text('reason')}: {scheduled.text('message')}"
+        if pod.table("status").text("phase") == "Failed":
+            status = pod.table("status")
+            return f"pod {name}: {status.text('reason')}: {status.text('message')}"
+    return ""
+
+
+def _read_failure(job: JobState, pods: Sequence[Raw]) -> _Ended:
+    """The last words of the newest pod that has some; else those of the Job controller."""
+    for pod in pods:
+        for container in _containers(pod):
+            ended = container.table("state", "terminated")
+            if "exitCode" not in ended.value:
+                continue
+            refused = ended.number("exitCode") == REFUSED_STATUS
+            said = ended.text("message").strip()
+            message = said if said and refused else _end_text(ended)
+            return _Ended(output=None, message=message, refused=refused)
+        status = pod.table("status")
+        if status.text("reason"):
+            message = f"{status.text('reason')}: {status.text('message')}"
+            return _Ended(output=None, message=message, refused=False)
+    return _Ended(output=None, message=job.message, refused=False)
+
+
+def _end_text(ended: Raw) -> str:
+    text = f"{ended.text('reason')} (exit status {ended.number('exitCode')})"
+    said = ended.text("message").strip()
+    return f"{text}: {said}" if said else text
+
+
+def _containers(pod: Raw) -> tuple[Raw, ...]:
+    status = pod.table("status")
+    return (*status.items("initContainerStatuses"), *status.items("containerStatuses"))
+
+
+def _made_at(pod: Raw) -> str:
+    return pod.table("metadata").text("creationTimestamp")
+
+
+def _answer(log: bytes) -> bytes | None:
+    """The last line that is JSON; a pod's log mixes both of its outputs."""
+    for line in reversed(log.splitlines()):
+        if line.strip():
+            try:
+                json.loads(line)
+            except ValueError:
+                continue
+            return line.strip()
+    return None

@@ -1,0 +1,137 @@
+"""What a coordinator answers, as reconcilers see it, and what has changed since the last look.
+
+Topics: `(VIEW, NAMESPACE, "POOL/...")` with `reach` (whether it answers), `devices` (all of them),
+`fleet` (what planning needs of them), `fragments`, `runs` (which there are, and which have ended),
+`run/JOB` (one of them).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from shoal_operator.reconcile.snapshot import (
+    ConnectedDevice,
+    CoordinatorView,
+    DeviceState,
+    Run,
+    RunState,
+    Unreachable,
+)
+from shoal_operator.shell.cluster.cache import Topic
+from shoal_protocol.units import Bytes
+from shoal_protocol.v1 import coordinator_pb2 as pb
+
+VIEW: Final = "View"
+REACH: Final = "reach"
+DEVICES: Final = "devices"
+FLEET: Final = "fleet"
+FRAGMENTS: Final = "fragments"
+RUNS: Final = "runs"
+MAX_FAILURES: Final = 8
+
+_STATES: Final = {
+    pb.JobStatus.PENDING: RunState.PENDING,
+    pb.JobStatus.RUNNING: RunState.RUNNING,
+    pb.JobStatus.COMPLETE: RunState.COMPLETE,
+    pb.JobStatus.FAILED: RunState.FAILED,
+    pb.JobStatus.CANCELLED: RunState.CANCELLED,
+}
+_DEVICES: Final = {
+    pb.DeviceStatus.READY: DeviceState.READY,
+    pb.DeviceStatus.SILENT: DeviceState.SILENT,
+    pb.DeviceStatus.DRAINING: DeviceState.DRAINING,
+    pb.DeviceStatus.LOST: DeviceState.LOST,
+}
+ENDED: Final = frozenset({RunState.COMPLETE, RunState.FAILED, RunState.CANCELLED})
+
+View = CoordinatorView | Unreachable
+
+
+def run_of(status: pb.JobStatus) -> Run:
+    """A job of the coordinator."""
+    hits = status.tier_hits
+    return Run(
+        job=status.name,
+        state=_STATES[status.state],
+        message=status.message,
+        epoch=status.epoch,
+        items=status.items,
+        active=status.active,
+        succeeded=status.succeeded,
+        failed=status.failed,
+        seconds=status.seconds,
+        items_per_second=status.items_per_second,
+        latency_p50_seconds=status.latency.p50_seconds,
+        tier_hits=(hits.resident, hits.cached, hits.idle, hits.evict),
+        failures=tuple(
+            (each.item, each.input, each.reason) for each in status.failures[:MAX_FAILURES]
+        ),
+        reason=status.reason,
+    )
+
+
+def device_of(status: pb.DeviceStatus) -> ConnectedDevice:
+    """A device of the coordinator."""
+    return ConnectedDevice(
+        name=status.name,
+        state=_DEVICES[status.state],
+        architecture=status.architecture,
+        budget_bytes=Bytes(status.budget_bytes),
+        floor_bytes=Bytes(status.floor_bytes),
+        cached_fragments=status.cached_fragments,
+        cached_bytes=Bytes(status.cached_bytes),
+        silent_seconds=status.silent_seconds,
+    )
+
+
+def run_topic(namespace: str, pool: str, job: str) -> Topic:
+    """One run of a pool's coordinator."""
+    return (VIEW, namespace, f"{pool}/run/{job}")
+
+
+def topic(namespace: str, pool: str, part: str) -> Topic:
+    """A part of what a pool's coordinator says."""
+    return (VIEW, namespace, f"{pool}/{part}")
+
+
+def differences(namespace: str, pool: str, old: View, new: View) -> frozenset[Topic]:
+    """The topics that changed; time that has passed is no change."""
+    if isinstance(old, Unreachable) or isinstance(new, Unreachable):
+        if isinstance(old, Unreachable) and isinstance(new, Unreachable):
+            same = old == new
+        else:
+            same = False
+        return frozenset() if same else frozenset({topic(namespace, pool, REACH)})
+    return frozenset(_differences(namespace, pool, old, new))
+
+
+def _differences(
+    namespace: str, pool: str, old: CoordinatorView, new: CoordinatorView
+) -> Iterator[Topic]:
+    if _still(old.devices) != _still(new.devices):
+        yield topic(namespace, pool, DEVICES)
+    if _fleet(old.devices) != _fleet(new.devices):
+        yield topic(namespace, pool, FLEET)
+    if old.fragments != new.fragments:
+        yield topic(namespace, pool, FRAGMENTS)
+    if _outline(old) != _outline(new):
+        yield topic(namespace, pool, RUNS)
+    for job in old.runs.keys() | new.runs.keys():
+        if _timeless(old.runs.get(job)) != _timeless(new.runs.get(job)):
+            yield run_topic(namespace, pool, job)
+
+
+def _still(devices: tuple[ConnectedDevice, ...]) -> tuple[ConnectedDevice, ...]:
+    return tuple(replace(device, silent_seconds=0.0) for device in devices)
+
+
+def _fleet(devices: tuple[ConnectedDevice, ...]) -> tuple[tuple[str, DeviceState, int], ...]:
+    return tuple((device.name, device.state, device.budget_bytes) for device in devices)
+
+
+def _outline(view: CoordinatorView) -> dict[str, RunState | None]:
+    return {job: run.state if run.state in ENDED else None for job, run in view.runs.items()}
+
+
+def _timeless(run: Run | None) -> Run | None:
+    return None if run is None else replace(run, seconds=0.0, items_per_second=0.0)

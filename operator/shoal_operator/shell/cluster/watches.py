@@ -1,0 +1,218 @@
+"""kopf keeps the watches; everything else that it can do is left alone.
+
+Only `on.event` is used, which writes nothing: no finalizer, no annotation, no Event. kopf never
+ends a watch because of trouble (`_forever`), and asks for each anew every `server_timeout`, so that
+one that a load balancer has silently dropped is noticed. When kopf lists a kind anew, what has
+vanished meanwhile is not told; so `resync` lists it once more.
+"""
+
+import asyncio
+import itertools
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+
+import kopf
+
+from shoal_operator.shell.cluster.api import Api, ApiError
+from shoal_operator.shell.cluster.cache import Cache, reduce
+from shoal_operator.shell.cluster.foreign import identity_of
+from shoal_operator.shell.cluster.metrics import OperatorMetrics
+from shoal_operator.shell.cluster.resources import CHILDREN, SHOAL, WATCHED, Resource
+from shoal_operator.shell.cluster.traces import WatchAges
+
+logger = logging.getLogger(__name__)
+
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+MANAGER: Final = "shoal-operator"
+OURS: Final = f"{MANAGED_BY}={MANAGER}"
+_CRD_SECONDS: Final = 2.0
+_LOGIN_SECONDS: Final = 2.0
+_SETTLE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchTimes:
+    """How watches are kept alive. `server`: asked of the API server; `inactive`: after so long
+    without any event, bookmarks included, a watch is given up and asked for anew.
+    """
+
+    server: float = 45.0
+    client: float = 60.0
+    inactive: float = 55.0
+    connect: float = 10.0
+
+
+class Watches:
+    """Feeds the cache from the API server until cancelled."""
+
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        ages: WatchAges,
+        metrics: OperatorMetrics,
+        *,
+        namespaces: Sequence[str],
+        times: WatchTimes,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._ages = ages
+        self._metrics = metrics
+        self._namespaces = tuple(namespaces)
+        self._times = times
+        self._listing = asyncio.Lock()
+        self._lists: Counter[Resource] = Counter()
+        self._relists: set[Resource] = set()
+        self._relist = asyncio.Event()
+        self._login_at = -_LOGIN_SECONDS
+
+    async def wait_for_kinds(self) -> None:
+        """Return when the API server knows our kinds; kopf would never look again."""
+        said = False
+        while True:
+            missing = await self._missing_kinds()
+            if not missing:
+                return
+            if not said:
+                logger.warning("waiting for the CRDs of %s", ", ".join(sorted(missing)))
+                said = True
+            await asyncio.sleep(_CRD_SECONDS)
+
+    async def _missing_kinds(self) -> set[str]:
+        root = next(iter(SHOAL.values())).path().rsplit("/", 1)[0]
+        try:
+            answer = await self._api.raw(root)
+        except ApiError as error:
+            logger.warning("%s", error)
+            return set(SHOAL)
+        resources = answer.get("resources") if answer else None
+        known = resources if isinstance(resources, list) else []
+        return set(SHOAL) - {each.get("kind") for each in known if isinstance(each, dict)}
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Watch; `ready` is called once everything there is was seen. Ends only by cancellation,
+        or with the error of a watch that cannot go on.
+        """
+        for resource in WATCHED:
+            for namespace in self._places(resource):
+                self._ages.expect(resource.kind, namespace)
+        await self.resync()
+        ready()
+        await kopf.operator(
+            registry=self._registry(),
+            settings=self._settings(),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+        )
+        raise RuntimeError("kopf has ended by itself")
+
+    async def resync(self) -> None:
+        """List all kinds, so that nothing that was missed stays missed."""
+        for each in WATCHED:
+            await self._list(each)
+
+    def listed_anew(self, resource: Resource) -> None:
+        """kopf has listed a kind. The first time that is news to nobody."""
+        self._lists[resource] += 1
+        if self._lists[resource] > len(self._places(resource)):
+            self._relists.add(resource)
+            self._relist.set()
+
+    async def follow_lists(self) -> None:
+        """List again what kopf has listed again: what has vanished meanwhile it does not tell."""
+        while True:
+            await self._relist.wait()
+            self._relist.clear()
+            # Both lists of a kind of many namespaces, and what is still on its way to the cache.
+            await asyncio.sleep(_SETTLE_SECONDS)
+            for resource in tuple(self._relists):
+                self._relists.discard(resource)
+                try:
+                    await self._list(resource)
+                except ApiError as error:
+                    logger.warning("%s; %s is listed again later", error, resource.plural)
+                    self._relists.add(resource)
+                    self._relist.set()
+
+    async def _list(self, resource: Resource) -> None:
+        labels = OURS if resource in CHILDREN else ""
+        async with self._listing:
+            with self._cache.listing(resource.kind) as listed:
+                for namespace in self._places(resource):
+                    async for document in self._api.list(resource, namespace, labels=labels):
+                        identity = identity_of(document)
+                        listed.add(identity.uid)
+                        if not self._cache.knows(identity):
+                            self._cache.put(reduce(document))
+
+    def _places(self, resource: Resource) -> tuple[str, ...]:
+        """The namespaces to look into; "" is all of them, or the cluster's own objects."""
+        return self._namespaces if resource.namespaced and self._namespaces else ("",)
+
+    def _registry(self) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+
+        async def login(**_: object) -> kopf.AiohttpSession:
+            # kopf logs in again at once when the API server says 401, as often as it says so.
+            await asyncio.sleep(max(0.0, self._login_at + _LOGIN_SECONDS - monotonic()))
+            self._login_at = monotonic()
+            return kopf.AiohttpSession(
+                server=self._api.server, aiohttp_session=self._api.open_session()
+            )
+
+        kopf.on.login(registry=registry, retries=1)(login)
+        for resource in WATCHED:
+            group, _, version = resource.api_version.rpartition("/")
+            kopf.on.event(group, version, resource.plural, registry=registry)(
+                self._handler(resource)
+            )
+        return registry
+
+    def _handler(self, resource: Resource) -> Callable[..., Any]:
+        async def seen(event: kopf.RawEvent, **_: object) -> None:
+            self._metrics.events.labels(kind=resource.kind).inc()
+            document: Mapping[str, object] = {
+                **event["object"],
+                "apiVersion": resource.api_version,
+                "kind": resource.kind,
+            }
+            identity = identity_of(document)
+            self._ages.heard(resource.kind, identity.namespace)
+            if event["type"] == "DELETED":
+                self._cache.remove(identity)
+            elif not self._cache.knows(identity):
+                self._cache.put(reduce(document))
+
+        return seen
+
+    def _settings(self) -> kopf.OperatorSettings:
+        settings = kopf.OperatorSettings()
+        settings.posting.enabled = False
+        settings.scanning.disabled = True
+        settings.networking.request_timeout = self._times.client
+        settings.networking.connect_timeout = self._times.connect
+        settings.networking.error_backoffs = _Forever()
+        settings.watching.server_timeout = self._times.server
+        settings.watching.client_timeout = self._times.client
+        settings.watching.connect_timeout = self._times.connect
+        settings.watching.inactivity_timeout = self._times.inactive
+        settings.watching.chunk_size = 250
+        for resource in CHILDREN:
+            group, _, version = resource.api_version.rpartition("/")
+            settings.watching.label_selectors[group, version, resource.plural] = OURS
+        return settings
+
+
+class _Forever:
+    """Delays between tries that never end, each time longer, up to half a minute."""
+
+    def __iter__(self) -> Iterator[float]:
+        for count in itertools.count():
+            yield min(0.5 * 2.0 ** min(count, 6), 30.0) * random.uniform(0.5, 1.0)  # noqa: S311

@@ -10,11 +10,15 @@ import zlib
 from collections.abc import Mapping
 from typing import Final
 
+from shoal_operator.api.kinds import Partition
 from shoal_operator.api.partition import (
     DocumentRefused,
     document_from_json,
     document_to_json,
 )
+from shoal_operator.reconcile.decision import Manifest
+from shoal_operator.reconcile.names import document_name
+from shoal_operator.reconcile.pods import labels_of, metadata_of
 from shoal_operator.reconcile.snapshot import KeptDocument
 
 KEY: Final = "partition.json.gz"
@@ -28,6 +32,18 @@ MAX_DOCUMENT_BYTES: Final = 64 << 20
 def pack(kept: KeptDocument) -> bytes:
     """The document as the ConfigMap holds it; the same bytes every time."""
     return gzip.compress(document_to_json(kept.document).encode(), mtime=0)
+
+
+def config_map(partition: Partition, kept: KeptDocument, packed: bytes) -> Manifest:
+    """The ConfigMap of a Partition's document."""
+    annotations = {RECIPE: kept.recipe, ARGUMENTS: json.dumps(list(kept.arguments))}
+    name, labels = document_name(partition.metadata.name), labels_of(partition, "document")
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata_of(partition, name, labels, annotations=annotations),
+        "binaryData": {KEY: base64.b64encode(packed).decode()},
+    }
 
 
 def read_document(config_map: Mapping[str, object]) -> KeptDocument | None:

@@ -1,0 +1,182 @@
+"""Model: fetched, verified and profiled by one worker; then it is what it is. Pure.
+
+What a Model is does not change: the digest that was seen first is given to every later worker, so
+a file that changed behind the address fails verification. An edit of the spec (another address,
+other shapes) makes another worker, and the old one is removed.
+
+| worker                | Fetched | Verified | Profiled | Ready |
+|-----------------------|---------|----------|----------|-------|
+| waits or runs         | Unknown | Unknown  | Unknown  | False |
+| succeeded             | True    | True     | True     | True  |
+| refused, other digest | True    | False    | Unknown  | False |
+| refused               | Unknown | Unknown  | False    | False |
+| failed                | False   | Unknown  | Unknown  | False |
+
+A failure that is no refusal (a store that does not answer) is tried again after ten minutes.
+"""
+
+from dataclasses import replace
+from typing import Final, assert_never
+
+from shoal_operator.api.columns import print_model
+from shoal_operator.api.fields import ConditionStatus
+from shoal_operator.api.kinds.model import ModelStatus
+from shoal_operator.reconcile.addresses import offline_text, outside, unsuitable
+from shoal_operator.reconcile.decision import Decision, Note
+from shoal_operator.reconcile.inspection import read_inspection
+from shoal_operator.reconcile.names import namespace_of
+from shoal_operator.reconcile.snapshot import ModelSnapshot, Worker, WorkerPhase
+from shoal_operator.reconcile.told import (
+    FALSE,
+    TRUE,
+    UNKNOWN,
+    Told,
+    conditions,
+    find,
+    holds_for,
+)
+from shoal_operator.reconcile.waiting import RETRY_SECONDS, retry_in, worker_named, worker_text
+from shoal_operator.reconcile.workers import (
+    given_digest,
+    inspect_errand,
+    worker_job,
+    worker_key,
+)
+from shoal_protocol.units import format_bytes
+
+_TYPES: Final = ("Fetched", "Verified", "Profiled", "Ready")
+
+
+def reconcile_model(snapshot: ModelSnapshot) -> Decision:
+    """What is to be done about a Model."""
+    model = snapshot.model
+    before = model.status or ModelStatus()
+    if holds_for(before.conditions, "Ready", model.metadata.generation or 0):
+        return _decision(snapshot, before, None, keep=None)
+    if (problem := _unusable(snapshot)) is not None:
+        return _decision(snapshot, before, _ended("Fetched", *problem), keep=None)
+    errand = inspect_errand(model)
+    worker = worker_named(snapshot.workers, errand.name)
+    if worker is None:
+        told = _waiting("Inspecting", f"{model.spec.source.uri} is about to be fetched")
+        child = worker_job(model, errand, snapshot.settings)
+        return replace(_decision(snapshot, before, told, keep=None), children=(child,))
+    match worker.phase:
+        case WorkerPhase.PENDING | WorkerPhase.RUNNING:
+            text = worker_text(worker, f"{model.spec.source.uri} is being fetched")
+            return _decision(snapshot, before, _waiting("Inspecting", text), keep=errand.name)
+        case WorkerPhase.SUCCEEDED:
+            return _inspected(snapshot, worker)
+        case WorkerPhase.FAILED:
+            return _failed(snapshot, worker)
+        case _:
+            assert_never(worker.phase)
+
+
+def _unusable(snapshot: ModelSnapshot) -> tuple[str, str] | None:
+    """Why the address is not even tried: reason and message."""
+    uri = snapshot.model.spec.source.uri
+    if (problem := unsuitable(uri)) is not None:
+        return "UnsuitableAddress", problem
+    if snapshot.settings.offline and outside(uri):
+        return "Offline", offline_text(uri)
+    return None
+
+
+def _inspected(snapshot: ModelSnapshot, worker: Worker) -> Decision:
+    model, uri = snapshot.model, snapshot.model.spec.source.uri
+    before = model.status or ModelStatus()
+    if worker.output is None:
+        # Nobody knows any more what it said: it says it again.
+        told = _waiting("Inspecting", "what the worker printed is gone; it starts again")
+        return _decision(snapshot, before, told, keep=None)
+    found = read_inspection(worker.output)
+    if isinstance(found, str):
+        problem = f"worker {worker.name} answers what this operator does not read: {found}"
+        told = _ended("Profiled", "InspectionUnreadable", problem)
+        return _decision(snapshot, before, told, keep=worker.name)
+    given = given_digest(model)
+    if given is not None and found.digest != given:
+        return _mismatch(snapshot, worker, f"{uri} is {found.digest}, not {given}")
+    size = format_bytes(found.size_bytes or 0)
+    told = (
+        Told("Fetched", TRUE, "Fetched", f"{size} from {uri}"),
+        Told("Verified", TRUE, "Verified", f"is {found.digest}"),
+        Told("Profiled", TRUE, "Profiled", f"{found.parameters} parameters, opset {found.opset}"),
+        Told("Ready", TRUE, "Ready", "fetched, verified and profiled"),
+    )
+    note = Note(reason="FetchedModel", message=f"{size}, {found.parameters} parameters from {uri}")
+    found = replace(found, conditions=before.conditions)
+    return replace(_decision(snapshot, found, told, keep=None), notes=(note,))
+
+
+def _failed(snapshot: ModelSnapshot, worker: Worker) -> Decision:
+    model = snapshot.model
+    before = model.status or ModelStatus()
+    uri, given = model.spec.source.uri, given_digest(model)
+    text = worker_text(worker, f"{uri} could not be inspected")
+    if worker.refused:
+        if given is not None and f"not {given}" in text:
+            return _mismatch(snapshot, worker, text)
+        told = _ended("Profiled", "Refused", text)
+        note = Note(reason="RefusedModel", message=text, warning=True)
+        return replace(_decision(snapshot, before, told, keep=worker.name), notes=(note,))
+    told = _ended("Fetched", "InspectionFailed", text)
+    note = Note(reason="InspectionFailed", message=text, warning=True)
+    remaining = retry_in(find(before.conditions, "Fetched"), "InspectionFailed", snapshot.now)
+    if remaining == 0:
+        told = _waiting("Inspecting", f"tried again; before: {text}")
+        return _decision(snapshot, before, told, keep=None)
+    decision = _decision(snapshot, before, told, keep=worker.name)
+    seconds = RETRY_SECONDS if remaining is None else remaining
+    return replace(decision, notes=(note,), requeue_seconds=seconds)
+
+
+def _mismatch(snapshot: ModelSnapshot, worker: Worker, text: str) -> Decision:
+    """The file is another: never silently another model."""
+    before = snapshot.model.status or ModelStatus()
+    text = f"{text}; other content is another Model: give it an object of its own"
+    told = (
+        Told("Fetched", TRUE, "Fetched"),
+        Told("Verified", FALSE, "DigestMismatch", text),
+        Told("Profiled", UNKNOWN, "NotVerified"),
+        Told("Ready", FALSE, "DigestMismatch", text),
+    )
+    note = Note(reason="DigestMismatch", message=text, warning=True)
+    return replace(_decision(snapshot, before, told, keep=worker.name), notes=(note,))
+
+
+def _waiting(reason: str, message: str) -> tuple[Told, ...]:
+    steps = (Told(type_, UNKNOWN, reason, message) for type_ in _TYPES[:-1])
+    return (*steps, Told("Ready", FALSE, reason, message))
+
+
+def _ended(where: str, reason: str, message: str) -> tuple[Told, ...]:
+    """Failed in one step; of the others nothing is known."""
+
+    def status(type_: str) -> ConditionStatus:
+        return FALSE if type_ in (where, "Ready") else UNKNOWN
+
+    return tuple(Told(type_, status(type_), reason, message) for type_ in _TYPES)
+
+
+def _decision(
+    snapshot: ModelSnapshot, status: ModelStatus, told: tuple[Told, ...] | None, keep: str | None
+) -> Decision:
+    """The status with its conditions (None: as they are); all workers but `keep` are removed."""
+    model = snapshot.model
+    generation = model.metadata.generation or 0
+    if told is not None:
+        known = conditions(status.conditions, told, generation=generation, now=snapshot.now)
+        status = replace(status, conditions=known)
+    status = replace(status, observed_generation=generation)
+    counts = [
+        len(partition.status.fragments)
+        for partition in snapshot.partitions
+        if partition.status is not None and partition.status.fragments
+    ]
+    namespace = namespace_of(model)
+    removals = tuple(
+        worker_key(namespace, worker.name) for worker in snapshot.workers if worker.name != keep
+    )
+    return Decision(status=print_model(status, counts), removals=removals)

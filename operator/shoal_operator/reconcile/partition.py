@@ -1,0 +1,303 @@
+"""Partition: cut by one worker, described in a ConfigMap that everyone else reads. Pure.
+
+What is cut and how is the *recipe*: the model's address, digest and shapes, and what the spec says.
+With none of fragments, maxFragmentSize and cuts, the fragments are made for the smallest budget of
+the namespace's pools at that time; a pool that comes later cuts nothing anew, because jobs run.
+
+A Partition is settled when the kept document was made by its recipe and its status tells of that
+document. Everything else leads there: a worker, its answer, the ConfigMap.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final, assert_never
+
+from shoal_operator.api.columns import print_partition
+from shoal_operator.api.fields import MAX_FRAGMENTS
+from shoal_operator.api.kinds import DevicePool, Model, Partition
+from shoal_operator.api.kinds.partition import FragmentStatus, PartitionStatus
+from shoal_operator.api.partition import (
+    MODEL,
+    DocumentRefused,
+    PartitionDocument,
+    TensorSpec,
+    document_from_json,
+)
+from shoal_operator.reconcile.addresses import offline_text, outside
+from shoal_operator.reconcile.decision import Decision, Manifest, Note
+from shoal_operator.reconcile.documents import MAX_PACKED_BYTES, config_map, pack
+from shoal_operator.reconcile.names import fingerprint, namespace_of
+from shoal_operator.reconcile.snapshot import (
+    KeptDocument,
+    PartitionSnapshot,
+    Worker,
+    WorkerPhase,
+)
+from shoal_operator.reconcile.told import (
+    FALSE,
+    TRUE,
+    Told,
+    conditions,
+    find,
+    holds_for,
+    message_of,
+    shortened,
+)
+from shoal_operator.reconcile.waiting import (
+    RETRY_SECONDS,
+    retry_in,
+    worker_named,
+    worker_text,
+)
+from shoal_operator.reconcile.workers import (
+    cut_errand,
+    delivers,
+    given_digest,
+    shape_arguments,
+    worker_job,
+    worker_key,
+)
+from shoal_protocol.units import format_bytes
+
+_NAMES: Final = 256
+_NAME_LENGTH: Final = 512
+_ALL_NAMES: Final = 256 << 10
+"""Characters of tensors' names in a status: the API server keeps objects of 1.5 MiB at most."""
+
+
+def reconcile_partition(snapshot: PartitionSnapshot) -> Decision:
+    """What is to be done about a Partition."""
+    model = snapshot.model
+    if model is None:
+        name = snapshot.partition.spec.model_ref.name
+        return _waits(snapshot, "ModelNotFound", f"there is no Model {name}")
+    if not holds_for(
+        model.status.conditions if model.status else (), "Ready", model.metadata.generation or 0
+    ):
+        said = message_of(model.status.conditions if model.status else (), "Ready")
+        name = model.metadata.name
+        return _waits(snapshot, "ModelNotReady", f"Model {name} is not ready: {said or 'waiting'}")
+    kept = snapshot.document
+    if kept is not None and kept.recipe == recipe_of(snapshot.partition, model):
+        return _cut(snapshot, kept, notes=())
+    return _cutting(snapshot, model)
+
+
+def recipe_of(partition: Partition, model: Model) -> str:
+    """What is cut and how, but for the budget that the planner chooses."""
+    spec = partition.spec
+    how = [spec.fragments, spec.max_fragment_size, list(spec.cuts or ())]
+    return fingerprint([given_digest(model), *shape_arguments(model), *how])
+
+
+def smallest_budget(pools: Iterable[DevicePool]) -> int | None:
+    """The least that a device of these pools may use; None while no pool tells."""
+    budgets = [budget for pool in pools if (budget := pool_budget(pool)) is not None]
+    return min(budgets, default=None)
+
+
+def pool_budget(pool: DevicePool) -> int | None:
+    """The least that a device of the pool may use; None while that is not known."""
+    if pool.spec.budget.memory is not None:
+        return pool.spec.budget.memory
+    return None if pool.status is None else pool.status.smallest_budget_bytes
+
+
+def current_document(
+    partition: Partition | None, kept: KeptDocument | None
+) -> PartitionDocument | None:
+    """The kept document, if the Partition is ready and tells of just that one."""
+    if partition is None or partition.status is None or kept is None:
+        return None
+    if not holds_for(partition.status.conditions, "Ready", partition.metadata.generation or 0):
+        return None
+    told = [fragment.digest for fragment in partition.status.fragments]
+    is_told = told == [fragment.digest for fragment in kept.document.fragments]
+    return kept.document if is_told else None
+
+
+# ---- cutting -------------------------------------------------------------------------------------
+
+
+def _cutting(snapshot: PartitionSnapshot, model: Model) -> Decision:
+    partition, settings = snapshot.partition, snapshot.settings
+    uri = model.spec.source.uri
+    if settings.offline and outside(uri):
+        return _waits(snapshot, "Offline", offline_text(uri))
+    arguments = _arguments(partition, model, snapshot.pools)
+    if arguments is None:
+        message = "no DevicePool here has a known budget to cut for; make one, or give fragments"
+        return _waits(snapshot, "WaitingForPool", message)
+    errand = cut_errand(partition, model, arguments)
+    worker = worker_named(snapshot.workers, errand.name)
+    if worker is None:
+        decision = _waits(snapshot, "Cutting", f"{model.metadata.name} is about to be cut")
+        return replace(decision, children=(worker_job(partition, errand, settings),))
+    match worker.phase:
+        case WorkerPhase.PENDING | WorkerPhase.RUNNING:
+            text = worker_text(worker, f"{model.metadata.name} is being cut")
+            return _waits(snapshot, "Cutting", text, keep=worker.name)
+        case WorkerPhase.SUCCEEDED:
+            return _answered(snapshot, model, worker, arguments)
+        case WorkerPhase.FAILED:
+            return _failed(snapshot, worker)
+        case _:
+            assert_never(worker.phase)
+
+
+def _arguments(
+    partition: Partition, model: Model, pools: Sequence[DevicePool]
+) -> tuple[str, ...] | None:
+    """How `shoal partition` is to cut; None while there is no pool to cut for."""
+    spec = partition.spec
+    if spec.fragments is not None:
+        how = ["--fragments", str(spec.fragments)]
+    elif spec.max_fragment_size is not None:
+        how = ["--max-bytes", str(spec.max_fragment_size)]
+    elif spec.cuts is not None:
+        how = ["--cuts", ",".join(spec.cuts)]
+    else:
+        budget = smallest_budget(pools)
+        if budget is None:
+            return None
+        how = ["--max-bytes", str(budget)]
+    digest = given_digest(model)
+    assert digest is not None, "a Model that is ready has a digest"
+    return (*how, "--digest", digest, *shape_arguments(model))
+
+
+def _answered(
+    snapshot: PartitionSnapshot, model: Model, worker: Worker, arguments: tuple[str, ...]
+) -> Decision:
+    """The worker has cut: keep what it says."""
+    partition = snapshot.partition
+    if worker.output is None:
+        # Nobody knows any more what it said: it says it again.
+        return _waits(snapshot, "Cutting", "what the worker printed is gone; it starts again")
+    try:
+        document = document_from_json(worker.output)
+    except DocumentRefused as error:
+        message = f"worker {worker.name} answers what this operator does not read: {error}"
+        return _waits(snapshot, "DocumentUnreadable", message, keep=worker.name)
+    recipe = recipe_of(partition, model)
+    kept = KeptDocument(recipe=recipe, arguments=arguments, document=document)
+    count = len(document.fragments)
+    if count > MAX_FRAGMENTS:
+        message = f"{count} fragments; at most {MAX_FRAGMENTS} are kept: cut coarser"
+        return _waits(snapshot, "TooManyFragments", message, keep=worker.name)
+    packed = pack(kept)
+    if len(packed) > MAX_PACKED_BYTES:
+        message = (
+            f"its description takes {format_bytes(len(packed))} when it is packed, and a ConfigMap "
+            f"holds {format_bytes(MAX_PACKED_BYTES)}: cut coarser"
+        )
+        return _waits(snapshot, "DocumentTooLarge", message, keep=worker.name)
+    note = Note(reason="CutModel", message=_summary(kept.document))
+    child = config_map(partition, kept, packed)
+    return _cut(snapshot, kept, notes=(note,), children=(child,), keep=worker.name)
+
+
+def _failed(snapshot: PartitionSnapshot, worker: Worker) -> Decision:
+    name = snapshot.partition.spec.model_ref.name
+    text = worker_text(worker, f"{name} could not be cut")
+    reason = "Refused" if worker.refused else "CuttingFailed"
+    note = Note(reason=reason, message=text, warning=True)
+    decision = _waits(snapshot, reason, text, keep=worker.name)
+    if worker.refused:
+        return replace(decision, notes=(note,))
+    before = snapshot.partition.status or PartitionStatus()
+    remaining = retry_in(find(before.conditions, "Cut"), reason, snapshot.now)
+    if remaining == 0:
+        return _waits(snapshot, "Cutting", f"tried again; before: {text}")
+    seconds = RETRY_SECONDS if remaining is None else remaining
+    return replace(decision, notes=(note,), requeue_seconds=seconds)
+
+
+# ---- what is told --------------------------------------------------------------------------------
+
+
+def _waits(
+    snapshot: PartitionSnapshot, reason: str, message: str, keep: str | None = None
+) -> Decision:
+    """Not cut (yet); fragments of another recipe are not shown any more."""
+    told = [Told(type_, FALSE, reason, message) for type_ in ("Cut", "Ready")]
+    return _decision(snapshot, PartitionStatus(), told, keep)
+
+
+def _cut(
+    snapshot: PartitionSnapshot,
+    kept: KeptDocument,
+    notes: tuple[Note, ...],
+    children: tuple[Manifest, ...] = (),
+    keep: str | None = None,
+) -> Decision:
+    summary = _summary(kept.document)
+    told = [Told("Cut", TRUE, "Cut", summary), Told("Ready", TRUE, "Ready", summary)]
+    status = PartitionStatus(
+        fragments=_fragments(kept.document), boundary_bytes=_boundary(kept.document)
+    )
+    decision = _decision(snapshot, status, told, keep)
+    return replace(decision, notes=notes, children=children)
+
+
+def _decision(
+    snapshot: PartitionSnapshot, status: PartitionStatus, told: Sequence[Told], keep: str | None
+) -> Decision:
+    partition = snapshot.partition
+    before = partition.status or PartitionStatus()
+    generation = partition.metadata.generation or 0
+    known = conditions(before.conditions, told, generation=generation, now=snapshot.now)
+    status = replace(status, conditions=known, observed_generation=generation)
+    namespace = namespace_of(partition)
+    removals = tuple(
+        worker_key(namespace, worker.name)
+        for worker in snapshot.workers
+        if worker.name != keep and not delivers(worker.name)
+    )
+    return Decision(status=print_partition(status), removals=removals)
+
+
+def _summary(document: PartitionDocument) -> str:
+    count = len(document.fragments)
+    largest = max((fragment.resident_bytes for fragment in document.fragments), default=0)
+    plural = "s" * (count != 1)
+    return f"{count} fragment{plural}, the largest needs {format_bytes(largest)} resident"
+
+
+def _boundary(document: PartitionDocument) -> int | None:
+    """What one item sends between fragments; None where a shape is unknown."""
+    inner = [edge for edge in document.edges if MODEL not in (edge.producer, edge.consumer)]
+    total = 0
+    for edge in inner:
+        if edge.bytes_per_item is None:
+            return None
+        total += edge.bytes_per_item
+    return total
+
+
+def _fragments(document: PartitionDocument) -> tuple[FragmentStatus, ...]:
+    names = sum(
+        min(len(spec.name), _NAME_LENGTH)
+        for fragment in document.fragments
+        for spec in (*fragment.inputs[:_NAMES], *fragment.outputs[:_NAMES])
+    )
+    named = names <= _ALL_NAMES
+    return tuple(
+        FragmentStatus(
+            index=fragment.index,
+            digest=fragment.digest,
+            weight_bytes=fragment.weight_bytes,
+            resident_bytes=fragment.resident_bytes,
+            flops=fragment.flops,
+            inputs=_names(fragment.inputs) if named else (),
+            outputs=_names(fragment.outputs) if named else (),
+            successors=tuple(
+                edge.consumer for edge in document.out_of(fragment.index) if edge.consumer != MODEL
+            ),
+        )
+        for fragment in document.fragments
+    )
+
+
+def _names(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    return tuple(shortened(spec.name, _NAME_LENGTH) for spec in specs[:_NAMES])

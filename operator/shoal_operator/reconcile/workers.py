@@ -1,0 +1,229 @@
+"""The workers: `batch/v1` Jobs of one pod each, that touch what comes from outside. Pure builders.
+
+A worker's name says what it is given, so an edit of that makes another worker. A worker that
+refuses its input ends with status 2 and is not tried again; one whose node goes away is, at no cost
+of its tries; one that fails otherwise is tried a few times, later and later.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_operator.api.kinds import AnyKind, InferenceJob, Model, Partition
+from shoal_operator.reconcile.addresses import claim_of
+from shoal_operator.reconcile.decision import Manifest, ObjectKey
+from shoal_operator.reconcile.names import (
+    child_name,
+    coordinator_host,
+    fingerprint,
+    job_id,
+    namespace_of,
+    worker_secret,
+)
+from shoal_operator.reconcile.pods import (
+    GRPC_PORT,
+    TLS_ARGUMENTS,
+    TLS_MOUNT,
+    TMP_MOUNT,
+    Json,
+    container,
+    labels_of,
+    metadata_of,
+    pod,
+    scratch,
+    tls_volume,
+)
+from shoal_operator.reconcile.settings import OperatorSettings
+
+REFUSED_STATUS: Final = 2
+TRIES_BEYOND_THE_FIRST: Final = 4
+DEADLINE_SECONDS: Final = 6 * 3600
+"""A bound for what hangs; also for a pod that waits for a volume."""
+KEPT_SECONDS: Final = 7 * 86_400
+"""Of workers whose end is a record: a refusal is not asked again while the record is there."""
+SHARED_KEPT_SECONDS: Final = 300
+_DELIVERS: Final = re.compile(r"-deliver-[0-9a-f]{8}$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """What a worker does: its command, the addresses that it opens, the Secret for them, the pool
+    whose coordinator it talks to.
+    """
+
+    name: str
+    component: str
+    command: tuple[str, ...]
+    uris: tuple[str, ...]
+    secret: str | None = None
+    pool: str | None = None
+    kept_seconds: int = KEPT_SECONDS
+
+
+def worker_key(namespace: str, name: str) -> ObjectKey:
+    """Where a worker is, to remove it."""
+    return ObjectKey(api_version="batch/v1", kind="Job", namespace=namespace, name=name)
+
+
+def worker_job(owner: AnyKind, errand: Errand, settings: OperatorSettings) -> Manifest:
+    """The `batch/v1` Job of an errand."""
+    labels = labels_of(owner, errand.component)
+    if errand.pool is not None:
+        labels["shoal.dev/pool"] = errand.pool
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata_of(owner, errand.name, labels),
+        "spec": {
+            "backoffLimit": TRIES_BEYOND_THE_FIRST,
+            "activeDeadlineSeconds": DEADLINE_SECONDS,
+            "ttlSecondsAfterFinished": errand.kept_seconds,
+            "podFailurePolicy": {"rules": _failure_rules()},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(errand, settings)},
+        },
+    }
+
+
+def _failure_rules() -> list[Json]:
+    refused: Json = {
+        "containerName": "worker",
+        "operator": "In",
+        "values": [REFUSED_STATUS],
+    }
+    disrupted = {"type": "DisruptionTarget", "status": "True"}
+    return [
+        {"action": "Ignore", "onPodConditions": [disrupted]},
+        {"action": "FailJob", "onExitCodes": refused},
+    ]
+
+
+def _pod(errand: Errand, settings: OperatorSettings) -> Json:
+    claims = sorted({claim for uri in errand.uris if (claim := claim_of(uri)) is not None})
+    names = {claim: f"claim-{place}" for place, claim in enumerate(claims)}
+    command = [*errand.command]
+    mounts: list[Mapping[str, object]] = [TMP_MOUNT]
+    volumes = [scratch(settings.worker_disk)]
+    for claim in claims:
+        command += ["--volume", f"{claim}=/volumes/{claim}"]
+        mounts.append({"name": names[claim], "mountPath": f"/volumes/{claim}"})
+        volumes.append({"name": names[claim], "persistentVolumeClaim": {"claimName": claim}})
+    if errand.pool is not None:
+        command += TLS_ARGUMENTS
+        mounts.append(TLS_MOUNT)
+        volumes.append(tls_volume(worker_secret(errand.pool)))
+    more: Json = {"env": [{"name": "HOME", "value": "/tmp"}]}  # noqa: S108 - a volume of its own
+    if errand.secret is not None:
+        more["envFrom"] = [{"secretRef": {"name": errand.secret}}]
+    worker = container(
+        "worker",
+        settings.images.operator,
+        settings.images,
+        command,
+        settings.worker_memory,
+        volumeMounts=mounts,
+        **more,
+    )
+    return pod(settings.images, [worker], volumes, restartPolicy="Never")
+
+
+# ---- the errands ---------------------------------------------------------------------------------
+
+
+def given_digest(model: Model) -> str | None:
+    """What the file must be: what the user says, else what it was when it was first seen."""
+    if model.spec.source.digest is not None:
+        return model.spec.source.digest
+    return None if model.status is None else model.status.digest
+
+
+def inspect_errand(model: Model) -> Errand:
+    """Fetch, verify and profile a model; named after address, Secret, digest and shapes."""
+    source, digest = model.spec.source, given_digest(model)
+    options = ["--digest", digest] if digest is not None else []
+    options += shape_arguments(model)
+    return Errand(
+        name=child_name(model.metadata.name, f"inspect-{fingerprint([*_source(model), *options])}"),
+        component="inspect",
+        command=("shoal", "inspect", source.uri, *options, "--json"),
+        uris=(source.uri,),
+        secret=_secret(model),
+    )
+
+
+def shape_arguments(model: Model) -> list[str]:
+    """The shapes of inputs with dynamic axes."""
+    shapes = ((each.input, ",".join(map(str, each.shape))) for each in model.spec.shapes)
+    return [text for name, sizes in shapes for text in ("--shape", f"{name}={sizes}")]
+
+
+def cut_errand(partition: Partition, model: Model, arguments: Sequence[str]) -> Errand:
+    """Cut a model and describe the fragments; `arguments` say how."""
+    mark = fingerprint([*_source(model), *arguments])
+    return Errand(
+        name=child_name(partition.metadata.name, f"cut-{mark}"),
+        component="cut",
+        command=("shoal", "partition", model.spec.source.uri, *arguments, "--document"),
+        uris=(model.spec.source.uri,),
+        secret=_secret(model),
+    )
+
+
+def deliver_errand(
+    partition: Partition, model: Model, arguments: Sequence[str], pool: str
+) -> Errand:
+    """Cut a model as it was cut, into a pool's store; many jobs share one."""
+    mark = fingerprint([pool, *_source(model), *arguments])
+    target = coordinator_address(pool, namespace_of(partition))
+    return Errand(
+        name=child_name(partition.metadata.name, f"deliver-{mark}"),
+        component="deliver",
+        command=("shoal", "partition", model.spec.source.uri, *arguments, "--to", target),
+        uris=(model.spec.source.uri,),
+        secret=_secret(model),
+        pool=pool,
+        kept_seconds=SHARED_KEPT_SECONDS,
+    )
+
+
+def delivers(name: str) -> bool:
+    """Whether a Partition's worker of that name is one of `deliver_errand`."""
+    return _DELIVERS.search(name) is not None
+
+
+def carry_in_errand(job: InferenceJob, pool: str) -> Errand:
+    """Bring a job's inputs to the coordinator's volume."""
+    source = job.spec.inputs.uri
+    target = f"{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/in"
+    return _carry(job, pool, "carry-in", source, (source, target))
+
+
+def carry_out_errand(job: InferenceJob, pool: str) -> Errand:
+    """Bring a job's results to where the user wants them."""
+    target = job.spec.outputs.uri
+    source = f"{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/out"
+    return _carry(job, pool, "carry-out", target, (source, target))
+
+
+def _carry(job: InferenceJob, pool: str, component: str, uri: str, ways: tuple[str, str]) -> Errand:
+    return Errand(
+        name=child_name(job_id(job), component),
+        component=component,
+        command=("shoal", "copy", *ways),
+        uris=(uri,),
+        pool=pool,
+    )
+
+
+def coordinator_address(pool: str, namespace: str) -> str:
+    """HOST:PORT of a pool's coordinator."""
+    return f"{coordinator_host(pool, namespace)}:{GRPC_PORT}"
+
+
+def _secret(model: Model) -> str | None:
+    reference = model.spec.source.secret_ref
+    return None if reference is None else reference.name
+
+
+def _source(model: Model) -> list[str]:
+    return [model.spec.source.uri, _secret(model) or ""]

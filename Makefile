@@ -21,7 +21,7 @@ check: .venv/dev.stamp ## Run every check: style, types, borders, generated code
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy hack examples
+	$(BIN)/mypy hack examples bench tests
 	$(BIN)/lint-imports
 	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 2
 	$(BIN)/pytest --quiet -m "real or slow"
@@ -42,6 +42,10 @@ lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
 	$(COMPILE) pyproject.toml requirements/build.in --all-extras \
 		--constraint requirements/run.txt --output-file requirements/dev.txt
 	$(COMPILE) --no-deps requirements/models.in --output-file requirements/models.txt
+	$(COMPILE) requirements/build.in --constraint requirements/run.txt \
+		--output-file requirements/build.txt
+	for image in operator agent; do $(COMPILE) pyproject.toml --extra $$image \
+		--constraint requirements/run.txt --output-file requirements/$$image.txt || exit 1; done
 
 clean: ## Remove .venv and everything else that was made
 	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,94 @@
+{{- define "shoal.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- /* RELEASE-shoal, or RELEASE where that says shoal already; short enough for -operator. */ -}}
+{{- define "shoal.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- else if contains (include "shoal.name" .) .Release.Name }}
+{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "shoal.name" .) | trunc 50 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "shoal.operator" -}}
+{{ include "shoal.fullname" . }}-operator
+{{- end }}
+
+{{- define "shoal.labels" -}}
+app.kubernetes.io/name: {{ include "shoal.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- /* What the operator's pods are known by; these never change. */ -}}
+{{- define "shoal.operatorLabels" -}}
+app.kubernetes.io/name: {{ include "shoal.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "shoal.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "shoal.operator" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- /* An image: (dict "root" $ "image" .Values.images.agent) */ -}}
+{{- define "shoal.image" -}}
+{{- $name := .image.repository }}
+{{- with .root.Values.images.registry }}{{ $name = printf "%s/%s" (trimSuffix "/" .) $name }}{{ end }}
+{{- if .image.digest }}
+{{- printf "%s@%s" $name .image.digest }}
+{{- else }}
+{{- printf "%s:%s" $name (default .root.Chart.AppVersion .image.tag) }}
+{{- end }}
+{{- end }}
+
+{{- /* The namespaces that a namespaced operator sees, as JSON. */ -}}
+{{- define "shoal.namespaces" -}}
+{{- default (list .Release.Namespace) .Values.rbac.namespaces | uniq | toJson }}
+{{- end }}
+
+{{- define "shoal.hasPrometheus" -}}
+{{- if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}true{{ end }}
+{{- end }}
+
+{{- /* What Pod Security's restricted level asks of a container. */ -}}
+{{- define "shoal.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- /* OperatorSettings, as the operator reads them. */ -}}
+{{- define "shoal.settings" -}}
+images:
+  operator: {{ include "shoal.image" (dict "root" . "image" .Values.images.operator) }}
+  agent: {{ include "shoal.image" (dict "root" . "image" .Values.images.agent) }}
+  pullPolicy: {{ .Values.images.pullPolicy }}
+  pullSecrets: {{ .Values.images.pullSecrets | toJson }}
+namespace: {{ .Release.Namespace }}
+operatorLabels:
+  {{- include "shoal.operatorLabels" . | nindent 2 }}
+enrolment: {{ include "shoal.operator" . }}.{{ .Release.Namespace }}.svc:8443
+agentFloor: {{ .Values.agent.floor }}
+coordinatorMemory: {{ .Values.coordinator.memory }}
+workerMemory: {{ .Values.worker.memory }}
+workerDisk: {{ .Values.worker.disk }}
+certManager: {{ .Values.certManager.enabled }}
+podMonitors: {{ and .Values.podMonitor.enabled (eq (include "shoal.hasPrometheus" .) "true") }}
+monitorLabels: {{ .Values.podMonitor.additionalLabels | toJson }}
+networkPolicies: {{ .Values.networkPolicies.enabled }}
+offline: {{ .Values.offline }}
+{{- end }}

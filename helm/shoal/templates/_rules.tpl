@@ -1,0 +1,111 @@
+{{- /*
+What the operator may do, and why. Nothing is allowed that is not asked for here, and nothing is
+asked for that the operator does not do: it never lists Secrets, never writes pods, roles or nodes,
+and never executes in a pod.
+*/ -}}
+
+{{- define "shoal.clusterRules" -}}
+# Nodes: which ones a pool selects, what pods may allocate on them, whether they are Ready.
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [get, list, watch]
+# Enrolment: asks the API server whose token an agent shows, before a certificate is signed.
+- apiGroups: [authentication.k8s.io]
+  resources: [tokenreviews]
+  verbs: [create]
+{{- end }}
+
+{{- define "shoal.rules" -}}
+# What users write: read only, all of it.
+- apiGroups: [shoal.dev]
+  resources: [models, devicepools]
+  verbs: [get, list, watch]
+# A job that names a Model gets a Partition and a Placement.
+- apiGroups: [shoal.dev]
+  resources: [partitions, placements]
+  verbs: [get, list, watch, create, patch, delete]
+# Jobs are deleted when ttlSecondsAfterFinished has passed.
+- apiGroups: [shoal.dev]
+  resources: [inferencejobs]
+  verbs: [get, list, watch, delete]
+# Devices are what the coordinators report; the operator alone writes them.
+- apiGroups: [shoal.dev]
+  resources: [devices]
+  verbs: [get, list, watch, create, patch, delete]
+# What has become of each object.
+- apiGroups: [shoal.dev]
+  resources:
+    - models/status
+    - devicepools/status
+    - partitions/status
+    - placements/status
+    - inferencejobs/status
+    - devices/status
+  verbs: [get, patch, update]
+# Workers: inspect, cut, deliver, carry.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, patch, delete]
+# A pool's coordinator, and its agents.
+- apiGroups: [apps]
+  resources: [deployments, daemonsets]
+  verbs: [get, list, watch, create, patch, delete]
+# Why a pod of a pool does not start (image, OOMKilled, no node), and on which node an agent is.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list]
+# The one line that a worker prints at its end, or its last words.
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
+# Certificates of pools: POOL-ca, POOL-coordinator-tls, POOL-worker-tls. Their names depend on the
+# pools', so they cannot be listed here; but the operator cannot list what there is either.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create, update, patch, delete]
+# POOL-trust, and the documents of Partitions.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, create, update, patch, delete]
+# A coordinator's address, its volume, and the identity of a pool's pods.
+- apiGroups: [""]
+  resources: [services, persistentvolumeclaims, serviceaccounts]
+  verbs: [get, create, patch, delete]
+# A coordinator is not evicted for the sake of a drained node while jobs run.
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, create, patch, delete]
+{{- if .Values.networkPolicies.enabled }}
+# Who may connect to a pool's pods.
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create, patch, delete]
+{{- end }}
+# Events tell each object's story in kubectl describe.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- if .Values.podMonitor.enabled }}
+# A pool's PodMonitor.
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors]
+  verbs: [get, create, patch, delete]
+{{- end }}
+{{- if .Values.certManager.enabled }}
+# A pool's authority and certificates, asked of cert-manager.
+- apiGroups: [cert-manager.io]
+  resources: [issuers, certificates]
+  verbs: [get, create, patch, delete]
+{{- end }}
+{{- end }}
+
+{{- define "shoal.ownRules" -}}
+# The Lease that keeps two operators from acting at once.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, create, update, patch]
+# shoal-ca, the authority that signs the certificate of enrolment.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create, update, patch]
+{{- end }}

@@ -48,6 +48,8 @@ class ConnectedDevice:
     results: asyncio.Queue[ReceivedActivation] = field(default_factory=asyncio.Queue)
     replies: dict[int, asyncio.Future[pb.Reply]] = field(default_factory=dict)
     acknowledged: dict[int, asyncio.Future[Acknowledgement]] = field(default_factory=dict)
+    batches: list[int] = field(default_factory=list)
+    """How many messages came as one, in order; 0: one by itself."""
     numbers: Any = field(default_factory=lambda: itertools.count(1))
 
     def send(self, **message: Any) -> None:
@@ -143,6 +145,7 @@ class ScriptedCoordinator:
     async def _read(self, requests: AsyncIterator[AgentMessage], device: ConnectedDevice) -> None:
         try:
             async for message in requests:
+                device.batches.append(len(message.batch.messages))
                 for each in message.batch.messages or (message,):
                     self._hear(each, device)
         finally:

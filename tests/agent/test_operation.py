@@ -18,6 +18,7 @@ from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from agent.test_memory_of_fragments import run
 from shoal_agent.shell.machine import Machine
 from shoal_agent.shell.settings import parse
+from shoal_protocol.services import PROTOCOL
 from shoal_protocol.v1 import session_pb2 as pb
 
 Join = Callable[..., Awaitable[Joined]]
@@ -138,7 +139,7 @@ async def test_telemetry_leaves_out_what_the_machine_does_not_have(join: Join) -
 
 async def test_hello_says_what_the_device_is(join: Join) -> None:
     hello = (await join("pi-4", "--cache-size", "1Gi")).device.hello
-    assert (hello.device, hello.protocol, hello.residency) == ("pi-4", 1, pb.ADAPTIVE)
+    assert (hello.device, hello.protocol, hello.residency) == ("pi-4", PROTOCOL, pb.ADAPTIVE)
     assert hello.budget_bytes == 64 << 20
     assert hello.capabilities.processors >= 1
     assert hello.capabilities.memory_bytes > 1 << 28

@@ -8,9 +8,10 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -26,8 +27,13 @@ from shoal_operator.api.partition import (
 )
 from shoal_protocol.assembly import ActivationAssembler
 from shoal_protocol.channels import Credentials, open_channel
-from shoal_protocol.frames import TransferError, acknowledgement, split_frame
-from shoal_protocol.services import SessionClient
+from shoal_protocol.frames import (
+    MAXIMUM_PAYLOAD_BYTES,
+    TransferError,
+    acknowledgement,
+    split_frame,
+)
+from shoal_protocol.services import PROTOCOL, SessionClient
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
@@ -144,10 +150,16 @@ class ScriptedDevice:
         self.told: list[str] = []
         self.welcome: asyncio.Future[pb.Welcome] = asyncio.get_running_loop().create_future()
         self.gate = gate
+        self.inline_inputs = 0
+        """Tasks whose inputs came with their message."""
+        self.bulk_transfers = 0
+        """Inputs that came, and results that went, on the bulk stream."""
+        self.spoil: Callable[[bytes], bytes] = lambda frame: frame
+        """What is done to results that go with a reply."""
         self.deaf = False
         """Answers nothing any more, if set."""
         self.hello = hello or pb.Hello(
-            protocol=1, device=name, incarnation=1, budget_bytes=budget, floor_bytes=77
+            protocol=PROTOCOL, device=name, incarnation=1, budget_bytes=budget, floor_bytes=77
         )
         self._frame_bytes = frame_bytes
         self._credentials = credentials
@@ -205,7 +217,7 @@ class ScriptedDevice:
             details=await self._control.details(),
         )
 
-    async def telemetry(self, **readings: float) -> None:
+    async def telemetry(self, **readings: Any) -> None:
         await self._say(pb.AgentMessage(telemetry=pb.Telemetry(**readings)))
 
     async def _reply(self, instruction: int, **outcome: object) -> None:
@@ -247,6 +259,12 @@ class ScriptedDevice:
             for name in source.tensors
         ]
         try:
+            if order.input_frame:
+                self.inline_inputs += 1
+                inputs = ActivationAssembler().feed(order.input_frame)
+                assert inputs is not None
+                assert inputs.device == self.name
+                await self._keep(task, inputs.tensors)
             async with self._changed:
                 await self._changed.wait_for(lambda: all(key in self._tensors for key in keys))
             if self.gate is not None:
@@ -259,7 +277,11 @@ class ScriptedDevice:
                 assert not route.address
                 if await self._send(task, route.consumer, route.device, route.tensors):
                     delivered.append(route.consumer)
-            if order.results:
+            frame = b""
+            if order.results and sum(made[n].nbytes for n in order.results) <= order.reply_bytes:
+                (frame,) = self._encode(task, MODEL, "", order.results, 0)
+            elif order.results:
+                self.bulk_transfers += 1
                 assert await self._send(task, MODEL, "", order.results), "a result was refused"
         except asyncio.CancelledError:
             await self._reply(order.instruction, failure=pb.Failure(code=pb.CANCELLED))
@@ -268,7 +290,9 @@ class ScriptedDevice:
             failure = pb.Failure(code=pb.RUNTIME, message=str(error))
             await self._reply(order.instruction, failure=failure)
         else:
-            executed = pb.Executed(compute_seconds=0.001, delivered=delivered)
+            executed = pb.Executed(
+                compute_seconds=0.001, delivered=delivered, result_frame=self.spoil(frame)
+            )
             await self._reply(order.instruction, executed=executed)
 
     async def _keep(self, task: pb.Task, tensors: Arrays) -> None:
@@ -285,11 +309,19 @@ class ScriptedDevice:
             failure = pb.Failure(code=pb.UNREACHABLE, message="not taken")
             await self._reply(order.instruction, failure=failure)
 
-    async def _send(self, task: pb.Task, consumer: int, device: str, names: list[str]) -> bool:
+    async def _send(self, task: pb.Task, consumer: int, device: str, names: Sequence[str]) -> bool:
         if device == self.name:
             return True
         number = next(self._numbers)
-        encoded = encode_activation(
+        answered = self._acks[number] = asyncio.get_running_loop().create_future()
+        await self._write(*self._encode(task, consumer, device, names, number))
+        answer = await answered
+        return bool(answer.outcome == Acknowledgement.ACCEPTED)
+
+    def _encode(
+        self, task: pb.Task, consumer: int, device: str, names: Iterable[str], number: int
+    ) -> Iterable[bytes]:
+        return encode_activation(
             ActivationKey(
                 job=task.job,
                 epoch=task.epoch,
@@ -300,12 +332,8 @@ class ScriptedDevice:
             device,
             {name: self._tensors[task.item, name, task.job, int(task.epoch)] for name in names},
             transfer=number,
-            frame_bytes=self._frame_bytes,
+            frame_bytes=self._frame_bytes if number else MAXIMUM_PAYLOAD_BYTES,
         )
-        answered = self._acks[number] = asyncio.get_running_loop().create_future()
-        await self._write(*encoded)
-        answer = await answered
-        return bool(answer.outcome == Acknowledgement.ACCEPTED)
 
     async def _read_bulk(self) -> None:
         assembler = ActivationAssembler()
@@ -323,6 +351,7 @@ class ScriptedDevice:
                 continue
             if received is not None:
                 key = received.key
+                self.bulk_transfers += key.producer == MODEL
                 await self._keep(
                     pb.Task(job=key.job, epoch=key.epoch, item=key.item), received.tensors
                 )

@@ -11,7 +11,7 @@ import pytest
 from coordinator.scripted import connected
 from coordinator.world import World, refusal
 from shoal_protocol.files import FileReceiver
-from shoal_protocol.services import SessionClient
+from shoal_protocol.services import PROTOCOL, SessionClient
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
@@ -67,7 +67,7 @@ async def test_a_new_session_of_a_device_takes_the_place_of_the_old(world: World
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"protocol": 2}, "speaks protocol 2; this coordinator speaks 1"),
+        ({"protocol": 1}, "speaks protocol 1; this coordinator speaks 2: install the same version"),
         ({"device": "Pi_4"}, "'Pi_4' is no DNS label"),
         ({"budget_bytes": 0}, "device a has a budget of 0 bytes"),
         ({"cached": [{"digest": "sha256:../x"}]}, "is no digest"),
@@ -75,7 +75,7 @@ async def test_a_new_session_of_a_device_takes_the_place_of_the_old(world: World
     ],
 )
 async def test_a_bad_hello_opens_no_session(world: World, fields: dict, text: str) -> None:  # type: ignore[type-arg]
-    hello = pb.Hello(**{"protocol": 1, "device": "a", "budget_bytes": 1, **fields})
+    hello = pb.Hello(**{"protocol": PROTOCOL, "device": "a", "budget_bytes": 1, **fields})
     code, details = await refusal(world.device("a", hello=hello).run())
     assert code == grpc.StatusCode.INVALID_ARGUMENT
     assert text in details
@@ -85,7 +85,7 @@ async def test_the_status_of_devices_is_what_they_told(world: World) -> None:
     world.inputs(2)
     cached = pb.CachedFragment(digest="sha256:" + "a" * 64, bytes=500)
     hello = pb.Hello(
-        protocol=1,
+        protocol=PROTOCOL,
         device="a",
         budget_bytes=1500,
         floor_bytes=77,

@@ -80,19 +80,18 @@ async def test_a_task_that_keeps_failing_fails_its_item(world: World) -> None:
     assert last.retries >= 1
 
 
+def with_a_file_as_outputs(folder: Path) -> None:
+    (folder / "in").mkdir()
+    np.save(folder / "in" / "a.npy", np.zeros((1, 3), np.float32))
+    (folder / "out").write_text("a file")
+
+
 @pytest.mark.parametrize(
     ("prepare", "text"),
     [
         (lambda folder: None, "in: does not exist"),
         (lambda folder: (folder / "in").mkdir(), "in: is empty: it has no .npz or .npy"),
-        (
-            lambda folder: (
-                (folder / "in").mkdir(),
-                np.save(folder / "in" / "a.npy", np.zeros((1, 3), np.float32)),
-                (folder / "out").write_text("a file"),
-            ),
-            "out: cannot be written",
-        ),
+        (with_a_file_as_outputs, "out: cannot be written"),
     ],
 )
 async def test_a_job_whose_folders_will_not_do_fails_at_once(
@@ -175,7 +174,7 @@ async def test_a_cancelled_job_leaves_no_half_result_and_can_go_on(world: World)
     gate = asyncio.Semaphore(0)
     async with connected(world.device("a", gate=gate)):
         await world.submit()
-        for _ in range(7):
+        for _ in range(11):  # of 15 tasks: one item is through for sure, and not four
             gate.release()
         await world.until(lambda status: status.succeeded >= 1)
         status = await world.stub.CancelJob(

@@ -31,7 +31,7 @@ from shoal_agent.shell.settings import Settings
 from shoal_agent.shell.shaping import Uplink
 from shoal_agent.shell.tasks import Tasks
 from shoal_protocol.channels import add_port, open_channel, server_options
-from shoal_protocol.services import SessionClient, add_peer_service
+from shoal_protocol.services import PROTOCOL, SessionClient, add_peer_service
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1 import tensors_pb2
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from shoal_agent.shell.metrics import Gauges
     from shoal_protocol.exposition import ExpositionServer
 
-PROTOCOL: Final = 1
 _CODECS: Final = (
     tensors_pb2.NONE,
     tensors_pb2.LZ4,

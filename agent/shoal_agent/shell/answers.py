@@ -6,6 +6,7 @@ from shoal_agent.shell.fetching import FragmentCorrupt, FragmentUnavailable
 from shoal_agent.shell.fragments import NotResident, OverBudget
 from shoal_agent.shell.links import Undelivered
 from shoal_agent.shell.runtime import InputMismatch, NotOpen, OutOfBudget, RuntimeFailed
+from shoal_protocol.frames import TransferError
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
@@ -36,6 +37,13 @@ def failure(code: pb.FailureCode, message: str, *, need: int = 0, have: int = 0)
     return pb.Failure(
         code=code, message=message[:_MESSAGE_CHARACTERS], need_bytes=need, have_bytes=have
     )
+
+
+def refused_inputs(error: TransferError) -> pb.Failure:
+    """The failure of a task whose inputs came with it, and were not taken."""
+    if error.outcome == Acknowledgement.STALE:
+        return failure(pb.CANCELLED, error.reason)
+    return failure(pb.INVALID_INPUT, f"refused: {error.reason}")
 
 
 def failure_of(error: BaseException) -> pb.Failure:  # noqa: C901, PLR0911 - one case per error

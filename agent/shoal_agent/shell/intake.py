@@ -40,22 +40,29 @@ class Intake:
     def feed(self, header: FrameHeader, payload: memoryview) -> bytes | None:
         """Take one frame that is no acknowledgement; the frame that answers its transfer."""
         try:
+            taken = self.take(header, payload)
+        except TransferError as error:
+            return acknowledgement(header.transfer, error.outcome, error.reason)
+        return acknowledgement(header.transfer) if taken else None
+
+    def take(self, header: FrameHeader, payload: memoryview) -> bool:
+        """Take one frame; whether it was a transfer's last. Raises `TransferError`."""
+        try:
             received = self._assembler.add(header, payload)
             if received is None:
-                return None
+                return False
             tasks = self._tasks()
             try:
                 taken = tasks is not None and tasks.take(received)
             except (SpillFull, OSError) as error:
-                raise TransferError(
-                    f"no room: {error}", outcome=Acknowledgement.BUSY, transfer=header.transfer
-                ) from error
+                raise TransferError(f"no room: {error}", outcome=Acknowledgement.BUSY) from error
+            if not taken:
+                raise TransferError("of an older epoch", outcome=Acknowledgement.STALE)
         except TransferError as error:
             self._counters.transfers_refused[Acknowledgement.Outcome.Name(error.outcome)] += 1
-            return acknowledgement(header.transfer, error.outcome, error.reason)
+            raise
         self._counters.received_bytes += received.encoded_bytes
-        outcome = Acknowledgement.ACCEPTED if taken else Acknowledgement.STALE
-        return acknowledgement(header.transfer, outcome)
+        return True
 
     def _admit(self, activation: Activation, decoded_bytes: int) -> None:
         key, tasks = activation.key, self._tasks()

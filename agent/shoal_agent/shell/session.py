@@ -15,7 +15,7 @@ import grpc
 
 from shoal_agent.residency import short
 from shoal_agent.shell.activations import ActivationStore
-from shoal_agent.shell.answers import EXPECTED, failure, failure_of
+from shoal_agent.shell.answers import EXPECTED, failure, failure_of, refused_inputs
 from shoal_agent.shell.counters import Counters
 from shoal_agent.shell.fetching import Source
 from shoal_agent.shell.fragments import Fragments
@@ -26,15 +26,18 @@ from shoal_agent.shell.manifest import is_digest
 from shoal_agent.shell.shaping import STREAM_ERRORS, Uplink
 from shoal_agent.shell.tasks import Tasks
 from shoal_protocol.codecs import LinkCodec
-from shoal_protocol.frames import MalformedFrame, split_frame
+from shoal_protocol.frames import MalformedFrame, TransferError, split_frame
 from shoal_protocol.services import Connection, FrameStream, SessionClient
 from shoal_protocol.v1 import session_pb2 as pb
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 _WELCOME_SECONDS: Final = 10.0
 _LAST_WORDS_SECONDS: Final = 2.0
 _DEFAULT_TELEMETRY_SECONDS: Final = 2.0
-_BATCHED_MESSAGES: Final = 64
+BATCHED_MESSAGES: Final = 64
 """What one batch holds at most, so that it stays far below the limit of a message."""
+_ROOM_SECONDS: Final = 0.05
+"""How often inputs that came with their task are offered again where there was no room."""
 _COORDINATOR: Final = "coordinator"
 
 
@@ -75,6 +78,7 @@ class Session:
         self._interval_seconds = interval_seconds
         self._outbox: asyncio.Queue[pb.AgentMessage] = asyncio.Queue()
         self._work: dict[int, asyncio.Task[None]] = {}
+        self._late: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._sender: Sender | None = None
         self._draining = False
@@ -83,6 +87,7 @@ class Session:
         self.tasks = Tasks(
             device.name, device.fragments, device.open_store(), self, device.counters
         )
+        self._inputs = self._intake()
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -195,7 +200,7 @@ class Session:
     async def _write(self, call: Connection) -> None:
         while True:
             message = await self._outbox.get()
-            waiting = min(self._outbox.qsize(), _BATCHED_MESSAGES - 1)
+            waiting = min(self._outbox.qsize(), BATCHED_MESSAGES - 1)
             if waiting:
                 messages = [message, *(self._outbox.get_nowait() for _ in range(waiting))]
                 message = pb.AgentMessage(batch=pb.AgentBatch(messages=messages))
@@ -205,9 +210,7 @@ class Session:
                 self._outbox.task_done()
 
     async def _read_exchange(self, exchange: FrameStream, sender: Sender) -> None:
-        device = self._device
-        budget = device.fragments.ledger.budget
-        intake = Intake(device.name, lambda: self.tasks, device.counters, budget)
+        intake = self._intake()
         async for message in exchange:
             header, payload = split_frame(message)
             if header.WhichOneof("kind") == "acknowledgement":
@@ -215,6 +218,11 @@ class Session:
             elif (answer := intake.feed(header, payload)) is not None:
                 sender.answer(answer)
         self.end("the coordinator closed the bulk stream")
+
+    def _intake(self) -> Intake:
+        device = self._device
+        budget = device.fragments.ledger.budget
+        return Intake(device.name, lambda: self.tasks, device.counters, budget)
 
     async def _report(self, interval_seconds: float) -> None:
         while True:
@@ -244,7 +252,7 @@ class Session:
     ) -> None:
         self.end("closed")
         self.tasks.close()
-        running = [*parts, *self._work.values()]
+        running = [*parts, *self._work.values(), *self._late]
         for task in running:
             task.cancel()
         call.cancel()
@@ -256,16 +264,14 @@ class Session:
 
     # ---- instructions ------------------------------------------------------------------------
 
-    def _take(self, message: pb.CoordinatorMessage) -> None:  # noqa: C901 - one case per kind
+    def _take(self, message: pb.CoordinatorMessage) -> None:
         """Begin what the coordinator asks for."""
         match message.WhichOneof("message"):
             case "probe":
                 answer = pb.ProbeReply(nonce=message.probe.nonce)
                 self._outbox.put_nowait(pb.AgentMessage(probe_reply=answer))
             case "execute":
-                self.tasks.execute(message.execute)
-                if self._draining:
-                    self.tasks.cancel(message.execute.instruction)
+                self._execute(message.execute)
             case "forward":
                 self.tasks.forward(message.forward)
             case "release":
@@ -283,6 +289,38 @@ class Session:
                 self.end("the coordinator welcomed twice")
             case _:
                 pass  # of a newer version of the protocol: what has no number wants no answer
+
+    def _execute(self, execute: pb.Execute) -> None:
+        if self._device.uplink.shaped:
+            execute.reply_bytes = 0  # a pretended link is that of the bulk streams
+        late = None
+        if execute.input_frame:
+            try:
+                self._take_inputs(execute)
+            except TransferError as error:
+                if error.outcome != Acknowledgement.BUSY:
+                    self.tasks.refuse(execute.instruction, refused_inputs(error))
+                    return
+                late = self._take_inputs_later(execute)
+        self.tasks.execute(execute)
+        if late is not None:
+            self._late.add(task := asyncio.create_task(self._guard(late)))
+            task.add_done_callback(self._late.discard)
+        if self._draining:
+            self.tasks.cancel(execute.instruction)
+
+    def _take_inputs(self, execute: pb.Execute) -> None:
+        """Take what came with the message. Raises `TransferError`."""
+        if not self._inputs.take(*split_frame(execute.input_frame)):
+            raise MalformedFrame("the inputs end within their frame")
+
+    async def _take_inputs_later(self, execute: pb.Execute) -> None:
+        """There is no room yet: the task waits until there is, or to its own end."""
+        while self.tasks.waits(execute.instruction):
+            await asyncio.sleep(_ROOM_SECONDS)
+            with suppress(TransferError):
+                self._take_inputs(execute)
+                return
 
     def _cancel(self, cancel: pb.Cancel) -> None:
         if cancel.job:

@@ -15,7 +15,13 @@ from shoal_agent.shell.links import Parcel, Undelivered
 from shoal_agent.shell.machine import steady_nanoseconds
 from shoal_agent.shell.runtime import RunResult
 from shoal_protocol.assembly import ReceivedActivation
-from shoal_protocol.tensors import MODEL, ActivationKey, Array
+from shoal_protocol.tensors import (
+    MODEL,
+    ActivationKey,
+    Array,
+    UnsupportedTensor,
+    encode_activation,
+)
 from shoal_protocol.units import Nanoseconds, nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -109,6 +115,14 @@ class Tasks:
                 )
             )
         )
+
+    def refuse(self, instruction: int, what: pb.Failure) -> None:
+        """Answer a task that is not taken."""
+        self._fail(instruction, what)
+
+    def waits(self, instruction: int) -> bool:
+        """Whether a task has not been answered."""
+        return instruction in self._orders
 
     def forward(self, message: pb.Forward) -> None:
         """Send a kept activation on."""
@@ -253,14 +267,19 @@ class Tasks:
         # What is kept may be on disk by now; then it is sent from there.
         kept = self._store.get(made(task)) or {}
         remote = [route for route in message.routes if route.device != self._device]
+        frame = _result_frame(message, result.outputs)
+        ways = [*remote]
+        if message.results and not frame:
+            ways.append(pb.Route(consumer=MODEL, tensors=message.results))
         work = [
-            self._outlet.deliver(parcel, route.address)
-            for parcel, route in _parcels(message, remote, {**result.outputs, **kept})
+            self._outlet.deliver(parcel, way.address)
+            for parcel, way in _parcels(message, ways, {**result.outputs, **kept})
         ]
-        answers = await asyncio.gather(*map(_delivered, work))
-        if message.results and (lost := answers.pop()) is not None:
+        answers = await asyncio.gather(*map(_delivered, work)) if work else []
+        if len(ways) > len(remote) and (lost := answers.pop()) is not None:
             self._fail(instruction, failure_of(lost))
             return
+        self._counters.sent_bytes += len(frame)
         missed = {
             route.consumer
             for route, answer in zip(remote, answers, strict=True)
@@ -275,6 +294,7 @@ class Tasks:
             output_bytes=sum(array.nbytes for array in result.outputs.values()),
             peak_bytes=result.peak_bytes,
             delivered=[r.consumer for r in message.routes if r.consumer not in missed],
+            result_frame=frame,
         )
         self._answer(pb.Reply(instruction=instruction, executed=executed))
 
@@ -346,16 +366,25 @@ class Tasks:
 
 
 def _parcels(
-    message: pb.Execute, routes: Iterable[pb.Route], outputs: Mapping[str, Array]
+    message: pb.Execute, ways: Iterable[pb.Route], outputs: Mapping[str, Array]
 ) -> Iterator[tuple[Parcel, pb.Route]]:
-    """One for each route; last, where there are results, theirs to the coordinator."""
-    ways = [*routes]
-    if message.results:
-        ways.append(pb.Route(consumer=MODEL, tensors=message.results))
+    """One for each way."""
     for way in ways:
         tensors = {name: outputs[name] for name in way.tensors}
         key = edge(message.task, way.consumer)
         yield Parcel(key=key, device=way.device, tensors=tensors, lossy=message.lossy), way
+
+
+def _result_frame(message: pb.Execute, outputs: Mapping[str, Array]) -> bytes:
+    """The results as the one frame that goes with the reply; empty where they are too large."""
+    tensors = {name: outputs[name] for name in message.results}
+    if not tensors or sum(array.nbytes for array in tensors.values()) > message.reply_bytes:
+        return b""
+    try:
+        encoded = encode_activation(edge(message.task, MODEL), "", tensors, transfer=0)
+    except UnsupportedTensor:
+        return b""  # on its own way it fails with the reason
+    return next(iter(encoded)) if encoded.encoded_bytes <= message.reply_bytes else b""
 
 
 async def _delivered(work: Awaitable[int]) -> Undelivered | None:

@@ -5,7 +5,7 @@ from importlib import metadata
 
 import typer
 
-PROTOCOL = 1
+from shoal_protocol.services import PROTOCOL
 
 
 def version() -> None:

@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import Final
@@ -25,6 +25,7 @@ from shoal_protocol.tensors import (
     UnsupportedTensor,
     encode_activation,
 )
+from shoal_protocol.v1 import tensors_pb2 as pb
 from shoal_protocol.v1.session_pb2 import Cancel, CoordinatorMessage
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
@@ -88,6 +89,17 @@ class Deliveries:
         self._unreadable = unreadable
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.budget = ByteBudget(BYTES_IN_FLIGHT)
+
+    def inline(self, order: ins.Execute, run: JobRun) -> bytes:
+        """A task's inputs as the one frame that goes with its message; empty: `start` is needed."""
+        arrays = run.at_hand(order.item, run.wires[order.stage].model_inputs)
+        if arrays is None:
+            return b""
+        try:
+            (frame,) = _encoded(order, run, arrays, pb.NONE)
+        except UnsupportedTensor:
+            return b""
+        return frame
 
     def start(self, session: DeviceSession, order: ins.Execute, run: JobRun) -> None:
         """Bring a task's inputs to its device."""
@@ -161,26 +173,29 @@ class Deliveries:
 async def _encode(
     codec: LinkCodec, order: ins.Execute, run: JobRun, arrays: dict[str, Array]
 ) -> EncodedActivation:
-    def encode() -> EncodedActivation:
-        return encode_activation(
-            ActivationKey(
-                job=order.job,
-                epoch=order.epoch,
-                item=order.item,
-                producer=MODEL,
-                consumer=order.stage,
-            ),
-            order.device,
-            arrays,
-            transfer=0,
-            codec=codec,
-            lossy=run.lossy,
-            bfloat16=run.bfloat16,
-        )
-
     speed = codec.bytes_per_second
     plain = speed is None or speed >= LinkCodec.FAST_BYTES_PER_SECOND
     size = sum(array.nbytes for array in arrays.values())
     if plain or size < _ENCODE_IN_THREAD_FROM_BYTES:
-        return encode()
-    return await asyncio.to_thread(encode)
+        return _encoded(order, run, arrays, codec)
+    return await asyncio.to_thread(_encoded, order, run, arrays, codec)
+
+
+def _encoded(
+    order: ins.Execute, run: JobRun, arrays: Mapping[str, Array], codec: pb.Codec | LinkCodec
+) -> EncodedActivation:
+    return encode_activation(
+        ActivationKey(
+            job=order.job,
+            epoch=order.epoch,
+            item=order.item,
+            producer=MODEL,
+            consumer=order.stage,
+        ),
+        order.device,
+        arrays,
+        transfer=0,
+        codec=codec,
+        lossy=run.lossy,
+        bfloat16=run.bfloat16,
+    )

@@ -155,15 +155,18 @@ class Driver:
             return
         self._metrics.count_task(order)
         run.expect(order)
+        takes_inputs = bool(run.wires[order.stage].model_inputs)
+        frame = self.deliveries.inline(order, run) if takes_inputs else b""
         message = wire.execute_message(
             order,
             run.wires[order.stage],
             lambda target: self._address(order.device, target),
             deadline_seconds=self._deadline_seconds(order.job),
             lossy=run.lossy,
+            input_frame=frame,
         )
         self._give(order, message)
-        if run.wires[order.stage].model_inputs:
+        if takes_inputs and not frame:
             self.deliveries.start(session, order, run)
 
     def _forward(self, order: ins.Forward) -> None:
@@ -307,8 +310,17 @@ class Driver:
             case ins.Execute(), ev.TaskFinished():
                 self._metrics.compute_seconds.observe(seconds(event.compute))
                 run = self.runs.get(order.job)
-                if run is not None and run.epoch == order.epoch:
+                if run is None or run.epoch != order.epoch:
+                    return
+                frame = reply.executed.result_frame
+                try:
+                    if frame:
+                        run.take_inline(order, frame)
                     run.join(order, event, self.feed)
+                except TransferError as error:
+                    failure = ev.Failure(kind=ev.FailureKind.RUNTIME, message=error.reason)
+                    number = order.instruction
+                    self.feed(ev.InstructionFailed(at=at, instruction=number, failure=failure))
             case _:
                 self.feed(event)
 

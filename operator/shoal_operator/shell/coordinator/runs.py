@@ -18,12 +18,13 @@ from shoal_operator.api.partition import MODEL, PartitionDocument
 from shoal_operator.dispatch import events as ev
 from shoal_operator.dispatch import instructions as ins
 from shoal_operator.shell.coordinator import wire
+from shoal_operator.shell.coordinator.ahead import ReadAhead
 from shoal_operator.shell.inputs import FolderLimits, InputSet, InputUnsuitable, scan_inputs
 from shoal_operator.shell.locations import local_folder
 from shoal_operator.shell.parts import ResultFile
 from shoal_operator.shell.results import FailedItem, OutputsRefused, ResultStore
-from shoal_protocol.assembly import ReceivedActivation
-from shoal_protocol.frames import TransferError
+from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
+from shoal_protocol.frames import MalformedFrame, TransferError
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Nanoseconds, nanoseconds
 from shoal_protocol.v1.coordinator_pb2 import SubmitJobRequest
@@ -38,6 +39,8 @@ BATCH: Final = 256
 SMALL_BYTES: Final = 64 << 10
 HELD_BYTES: Final = 16 << 20
 """Small results wait in memory for their item's end, all together up to this."""
+
+_INLINE_LIMITS: Final = Limits(decoded_bytes=1 << 20)
 
 Feed = Callable[[ev.Event], None]
 Value = TypeVar("Value")
@@ -71,6 +74,7 @@ class JobRun:
         )
         self._writer = ThreadPoolExecutor(1, f"results of {self.name}")
         self._reader = ThreadPoolExecutor(2, f"inputs of {self.name}")
+        self._ahead = ReadAhead(inputs, self._reader, wire.INLINE_BYTES)
         self._given: set[Result] = set()
         self._arrived: set[Result] = set()
         self._held: list[tuple[int, Mapping[str, Array]]] = []
@@ -95,6 +99,10 @@ class JobRun:
         """Some of an item's inputs. Raises `InputUnsuitable`."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._reader, self.inputs.read, item, names)
+
+    def at_hand(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
+        """Some of an item's inputs, if they are small and were read already."""
+        return self._ahead.at_hand(item, names)
 
     # ---- results ---------------------------------------------------------------------------------
 
@@ -124,8 +132,7 @@ class JobRun:
         result = (received.key.item, received.key.producer)
         if result not in self._given:
             return
-        self._held.append((received.key.item, received.tensors))
-        self._held_bytes += received.decoded_bytes
+        self._hold(received)
         if received.decoded_bytes > SMALL_BYTES or self._held_bytes > HELD_BYTES:
             await self._in_writer(self._put_aside, self._let_go())
         if result not in self._given:
@@ -133,6 +140,22 @@ class JobRun:
         self._arrived.add(result)
         if (parked := self._parked.pop(result, None)) is not None:
             feed(parked[1])
+
+    def take_inline(self, order: ins.Execute, frame: bytes) -> None:
+        """Put a task's results aside that came with its reply. Raises `TransferError`."""
+        assembler = ActivationAssembler(
+            _INLINE_LIMITS, lambda activation, _: self.admit(activation)
+        )
+        received = assembler.feed(frame)
+        if received is None or (received.key.item, received.key.producer) != (
+            order.item,
+            order.stage,
+        ):
+            raise MalformedFrame("what came with the reply are not the task's results")
+        self._hold(received)
+        if self._held_bytes > HELD_BYTES:
+            self._writer.submit(self._put_aside, self._let_go())
+        self._arrived.add((received.key.item, received.key.producer))
 
     def join(self, order: ins.Execute, reply: ev.TaskFinished, feed: Feed) -> None:
         """Tell the dispatcher of a finished task, once its results are here."""
@@ -151,6 +174,10 @@ class JobRun:
                     kind=ev.FailureKind.MISSING_ACTIVATION, message="the result did not arrive"
                 )
                 feed(ev.InstructionFailed(at=now, instruction=reply.instruction, failure=failure))
+
+    def _hold(self, received: ReceivedActivation) -> None:
+        self._held.append((received.key.item, received.tensors))
+        self._held_bytes += received.decoded_bytes
 
     def _let_go(self) -> list[tuple[int, Mapping[str, Array]]]:
         held, self._held, self._held_bytes = self._held, [], 0
@@ -241,6 +268,7 @@ class JobRun:
         return problems
 
     def _forget(self, item: int) -> None:
+        self._ahead.forget(item)
         for stage in range(len(self.wires)):
             self._given.discard((item, stage))
             self._arrived.discard((item, stage))

@@ -13,11 +13,14 @@ from typing import Final, assert_never
 from shoal_operator.api.partition import MODEL, Digest, PartitionDocument
 from shoal_operator.dispatch import events as ev
 from shoal_operator.dispatch import instructions as ins
+from shoal_protocol.services import PROTOCOL
 from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
 
-PROTOCOL: Final = 1
+INLINE_BYTES: Final = 16 << 10
+"""Tensors up to this size travel inside control messages. A full batch of these stays far below
+what a message may have."""
 MAXIMUM_FRAGMENTS: Final = 4096
 """In one Hello: cached and resident each."""
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
@@ -233,7 +236,9 @@ def execute_message(
     *,
     deadline_seconds: float,
     lossy: bool,
+    input_frame: bytes,
 ) -> pb.CoordinatorMessage:
+    """`input_frame` holds the model's inputs, where they go with the message; else it is empty."""
     routes = [
         pb.Route(
             consumer=consumer,
@@ -254,6 +259,8 @@ def execute_message(
             kept=wires.kept,
             deadline_seconds=deadline_seconds,
             lossy=lossy,
+            reply_bytes=INLINE_BYTES if wires.results else 0,
+            input_frame=input_frame,
         )
     )
 

@@ -1,0 +1,135 @@
+"""What travels on the control streams: small inputs and results, several messages as one."""
+
+import asyncio
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from coordinator.scripted import connected, tensor
+from coordinator.world import World
+from shoal_operator.shell.coordinator.ahead import ReadAhead
+from shoal_operator.shell.coordinator.sessions import BATCHED_MESSAGES, DeviceSession
+from shoal_operator.shell.coordinator.wire import INLINE_BYTES
+from shoal_operator.shell.inputs import InputSet, scan_inputs
+from shoal_protocol.channels import MAXIMUM_MESSAGE_BYTES
+from shoal_protocol.services import ConnectContext
+from shoal_protocol.v1 import coordinator_pb2 as api
+from shoal_protocol.v1.session_pb2 import CoordinatorMessage, Execute, Hello, Probe
+
+
+async def test_small_inputs_and_results_need_no_bulk_stream(world: World) -> None:
+    rows = world.inputs(30, 10)
+    device = world.device("a")
+    async with connected(device):
+        await world.submit()
+        last = await world.ended()
+    assert last.state == api.JobStatus.COMPLETE, last.message
+    world.check_results(rows)
+    # The first ones may be wanted before they are read; what one device has it need not send.
+    assert device.inline_inputs >= 40
+    assert device.bulk_transfers <= 2 * 40 - device.inline_inputs
+
+
+async def test_inputs_and_results_above_the_bound_go_the_other_way(world: World) -> None:
+    rows = world.inputs(3, size=INLINE_BYTES // 4 + 1)
+    device = world.device("a")
+    async with connected(device):
+        await world.submit()
+        last = await world.ended()
+    assert last.state == api.JobStatus.COMPLETE, last.message
+    world.check_results(rows)
+    assert device.inline_inputs == 0
+    assert device.bulk_transfers == 2 * 3 + 2 * 3
+
+
+@pytest.mark.parametrize("spoil", [lambda frame: frame[:-1], lambda frame: b"nonsense"])
+async def test_results_that_make_no_sense_fail_the_item(world: World, spoil: Any) -> None:
+    world.inputs(1)
+    device = world.device("a")
+    device.spoil = lambda frame: spoil(frame) if frame else frame
+    async with connected(device):
+        await world.submit(backoff_limit=1)
+        last = await world.ended()
+    assert (last.state, last.failed) == (api.JobStatus.FAILED, 1)
+    assert last.failures[0].reason.startswith("Runtime: ")
+
+
+class AtOnce(Executor):
+    """Runs what it is given, at once, and counts."""
+
+    def __init__(self) -> None:
+        self.visits = 0
+
+    def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
+        self.visits += 1
+        done: Future[Any] = Future()
+        done.set_result(function(*arguments, **named))
+        return done
+
+
+def inputs_of(folder: Path, items: int) -> InputSet:
+    folder.mkdir()
+    np.savez(folder / "a.npz", x=np.arange(items * 4, dtype=np.float32).reshape(items, 1, 4))
+    return scan_inputs(folder, (tensor("x"),))
+
+
+def test_what_is_asked_for_in_order_is_read_in_rows(tmp_path: Path) -> None:
+    inputs, reader = inputs_of(tmp_path / "in", 200), AtOnce()
+    ahead = ReadAhead(inputs, reader, 16)
+    found = [ahead.at_hand(item, ["x"]) for item in range(200)]
+    assert found[0] is None, "nobody had asked before"
+    for item, arrays in enumerate(found[1:], 1):
+        assert arrays is not None, item
+        np.testing.assert_array_equal(arrays["x"], inputs.read(item)["x"])
+    assert reader.visits == 4
+    inputs.close()
+
+
+def test_an_item_is_forgotten_when_it_has_ended_and_large_ones_are_left_alone(
+    tmp_path: Path,
+) -> None:
+    inputs = inputs_of(tmp_path / "in", 10)
+    ahead = ReadAhead(inputs, AtOnce(), 16)
+    ahead.at_hand(0, ["x"])
+    assert ahead.at_hand(1, ["x"]) is not None
+    ahead.forget(1)
+    assert ahead.at_hand(1, ["x"]) is None
+    small = ReadAhead(inputs, AtOnce(), 15)
+    assert [small.at_hand(item, ["x"]) for item in range(10)] == [None] * 10
+    inputs.close()
+
+
+class Context:
+    """A stream that keeps what is written to it, and is as slow as it is told."""
+
+    def __init__(self) -> None:
+        self.flows = asyncio.Event()
+        self.written: list[CoordinatorMessage] = []
+
+    async def write(self, message: CoordinatorMessage) -> None:
+        await self.flows.wait()
+        self.written.append(message)
+
+
+async def test_messages_that_wait_go_together_in_order_and_within_the_limits() -> None:
+    session, context = DeviceSession(number=1, hello=Hello(device="a")), Context()
+    writing = asyncio.create_task(session.write_all(cast(ConnectContext, context)))
+    frame = bytes(INLINE_BYTES)
+    for number in range(300):
+        session.tell(CoordinatorMessage(execute=Execute(instruction=number, input_frame=frame)))
+    session.tell(CoordinatorMessage(probe=Probe(nonce=7)))
+    context.flows.set()
+    async with asyncio.timeout(10):
+        while sum(len(each.batch.messages) or 1 for each in context.written) < 301:
+            await asyncio.sleep(0)
+    writing.cancel()
+    heard = [m for each in context.written for m in (each.batch.messages or (each,))]
+    assert [m.execute.instruction for m in heard[:-1]] == list(range(300))
+    assert heard[-1].probe.nonce == 7
+    sizes = [len(each.batch.messages) for each in context.written]
+    assert max(sizes) == BATCHED_MESSAGES
+    assert len(sizes) <= 300 // BATCHED_MESSAGES + 2
+    assert max(each.ByteSize() for each in context.written) < MAXIMUM_MESSAGE_BYTES / 2

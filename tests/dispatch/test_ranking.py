@@ -1,12 +1,19 @@
-"""The order of devices within a tier: the criteria, the scores, and the index that serves them."""
+"""The order of devices within a tier: the criteria, the scores, and the index that serves them.
+
+The scores are checked twice: against the papers' formulas, and against recorded numbers of a
+package that others use (hack/record_rankings.py).
+"""
+
+import json
+from pathlib import Path
 
 import numpy as np
-import pymcdm
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from dispatch import textbook
 from dispatch.driving import MIB, Table, chain, digest, job, some
 from shoal_operator.dispatch.events import Policy, Telemetry
 from shoal_operator.dispatch.instructions import Execute
@@ -24,11 +31,8 @@ from shoal_operator.dispatch.state import Device, Service, Tally
 from shoal_protocol.units import Bytes, Nanoseconds
 
 METHODS = {"edas": edas, "aras": aras, "mabac": mabac}
-PEERS = {
-    "edas": pymcdm.methods.EDAS(),
-    "aras": pymcdm.methods.ARAS(),
-    "mabac": pymcdm.methods.MABAC(),
-}
+TEXTBOOK = {"edas": textbook.edas, "aras": textbook.aras, "mabac": textbook.mabac}
+RECORDED = json.loads(Path(__file__).with_name("rankings.json").read_text())
 MATRICES = st.integers(2, 12).flatmap(
     lambda rows: arrays(
         np.float64, (rows, 5), elements=st.floats(0.5, 100, allow_nan=False, width=32)
@@ -38,16 +42,15 @@ TYPES = np.array([1, -1, 1, -1, -1], dtype=np.float64)
 
 
 def tells_apart(matrix: np.ndarray) -> bool:
-    """Textbook forms divide by the spread of a column; the reference does so without asking."""
+    """Textbook forms divide by the spread of a column without asking."""
     return bool((np.ptp(matrix, axis=0) > 1e-3).all())
 
 
 @settings(max_examples=60, deadline=None)
 @given(matrix=MATRICES.filter(tells_apart))
 def test_the_entropy_weights_are_those_of_the_literature(matrix: np.ndarray) -> None:
-    np.testing.assert_allclose(
-        entropy_weights(matrix), pymcdm.weights.entropy_weights(matrix), rtol=1e-6, atol=1e-9
-    )
+    wanted = textbook.entropy_weights(matrix.tolist())
+    np.testing.assert_allclose(entropy_weights(matrix), wanted, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -56,8 +59,20 @@ def test_the_entropy_weights_are_those_of_the_literature(matrix: np.ndarray) -> 
 def test_the_scores_are_those_of_the_literature(name: str, matrix: np.ndarray) -> None:
     weights = entropy_weights(matrix)
     ours = METHODS[name](matrix, weights, TYPES)
-    theirs = PEERS[name](matrix, weights, TYPES, validation=False)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-9)
+    wanted = TEXTBOOK[name](matrix.tolist(), weights.tolist(), TYPES.tolist())
+    np.testing.assert_allclose(ours, wanted, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", RECORDED["cases"], ids=lambda case: f"{len(case['matrix'])} rows")
+def test_weights_and_scores_are_those_that_a_known_package_gave(
+    case: dict[str, list[float]],
+) -> None:
+    matrix, types = np.array(case["matrix"]), np.array(RECORDED["types"], dtype=np.float64)
+    weights = entropy_weights(matrix)
+    np.testing.assert_allclose(weights, case["weights"], rtol=1e-9)
+    for name, method in METHODS.items():
+        scores = method(matrix, weights, types)
+        np.testing.assert_allclose(scores, case[name], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("policy", SCORED)

@@ -116,6 +116,7 @@ class Pool:
         """The job's status now."""
         request = pb.WatchJobRequest(name=name, interval_seconds=0.05)
         call = self.stub.WatchJob(request, timeout=CALL_SECONDS, wait_for_ready=True)
+        status: pb.JobStatus
         try:
             async for status in call:
                 return status
@@ -125,6 +126,7 @@ class Pool:
 
     async def finish(self, name: str, seconds: float = 120.0) -> pb.JobStatus:
         """Wait for the end of a job, over restarts of the coordinator."""
+        status: pb.JobStatus
         async with asyncio.timeout(seconds):
             while True:
                 with contextlib.suppress(Exception):

@@ -9,6 +9,7 @@ on standard input and writes the figures as JSON on standard output.
 """
 
 import json
+import logging
 import os
 import sys
 import time
@@ -78,14 +79,15 @@ def main() -> None:
     fragments, items = request["fragments"], request["items"]
     with np.load(request["item"]) as stored:
         item = dict(stored)
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     known = set(item)
+    fragment_actor: Any = FragmentActor  # Ray's decorator adds what its types do not show
     actors = []
     for position, fragment in enumerate(fragments):
         known |= set(fragment["outputs"])
         keep = [n for n in needed_after(fragments, position, request["results"]) if n in known]
         actors.append(
-            FragmentActor.remote(fragment["model"], fragment["inputs"], fragment["outputs"], keep)
+            fragment_actor.remote(fragment["model"], fragment["inputs"], fragment["outputs"], keep)
         )
 
     def chain() -> Any:
@@ -96,7 +98,9 @@ def main() -> None:
 
     for _ in range(request["warm"]):
         ray.get(chain())
-    answer = {"actors": measure(lambda: ray.get(chain()), chain, items, in_flight=10)}
+    answer: dict[str, Any] = {
+        "actors": measure(lambda: ray.get(chain()), chain, items, in_flight=10)
+    }
 
     with InputNode() as source:
         node = source

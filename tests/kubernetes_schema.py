@@ -12,7 +12,14 @@ from typing import Any
 import cel
 from jsonschema import Draft202012Validator, ValidationError, validators
 
-UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
+UNITS: dict[str, int | Decimal] = {
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+    "Pi": 2**50,
+    "Ei": 2**60,
+}
 UNITS |= {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": 10**3}
 UNITS |= {"M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 
@@ -79,7 +86,7 @@ def _is_integer(_: object, instance: object) -> bool:
     return isinstance(instance, int) and not isinstance(instance, bool)
 
 
-_Validator = validators.extend(
+_Validator = validators.extend(  # type: ignore[no-untyped-call] # its stubs leave it out
     Draft202012Validator,
     {
         "x-kubernetes-validations": _rules,

@@ -285,7 +285,7 @@ TOPOLOGIES: Final[dict[str, Made]] = {
 def shuffled(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
     """The same model with its nodes in a random order, nameless or with one name for all."""
     nodes = list(model.graph.node)
-    np.random.default_rng(seed).shuffle(nodes)  # type: ignore[arg-type]
+    np.random.default_rng(seed).shuffle(nodes)
     made = onnx.ModelProto()
     made.CopyFrom(model)
     del made.graph.node[:]

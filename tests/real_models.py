@@ -53,7 +53,7 @@ def text(length: int, *others: str) -> Callable[[int], Tensors]:
     def make(seed: int) -> Tensors:
         size = length - seed % 7
         tokens = np.random.default_rng(seed).integers(1000, 20_000, (1, size))
-        possible = {
+        possible: Tensors = {
             "attention_mask": (np.arange(size) < size - 3).astype(np.int64)[None],
             "token_type_ids": (np.arange(size) > size // 2).astype(np.int64)[None],
         }

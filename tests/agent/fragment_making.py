@@ -62,7 +62,7 @@ def write_fragment(
         for key, value in entries.items():
             bare.external_data.add(key=key, value=value)
         tensor.CopyFrom(bare)
-    files = {"model.onnx": model.SerializeToString(deterministic=True)}
+    files: dict[str, bytes] = {"model.onnx": model.SerializeToString(deterministic=True)}
     if weights:
         files["weights.bin"] = bytes(weights)
     resident = resident_bytes or (2 * len(weights) + (4 << 20))
@@ -81,8 +81,8 @@ def write_fragment(
     digest = sha256(files["fragment.json"])
     folder = store / "fragments" / digest
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     return MadeFragment(
         digest=f"sha256:{digest}",
         folder=folder,

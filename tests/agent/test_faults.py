@@ -5,6 +5,7 @@ import json
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -31,7 +32,7 @@ def fragment(coordinator: ScriptedCoordinator) -> MadeFragment:
     return write_fragment(coordinator.store, dense_model([64, 512, 64]))
 
 
-def execute(fragment: MadeFragment, item: int = 0, epoch: int = 1, **more: object) -> pb.Execute:
+def execute(fragment: MadeFragment, item: int = 0, epoch: int = 1, **more: Any) -> pb.Execute:
     return pb.Execute(
         task=task(0, item, epoch),
         digest=fragment.digest,

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def halves(coordinator: ScriptedCoordinator) -> list[MadeFragment]:
     return [write_fragment(coordinator.store, m) for m in cut(dense_model([64, 96, 64]), 2)]
 
 
-def first(fragment: MadeFragment, *routes: pb.Route, **more: object) -> pb.Execute:
+def first(fragment: MadeFragment, *routes: pb.Route, **more: Any) -> pb.Execute:
     return pb.Execute(
         task=task(0),
         digest=fragment.digest,

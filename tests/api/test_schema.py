@@ -86,7 +86,7 @@ def _keep_one(
 @st.composite
 def documents(draw: st.DrawFn, names: KindNames) -> dict[str, Any]:
     schema: Any = openapi_schema(names.cls)["properties"]
-    document = {"apiVersion": API_VERSION, "kind": names.cls.__name__}
+    document: dict[str, Any] = {"apiVersion": API_VERSION, "kind": names.cls.__name__}
     document["metadata"] = {"name": draw(values(schema["metadata"]["properties"]["name"]))}
     document["spec"] = draw(values(schema["spec"]))
     if draw(st.booleans()):
@@ -173,13 +173,21 @@ def test_rules_speak_of_fields_that_have_no_default(names: KindNames) -> None:
 
 
 def pool(**spec: object) -> dict[str, object]:
-    document = {"apiVersion": API_VERSION, "kind": "DevicePool", "metadata": {"name": "shelf"}}
+    document: dict[str, Any] = {
+        "apiVersion": API_VERSION,
+        "kind": "DevicePool",
+        "metadata": {"name": "shelf"},
+    }
     return {**document, "spec": {"budget": {"memory": "64Mi"}, **spec}}
 
 
 def job(**spec: object) -> dict[str, object]:
     base = {"inputs": {"uri": "in"}, "outputs": {"uri": "out"}}
-    document = {"apiVersion": API_VERSION, "kind": "InferenceJob", "metadata": {"name": "ocr"}}
+    document: dict[str, Any] = {
+        "apiVersion": API_VERSION,
+        "kind": "InferenceJob",
+        "metadata": {"name": "ocr"},
+    }
     return {**document, "spec": {**base, **spec}}
 
 

@@ -44,7 +44,7 @@ async def send(  # noqa: PLR0913 - what an upload can be
     if isinstance(answer, pb.PutAnswer) and answer.WhichOneof("message") == "stands":
         return None, answer.stands
     if not isinstance(answer, pb.PutAnswer):
-        await call  # raises what the server says
+        await call  # type: ignore[misc] # raises what the server says; the stubs miss it
         raise AssertionError("neither an answer nor an error")
     offset = answer.offset
     stop = len(content) if break_at is None else break_at
@@ -257,6 +257,7 @@ def test_no_path_leads_out_of_the_volume(text: str) -> None:
         path = parse_path(text)
     except PathRefused:
         return
+    parts: tuple[str, ...]
     match path:
         case JobPath():
             parts = ("jobs", path.job, path.folder, path.name)

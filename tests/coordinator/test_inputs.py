@@ -232,6 +232,11 @@ def test_the_digest_tells_contents_apart_and_not_times(tmp_path: Path) -> None:
     assert digest(1) != digest(2)
 
 
+def with_an_empty_array(folder: Path) -> None:
+    folder.mkdir()
+    np.save(folder / "a.npy", np.zeros((0, 3, 2, 2), np.float32))
+
+
 @pytest.mark.parametrize(
     ("prepare", "text"),
     [
@@ -246,13 +251,7 @@ def test_the_digest_tells_contents_apart_and_not_times(tmp_path: Path) -> None:
             lambda folder: (folder.mkdir(), (folder / "a.npy").touch(), (folder / "a.npz").touch()),
             "a.npy and a.npz would both give one result",
         ),
-        (
-            lambda folder: (
-                folder.mkdir(),
-                np.save(folder / "a.npy", np.zeros((0, 3, 2, 2), np.float32)),
-            ),
-            "its files hold no item",
-        ),
+        (with_an_empty_array, "its files hold no item"),
     ],
 )
 def test_a_folder_that_cannot_serve_is_refused_with_its_name(tmp_path, prepare, text) -> None:  # type: ignore[no-untyped-def]

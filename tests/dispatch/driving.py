@@ -2,6 +2,7 @@
 given.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import TypedDict, TypeVar, Unpack
 
 from shoal_operator.api.partition import Digest
@@ -64,7 +65,7 @@ def digest(name: str) -> Digest:
 
 
 def chain(
-    *names: str, mib: float = 10, homes: dict[str, tuple[str, ...]] | None = None
+    *names: str, mib: float = 10, homes: Mapping[str, tuple[str, ...]] | None = None
 ) -> tuple[Stage, ...]:
     """Stages one after the other, of equal size."""
     homes = homes or {}
@@ -85,7 +86,8 @@ def job(
     stages: tuple[Stage, ...], items: int = 1, name: str = "job", **rest: Unpack[Rest]
 ) -> JobSpec:
     """A job that says only what matters to the test."""
-    return JobSpec(name=name, stages=stages, items=items, **{"epoch": 1, **rest})
+    said: Rest = {"epoch": 1, **rest}
+    return JobSpec(name=name, stages=stages, items=items, **said)
 
 
 class Table:
@@ -208,7 +210,7 @@ class Table:
             InstructionFailed(at=self.at(), instruction=instruction.instruction, failure=failure)
         )
 
-    def play(self, given: list[Instruction], steps: int = 10_000) -> list[Instruction]:
+    def play(self, given: Sequence[Instruction], steps: int = 10_000) -> list[Instruction]:
         """Answer everything, oldest first, until nothing is left to answer; all that was given."""
         queue, seen = list(given), list(given)
         while queue:

@@ -6,6 +6,8 @@ resident, is found by the other side. Disk and resident fragments survive a sess
 keeps its disk only.
 """
 
+from functools import partial
+
 from dispatch.simulated_link import MILLISECOND, SECOND, TENSOR, Link
 from shoal_agent import execution, residency
 from shoal_operator.dispatch import instructions as give
@@ -171,7 +173,7 @@ class Agent(Link):
             world.tell_later(world.delay(), event)
             return
         key = execution.Sent(job, execute.epoch, item, -1, execute.stage)
-        world.later(world.delay(), lambda: self.arrive(session, key) and None)
+        world.later(world.delay(), lambda: self.arrive(session, key))
 
     def _carry_out(self, effects: list[execution.Effect]) -> None:
         for effect in effects:
@@ -254,4 +256,4 @@ class Agent(Link):
         job, epoch, item = execute.job, execute.epoch, execute.item
         for consumer, target in execute.routes:
             key = execution.Sent(job, epoch, item, execute.stage, consumer)
-            self._push(key, target, lambda came, consumer=consumer: pushed(consumer, came))
+            self._push(key, target, partial(pushed, consumer))

@@ -234,7 +234,7 @@ class Link:
                 then(delivered)
 
         if world.unlucky(world.trouble.repeat):
-            world.later(0, lambda: other.arrive(there, key) and None)
+            world.later(0, lambda: other.arrive(there, key))
         world.later(world.delay(), arrived)
 
     # ---- what the device does ----------------------------------------------------------------

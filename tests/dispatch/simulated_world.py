@@ -70,12 +70,12 @@ class World:
         self._ends: dict[tuple[str, int], str] = {}
         self._results: dict[tuple[str, int, int], set[int]] = {}
         self._sessions = 0
-        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self._agenda: list[tuple[int, int, Callable[[], object]]] = []
         self._count = 0
 
     # ---- time and chance ---------------------------------------------------------------------
 
-    def later(self, delay: float, action: Callable[[], None]) -> None:
+    def later(self, delay: float, action: Callable[[], object]) -> None:
         """Do something after a delay, in nanoseconds."""
         self._count += 1
         heappush(self._agenda, (self.now + max(int(delay), 1), self._count, action))

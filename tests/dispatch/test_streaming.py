@@ -100,7 +100,7 @@ def test_a_device_that_serves_both_stages_keeps_the_item() -> None:
     table.join("d2", resident=("a", "b"))
     given = table.submit(job(chain("a", "b"), 6))
     seen = table.play(given)
-    places = {}
+    places: dict[int, str] = {}
     for execute in some(seen, Execute):
         assert execute.routes == ()
         assert places.setdefault(execute.item, execute.device) == execute.device

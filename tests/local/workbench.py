@@ -31,7 +31,7 @@ def save_model(path: Path) -> None:
             nodes.append(helper.make_node("Add", [last, skip], [f"a{layer}"]))
             last = skip = f"a{layer}"
     nodes.append(helper.make_node("Identity", [last], ["y"]))
-    sizes = ["batch", WIDTH]
+    sizes: list[str | int | None] = ["batch", WIDTH]
     graph = helper.make_graph(
         nodes,
         "small",

@@ -13,7 +13,6 @@ from chaining import manifest, run_chained, run_whole
 from made_models import TOPOLOGIES, Made, W, weight
 from shoal_operator.api.partition import PartitionDocument
 from shoal_operator.api.segments import Layout
-from shoal_operator.modelling import fragments as fragment_files
 from shoal_operator.modelling.cutting import cut_model
 from shoal_operator.modelling.errors import ModelRefused
 from shoal_operator.modelling.profile import profile_model
@@ -133,7 +132,7 @@ def test_a_cut_that_is_killed_leaves_nothing_that_passes_for_a_fragment(
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(fragment_files.os, "fsync", sometimes)
+        patch.setattr("shoal_operator.modelling.fragments.os.fsync", sometimes)
         with pytest.raises(Killed):
             cut(path, store)
     for folder in (store / "fragments").iterdir():
@@ -172,7 +171,7 @@ def test_impossible_positions_are_refused(tmp_path: Path) -> None:
             cut_model(path, profile, cuts, tmp_path / "store")
 
 
-TYPED = {
+TYPED: dict[str, tuple[int, np.ndarray]] = {
     "float": (TensorProto.FLOAT, W),
     "double": (TensorProto.DOUBLE, W.astype(np.float64)),
     "int64": (TensorProto.INT64, (W * 1000).astype(np.int64)),

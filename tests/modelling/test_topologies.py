@@ -20,7 +20,8 @@ def assert_equal(got: Tensors, wanted: Tensors, tolerance: float = 0.0) -> None:
     for name, value in wanted.items():
         assert got[name].dtype == value.dtype
         if tolerance:
-            np.testing.assert_allclose(got[name], value, atol=tolerance, rtol=0, err_msg=name)
+            close = np.asarray(got[name], np.float64), np.asarray(value, np.float64)
+            np.testing.assert_allclose(*close, atol=tolerance, rtol=0, err_msg=name)
         else:
             np.testing.assert_array_equal(got[name], value, err_msg=name)
 

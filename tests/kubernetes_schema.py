@@ -82,8 +82,10 @@ def _properties(validator: Any, names: dict[str, Any], instance: object, schema:
         yield from validator.descend(instance[name], names[name], path=name, schema_path=name)
 
 
-def _is_integer(_: object, instance: object) -> bool:
-    return isinstance(instance, int) and not isinstance(instance, bool)
+def _is_integer(_: object, instance: Any) -> bool:
+    """What is larger than 64 bits is read as a float."""
+    is_whole = isinstance(instance, int) and not isinstance(instance, bool)
+    return is_whole and -(2**63) <= instance < 2**63
 
 
 _Validator = validators.extend(  # type: ignore[no-untyped-call] # its stubs leave it out

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Final, NewType
 
 from shoal_operator.api.schema import Object, member, record
-from shoal_operator.api.shapes import Choice, Items, Opaque, Quantity, Table, Text, Whole
+from shoal_operator.api.shapes import INT64_MAX, Choice, Items, Opaque, Quantity, Table, Text, Whole
 from shoal_protocol.units import Bytes
 
 Millicpus = NewType("Millicpus", int)
@@ -15,7 +15,6 @@ BitsPerSecond = NewType("BitsPerSecond", int)
 
 MAX_FRAGMENTS: Final = 256
 MAX_DEVICES: Final = 1024
-_INT64: Final = 2**63 - 1
 
 NAME: Final = Text(
     max_length=63,
@@ -45,7 +44,7 @@ REASON: Final = Text(
     pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
     meant="a reason in CamelCase",
 )
-COUNT: Final = Whole(minimum=0, maximum=_INT64)
+COUNT: Final = Whole(minimum=0, maximum=INT64_MAX)
 COLUMN: Final = Text(max_length=512, min_length=0)
 """What `kubectl get` prints: a printer column prints what it finds, and makes nothing."""
 

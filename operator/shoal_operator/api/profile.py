@@ -35,7 +35,8 @@ class NodeProfile:
     `inputs` are the tensors that it or its sub-graphs read, `weights` the initializers.
     `parameter_bytes` are theirs, `activation_bytes` its outputs', `workspace_bytes` what the
     runtime needs besides while the node runs. `in_place` says that the runtime lets an output take
-    the place of an input of the same size that nobody needs any more.
+    the place of an input of the same size that nobody needs any more. `touched` are the weights of
+    which the node reads some rows only, with the bytes of memory that those take.
     """
 
     label: str
@@ -50,6 +51,7 @@ class NodeProfile:
     activation_bytes: int | None
     workspace_bytes: int = 0
     in_place: bool = False
+    touched: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

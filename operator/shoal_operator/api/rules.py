@@ -97,8 +97,9 @@ class OnlyGrows:
 
     @property
     def cel(self) -> str:
+        # The API server tries the rule on the record's default as well, before it fills that in.
         now, before = (f"quantity(string({of}.{self.field}))" for of in ("self", "oldSelf"))
-        return f"{now}.compareTo({before}) >= 0"
+        return f"!has(self.{self.field}) || {now}.compareTo({before}) >= 0"
 
     @property
     def message(self) -> str:

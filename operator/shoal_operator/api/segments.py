@@ -14,10 +14,11 @@ takes and costs depends on its two ends alone, never on where the other cuts are
 Only what is given to others, and which SHAPE nodes turn out to be needed by nobody, depends on the
 other segments: `Layout.pieces` settles that from the last to the first.
 
-Memory is reckoned as the agent runs a fragment: its weights, mapped from the disk and at the end
-all of them touched (tables too: one item reads few rows, many items all); the tensors taken, held
-for the whole run; the runtime's arena (`api.arena`), replayed in the order of the nodes; the
-outputs once more, since they leave the arena as copies; and the runtime's own code and structures.
+Memory is reckoned as the agent runs a fragment: its weights, mapped from the disk (of a table of
+which an item reads rows, the pages around those: the agent lets a fragment's mapped pages go when
+the rows of many items have gathered there); the tensors taken, held for the whole run; the
+runtime's arena (`api.arena`), replayed in the order of the nodes; the outputs once more, since they
+leave the arena as copies; and the runtime's own code and structures.
 Measured against the agent's runtime, fragments of 5 MiB and more come out at 0.85 to 1.25 of the
 real peak. A tensor whose size is unknown counts nothing, and makes `activation_bytes` None; then
 the estimate is a lower bound.
@@ -43,6 +44,7 @@ SMALL_BYTES: Final = 64 << 10
 """Up to here activations fit into what the idle agent holds."""
 UNKNOWN_BYTES: Final = 3 << 20
 """Least that is reckoned with for activations of which any size is unknown."""
+_WHOLE: Final[Mapping[str, int]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +193,7 @@ class Growing:
     """A segment that grows by one node at a time; its cost is at hand at every step.
 
     All that is stored only ever grows, so a search can stop at the first that is too large.
+    `weight_bytes` counts of each weight what is read of it.
     """
 
     layout: Layout
@@ -205,7 +208,7 @@ class Growing:
     unknown_flops: bool = False
     _arena: Arena = field(default_factory=Arena)
     _alive: dict[str, Chunk] = field(default_factory=dict)
-    _weights: set[str] = field(default_factory=set)
+    _weights: dict[str, int] = field(default_factory=dict)
     _takes: set[str] = field(default_factory=set)
     _shapes: set[str] = field(default_factory=set)
     _constants: set[int] = field(default_factory=set)
@@ -313,7 +316,7 @@ class Growing:
     def _run(self, node: NodeProfile, dying: Sequence[str] = ()) -> None:
         """Account for a node that runs here, after which nobody needs `dying`."""
         self.node_count += 1
-        self._hold(node.weights)
+        self._hold(node.weights, dict(node.touched))
         ends = {name: self._alive.pop(name) for name in dying if name in self._alive}
         self.outgoing_bytes -= sum(self._sent(name) for name in ends)
         for name in node.outputs:
@@ -342,11 +345,14 @@ class Growing:
         constant = self.layout.profile.nodes[maker].role is Role.CONSTANT
         return 0 if constant or maker < self.start else self._size(name)
 
-    def _hold(self, weights: tuple[str, ...]) -> None:
+    def _hold(self, weights: tuple[str, ...], touched: Mapping[str, int] = _WHOLE) -> None:
+        """Count weights, whole but for those of which only so many bytes are `touched`."""
         for name in weights:
-            if name not in self._weights:
-                self._weights.add(name)
-                self.weight_bytes += self.layout.profile.weights[name]
+            size = touched.get(name, self.layout.profile.weights[name])
+            held = self._weights.get(name, 0)
+            if size > held:
+                self._weights[name] = size
+                self.weight_bytes += size - held
 
     def _size(self, name: str) -> int:
         size = self.layout.profile.tensors[name].bytes

@@ -46,6 +46,7 @@ class Invalid(Enum):
 
 
 INVALID: Final = Invalid.INVALID
+INT64_MAX: Final = 2**63 - 1
 Errors = list[FieldError]
 
 T = TypeVar("T")
@@ -156,11 +157,14 @@ class Whole(Shape[int]):
 
     def schema(self) -> Schema:
         size = "int32" if self.minimum >= -(2**31) and self.maximum < 2**31 else "int64"
-        bounds = {"minimum": self.minimum, "maximum": self.maximum}
-        return {"type": "integer", "format": size, **bounds}
+        schema: Schema = {"type": "integer", "format": size, "minimum": self.minimum}
+        # The API server reads a bound as a float, in which this one is one too many.
+        if self.maximum < INT64_MAX:
+            schema["maximum"] = self.maximum
+        return schema
 
     def words(self) -> str:
-        if self.maximum == 2**63 - 1:
+        if self.maximum == INT64_MAX:
             return f"whole number, {self.minimum} or more"
         return f"whole number, {self.minimum} to {self.maximum}"
 

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from agent.conftest import Joined
 from agent.fragment_making import dense_model, write_fragment
@@ -88,6 +89,39 @@ async def test_under_single_two_fragments_are_never_mapped_together(
             assert joined.agent.mapped() == {fragment.digest}
             await joined.device.unload(fragment.digest)
             assert joined.agent.mapped() == set()
+
+
+async def test_of_a_table_no_more_stays_in_memory_than_it_is_reckoned_with(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    rows, width = 1 << 16, 128
+    table = np.random.default_rng(0).standard_normal((rows, width)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "x"], ["y"])],
+        "words",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, [1, "length"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, "length", width])],
+        [numpy_helper.from_array(table, "table")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    fragment = write_fragment(coordinator.store, model, 7 * MIB)
+    joined = await join(budget="12Mi")
+    idle = joined.agent.status("VmRSS")
+    await joined.device.load(fragment.digest, fragment.resident_bytes)
+    for item, words in enumerate(np.random.default_rng(1).integers(0, rows, (60, 1, 32))):
+        await joined.device.give(edge(-1, 0, item), {"x": words})
+        execute = pb.Execute(
+            task=task(0, item),
+            digest=fragment.digest,
+            inputs=[pb.InputSource(producer=-1, tensors=["x"])],
+            results=["y"],
+        )
+        reply = await joined.device.ask("execute", execute)
+        assert reply.HasField("executed"), reply
+        # 60 items read rows all over its 32 MiB; of the last ones at most some are there still.
+        assert reply.executed.peak_bytes < 10 * MIB
+        assert joined.agent.status("VmRSS") - idle < 10 * MIB
+        assert np.array_equal((await joined.device.result()).tensors["y"], table[words])
 
 
 @pytest.mark.slow

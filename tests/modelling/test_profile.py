@@ -7,6 +7,7 @@ import pytest
 
 from made_models import TOPOLOGIES, Made, weight
 from shoal_operator.api.profile import Role
+from shoal_operator.api.segments import Growing, Layout
 from shoal_operator.modelling.errors import ModelRefused
 from shoal_operator.modelling.profile import profile_model
 
@@ -115,3 +116,43 @@ def test_shapes_that_contradict_the_model_are_refused(
 def test_the_same_file_has_the_same_profile(tmp_path: Path) -> None:
     path = TOPOLOGIES["a branch that captures"].save(tmp_path)
     assert profile_model(path) == profile_model(path)
+
+
+def table(reader: str) -> Made:
+    """A table of 1000 rows of 4 KiB, from which `reader` makes y."""
+    text = f"g (int64[N,L] i, float[N,1000] f) => (float[A,B,C] y) {{ y = {reader} }}"
+    return Made(text=text, weights={"T": weight(1000, 1024)})
+
+
+@pytest.mark.parametrize(
+    ("reader", "indices", "touched"),
+    [
+        # For each row what the kernel maps around it, for the items of now and before.
+        ("Gather(T, i)", (1, 8), 2 * 8 * (64 << 10)),
+        ("Gather(T, i)", (1, 4096), 1000 * 4096),
+        ("Gather(T, i)", None, 1000 * 4096),
+        ("Gather<axis = 1>(T, i)", (1, 8), 1000 * 4096),
+        ("MatMul(f, T)", (1, 8), 1000 * 4096),
+    ],
+)
+def test_of_a_table_the_rows_that_an_item_reads_are_reckoned(
+    reader: str, indices: tuple[int, int] | None, touched: int, tmp_path: Path
+) -> None:
+    shapes = {} if indices is None else {"i": indices}
+    profile = profile_model(table(reader).save(tmp_path), shapes)
+    growing = Growing(Layout(profile), 0)
+    growing.grow()
+    assert growing.weight_bytes == touched
+    assert profile.weight_bytes == 1000 * 4096
+
+
+def test_a_table_that_is_read_whole_as_well_counts_whole(tmp_path: Path) -> None:
+    made = Made(
+        text="""g (int64[1,8] i) => (float[1,8,1000] y) {
+            rows = Gather(T, i) columns = Transpose(T) y = MatMul(rows, columns) }""",
+        weights={"T": weight(1000, 1024)},
+    )
+    layout = Layout(profile_model(made.save(tmp_path)))
+    assert layout.segment(0, len(layout.profile.nodes)).resident_bytes > 1000 * 4096
+    (gather,) = [node for node in layout.profile.nodes if node.operator == "Gather"]
+    assert dict(gather.touched) == {"T": 2 * 8 * (64 << 10)}

@@ -161,6 +161,9 @@ class Fragments:
         elif result.peak_bytes > self.ledger.budget:
             self._counters.over_budget += 1
             await self.in_processor(self._runtime.shrink)
+        if result.peak_bytes > self.ledger.fragments + self.ledger.reserved:
+            reckoned = self.ledger.resident.get(digest, 0)
+            await self.in_processor(self._runtime.drop_weights, digest, reckoned)
         return result
 
     def stop_run(self) -> None:

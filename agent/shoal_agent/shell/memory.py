@@ -19,7 +19,9 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 _STATUS_BYTES: Final = 8192
@@ -31,7 +33,7 @@ _M_ARENA_MAX: Final = -8
 _PR_SET_PDEATHSIG: Final = 1
 _MADV_DONTNEED: Final = 4
 _MAPPING: Final = re.compile(
-    r"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ (\d+)|^(Rss|Anonymous): +(\d+) kB"
+    r"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ (\d+) *(.*)|^(Rss|Anonymous): +(\d+) kB"
 )
 MAPPED_FROM_BYTES: Final = 128 << 10
 """Blocks from here on come from mappings of their own, and go back to the kernel when freed."""
@@ -124,30 +126,55 @@ def drop_library_pages() -> None:
     Only of mappings that are not writable and hold no page of this process's own (relocated
     tables do): what is dropped is on disk, unchanged, and mostly in the page cache still.
     """
+    _drop(each for each in _clean_mappings() if not each.writable)
+
+
+def drop_mapped_file(path: Path) -> None:
+    """Let go of the pages of one mapped file; they come back when they are read.
+
+    Not of a mapping that was written to: what was written would be lost.
+    """
+    _drop(each for each in _clean_mappings() if each.path == str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    """Addresses at which a file is mapped."""
+
+    start: int
+    end: int
+    writable: bool
+    path: str
+
+
+def _drop(mappings: Iterable[_Mapping]) -> None:
     libc = ctypes.CDLL(None)
-    for start, end in list(_clean_library_mappings()):
-        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+    for each in list(mappings):
+        size = ctypes.c_size_t(each.end - each.start)
+        libc.madvise(ctypes.c_void_p(each.start), size, _MADV_DONTNEED)
 
 
-def _clean_library_mappings() -> Iterator[tuple[int, int]]:
-    """Addresses of resident mappings of files, not writable, without anonymous pages."""
+def _clean_mappings() -> Iterator[_Mapping]:
+    """Mappings of files that have pages in memory, none of them this process's own."""
     try:
-        smaps = open("/proc/self/smaps", encoding="utf-8", errors="replace")  # noqa: SIM115
+        smaps = open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
     except OSError:  # a hardened container
         return
-    start = end = resident = 0
+    mapping: _Mapping | None = None
+    resident = 0
     with smaps:
         for line in smaps:
             if (found := _MAPPING.match(line)) is None:
                 continue
             match found.groups():
-                case (str(first), str(last), str(rights), str(inode), _, _):
-                    unchanged = inode != "0" and "w" not in rights
-                    start, end = (int(first, 16), int(last, 16)) if unchanged else (0, 0)
-                case (_, _, _, _, "Rss", str(kib)):
+                case (str(start), str(end), str(rights), str(inode), str(path), _, _):
+                    mapping = _Mapping(int(start, 16), int(end, 16), "w" in rights, path)
+                    if inode == "0":
+                        mapping = None
+                case (*_, "Rss", str(kib)):
                     resident = int(kib)
-                case (_, _, _, _, "Anonymous", "0") if end and resident:
-                    yield start, end
+                case (*_, "Anonymous", "0") if mapping is not None and resident:
+                    yield mapping
                 case _:
                     pass
 

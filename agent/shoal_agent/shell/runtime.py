@@ -13,6 +13,8 @@ models):
 - One arena for activations, shared by all sessions. It reserves large regions, of which only what
   is touched is resident, so that blocks merge again (19 MiB instead of 26 for one that grows by
   what is asked for). It is limited to the budget: a run that would need more fails instead.
+- A table of which items read rows is reckoned with by rows: when more has gathered in memory, its
+  pages are let go (`drop_weights`).
 - No memory patterns: they allocate the second run's activations as one block, beside the first's.
 
 Sessions are opened, run and destroyed in one thread; the interpreter's lock is released meanwhile.
@@ -31,7 +33,7 @@ import numpy as np
 import onnxruntime
 
 from shoal_agent.shell import rehearsal_model
-from shoal_agent.shell.memory import MemoryMeter, trim
+from shoal_agent.shell.memory import MemoryMeter, drop_mapped_file, trim
 from shoal_protocol.tensors import Array
 
 _COPYING_OPTIMIZERS: Final = [
@@ -105,9 +107,11 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFragment:
-    """A fragment that can run."""
+    """A fragment that can run; `weights` is the file that is mapped, `weight_bytes` its size."""
 
     digest: str
+    weights: Path
+    weight_bytes: int
     session: onnxruntime.InferenceSession
     inputs: tuple[InputSpec, ...]
     outputs: tuple[str, ...]
@@ -172,8 +176,11 @@ class Runtime:
                 raise RuntimeFailed(f"input {value.name} of type {value.type} is not supported")
             shape = tuple(size if isinstance(size, int) else None for size in value.shape)
             inputs.append(InputSpec(name=value.name, dtype=dtype, shape=shape))
+        weights = (folder / "weights.bin").resolve()
         fragment = OpenFragment(
             digest=digest,
+            weights=weights,
+            weight_bytes=weights.stat().st_size if weights.exists() else 0,
             session=session,
             inputs=tuple(inputs),
             outputs=tuple(value.name for value in session.get_outputs()),
@@ -228,6 +235,17 @@ class Runtime:
         gc.collect()  # the session goes now, not when a cycle through it is found
         self.shrink()
         return max(0, before - self._meter.used_bytes())
+
+    def drop_weights(self, digest: str, reckoned_bytes: int) -> None:
+        """Let mapped weights go if the fragment is reckoned with less than all of them.
+
+        Then it reads rows of a table, and those of many items have gathered in memory. All weights
+        go, of which the next run reads again what it needs, from the page cache mostly: under a
+        millisecond for 20 MB.
+        """
+        fragment = self._open.get(digest)
+        if fragment is not None and reckoned_bytes < fragment.weight_bytes:
+            drop_mapped_file(fragment.weights)
 
     def shrink(self) -> None:
         """Give back what neither fragments nor activations hold."""

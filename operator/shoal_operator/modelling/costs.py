@@ -1,4 +1,4 @@
-"""What one node costs to run: floating-point operations, and working memory besides its tensors.
+"""What one node costs to run: floating-point operations, working memory, rows read of tables.
 
 FLOPs count a multiplication and an addition as two, as papers on partitioning do. Where a shape
 that matters is unknown, or the cost depends on data (loops, branches), the answer is None.
@@ -191,3 +191,24 @@ def _spread(shaped: Shaped) -> int:
 def in_place(node: onnx.NodeProto) -> bool:
     """Whether an output may take the place of an input of the same size."""
     return node.op_type in _IN_PLACE.split(" ")
+
+
+WINDOW_BYTES: Final = 64 << 10
+"""What the kernel maps around one touched byte of a file that it has in memory."""
+_ITEMS: Final = 2
+"""Rows of so many items: those of the item before may still be there."""
+
+
+def touched(shaped: Shaped, table_bytes: int) -> int | None:
+    """Bytes of memory that a table takes, mapped from a file, when the node reads rows of it.
+
+    None: the node reads all of its first input, or how many rows it reads is not known.
+    """
+    if shaped.node.op_type != "Gather" or shaped.node.domain or shaped.integer("axis", 0) != 0:
+        return None
+    try:
+        rows, count = _size(shaped.inputs, 0)[0], prod(_size(shaped.inputs, 1))
+    except (_Unknown, IndexError):
+        return None
+    windows = -(-table_bytes // (rows * WINDOW_BYTES)) if rows else 1
+    return min(table_bytes, _ITEMS * count * windows * WINDOW_BYTES)

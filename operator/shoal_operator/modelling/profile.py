@@ -10,7 +10,7 @@ import onnx
 
 from shoal_operator.api.partition import Digest, TensorSpec
 from shoal_operator.api.profile import NodeProfile, Profile, Role, TensorProfile
-from shoal_operator.modelling.costs import Shaped, flops, in_place, workspace
+from shoal_operator.modelling.costs import Shaped, flops, in_place, touched, workspace
 from shoal_operator.modelling.errors import ModelRefused
 from shoal_operator.modelling.graph import Graph, normalise
 from shoal_operator.modelling.order import choose_order, roles
@@ -123,7 +123,16 @@ class _Profiler:
             activation_bytes=_sum(self._bytes(name) for name in node.output if name),
             workspace_bytes=workspace(shaped),
             in_place=in_place(node),
+            touched=self._touched(shaped),
         )
+
+    def _touched(self, shaped: Shaped) -> tuple[tuple[str, int], ...]:
+        """The table of which the node reads rows, if it does; a node may read it otherwise too."""
+        table, *others = shaped.node.input or [""]
+        if table not in self.graph.weights or table in others:
+            return ()
+        size = touched(shaped, self.graph.weights[table].bytes)
+        return () if size is None else ((table, size),)
 
     def _weight_bytes(self, name: str) -> int:
         if name in self.graph.weights:

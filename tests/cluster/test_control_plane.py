@@ -48,6 +48,7 @@ def test_controllers_make_what_follows_from_an_object(control_plane: ControlPlan
     control_plane.access.wait_until("two pods are made", lambda: len(pods()) == 2)
     control_plane.kubectl("delete", "deployment", "web")
     control_plane.access.wait_until("its pods are gone", lambda: not pods())
+    assert not pods()
 
 
 @pytest.mark.parametrize("store", ["etcd", "kine"])

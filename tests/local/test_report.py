@@ -102,7 +102,7 @@ FAILED = replace(
 )
 
 
-def validate(report: RunReport) -> None:
+def assert_follows_the_schema(report: RunReport) -> None:
     schema = json.loads(SCHEMA_PATH.read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(json.loads(json.dumps(to_json(report), allow_nan=False)), schema)
@@ -117,7 +117,7 @@ def validate(report: RunReport) -> None:
     ],
 )
 def test_a_report_follows_its_schema(report: RunReport) -> None:
-    validate(report)
+    assert_follows_the_schema(report)
 
 
 def test_the_schema_names_every_field_that_is_written() -> None:

@@ -82,7 +82,9 @@ async def test_grandchildren_go_with_the_child(tmp_path: Path) -> None:
     await supervisor.start(spec("parent", tmp_path, code))
     await until(note.exists)
     await supervisor.stop()
-    await until(lambda: is_gone(int(note.read_text())))
+    grandchild = int(note.read_text())
+    await until(lambda: is_gone(grandchild))
+    assert is_gone(grandchild)
 
 
 async def test_a_child_that_never_works_is_given_up_with_its_last_words(

@@ -1,7 +1,7 @@
 """ONNX files from strangers: refused with a reason, before anything follows what they say."""
 
 import atexit
-import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from made_models import TOPOLOGIES, tiny
+from shoal_operator.api.profile import Profile
 from shoal_operator.modelling.errors import ModelRefused
 from shoal_operator.modelling.profile import profile_model
 from shoal_operator.modelling.safety import check_model_file
@@ -250,6 +251,13 @@ SEEDS = [
 ]
 
 
+def profile_or_refusal(path: Path) -> Profile | ModelRefused:
+    try:
+        return profile_model(path, {"x": (2, 16)})
+    except ModelRefused as refused:
+        return refused
+
+
 @settings(max_examples=250, deadline=None)
 @given(data=st.data())
 def test_damaged_models_are_refused_or_profiled_but_never_anything_else(
@@ -271,8 +279,15 @@ def test_damaged_models_are_refused_or_profiled_but_never_anything_else(
             content = bytearray(b"\0")
     path = FOLDER / "model.onnx"
     path.write_bytes(content)
-    with contextlib.suppress(ModelRefused):
-        profile_model(path, {"x": (2, 16)})
+    match profile_or_refusal(path):
+        case ModelRefused() as refused:
+            assert str(refused)
+        case Profile() as profile:
+            assert profile.digest == f"sha256:{hashlib.sha256(content).hexdigest()}"
+            assert all(size >= 0 for size in profile.weights.values())
+            assert profile.weight_bytes == sum(profile.weights.values())
+            made = {name for node in profile.nodes for name in node.outputs}
+            assert made <= profile.tensors.keys()
 
 
 @settings(max_examples=100, deadline=None)

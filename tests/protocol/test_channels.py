@@ -191,8 +191,8 @@ async def test_credentials_and_insecure_exclude_each_other(authority: Authority)
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "localhost:1"])
 async def test_every_way_to_write_loopback_is_loopback(address: str) -> None:
-    async with open_channel(address, insecure=True):
-        pass
+    async with open_channel(address, insecure=True) as channel:
+        assert channel.get_state() is grpc.ChannelConnectivity.IDLE
 
 
 async def test_a_port_that_is_taken_is_an_error_of_the_system() -> None:

@@ -1,5 +1,6 @@
 """Tensors survive the wire, the wire is what the .proto says, and strangers' bytes do no harm."""
 
+import contextlib
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -237,7 +238,7 @@ def header_of(tensors: Mapping[str, Array], codec: pb.Codec = pb.NONE) -> tuple[
     return frame, frame.payload
 
 
-def refused(frame: pb.Frame, reason: str, limits: Limits = DEFAULT) -> None:
+def assert_refused(frame: pb.Frame, reason: str, limits: Limits = DEFAULT) -> None:
     with pytest.raises(MalformedFrame, match=reason) as caught:
         ActivationAssembler(limits).feed(frame.SerializeToString())
     assert caught.value.transfer == 7
@@ -271,32 +272,32 @@ def test_a_header_that_contradicts_itself_is_refused(change: dict[str, Any], rea
             tensor.shape.extend(value)
         else:
             setattr(tensor, field, value)
-    refused(frame, reason)
+    assert_refused(frame, reason)
 
 
 def test_what_is_above_the_limit_is_refused_before_it_is_received() -> None:
     frame, _ = header_of({"x": np.zeros(8), "y": np.zeros(8)})
-    refused(frame, "would take 128 bytes or more, at most 127", Limits(decoded_bytes=127))
-    refused(frame, "2 tensors, at most 1", Limits(tensors=1))
+    assert_refused(frame, "would take 128 bytes or more, at most 127", Limits(decoded_bytes=127))
+    assert_refused(frame, "2 tensors, at most 1", Limits(tensors=1))
 
 
 def test_strings_are_reckoned_with_what_they_take_in_memory() -> None:
     frame, _ = header_of({"x": np.array([""] * 100, object)})
-    refused(frame, "would take 6800 bytes", Limits(decoded_bytes=1000))
+    assert_refused(frame, "would take 6800 bytes", Limits(decoded_bytes=1000))
 
 
 def test_two_tensors_of_one_name_are_refused() -> None:
     frame, _ = header_of({"x": np.zeros(8), "y": np.zeros(8)})
     frame.header.activation.tensors[1].name = "x"
-    refused(frame, "two tensors of one name")
+    assert_refused(frame, "two tensors of one name")
 
 
 def test_more_or_fewer_bytes_than_stated_are_refused() -> None:
     frame, payload = header_of({"x": np.zeros(8)})
     frame.payload = payload + b"."
-    refused(frame, "more than the 64 bytes")
+    assert_refused(frame, "more than the 64 bytes")
     frame.payload = payload[:-1]
-    refused(frame, "63 of 64 bytes, last: True")
+    assert_refused(frame, "63 of 64 bytes, last: True")
 
 
 @pytest.mark.parametrize("codec", [pb.LZ4, pb.ZSTD, pb.ZLIB])
@@ -306,23 +307,23 @@ def test_a_bomb_is_not_decoded_past_its_stated_size(codec: pb.Codec) -> None:
     tensor = bomb.header.activation.tensors[0]
     tensor.decoded_bytes = len(payload) + 1
     tensor.shape[:] = [len(payload) + 1]
-    refused(bomb, "tensor 'x': ")
+    assert_refused(bomb, "tensor 'x': ")
     tensor.decoded_bytes = tensor.shape[0] = 8 << 20
-    refused(bomb, "tensor 'x': ")
+    assert_refused(bomb, "tensor 'x': ")
 
 
 def test_damaged_content_is_refused() -> None:
     frame, payload = header_of({"x": np.array([True])})
     frame.payload = b"\x02"
-    refused(frame, "neither 0 nor 1")
+    assert_refused(frame, "neither 0 nor 1")
     frame, payload = header_of({"x": np.array(["ab", "c"], object)})
     frame.payload = payload[:6] + struct.pack("<I", 2**32 - 1) + payload[10:]
-    refused(frame, "the text ends within element 1")
+    assert_refused(frame, "the text ends within element 1")
     frame.payload = payload.replace(b"ab", b"\xff\xff")
-    refused(frame, "element 0")
+    assert_refused(frame, "element 0")
     del frame.header.activation.tensors[0].shape[:]
     frame.payload = payload
-    refused(frame, "5 bytes after the last element")
+    assert_refused(frame, "5 bytes after the last element")
 
 
 def messages_of(transfer: int, frame_bytes: int = 8) -> list[bytes]:
@@ -372,19 +373,25 @@ def test_transfers_do_not_interleave() -> None:
 # ---- fuzzing -------------------------------------------------------------------------------------
 
 
-def survive(messages: list[bytes]) -> None:
-    """Feed anything to an assembler: it may refuse, in its own way, and nothing else."""
-    assembler = ActivationAssembler(Limits(decoded_bytes=1 << 20))
+def assert_refused_or_within_limits(messages: list[bytes]) -> None:
+    """Feed anything to an assembler: it may refuse, in its own way, and nothing else; what it makes
+    of the rest keeps the limits.
+    """
+    limits = Limits(decoded_bytes=1 << 20)
+    assembler = ActivationAssembler(limits)
     for message in messages:
-        try:
-            assembler.feed(message)
-        except MalformedFrame as error:
-            assert str(error)  # noqa: PT017 - which error it is, is the point; not that there is one
+        with contextlib.suppress(MalformedFrame):
+            received = assembler.feed(message)
+            if received is not None:
+                assert received.decoded_bytes <= limits.decoded_bytes
+                assert len(received.tensors) <= limits.tensors
+                arrays = [each for each in received.tensors.values() if each.dtype != object]
+                assert sum(each.nbytes for each in arrays) <= received.decoded_bytes
 
 
 @given(st.lists(st.binary(max_size=200), max_size=3))
 def test_random_bytes_are_refused_or_ignored(messages: list[bytes]) -> None:
-    survive(messages)
+    assert_refused_or_within_limits(messages)
 
 
 @settings(max_examples=300)
@@ -404,7 +411,9 @@ def test_damaged_transfers_are_refused_or_read(data: st.DataObject, codec: pb.Co
             message[position] = data.draw(st.integers(0, 255))
             if data.draw(st.booleans()):
                 del message[position : position + data.draw(st.integers(0, 5))]
-    survive([bytes(message) for message in data.draw(st.permutations(messages))])
+    assert_refused_or_within_limits(
+        [bytes(message) for message in data.draw(st.permutations(messages))]
+    )
 
 
 @st.composite
@@ -436,7 +445,7 @@ def headers(draw: st.DrawFn) -> pb.FrameHeader:
 @settings(max_examples=300)
 @given(st.lists(st.tuples(headers(), st.binary(max_size=40)), max_size=4))
 def test_wild_headers_are_refused_or_read(frames: list[tuple[pb.FrameHeader, bytes]]) -> None:
-    survive([join_frame(header, payload) for header, payload in frames])
+    assert_refused_or_within_limits([join_frame(header, payload) for header, payload in frames])
 
 
 def test_frames_follow_one_another_without_gaps() -> None:

@@ -11,8 +11,8 @@ from agent.conftest import Joined
 from agent.fragment_making import MadeFragment, dense_model, write_fragment
 from agent.scripted_coordinator import ScriptedCoordinator
 from agent.test_running import edge, task
-from shoal_agent.shell.session import BATCHED_MESSAGES
 from shoal_protocol.assembly import ActivationAssembler
+from shoal_protocol.pacing import BATCHED_MESSAGES
 from shoal_protocol.tensors import Array, encode_activation
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement

@@ -11,10 +11,11 @@ import pytest
 from coordinator.scripted import connected, tensor
 from coordinator.world import World
 from shoal_operator.shell.coordinator.ahead import ReadAhead
-from shoal_operator.shell.coordinator.sessions import BATCHED_MESSAGES, DeviceSession
+from shoal_operator.shell.coordinator.sessions import DeviceSession
 from shoal_operator.shell.coordinator.wire import INLINE_BYTES
 from shoal_operator.shell.inputs import InputSet, scan_inputs
 from shoal_protocol.channels import MAXIMUM_MESSAGE_BYTES
+from shoal_protocol.pacing import BATCHED_MESSAGES
 from shoal_protocol.services import ConnectContext
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.session_pb2 import CoordinatorMessage, Execute, Hello, Probe

@@ -27,6 +27,7 @@ from shoal_agent.shell.shaping import STREAM_ERRORS, Uplink
 from shoal_agent.shell.tasks import Tasks
 from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.frames import MalformedFrame, TransferError, split_frame
+from shoal_protocol.pacing import BATCHED_MESSAGES, Pace
 from shoal_protocol.services import Connection, FrameStream, SessionClient
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
@@ -34,8 +35,6 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 _WELCOME_SECONDS: Final = 10.0
 _LAST_WORDS_SECONDS: Final = 2.0
 _DEFAULT_TELEMETRY_SECONDS: Final = 2.0
-BATCHED_MESSAGES: Final = 64
-"""What one batch holds at most, so that it stays far below the limit of a message."""
 _ROOM_SECONDS: Final = 0.05
 """How often inputs that came with their task are offered again where there was no room."""
 _COORDINATOR: Final = "coordinator"
@@ -198,8 +197,10 @@ class Session:
         self.end(await _status(call) or "the coordinator closed the stream")
 
     async def _write(self, call: Connection) -> None:
+        pace = Pace()
         while True:
             message = await self._outbox.get()
+            await pace.turn()
             waiting = min(self._outbox.qsize(), BATCHED_MESSAGES - 1)
             if waiting:
                 messages = [message, *(self._outbox.get_nowait() for _ in range(waiting))]

@@ -70,6 +70,7 @@ class Tasks:
         self._orders: dict[int, _Order] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = Nanoseconds(0)
         self._closed = False
 
     @property
@@ -100,6 +101,7 @@ class Tasks:
         deadline = None
         if message.deadline_seconds > 0:
             deadline = Nanoseconds(now + nanoseconds(message.deadline_seconds))
+            self._wake_at(deadline)
         self._orders[message.instruction] = _Order(message, now)
         self._do(
             self._queue.submit(
@@ -200,7 +202,6 @@ class Tasks:
                     self._store.drop(keys)
                 case _:
                     assert_never(effect)
-        self._set_timer()
 
     async def _run(self, start: execution.Start) -> None:
         """One task, from its inputs to its answer."""
@@ -350,15 +351,22 @@ class Tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._outlet.fail(error)
 
-    def _set_timer(self) -> None:
-        """Have `tick` called when the next deadline passes."""
+    def _wake_at(self, due: Nanoseconds) -> None:
+        """Have `tick` called then, or earlier. (Most tasks end long before their deadline: a timer
+        that follows the first one would be set anew several times a task.)"""
         if self._timer is not None:
+            if self._timer_due <= due:
+                return
             self._timer.cancel()
-            self._timer = None
-        due = self._queue.next_deadline()
-        if due is not None and not self._closed:
-            delay = max(0.0, seconds(Nanoseconds(due - steady_nanoseconds())))
-            self._timer = asyncio.get_running_loop().call_later(delay, self.tick)
+        delay = max(0.0, seconds(Nanoseconds(due - steady_nanoseconds())))
+        self._timer_due = due
+        self._timer = asyncio.get_running_loop().call_later(delay, self._tick_when_due)
+
+    def _tick_when_due(self) -> None:
+        self._timer = None
+        self.tick()
+        if (due := self._queue.next_deadline()) is not None and not self._closed:
+            self._wake_at(due)
 
     def tick(self) -> None:
         """Time has passed: deadlines, and activations that nobody claimed."""

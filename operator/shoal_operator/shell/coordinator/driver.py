@@ -30,6 +30,8 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
 logger = logging.getLogger(__name__)
 
+RELEASE_SECONDS: Final = 0.02
+"""How long a release waits for a message that it can go with."""
 DETOUR: Final = nanoseconds(60)
 """How long activations between two devices are relayed after one could not reach the other."""
 
@@ -71,6 +73,7 @@ class Driver:
         self._events: deque[ev.Event] = deque()
         self._stepping = False
         self._released: dict[str, list[pb.Task]] = {}
+        self._flushing: asyncio.TimerHandle | None = None
         self._detours: dict[tuple[str, str], Nanoseconds] = {}
 
     # ---- events ----------------------------------------------------------------------------------
@@ -84,7 +87,9 @@ class Driver:
         try:
             while self._events:
                 self._step(self._events.popleft())
-            self._flush_released()
+            if self._released and self._flushing is None:
+                loop = asyncio.get_running_loop()
+                self._flushing = loop.call_later(RELEASE_SECONDS, self._flush_released)
         except Exception as error:
             logger.exception("the dispatcher failed")
             if not self.broken.done():
@@ -106,10 +111,12 @@ class Driver:
         started = perf_counter()
         instructions = step(self.state, event)
         self._metrics.step_seconds.observe(perf_counter() - started)
-        if logger.isEnabledFor(logging.DEBUG) and not isinstance(event, ev.Tick):
+        debug = logger.isEnabledFor(logging.DEBUG)
+        if debug and not isinstance(event, ev.Tick):
             logger.debug("event %s", event)
         for instruction in instructions:
-            logger.debug("instruction %s", instruction)
+            if debug:
+                logger.debug("instruction %s", instruction)
             self._perform(instruction)
 
     @staticmethod
@@ -209,6 +216,8 @@ class Driver:
         session.tell(message)
 
     def _flush_released(self) -> None:
+        """Send what no message came after."""
+        self._flushing = None
         for device, tasks in self._released.items():
             if (session := self._session(device)) is not None:
                 session.tell(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
+from time import monotonic
 from typing import Final, Protocol
 
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
@@ -44,6 +45,30 @@ Write = Callable[[bytes], Awaitable[None]]
 
 class LinkBroken(ConnectionError):
     """The stream ended, or stood still for too long."""
+
+
+class StallWatch:
+    """Notices a write that stands still. (A timer for each write would cost more than the write.)
+
+    Late by a quarter of the limit, at most.
+    """
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._limit_seconds = limit_seconds
+        self._begun: float | None = None
+
+    def begin(self) -> None:
+        self._begun = monotonic()
+
+    def end(self) -> None:
+        self._begun = None
+
+    async def watch(self) -> None:
+        """Raise `TimeoutError` once a write has taken too long."""
+        while True:
+            await asyncio.sleep(self._limit_seconds / 4)
+            if self._begun is not None and monotonic() - self._begun > self._limit_seconds:
+                raise TimeoutError
 
 
 class ResultTaker(Protocol):
@@ -153,6 +178,7 @@ class ExchangeLink:
         self._waiting: deque[_Outgoing] = deque()
         self._unanswered: dict[int, asyncio.Future[Acknowledgement]] = {}
         self._work = asyncio.Event()
+        self._writes = StallWatch(STEP_SECONDS)
         self._room = asyncio.Event()
         self._room.set()
         self.broken: str | None = None
@@ -181,6 +207,10 @@ class ExchangeLink:
                 self._work.clear()
                 await self._work.wait()
 
+    async def watch_writes(self) -> None:
+        """Raise `TimeoutError` once the device does not read."""
+        await self._writes.watch()
+
     async def _write_transfer(self, outgoing: _Outgoing) -> None:
         async for frame in outgoing.frames:
             await self._write_frame(frame)
@@ -190,8 +220,9 @@ class ExchangeLink:
         loop.call_later(STEP_SECONDS, self._expire, outgoing.number)
 
     async def _write_frame(self, frame: bytes) -> None:
-        async with asyncio.timeout(STEP_SECONDS):
-            await self._write(frame)
+        self._writes.begin()
+        await self._write(frame)
+        self._writes.end()
         self._hub.sent_bytes += len(frame)
 
     def _enqueue(self, frames: Callable[[int], AsyncIterator[bytes]]) -> _Outgoing:

@@ -53,13 +53,12 @@ class CoordinatorMetrics:
         self._active = self._gauge("active_items", "Items admitted and not ended.")
         self._inputs = self._gauge("input_bytes_in_flight", "Inputs read and not delivered yet.")
         self._results = self._gauge("result_bytes_in_flight", "Results being received.")
-        for tier in ins.Tier:
-            self._tasks.labels(tier=tier.name.lower())
+        self._by_tier = {tier: self._tasks.labels(tier=tier.name.lower()) for tier in ins.Tier}
         self._counted = (0, 0, 0)
 
     def count_task(self, order: ins.Execute) -> None:
         """A task was given to a device."""
-        self._tasks.labels(tier=order.tier.name.lower()).inc()
+        self._by_tier[order.tier].inc()
 
     def refresh(self, state: State, hub: ExchangeHub, input_bytes: int) -> None:
         """Bring the gauges up to date; called from the thread that owns the state."""

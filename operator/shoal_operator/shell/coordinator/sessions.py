@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import re
+from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,9 +19,15 @@ from typing import Any, Final, Protocol
 import grpc
 
 from shoal_operator.shell.coordinator import wire
-from shoal_operator.shell.coordinator.exchange import ExchangeHub, ExchangeLink, LinkBroken
+from shoal_operator.shell.coordinator.exchange import (
+    ExchangeHub,
+    ExchangeLink,
+    LinkBroken,
+    StallWatch,
+)
 from shoal_protocol.channels import peer_name
 from shoal_protocol.frames import MalformedFrame
+from shoal_protocol.pacing import BATCHED_MESSAGES, Pace
 from shoal_protocol.services import ConnectContext, FrameContext, device_metadata
 from shoal_protocol.v1.session_pb2 import (
     AgentMessage,
@@ -38,8 +45,6 @@ WRITE_SECONDS: Final = 30.0
 MAXIMUM_SESSIONS: Final = 10_000
 UNSENT_MESSAGES: Final = 4096
 """A device that is this far behind is cut off."""
-BATCHED_MESSAGES: Final = 64
-"""What one batch holds at most, so that it stays far below the limit of a message."""
 
 
 class SessionEvents(Protocol):
@@ -67,9 +72,9 @@ class DeviceSession:
     ended: asyncio.Future[str] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    _outbox: asyncio.Queue[CoordinatorMessage] = field(
-        default_factory=lambda: asyncio.Queue(UNSENT_MESSAGES)
-    )
+    _outbox: deque[CoordinatorMessage] = field(default_factory=deque)
+    _work: asyncio.Event = field(default_factory=asyncio.Event)
+    _writes: StallWatch = field(default_factory=lambda: StallWatch(WRITE_SECONDS))
 
     @property
     def device(self) -> str:
@@ -77,10 +82,11 @@ class DeviceSession:
 
     def tell(self, message: CoordinatorMessage) -> None:
         """Send a message, in order, some time."""
-        try:
-            self._outbox.put_nowait(message)
-        except asyncio.QueueFull:
+        if len(self._outbox) >= UNSENT_MESSAGES:
             self.end(f"{UNSENT_MESSAGES} messages are unsent")
+            return
+        self._outbox.append(message)
+        self._work.set()
 
     def end(self, reason: str) -> None:
         """Close the session."""
@@ -89,14 +95,24 @@ class DeviceSession:
 
     async def write_all(self, context: ConnectContext) -> None:
         """Write what is told, until the stream breaks. What waits goes as one message."""
+        outbox, pace = self._outbox, Pace()
         while True:
-            message = await self._outbox.get()
-            if not (self._outbox.empty() or message.HasField("welcome")):
-                waiting = min(self._outbox.qsize(), BATCHED_MESSAGES - 1)
-                messages = [message, *(self._outbox.get_nowait() for _ in range(waiting))]
+            if not outbox:
+                self._work.clear()
+                await self._work.wait()
+            await pace.turn()
+            message = outbox.popleft()
+            if outbox and not message.HasField("welcome"):
+                waiting = min(len(outbox), BATCHED_MESSAGES - 1)
+                messages = [message, *(outbox.popleft() for _ in range(waiting))]
                 message = CoordinatorMessage(batch=CoordinatorBatch(messages=messages))
-            async with asyncio.timeout(WRITE_SECONDS):
-                await context.write(message)
+            self._writes.begin()
+            await context.write(message)
+            self._writes.end()
+
+    async def watch_writes(self) -> None:
+        """Raise `TimeoutError` once the device does not read."""
+        await self._writes.watch()
 
 
 class Sessions:
@@ -197,13 +213,15 @@ class Sessions:
         """Read and write until either ends; why it ended."""
         reader = asyncio.create_task(self._read(session, requests))
         writer = asyncio.create_task(session.write_all(context))
+        watch = asyncio.create_task(session.watch_writes())
+        tasks = (reader, watch, writer)
         try:
-            waited: set[asyncio.Future[Any]] = {reader, writer, session.ended}
+            waited: set[asyncio.Future[Any]] = {*tasks, session.ended}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            reader.cancel()
-            writer.cancel()
-            results = await asyncio.gather(reader, writer, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
         if session.ended.done():
             return session.ended.result()
         return _reason(results, session.device)
@@ -244,6 +262,7 @@ class Sessions:
         self._hub.links[session.device] = link
         tasks = (
             asyncio.create_task(link.read_all(requests)),
+            asyncio.create_task(link.watch_writes()),
             asyncio.create_task(link.write_all()),
         )
         reason = "the stream ended"

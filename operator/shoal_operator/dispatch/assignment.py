@@ -276,7 +276,7 @@ def _promise_consumers(state: State, task: Task, device: Device) -> tuple[tuple[
         target = following.promised
         if target is None or target.lost or service not in target.listed:
             unpromise(following)
-            target = _foresee(service, device)
+            target = _foresee(service, device, state.limits.queue_depth)
             if target is not None:
                 promise(following, target)
         if target is not None and target is not device:
@@ -284,7 +284,7 @@ def _promise_consumers(state: State, task: Task, device: Device) -> tuple[tuple[
     return tuple(named)
 
 
-def _foresee(service: Service, producer: Device) -> Device | None:
+def _foresee(service: Service, producer: Device, depth: int) -> Device | None:
     """Where a consumer will probably run: here if that is no worse, else the first server."""
     first = best(service)
     if first is None:
@@ -294,7 +294,10 @@ def _foresee(service: Service, producer: Device) -> Device | None:
         return None
     if service in producer.listed and producer.load <= first.load + producer.slots:
         return producer
-    return first if first.load <= first.slots else None
+    # Where short tasks fill deep queues and one device has the fragment, the activation goes there
+    # in any case: a Forward later would only be one more instruction.
+    slack = 2 * (first.slots - depth) if len(service.servers) == 1 else 0
+    return first if first.load <= first.slots + slack else None
 
 
 # ---- promises and claims -------------------------------------------------------------------------

@@ -1,10 +1,19 @@
 """One memory and CPU cgroup per agent, where the machine allows it; v1 and v2.
 
-Theory. A device's group is `PARENT/shoal-RUN/DEVICE`, in one hierarchy under v2 and in one per
-controller under v1. PARENT is this process's own group under v1, so that every limit which
-surrounds `shoal run` surrounds its agents too. Under v2 a group with processes cannot hand
-controllers down, so PARENT is the nearest group on the way up whose `cgroup.subtree_control` names
-`memory`.
+Theory. A device's group is `PARENT/shoal-RUN/agent-DEVICE`, in one hierarchy under v2 and in one
+per controller under v1. PARENT is this process's own group, so that every limit which surrounds
+`shoal run` surrounds its agents too. Under v2 a group with processes in it cannot hand controllers
+down (the kernel's "no internal process" rule; its root is exempt). So PARENT is, of these:
+
+- the own group, if this process is alone in it and memory can be controlled there: a service or
+  scope of its own, as `systemd-run --user --scope -p Delegate=yes shoal run ...` makes, or a
+  container. This process then moves into a leaf, `shoal-RUN/runner`, and back at the end;
+- the kernel's root group, if this process is there: a machine without systemd;
+- else the nearest group on the way up that hands memory down.
+
+Who is not root may make groups, and move processes between them, only below a group that was
+delegated to him: the directory, `cgroup.procs` and `cgroup.subtree_control` of the nearest group
+above both ends must be his. Whether it is, is found by trying (`open_groups`).
 
 A process enters its group before it becomes the agent: a shell writes its own number into
 `cgroup.procs` and then `exec`s (`DeviceGroup.enter`), so not one page of the agent is charged
@@ -33,6 +42,7 @@ from typing import Final
 
 PERIOD_MICROSECONDS: Final = 100_000
 _PREFIX: Final = "shoal-"
+_RUNNER: Final = "runner"
 _ENTER: Final = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 126; shift; done; shift; exec "$@"'
 _PROBE_TIMEOUT_SECONDS: Final = 5.0
 _REMOVE_TIMEOUT_SECONDS: Final = 2.0
@@ -48,11 +58,18 @@ class Enforce(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """Where groups are made: PARENT of each controller. Under v2 both are the same folder."""
+    """Where groups are made: PARENT of each controller. Under v2 both are the same folder.
+
+    For v2, `controllers` are what a run's groups are to have. `hands_down`: PARENT hands them down
+    already; else it is to be told so. `occupied`: this process is in PARENT, and must leave first.
+    """
 
     version: int
     memory: Path
     cpu: Path | None
+    controllers: tuple[str, ...] = ()
+    hands_down: bool = True
+    occupied: bool = False
 
     @property
     def parents(self) -> tuple[Path, ...]:
@@ -93,8 +110,8 @@ class DeviceGroup:
         return ["/bin/sh", "-c", _ENTER, "shoal-enter", *doors, "--", *command]
 
     def limit_memory(self, limit_bytes: int) -> None:
-        """Set the hard limit; `OSError` EBUSY if the group already holds more than can be
-        reclaimed.
+        """Set the hard limit. If the group holds more already than can be reclaimed: `OSError`
+        EBUSY under v1; v2 sets it and ends processes.
         """
         if self.version == 2:
             # No swap for the group, else the limit would bound nothing. Absent where swap is not
@@ -150,24 +167,49 @@ class RunGroups:
 
     def create(self, device: str) -> DeviceGroup:
         """Make the group of a device, and the run's own above it."""
+        # A prefix, since the kernel's own files are called memory.max and the like.
+        name = f"agent-{device}"
         for root in self.roots:
             root.mkdir(exist_ok=True)
             if self.hierarchy.version == 2:
-                wanted = "+memory +cpu" if self.hierarchy.cpu is not None else "+memory"
-                (root / "cgroup.subtree_control").write_text(wanted)
-            (root / device).mkdir(exist_ok=True)
-        name = f"{_PREFIX}{self.run}"
+                self._prepare(root)
+            (root / name).mkdir(exist_ok=True)
         cpu = self.hierarchy.cpu
+        run = f"{_PREFIX}{self.run}"
         return DeviceGroup(
             version=self.hierarchy.version,
-            memory=self.hierarchy.memory / name / device,
-            cpu=None if cpu is None else cpu / name / device,
+            memory=self.hierarchy.memory / run / name,
+            cpu=None if cpu is None else cpu / run / name,
         )
 
     def remove(self) -> None:
         """Remove every group of the run, whose processes are gone; the kernel may lag."""
         for root in self.roots:
-            _remove_tree(root, deadline=time.monotonic() + _REMOVE_TIMEOUT_SECONDS)
+            deadline = time.monotonic() + _REMOVE_TIMEOUT_SECONDS
+            for group in root.glob("agent-*"):
+                _remove_group(group, deadline=deadline)
+            if self.hierarchy.version == 2 and root.is_dir():
+                self._undo(root)
+            _remove_tree(root, deadline=deadline)
+
+    def _prepare(self, root: Path) -> None:
+        """v2: have the run's group, and PARENT above it, hand the controllers down."""
+        enable = " ".join(f"+{each}" for each in self.hierarchy.controllers)
+        if not self.hierarchy.hands_down and not (root / _RUNNER).exists():
+            if self.hierarchy.occupied:
+                (root / _RUNNER).mkdir()
+                (root / _RUNNER / "cgroup.procs").write_text("0")  # whoever writes this moves
+            (root.parent / "cgroup.subtree_control").write_text(enable)
+        (root / "cgroup.subtree_control").write_text(enable)
+
+    def _undo(self, root: Path) -> None:
+        """v2: move back, so that nothing is left of the run. What fails leaves a group behind."""
+        disable = " ".join(f"-{each}" for each in self.hierarchy.controllers)
+        if self.hierarchy.occupied and (root / _RUNNER).is_dir():
+            with contextlib.suppress(OSError):
+                (root / "cgroup.subtree_control").write_text(disable)
+                (root.parent / "cgroup.subtree_control").write_text(disable)
+                (root.parent / "cgroup.procs").write_text("0")
 
 
 def open_groups(run: str) -> RunGroups | Unavailable:
@@ -195,13 +237,25 @@ def open_groups(run: str) -> RunGroups | Unavailable:
         )
     except OSError as error:
         groups.remove()
-        return Unavailable(reason=f"cgroup {hierarchy.memory} not writable: {error.strerror}")
+        return Unavailable(
+            reason=f"cgroup {hierarchy.memory} not writable: {error.strerror}{_way_out(hierarchy)}"
+        )
     except subprocess.SubprocessError:
         groups.remove()
-        return Unavailable(reason=f"no process may be put into a cgroup below {hierarchy.memory}")
-    for root in groups.roots:
-        (root / "probe").rmdir()
+        return Unavailable(
+            reason=f"no process may be put into a cgroup below {hierarchy.memory}"
+            f"{_way_out(hierarchy)}"
+        )
+    for folder in probe.folders:
+        folder.rmdir()
     return groups
+
+
+def _way_out(hierarchy: Hierarchy) -> str:
+    """What a user without the rights can do, where systemd can give them."""
+    if hierarchy.version == 1 or os.geteuid() == 0 or not Path("/run/systemd/system").is_dir():
+        return ""
+    return "; try: systemd-run --user --scope -p Delegate=yes shoal run ..."
 
 
 def find_hierarchy(mounts: str, membership: str) -> Hierarchy | Unavailable:
@@ -262,15 +316,44 @@ def _start_ticks(process: int) -> int | None:
 
 
 def _v2_hierarchy(own: Path) -> Hierarchy | Unavailable:
-    for folder in (own, *own.parents):
-        try:
-            handed_down = (folder / "cgroup.subtree_control").read_text().split()
-        except OSError:
-            break
+    controllers = _words(own / "cgroup.controllers")
+    # The kernel's root group has no type.
+    is_root = (own / "cgroup.controllers").exists() and not (own / "cgroup.type").exists()
+    alone = _words(own / "cgroup.procs") == [str(os.getpid())]
+    if "memory" in controllers and (alone or is_root):
+        return _v2_parent(own, controllers, hands_down=False, occupied=not is_root)
+    for folder in own.parents:
+        handed_down = _words(folder / "cgroup.subtree_control")
         if "memory" in handed_down:
-            cpu = folder if "cpu" in handed_down else None
-            return Hierarchy(version=2, memory=folder, cpu=cpu)
+            return _v2_parent(folder, handed_down, hands_down=True, occupied=False)
+    if is_root:
+        return Unavailable(
+            reason="the kernel has no memory controller (on a Raspberry Pi: "
+            "cgroup_enable=memory on its command line)"
+        )
     return Unavailable(reason=f"the memory controller is not handed down to {own}")
+
+
+def _v2_parent(
+    folder: Path, controllers: Sequence[str], *, hands_down: bool, occupied: bool
+) -> Hierarchy:
+    wanted = tuple(each for each in ("memory", "cpu") if each in controllers)
+    return Hierarchy(
+        version=2,
+        memory=folder,
+        cpu=folder if "cpu" in wanted else None,
+        controllers=wanted,
+        hands_down=hands_down,
+        occupied=occupied,
+    )
+
+
+def _words(file: Path) -> list[str]:
+    """The words of one of the kernel's files; none if it is not there or not ours to read."""
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
 
 
 def _membership(text: str) -> Mapping[str, str]:
@@ -308,14 +391,16 @@ def _remove_tree(root: Path, *, deadline: float) -> None:
     if not root.is_dir():
         return
     for child in [*(path for path in root.iterdir() if path.is_dir()), root]:
-        while True:
-            try:
-                child.rmdir()
-            except FileNotFoundError:
-                break
-            except OSError as error:
-                if error.errno != errno.EBUSY or time.monotonic() >= deadline:
-                    break
-                time.sleep(0.01)
-            else:
-                break
+        _remove_group(child, deadline=deadline)
+
+
+def _remove_group(group: Path, *, deadline: float) -> None:
+    while True:
+        try:
+            group.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() >= deadline:
+                return
+            time.sleep(0.01)
+        else:
+            return

@@ -180,6 +180,7 @@ class _Run:
         groups = self._open_groups()
         try:
             self._pools = self._make_pools(jobs, groups)
+            self._note_unlimited_processors(groups)
             self._observer.phase(
                 f"starting {sum(len(pool.devices) for pool in self._pools)} agents"
             )
@@ -240,6 +241,15 @@ class _Run:
             order = own[0].order.plan
             pools.append(PoolRun(order.pool, order.devices, own, settings, self._supervisor))
         return pools
+
+    def _note_unlimited_processors(self, groups: RunGroups | None) -> None:
+        if groups is not None and groups.hierarchy.cpu is not None:
+            return
+        named = [d.name for pool in self._pools for d in pool.devices if d.cpus is not None]
+        if named:
+            self._observer.note(
+                f"cpus of {', '.join(named)}: not enforced, there is no cpu cgroup to be had here"
+            )
 
     async def _stop(self, groups: RunGroups | None) -> None:
         """Phase 6: what has not ended is cancelled, then every process goes, then the cgroups."""

@@ -1,8 +1,8 @@
 """A real Kubernetes for tests: a control plane, or a cluster with three nodes, one per session.
 
-What cannot run here is skipped with the reason; nothing is built or installed by a test. Whoever
-wants one of its own (to stop its parts, to slow its store, to count its writes) makes it:
-`with or_skip(lambda: ControlPlane(audit=True)) as plane: ...`.
+What cannot run here is skipped with the reason; nothing is built or installed by a test: that is
+for `make cluster-build`. Whoever wants one of its own (to stop its parts, to slow its store, to
+count its writes) makes it: `with or_skip(lambda: ControlPlane(audit=True)) as plane: ...`.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,9 +10,15 @@ from typing import TypeVar
 
 import pytest
 
-from shoal_cluster import ControlPlane, MachineLacks
+from shoal_cluster import Cluster, ControlPlane, MachineLacks, NodeShape
 
 T = TypeVar("T")
+MIB = 2**20
+SHAPES = (
+    NodeShape("large", 1024 * MIB, {"size": "large"}),
+    NodeShape("medium", 512 * MIB, {"size": "medium"}),
+    NodeShape("small", 256 * MIB, {"size": "small"}),
+)
 
 
 def or_skip(make: Callable[[], T]) -> T:
@@ -28,3 +34,11 @@ def control_plane() -> Iterator[ControlPlane]:
     """API server, etcd, controller-manager and scheduler; no nodes, so pods stay Pending."""
     with or_skip(ControlPlane) as plane:
         yield plane
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three nodes of different memory sizes: large, medium and small."""
+    with or_skip(Cluster) as made:
+        made.add_nodes(SHAPES)
+        yield made

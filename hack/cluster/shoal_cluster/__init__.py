@@ -15,7 +15,22 @@ what is tested on it is tested as on a stranger's cluster. From the inside out:
 """
 
 from shoal_cluster.access import Access, CommandFailed
-from shoal_cluster.control_plane import ControlPlane
+from shoal_cluster.cluster import Cluster
+from shoal_cluster.control_plane import ApiWrite, ControlPlane
+from shoal_cluster.images import Image, base_image, build_image
 from shoal_cluster.machine import MachineLacks
+from shoal_cluster.node import Node, NodeShape
 
-__all__ = ["Access", "CommandFailed", "ControlPlane", "MachineLacks"]
+__all__ = [
+    "Access",
+    "ApiWrite",
+    "Cluster",
+    "CommandFailed",
+    "ControlPlane",
+    "Image",
+    "MachineLacks",
+    "Node",
+    "NodeShape",
+    "base_image",
+    "build_image",
+]

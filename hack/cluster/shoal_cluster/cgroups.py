@@ -1,7 +1,7 @@
 """The cgroups of a node: one root for all its pods, below which its kubelet makes the rest.
 
-Under cgroups v1, also in their hybrid form, each controller is a mount of its own and the root is
-made in each; under v2 there is one tree.
+Under cgroups v1 each controller is a mount of its own and the root is made in each, in the hybrid
+form also in the tree without controllers; under v2 there is one tree.
 """
 
 import os
@@ -59,10 +59,12 @@ def _trees() -> Iterator[Path]:
     if _is_v2():
         yield _MOUNT
         return
+    if not _MOUNT.is_dir():
+        return
     seen: set[Path] = set()
     for entry in sorted(_MOUNT.iterdir()):
         mount = entry.resolve()  # `cpu,cpuacct` has links from `cpu` and from `cpuacct`
-        if mount not in seen and entry.is_dir() and entry.name != "unified":
+        if mount not in seen and entry.is_dir():
             seen.add(mount)
             yield mount
 

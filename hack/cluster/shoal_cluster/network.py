@@ -55,16 +55,11 @@ class Network:
         ip("address", "add", f"{self.host_address}/24", "dev", self.bridge)
         ip("link", "set", self.bridge, "up")
 
-    def exists(self) -> bool:
-        """Whether the bridge is there."""
-        return Path("/sys/class/net", self.bridge).exists()
-
     def remove(self) -> None:
         """Remove the links and the bridge; the routes go with them."""
-        for link in Path("/sys/class/net").glob(f"{self.bridge}n*"):
-            ip("link", "delete", link.name)
-        if self.exists():
-            ip("link", "delete", self.bridge)
+        links = Path("/sys/class/net").glob(f"{self.bridge}n*")
+        for name in (*(link.name for link in links), self.bridge):
+            _delete_link(name)
 
     def add_node(self, node: int, pid: int) -> None:
         """Link the network namespace of process `pid` to the bridge, as node number `node`."""
@@ -76,14 +71,13 @@ class Network:
         within(pid, "ip", "address", "add", f"{address}/24", "dev", "eth0")
         within(pid, "ip", "link", "set", "eth0", "up")
         within(pid, "ip", "route", "add", "default", "via", self.host_address)
-        within(pid, "sysctl", "--quiet", "--write", "net.ipv4.ip_forward=1")
+        within(pid, "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
         ip("route", "replace", self.node_pods(node), "via", address)
 
     def remove_node(self, node: int) -> None:
-        """Remove the link of a node; its route goes with it when the bridge goes."""
-        if Path("/sys/class/net", self.link(node)).exists():
-            ip("link", "delete", self.link(node))
-            ip("route", "delete", self.node_pods(node))
+        """Remove the link of a node, and the way to its pods."""
+        _delete_link(self.link(node))
+        ip("route", "delete", self.node_pods(node))
 
     def join(self, node: int, pid: int, other: int) -> None:
         """Let node `node`, whose process is `pid`, reach the pods of node `other`."""
@@ -93,6 +87,17 @@ class Network:
     def set_link(self, node: int, state: str) -> None:
         """Set the host's end of a node's link "up" or "down"."""
         ip("link", "set", self.link(node), state)
+
+
+def _delete_link(name: str) -> None:
+    """Delete a link, which may go by itself at the same time, together with its namespace."""
+    here = Path("/sys/class/net", name)
+    try:
+        if here.exists():
+            ip("link", "delete", name)
+    except OSError:
+        if here.exists():
+            raise
 
 
 def within(pid: int, *command: str | Path) -> None:

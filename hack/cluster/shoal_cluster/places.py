@@ -1,7 +1,8 @@
 """Where things are kept: the cache that outlives clusters, and one folder for each cluster.
 
-A cluster's folder is `/var/tmp/shoal-clusters-UID/NUMBER`. Its number, the smallest free one, also
-names the cluster's bridge and cgroups and chooses its subnet, so that clusters live side by side.
+A cluster's folder is `/var/tmp/shoal-clusters-UID/NUMBER`. Its number, which no other cluster has
+or has had lately, also names the cluster's bridge and cgroups and chooses its subnet, so that
+clusters live side by side.
 Who made the folder holds a lock on it: when the maker dies, the kernel lets go, and whoever makes
 a cluster next takes down what is left, unless the cluster was made to be kept.
 """
@@ -9,6 +10,7 @@ a cluster next takes down what is left, unless the cluster was made to be kept.
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +18,6 @@ from pathlib import Path
 from typing import IO
 
 MODULES = Path(__file__).resolve().parents[1] / "modules"
-PYTHON_PATH = Path(__file__).resolve().parents[1]
 # Not /tmp, which is often memory; and short, because sockets below it may have 108 bytes.
 _CLUSTERS = Path(f"/var/tmp/shoal-clusters-{os.getuid()}")  # noqa: S108 - of mode 0700, see below
 _MOST_CLUSTERS = 48
@@ -50,22 +51,37 @@ class Home:
         """Let the cluster outlive this process."""
         (self.folder / "kept").touch()
 
+    def release(self) -> None:
+        """Let go of the lock."""
+        self._lock.close()
+
     def remove(self) -> None:
         """Give the number back and remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self._lock.close()
+        until = time.monotonic() + 10
+        while True:
+            try:
+                shutil.rmtree(self.folder)
+                break
+            except OSError:  # the kernel has not quite let go of a node's mounts
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+        self.release()
 
 
 def claim(take_down: Callable[[Home], None]) -> Home:
-    """Take the smallest free number, after `take_down` of every cluster whose maker has died."""
+    """Take the next free number, after `take_down` of every cluster whose maker has died."""
     _CLUSTERS.mkdir(mode=0o700, exist_ok=True)
+    last = _CLUSTERS / "last"
     with locked(_CLUSTERS / "lock"):
         for left in _abandoned():
             take_down(left)
-        for number in range(_MOST_CLUSTERS):
+        after = int(last.read_text()) + 1 if last.exists() else 0
+        for number in (*range(after, _MOST_CLUSTERS), *range(after)):
             folder = _CLUSTERS / str(number)
             if not folder.exists():
                 folder.mkdir()
+                last.write_text(str(number))
                 lock = (folder / "lock").open("w")
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 return Home(number, folder, lock)

@@ -23,19 +23,29 @@ class ProgramFailed(Exception):
 
 @dataclass(slots=True)
 class Process:
-    """One program with its log; `home` is the folder of its cluster."""
+    """One program with its log; `home` is the folder of its cluster.
+
+    `wraps` says that the command starts the program as its one child, as unshare and nsenter do;
+    `within` that it is to run in the network, mount and process namespaces of that process.
+    """
 
     name: str
     command: Sequence[str | Path]
     log: Path
     home: Path
+    wraps: bool = False
+    within: int = 0
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
     def pid(self) -> int:
-        """Its process id; it must have been started."""
+        """The program's process id; it must have been started."""
         assert self._child is not None, f"{self.name} was not started"
-        return self._child.pid
+        if not (self.wraps or self.within):
+            return self._child.pid
+        wrapper = self._child.pid
+        self.wait_until(lambda: bool(_children(wrapper)), "entering its namespaces")
+        return _children(wrapper)[0]
 
     @property
     def running(self) -> bool:
@@ -46,9 +56,11 @@ class Process:
         """Start it; its log goes on where it was."""
         assert not self.running, f"{self.name} runs already"
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        namespaces = (f"--target={self.within}", "--net", "--mount", "--pid", "--")
+        enter = ("nsenter", *namespaces) if self.within else ()
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(
-                list(self.command),
+                [*enter, *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -60,18 +72,22 @@ class Process:
         """End it politely, and by force after `grace_seconds`."""
         if self._child is None or not self.running:
             return
-        self._child.send_signal(signal.SIGCONT)
-        self._child.terminate()
+        self._signal(signal.SIGCONT)
+        os.kill(self.pid, signal.SIGTERM)
         try:
             self._child.wait(grace_seconds)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
-        """End it as a crash would (SIGKILL)."""
-        if self._child is not None and self.running:
-            self._child.kill()
-            self._child.wait()
+        """End it as a crash would (SIGKILL), and return when it has ended."""
+        if self._child is None or not self.running:
+            return
+        pids = [self._child.pid, *_children(self._child.pid)]
+        self._signal(signal.SIGKILL)
+        self._child.wait()
+        while any(map(_runs, pids)):
+            time.sleep(_POLL_SECONDS)
 
     def pause(self) -> None:
         """Freeze it: its connections stay open and nothing answers (SIGSTOP)."""
@@ -79,7 +95,7 @@ class Process:
 
     def go_on(self) -> None:
         """End a `pause`."""
-        os.kill(self.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def resident_bytes(self) -> int:
         """Its resident memory now, in bytes."""
@@ -106,6 +122,14 @@ class Process:
                     f"{self.name}: not {what} within {seconds:.0f} s:\n{self.last_words()}"
                 )
             time.sleep(_POLL_SECONDS)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Signal the program and what wraps it: nsenter stops together with its child."""
+        assert self._child is not None, f"{self.name} was not started"
+        inner = _children(self._child.pid) if self.wraps or self.within else []
+        for pid in (*inner, self._child.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def end_all(home: Path, seconds: float = 20.0) -> None:
@@ -137,3 +161,20 @@ def _environment(process: Path) -> list[bytes]:
         return (process / "environ").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return []
+
+
+def _children(pid: int) -> list[int]:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
+    return []
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process, and it is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"

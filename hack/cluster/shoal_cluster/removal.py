@@ -13,8 +13,6 @@ def take_down(home: Home) -> None:
     node: they and all its mounts end with the node's first process.
     """
     end_all(home.folder)
-    network = Network(home.number)
-    if network.exists():
-        network.remove()
-        cgroups.remove(home.number)
+    Network(home.number).remove()
+    cgroups.remove(home.number)
     home.remove()

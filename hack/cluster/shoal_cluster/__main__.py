@@ -1,0 +1,109 @@
+"""A cluster for a person: `make cluster-build`, `make cluster`, `make cluster-down`.
+
+python -m shoal_cluster build [PROGRAM...]    build programs; those of a cluster by default
+python -m shoal_cluster up                    three nodes and a kubeconfig, kept until `down`
+python -m shoal_cluster down                  remove it, and whatever a crash has left
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from shoal_cluster import images, machine, places
+from shoal_cluster.build import CONTROL_PLANE_PROGRAMS, NODE_PROGRAMS, PROGRAMS, build
+from shoal_cluster.cluster import Cluster, require_machine
+from shoal_cluster.machine import MachineLacks
+from shoal_cluster.node import NodeShape
+from shoal_cluster.removal import take_down
+
+KUBECONFIG = Path("out/cluster/kubeconfig")
+MIB = 2**20
+SHAPES = (
+    NodeShape("large", 1024 * MIB),
+    NodeShape("medium", 512 * MIB),
+    NodeShape("small", 256 * MIB),
+)
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(prog="shoal_cluster", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    builds = commands.add_parser("build", help="build programs")
+    builds.add_argument("programs", nargs="*", choices=[[], *PROGRAMS], metavar="PROGRAM")
+    commands.add_parser("up", help="make a cluster and keep it")
+    commands.add_parser("down", help="remove it")
+    asked = parser.parse_args()
+    try:
+        match asked.command:
+            case "build":
+                prepare(asked.programs)
+            case "up":
+                up()
+            case "down":
+                down()
+    except MachineLacks as lacking:
+        sys.exit(str(lacking))
+
+
+def prepare(programs: list[str]) -> None:
+    """Build what a cluster needs, or `programs`; install and make what nodes need, where it can."""
+    build(programs or CONTROL_PLANE_PROGRAMS, _say)
+    if programs:
+        return
+    lacks = machine.lacks_for_nodes()
+    if lacks:
+        _say(f"without nodes, because these need: {'; '.join(lacks)}")
+        return
+    installed = machine.install({**machine.NODE_PROGRAMS, **machine.IMAGE_PROGRAMS})
+    if installed:
+        _say(f"installed {' '.join(installed)}")
+    build(NODE_PROGRAMS, _say)
+    started = time.monotonic()
+    images.pause_image()
+    images.base_image()
+    if (seconds := time.monotonic() - started) > 5:
+        _say(f"base image: made in {seconds:.0f} s")
+
+
+def up() -> None:
+    """Make the cluster that `down` removes."""
+    if standing := places.kept():
+        for home in standing:
+            home.release()
+        sys.exit("a cluster stands already: `make cluster-down` removes it")
+    lacks = machine.lacks_for_nodes()
+    if lacks:
+        raise MachineLacks("A cluster with nodes", lacks)
+    prepare([])
+    require_machine()
+    started = time.monotonic()
+    cluster = Cluster()
+    try:
+        cluster.start()
+        cluster.add_nodes(SHAPES)
+        cluster.keep(KUBECONFIG)
+    except BaseException:
+        cluster.stop()
+        raise
+    _say(f"cluster: {len(SHAPES)} nodes, ready in {time.monotonic() - started:.0f} s")
+    print(f"\n  export KUBECONFIG={KUBECONFIG.resolve()}\n  kubectl get nodes")
+
+
+def down() -> None:
+    """Remove the kept cluster, and the clusters whose maker has died."""
+    standing = places.kept()
+    for home in standing:
+        take_down(home)
+    left = places.take_down_abandoned(take_down)
+    KUBECONFIG.unlink(missing_ok=True)
+    _say(f"clusters removed: {len(standing)}, left by a crash: {left}")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

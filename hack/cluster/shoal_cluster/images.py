@@ -1,0 +1,163 @@
+"""Container images: a base to build from, the pause image, and whatever a Dockerfile makes.
+
+No image registry is asked: the base is made from Debian's packages and then called by the name of
+the image that a Dockerfile starts from, so that an ordinary Dockerfile builds on it. Images and
+their layers are kept in the cache; a build after a change of the code takes seconds.
+"""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal_cluster import machine
+from shoal_cluster.places import cache, locked
+from shoal_cluster.programs import find
+
+BASE_IMAGE = "docker.io/library/python:3.11-slim"
+PAUSE_IMAGE = "localhost/pause:1"
+_BASE_PACKAGES = "python3,python3-pip,python3-venv,ca-certificates"
+# What the Debian packages do otherwise than the image whose name the base bears.
+_LIKE_THE_ORIGINAL = (
+    'rm -f "$1"/usr/lib/python3.11/EXTERNALLY-MANAGED'
+    ' && ln -s /usr/bin/python3.11 "$1"/usr/local/bin/python3.11'
+    ' && ln -s python3.11 "$1"/usr/local/bin/python3'
+    ' && ln -s python3.11 "$1"/usr/local/bin/python'
+)
+_LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image: the name that manifests call it by, and its archive, to be imported into nodes."""
+
+    name: str
+    archive: Path
+
+
+class ImageFailed(Exception):
+    """An image could not be made; the message is the end of what the builder said."""
+
+
+def base_image() -> Image:
+    """Python 3.11 on Debian, under the name that Dockerfiles start from; made once (a minute)."""
+    with locked(cache() / "images.lock"):
+        if not _identity(BASE_IMAGE):
+            _make_base()
+    return _archived(BASE_IMAGE)
+
+
+def pause_image() -> Image:
+    """What holds a pod's namespaces."""
+    with locked(cache() / "images.lock"):
+        if not _identity(PAUSE_IMAGE):
+            _commit(PAUSE_IMAGE, find("pause"), "/pause", entrypoint='["/pause"]')
+    return _archived(PAUSE_IMAGE)
+
+
+def build_image(
+    name: str,
+    *,
+    dockerfile: Path,
+    context: Path,
+    target: str = "",
+    arguments: Sequence[str] = (),
+) -> Image:
+    """Build `target` of `dockerfile` (its last stage by default) with the files of `context`.
+
+    Args:
+        name: What to call it: "registry/path:tag", without which a manifest says "docker.io/...".
+        dockerfile: The Dockerfile; where it starts from Python it gets the base image.
+        context: The folder that COPY copies from.
+        target: The stage to stop at.
+        arguments: More arguments for `buildah build`, such as `--build-arg=NAME=VALUE`.
+
+    Raises:
+        ImageFailed: with the end of what the builder said.
+    """
+    base_image()
+    # For pip in a RUN, on a machine whose certificate authorities are not only the public ones.
+    authorities = Path("/etc/ssl/certs/ca-certificates.crt")
+    trust = [f"--volume={authorities}:{authorities}:ro"] if authorities.exists() else []
+    stage = [f"--target={target}"] if target else []
+    how = ("--layers", "--pull=never", "--isolation=chroot", "--network=host", *trust, *stage)
+    _buildah("build", *how, *arguments, f"--file={dockerfile}", f"--tag={name}", str(context))
+    return _archived(name)
+
+
+def layers(image: Image) -> str:
+    """Each layer's size and what made it, as `buildah` tells it (JSON)."""
+    return _buildah("inspect", "--type=image", image.name)
+
+
+def _make_base() -> None:
+    machine.require_programs("A base image", machine.IMAGE_PROGRAMS)
+    with tempfile.TemporaryDirectory(prefix="shoal-base-", dir=cache()) as folder:
+        tree = Path(folder, "base.tar")
+        _run(
+            (
+                *("mmdebstrap", "--quiet", "--variant=minbase", f"--include={_BASE_PACKAGES}"),
+                *(f"--dpkgopt=path-exclude={path}" for path in _LEFT_OUT),
+                f"--customize-hook={_LIKE_THE_ORIGINAL}",
+                *("bookworm", str(tree)),
+            )
+        )
+        _commit(BASE_IMAGE, tree, "/", entrypoint="[]")
+
+
+def _commit(name: str, content: Path, at: str, *, entrypoint: str) -> None:
+    """An image of one layer: a file, or what is in a tar archive."""
+    container = _buildah("from", "scratch").strip()
+    try:
+        _buildah("add", container, str(content), at)
+        _buildah("config", f"--entrypoint={entrypoint}", "--cmd=python3", container)
+        _buildah("commit", "--quiet", container, name)
+    finally:
+        _buildah("rm", container)
+
+
+def _archived(name: str) -> Image:
+    """The image with its archive, written anew only when the image has changed."""
+    identity = _identity(name)[:12]
+    prefix = name.replace("/", "_").replace(":", "_")
+    folder = cache() / "images"
+    archive = folder / f"{prefix}-{identity}.tar"
+    with locked(cache() / "images.lock"):
+        if not archive.exists():
+            folder.mkdir(exist_ok=True)
+            unfinished = archive.with_suffix(".part")
+            unfinished.unlink(missing_ok=True)
+            _buildah("push", "--quiet", name, f"docker-archive:{unfinished}:{name}")
+            for old in folder.glob(f"{prefix}-{'[0-9a-f]' * 12}.tar"):
+                old.unlink()
+            unfinished.rename(archive)
+    return Image(name, archive)
+
+
+def _identity(name: str) -> str:
+    """The image's id; empty when there is no such image."""
+    return _buildah("images", "--quiet", "--no-trunc", f"--filter=reference={name}").strip()[7:]
+
+
+def _buildah(command: str, *arguments: str) -> str:
+    store = cache() / "buildah"
+    # In front of the subcommand: storage of our own, beside whatever else the machine builds.
+    storage = (f"--root={store / 'storage'}", f"--runroot={store / 'run'}")
+    return _run(("buildah", *storage, command, *arguments))
+
+
+def _run(command: Sequence[str]) -> str:
+    machine.require_programs("An image", machine.IMAGE_PROGRAMS)
+    done = subprocess.run(
+        command,
+        env=os.environ | {"BUILDAH_FORMAT": "docker"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = "\n".join((done.stdout + done.stderr).splitlines()[-40:])
+        raise ImageFailed(f"{' '.join(command)}:\n{said}")
+    return done.stdout

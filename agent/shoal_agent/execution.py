@@ -12,7 +12,8 @@ Rules:
 
 - Ready tasks run in the order in which they came; a waiting one never holds up a ready one.
 - At most `DELIVERING_LIMIT` tasks deliver at once: a slow link holds up the processor, not the
-  memory.
+  memory. Outputs that found no room of their own lie in their fragment's share until they are
+  delivered, and nothing runs meanwhile.
 - Tensors come in two ways. *Received*: sent here for one consumer, used up by its task. *Kept*:
   made here, needed by any number of consumers, until they are released.
 - Epochs: a message of a job's newer epoch voids everything of its older ones; a message of an older
@@ -147,6 +148,7 @@ class TaskQueue:
     _order: dict[int, int] = field(default_factory=dict)
     _running: _Running | None = None
     _delivering: dict[int, Made] = field(default_factory=dict)
+    _in_the_way: set[int] = field(default_factory=set)
     _held: dict[Key, _Held] = field(default_factory=dict)
     _wanted: dict[tuple[str, int, int], set[int]] = field(default_factory=dict)
     _epochs: OrderedDict[str, int] = field(default_factory=OrderedDict)
@@ -209,14 +211,21 @@ class TaskQueue:
         self._promote_item((key.job, key.epoch, key.item))
         return effects + self._next()
 
-    def computed(self, instruction: int, kept: Iterable[str] = ()) -> list[Effect]:
-        """The running task has run, or failed; `kept` are the outputs that later stages need."""
+    def computed(
+        self, instruction: int, kept: Iterable[str] = (), *, in_the_way: bool = False
+    ) -> list[Effect]:
+        """The running task has run, or failed; `kept` are the outputs that later stages need.
+
+        `in_the_way`: what it delivers has no room of its own, so nothing runs until it has.
+        """
         running = self._running
         assert running is not None
         assert running.assignment.instruction == instruction
         self._running = None
         self._forget(running.assignment)
         self._delivering[instruction] = running.assignment.task
+        if in_the_way:
+            self._in_the_way.add(instruction)
         effects = self._use_up(running.assignment)
         names = frozenset(kept)
         task = running.assignment.task
@@ -228,6 +237,7 @@ class TaskQueue:
     def delivered(self, instruction: int) -> list[Effect]:
         """The task has been answered."""
         self._delivering.pop(instruction, None)
+        self._in_the_way.discard(instruction)
         return self._next()
 
     def stopped_because(self, instruction: int) -> Reason | None:
@@ -363,7 +373,9 @@ class TaskQueue:
 
     def _next(self) -> list[Effect]:
         """Start the first ready task when the processor is free."""
-        if self._running is not None or len(self._delivering) >= DELIVERING_LIMIT:
+        if self._running is not None or self._in_the_way:
+            return []
+        if len(self._delivering) >= DELIVERING_LIMIT:
             return []
         while self._ready:
             first = min(self._ready, key=self._order.__getitem__)

@@ -4,15 +4,20 @@ What counts against the budget, all above the agent's idle floor:
 
 - *resident*: fragments that can run now, with weights, activations of one item and workspace;
 - *in flight*: fragments that are being loaded, with what the plan reckons for them;
-- *reserved*: activations that wait in memory (inputs of tasks to come, outputs that are kept).
+- *reserved*: activations that wait in memory (inputs of tasks to come, outputs that are kept);
+- *moving*: activations that are being received or sent, results on their way among them, with the
+  frames that carry them.
 
-The invariant, after every step: **resident + in flight + reserved <= budget**; and under `single`,
-resident and in flight together are one fragment at most.
+The invariant, after every step: **resident + in flight + reserved + moving <= budget**; and under
+`single`, resident and in flight together are one fragment at most. (Where the budget shrinks below
+what is moving, everything else goes, and the moving goes by itself.)
 
 Fragments come before activations: an activation has another place to be (the disk), a fragment has
 not. So a load that would fit but for the reserved bytes is admitted, and the step says how many
-bytes of activations must be spilled first. What the ledger grants it has subtracted already; the
-shell carries effects out in their order before it does anything else.
+bytes of activations must be spilled first. What moves cannot be spilled, but ends soon: a load that
+would fit but for that is postponed. What is to move comes before what waits. What the ledger grants
+it has subtracted already; the shell carries effects out in their order before it does anything
+else.
 
 An estimate is corrected upwards only. A fragment that was measured below its estimate keeps it: the
 estimate is for the largest item of the plan, the measurement for the items seen so far.
@@ -36,6 +41,7 @@ class Ledger:
     resident: Mapping[str, Bytes] = field(default_factory=dict)
     in_flight: Mapping[str, Bytes] = field(default_factory=dict)
     reserved: Bytes = NOTHING
+    moving: Bytes = NOTHING
 
     @property
     def fragments(self) -> Bytes:
@@ -44,13 +50,13 @@ class Ledger:
 
     @property
     def free_for_fragments(self) -> Bytes:
-        """What another fragment could get, once every activation is spilled; never below zero."""
-        return Bytes(max(0, self.budget - self.fragments))
+        """What another fragment could get now, once all that waits is spilled; never below zero."""
+        return Bytes(max(0, self.budget - self.fragments - self.moving))
 
     @property
     def free(self) -> Bytes:
         """What nobody has; never below zero."""
-        return Bytes(max(0, self.budget - self.fragments - self.reserved))
+        return Bytes(max(0, self.free_for_fragments - self.reserved))
 
 
 # ---- events --------------------------------------------------------------------------------------
@@ -109,6 +115,34 @@ class SpaceReturned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoveRequested:
+    """An activation is to be received or sent, in memory."""
+
+    size: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveEnded:
+    """It has left memory."""
+
+    size: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveBegun:
+    """An activation that waited in memory is being sent."""
+
+    size: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """An activation that moved waits in memory now."""
+
+    size: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetChanged:
     """The device may use more or less from now on."""
 
@@ -123,6 +157,10 @@ Event = (
     | Unloaded
     | SpaceRequested
     | SpaceReturned
+    | MoveRequested
+    | MoveEnded
+    | MoveBegun
+    | Arrived
     | BudgetChanged
 )
 
@@ -155,6 +193,13 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Postpone:
+    """It fits as soon as what moves has ended: ask again then."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spill:
     """Bring at least that many bytes of activations to disk, before the effects that follow."""
 
@@ -178,10 +223,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deny:
-    """The activation goes to disk."""
+    """There is no room in memory: the activation goes to disk, or by another way."""
 
 
-Effect = Admit | AlreadyThere | Refuse | Spill | Evict | Grant | Deny
+Effect = Admit | AlreadyThere | Refuse | Postpone | Spill | Evict | Grant | Deny
 
 
 def step(  # noqa: C901, PLR0911 - one case per event
@@ -215,6 +260,17 @@ def step(  # noqa: C901, PLR0911 - one case per event
             return replace(ledger, reserved=Bytes(ledger.reserved + size)), (Grant(),)
         case SpaceReturned(size=size):
             return replace(ledger, reserved=Bytes(max(0, ledger.reserved - size))), ()
+        case MoveRequested(size=size):
+            if size > ledger.free_for_fragments:
+                return ledger, (Deny(),)
+            ledger, spills = _make_room(replace(ledger, moving=Bytes(ledger.moving + size)))
+            return ledger, (*spills, Grant())
+        case MoveEnded(size=size):
+            return replace(ledger, moving=Bytes(max(0, ledger.moving - size))), ()
+        case MoveBegun(size=size):
+            return _shift(ledger, -min(size, ledger.reserved)), ()
+        case Arrived(size=size):
+            return _shift(ledger, min(size, ledger.moving)), ()
         case BudgetChanged(budget=budget):
             return _resize(replace(ledger, budget=budget))
     assert_never(event)
@@ -229,7 +285,9 @@ def _request(ledger: Ledger, event: LoadRequested) -> tuple[Ledger, tuple[Effect
         other = held[0]
         reason = f"residency is Single and {short(other)} is resident: unload it first"
         return ledger, (Refuse(digest=digest, need=need, have=Bytes(0), reason=reason),)
-    have = ledger.free_for_fragments
+    have = Bytes(ledger.free_for_fragments + ledger.moving)
+    if ledger.free_for_fragments < need <= have:
+        return ledger, (Postpone(digest=digest),)
     if need > have:
         reason = f"would need {format_bytes(need)}, have {format_bytes(have)} of a budget of "
         reason += format_bytes(ledger.budget)
@@ -244,6 +302,10 @@ def _settle(ledger: Ledger, digest: str) -> tuple[Ledger, tuple[Effect, ...]]:
     need = ledger.resident[digest]
     others = replace(ledger, resident=_without(ledger.resident, digest))
     have = others.free_for_fragments
+    if have < need <= have + ledger.moving:
+        # Measured while much moved: the ledger takes what there is, and the shell measures again.
+        resident = {**ledger.resident, digest: have}
+        return _make_room(replace(ledger, resident=resident))
     if need > have:
         reason = f"measured {format_bytes(need)}, have {format_bytes(have)} of a budget of "
         reason += format_bytes(ledger.budget)
@@ -255,7 +317,7 @@ def _resize(ledger: Ledger) -> tuple[Ledger, tuple[Effect, ...]]:
     """Under a smaller budget, what became resident first goes first; loads in flight go before."""
     effects: list[Effect] = []
     for digest in [*ledger.in_flight, *ledger.resident]:
-        if ledger.fragments <= ledger.budget:
+        if ledger.fragments + ledger.moving <= ledger.budget:
             break
         need = ledger.in_flight.get(digest) or ledger.resident.get(digest, Bytes(0))
         ledger = replace(
@@ -272,10 +334,17 @@ def _resize(ledger: Ledger) -> tuple[Ledger, tuple[Effect, ...]]:
 
 def _make_room(ledger: Ledger) -> tuple[Ledger, tuple[Spill, ...]]:
     """Take from the activations what the fragments need."""
-    excess = Bytes(max(0, ledger.fragments + ledger.reserved - ledger.budget))
+    wanted = ledger.fragments + ledger.moving + ledger.reserved
+    excess = Bytes(min(ledger.reserved, max(0, wanted - ledger.budget)))
     if not excess:
         return ledger, ()
     return replace(ledger, reserved=Bytes(ledger.reserved - excess)), (Spill(size=excess),)
+
+
+def _shift(ledger: Ledger, size: int) -> Ledger:
+    """Bytes that moved wait from now on; below zero: the other way."""
+    reserved, moving = Bytes(ledger.reserved + size), Bytes(ledger.moving - size)
+    return replace(ledger, reserved=reserved, moving=moving)
 
 
 def _homeless(ledger: Ledger, digest: str) -> Evict:

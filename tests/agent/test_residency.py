@@ -9,6 +9,7 @@ from shoal_agent import residency
 from shoal_agent.residency import (
     Admit,
     AlreadyThere,
+    Arrived,
     BudgetChanged,
     Deny,
     Event,
@@ -19,6 +20,10 @@ from shoal_agent.residency import (
     LoadFinished,
     LoadRequested,
     Measured,
+    MoveBegun,
+    MoveEnded,
+    MoveRequested,
+    Postpone,
     Refuse,
     SpaceRequested,
     SpaceReturned,
@@ -94,6 +99,43 @@ def test_activations_are_spilled_for_a_fragment_and_not_the_other_way_round() ->
     assert effects == (Deny(),)
 
 
+def test_what_moves_pushes_what_waits_to_disk_but_never_a_fragment() -> None:
+    ledger = load(Ledger(budget=Bytes(100)), "a", 50)
+    ledger, _ = residency.step(ledger, SpaceRequested(size=Bytes(40)))
+    ledger, effects = residency.step(ledger, MoveRequested(size=Bytes(30)))
+    assert effects == (Spill(size=Bytes(20)), Grant())
+    assert (ledger.reserved, ledger.moving) == (20, 30)
+    _, effects = residency.step(ledger, MoveRequested(size=Bytes(21)))
+    assert effects == (Deny(),)
+
+
+def test_a_load_waits_for_what_moves_and_is_refused_only_if_that_would_not_help() -> None:
+    ledger, _ = residency.step(Ledger(budget=Bytes(100)), MoveRequested(size=Bytes(30)))
+    again, effects = residency.step(ledger, LoadRequested(digest="a", need=Bytes(80)))
+    assert effects == (Postpone(digest="a"),)
+    assert again == ledger
+    _, effects = residency.step(ledger, LoadRequested(digest="a", need=Bytes(101)))
+    assert isinstance(effects[0], Refuse)
+    ledger, _ = residency.step(ledger, MoveEnded(size=Bytes(30)))
+    assert load(ledger, "a", 80).resident == {"a": 80}
+
+
+def test_a_fragment_measured_beside_what_moves_is_not_evicted_for_that() -> None:
+    ledger = load(Ledger(budget=Bytes(100)), "a", 50)
+    ledger, _ = residency.step(ledger, MoveRequested(size=Bytes(30)))
+    ledger, effects = residency.step(ledger, Measured(digest="a", measured=Bytes(90)))
+    assert effects == ()
+    assert ledger.resident == {"a": 70}
+
+
+def test_an_activation_moves_and_waits_without_ever_counting_twice() -> None:
+    ledger, _ = residency.step(Ledger(budget=Bytes(100)), MoveRequested(size=Bytes(60)))
+    ledger, _ = residency.step(ledger, Arrived(size=Bytes(50)))
+    assert (ledger.reserved, ledger.moving) == (50, 10)
+    ledger, _ = residency.step(ledger, MoveBegun(size=Bytes(50)))
+    assert (ledger.reserved, ledger.moving, ledger.free) == (0, 60, 40)
+
+
 def test_under_a_smaller_budget_loads_in_flight_go_first_then_the_oldest() -> None:
     ledger = load(load(Ledger(budget=Bytes(100)), "a", 30), "b", 30)
     ledger, _ = residency.step(ledger, LoadRequested(digest="c", need=Bytes(30)))
@@ -124,9 +166,14 @@ class Recount:
     budget: int
     fragments: list[tuple[str, int]] = field(default_factory=list)
     activations: int = 0
+    moving: int = 0
 
     def total(self) -> int:
-        return sum(size for _, size in self.fragments) + self.activations
+        return sum(size for _, size in self.fragments) + self.activations + self.moving
+
+    def shift(self, size: int) -> None:
+        self.activations += size
+        self.moving -= size
 
     def size(self, digest: str) -> int:
         return next((size for key, size in self.fragments if key == digest), 0)
@@ -148,6 +195,10 @@ events = st.one_of(
     st.builds(Unloaded, digest=digests),
     st.builds(SpaceRequested, size=sizes),
     st.builds(SpaceReturned, size=sizes),
+    st.builds(MoveRequested, size=sizes),
+    st.builds(MoveEnded, size=sizes),
+    st.builds(MoveBegun, size=sizes),
+    st.builds(Arrived, size=sizes),
     st.builds(BudgetChanged, budget=sizes),
 )
 
@@ -169,11 +220,20 @@ def test_the_invariant_holds_after_every_step_and_matches_a_recount(  # noqa: C9
             case LoadFailed(digest=digest) if digest in in_flight:
                 recount.remove(digest)
             case Measured(digest=digest, measured=measured) if digest in was_resident:
+                room = recount.budget - recount.total() + recount.size(digest)
+                if room < measured <= room + recount.activations + recount.moving:
+                    measured = min(measured, Bytes(room + recount.activations))
                 recount.resize(digest, max(recount.size(digest), measured))
             case Unloaded(digest=digest) if digest in was_resident:
                 recount.remove(digest)
             case SpaceReturned(size=size):
                 recount.activations = max(0, recount.activations - size)
+            case MoveEnded(size=size):
+                recount.moving = max(0, recount.moving - size)
+            case MoveBegun(size=size):
+                recount.shift(-min(size, recount.activations))
+            case Arrived(size=size):
+                recount.shift(min(size, recount.moving))
             case BudgetChanged(budget=budget):
                 recount.budget = budget
         for effect in effects:
@@ -187,13 +247,21 @@ def test_the_invariant_holds_after_every_step_and_matches_a_recount(  # noqa: C9
                     assert 0 < size <= recount.activations
                     recount.activations -= size
                 case Grant():
-                    assert isinstance(event, SpaceRequested)
-                    recount.activations += event.size
+                    match event:
+                        case SpaceRequested(size=size):
+                            recount.activations += size
+                        case MoveRequested(size=size):
+                            recount.moving += size
+                        case _:
+                            raise AssertionError(event)
                 case Refuse(need=need, have=have):
                     assert have >= 0
                     assert need > have or single
         held = dict(ledger.resident) | dict(ledger.in_flight)
         assert held == dict(recount.fragments)
         assert ledger.reserved == recount.activations
-        assert recount.total() <= recount.budget, f"over the budget after {event}"
+        assert ledger.moving == recount.moving
+        # A budget can shrink below what moves: nothing else is there then.
+        within = recount.total() <= max(recount.budget, recount.moving)
+        assert within, f"over the budget after {event}"
         assert not single or len(recount.fragments) <= 1

@@ -6,6 +6,7 @@ Everything that touches ONNX Runtime runs in one thread, the processor.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ class Fragments:
         self._loading: dict[str, asyncio.Event] = {}
         self._evicting: set[asyncio.Task[None]] = set()
         self._measured: set[str] = set()
+        self._held: Counter[str] = Counter()
+        self._changed = asyncio.Event()
         self.spill: Callable[[int], int] = lambda _: 0
 
     # ---- what sessions ask for ---------------------------------------------------------------
@@ -142,13 +145,16 @@ class Fragments:
         """
         if digest not in self.ledger.resident:
             raise NotResident(f"{short(digest)} is not resident")
+        before = self.ledger.reserved + self.ledger.moving
         result = await self.in_processor(self._runtime.run, digest, tensors)
+        beside = max(before, self.ledger.reserved + self.ledger.moving)
         if digest not in self._measured:
-            self._measured.add(digest)
             others = sum(n for key, n in self.ledger.resident.items() if key != digest)
             # What the process took beyond what is reckoned for all else is put to this fragment.
-            measured = max(0, result.peak_bytes - others - self.ledger.reserved)
+            measured = max(0, result.peak_bytes - others - beside)
             self._apply(residency.Measured(digest=digest, measured=Bytes(measured)))
+            if self.ledger.resident.get(digest, 0) >= measured:
+                self._measured.add(digest)
             if digest not in self.ledger.resident:
                 await asyncio.gather(*self._evicting, return_exceptions=True)
                 have = self.ledger.free_for_fragments
@@ -161,7 +167,7 @@ class Fragments:
         elif result.peak_bytes > self.ledger.budget:
             self._counters.over_budget += 1
             await self.in_processor(self._runtime.shrink)
-        if result.peak_bytes > self.ledger.fragments + self.ledger.reserved:
+        if result.peak_bytes > self.ledger.fragments + beside:
             reckoned = self.ledger.resident.get(digest, 0)
             await self.in_processor(self._runtime.drop_weights, digest, reckoned)
         return result
@@ -185,7 +191,40 @@ class Fragments:
         """An activation has left memory."""
         self._apply(residency.SpaceReturned(size=Bytes(size)))
 
+    def request_move(self, size: int) -> bool:
+        """Whether an activation may be received or sent in memory."""
+        effects = self._apply(residency.MoveRequested(size=Bytes(size)))
+        return residency.Grant() in effects
+
+    def end_move(self, size: int) -> None:
+        """It has left memory."""
+        self._apply(residency.MoveEnded(size=Bytes(size)))
+        self._changed.set()
+
+    def begin_move(self, size: int) -> None:
+        """An activation that has space in memory is being sent: it cannot be spilled."""
+        self._apply(residency.MoveBegun(size=Bytes(size)))
+
+    def arrive(self, size: int) -> None:
+        """An activation that moved waits in memory."""
+        self._apply(residency.Arrived(size=Bytes(size)))
+        self._changed.set()
+
+    def hold(self, digest: str) -> None:
+        """Outputs of a fragment lie in its own share: it is not closed before `let_go`."""
+        self._held[digest] += 1
+
+    def let_go(self, digest: str) -> None:
+        """They have left memory."""
+        self._held[digest] -= 1
+        self._changed.set()
+
     # ---- inside ------------------------------------------------------------------------------
+
+    async def _change(self) -> None:
+        """Wait until something has left memory."""
+        self._changed.clear()
+        await self._changed.wait()
 
     async def in_processor(self, function: Callable[..., Result], *arguments: object) -> Result:
         """Run in the thread that ONNX Runtime has."""
@@ -199,13 +238,17 @@ class Fragments:
 
     async def _admit(self, digest: str, need_bytes: int) -> bool:
         """Whether there is something to load; `OverBudget` if it must not be."""
-        effects = self._apply(residency.LoadRequested(digest=digest, need=Bytes(need_bytes)))
-        for effect in effects:
-            match effect:
-                case residency.Refuse(need=need, have=have, reason=reason):
-                    raise OverBudget(need, have, reason)
-                case residency.AlreadyThere():
-                    return False
+        while True:
+            effects = self._apply(residency.LoadRequested(digest=digest, need=Bytes(need_bytes)))
+            for effect in effects:
+                match effect:
+                    case residency.Refuse(need=need, have=have, reason=reason):
+                        raise OverBudget(need, have, reason)
+                    case residency.AlreadyThere():
+                        return False
+            if residency.Postpone(digest=digest) not in effects:
+                break
+            await self._change()
         return True
 
     async def _open(self, digest: str, sources: Sequence[Source]) -> int:
@@ -225,6 +268,9 @@ class Fragments:
         raise AssertionError("the loop returns or raises")
 
     async def _close(self, digest: str) -> int:
+        while self._held[digest] > 0:
+            await self._change()
+        del self._held[digest]
         freed = await self.in_processor(self._runtime.close, digest)
         self.cache.unpin(digest)
         self._measured.discard(digest)
@@ -245,6 +291,7 @@ class Fragments:
                     residency.Admit()
                     | residency.AlreadyThere()
                     | residency.Refuse()
+                    | residency.Postpone()
                     | residency.Grant()
                     | residency.Deny()
                 ):

@@ -53,11 +53,11 @@ class Trouble(ApiError):
 
 
 class Api:
-    """The requests. `trace` sees every request of the session."""
+    """The requests. `trace` sees each of the session; `namespace` is the operator's own."""
 
-    def __init__(self, account: Account, trace: aiohttp.TraceConfig) -> None:
+    def __init__(self, account: Account, trace: aiohttp.TraceConfig, *, namespace: str) -> None:
         self.server = account.server
-        self.namespace = account.namespace
+        self.namespace = namespace
         self._connector = aiohttp.TCPConnector(limit=0, ssl=account.tls)
         self._trace = trace
         self._bearer = _bearer(account.token)
@@ -86,12 +86,14 @@ class Api:
             return None
 
     async def list(
-        self, resource: Resource, namespace: str = "", *, labels: str = ""
+        self, resource: Resource, namespace: str = "", *, labels: str = "", fields: str = ""
     ) -> AsyncIterator[Json]:
         """All objects, page by page; apiVersion and kind are filled in."""
         query = {"limit": str(PAGE)}
         if labels:
             query["labelSelector"] = labels
+        if fields:
+            query["fieldSelector"] = fields
         while True:
             page = await self._json("GET", resource.path(namespace), query=query)
             items = page.get("items")

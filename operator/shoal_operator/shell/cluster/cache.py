@@ -272,7 +272,6 @@ class Reader:
         self.topics.add((kind, namespace, f"@{uid}"))
         return self._cache.made_for(kind, namespace, uid)
 
-    def uids(self, kind: str, namespace: str) -> tuple[Identity, ...]:
-        """Which objects there are."""
+    def which(self, kind: str, namespace: str) -> None:
+        """Which objects there are, whatever they say."""
         self.topics.add((kind, namespace, WHICH))
-        return tuple(state.identity for state in self._cache.states(kind, namespace))

@@ -18,6 +18,7 @@ import grpc
 from shoal_operator.api.choices import Mode, Policy
 from shoal_operator.reconcile.decision import CancelJob, CoordinatorCall, RemoveJob, SubmitJob
 from shoal_operator.reconcile.snapshot import CoordinatorView, Refusal, Run, Unreachable
+from shoal_operator.shell.cluster.api import ApiError
 from shoal_operator.shell.cluster.cache import Topic
 from shoal_operator.shell.cluster.metrics import OperatorMetrics
 from shoal_operator.shell.cluster.views import (
@@ -52,7 +53,7 @@ _POLICIES: Final = {
 _REFUSALS: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS})
 
 Dial = Callable[[str, str, str], Awaitable[grpc.aio.Channel]]
-"""Namespace, pool and target to a channel; raises `DialRefused`."""
+"""Namespace, pool and target to a channel; raises `DialRefused` or `ApiError`."""
 
 
 class DialRefused(Exception):
@@ -231,7 +232,7 @@ class Coordinators:
                 try:
                     view: View = await self._look(line)
                     line.failures, line.answered_at = 0, loop.time()
-                except (DialRefused, CallFailed) as error:
+                except (DialRefused, CallFailed, ApiError) as error:
                     line.failures += 1
                     view = Unreachable(reason=str(error))
                     if loop.time() - line.answered_at > REDIAL_SECONDS:

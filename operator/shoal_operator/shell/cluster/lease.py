@@ -76,7 +76,6 @@ class Lease:
         api: Api,
         *,
         name: str,
-        namespace: str,
         identity: str,
         times: LeaseTimes,
         clock: Callable[[], float],
@@ -84,22 +83,20 @@ class Lease:
     ) -> None:
         self._api = api
         self._name = name
-        self._namespace = namespace
+        self._namespace = api.namespace
         self.identity = identity
         self._times = times
         self._clock = clock
         self._now = now
         self._observation = Observation()
-        self._renewed_at: float | None = None
+        self._led_until = clock()
         self.heard_at: float = clock()
         self.transitions = 0
 
     @property
     def leads(self) -> bool:
-        """Whether this candidate leads at this moment."""
-        if self._renewed_at is None:
-            return False
-        return self._clock() - self._renewed_at < self._times.give_up
+        """Whether this candidate leads at this moment; asked before every write."""
+        return self._clock() < self._led_until
 
     @property
     def holder(self) -> str:
@@ -119,7 +116,9 @@ class Lease:
                 logger.warning("%s leads no more; %s does", self.identity, self.holder or "nobody")
                 led = False
                 await lost()
-            await asyncio.sleep(self._times.renew)
+            # A leader that could not renew looks again before its time is over.
+            left = self._led_until - self._clock()
+            await asyncio.sleep(min(self._times.renew, left) if left > 0 else self._times.renew)
 
     async def release(self) -> None:
         """Let the next one in at once, instead of after the lease's duration."""
@@ -138,18 +137,18 @@ class Lease:
                 await self._api.replace(self._document(free, document))
         except ApiError as error:
             logger.warning("the lease runs out by itself: %s", error)
-        self._renewed_at = None
+        self._led_until = self._clock()
 
     async def _try_once(self) -> None:
         """Read, and write when it is ours to write. Counts as renewed from before the request."""
         asked_at = self._clock()
+        longest = self._times.renew * 2
+        left = self._led_until - asked_at
         try:
-            async with asyncio.timeout(self._times.renew * 2):
-                if await self._write():
-                    self._renewed_at = asked_at
-                else:
-                    self._renewed_at = None
-                self.heard_at = self._clock()
+            async with asyncio.timeout(min(longest, left) if left > 0 else longest):
+                written = await self._write()
+            self._led_until = asked_at + self._times.give_up if written else asked_at
+            self.heard_at = self._clock()
         except Conflict:
             # Somebody has written in between; the next look says who.
             self.heard_at = self._clock()

@@ -54,7 +54,6 @@ class Account:
     server: str
     tls: ssl.SSLContext
     token: Token
-    namespace: str
 
 
 def log_in(kubeconfig: Path | None) -> Account:
@@ -74,7 +73,6 @@ def _from_service_account() -> Account:
         server=f"https://{host}:{port}",
         tls=ssl.create_default_context(cafile=str(_SERVICE_ACCOUNT / "ca.crt")),
         token=Token(file=_SERVICE_ACCOUNT / "token"),
-        namespace=(_SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip(),
     )
 
 
@@ -94,7 +92,6 @@ def _from_kubeconfig(path: Path) -> Account:
         server=config.text(cluster, "server").rstrip("/"),
         tls=_tls(config, cluster, user),
         token=Token(config.text(user, "token", ""), path.parent / file if file else None),
-        namespace=config.text(context, "namespace", "default"),
     )
 
 

@@ -46,6 +46,7 @@ NODE: Final = _resource("v1", "Node", "nodes", namespaced=False)
 POD: Final = _resource("v1", "Pod", "pods")
 EVENT: Final = _resource("v1", "Event", "events")
 SECRET: Final = _resource("v1", "Secret", "secrets")
+CLAIM: Final = _resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 CONFIG_MAP: Final = _resource("v1", "ConfigMap", "configmaps")
 LEASE: Final = _resource("coordination.k8s.io/v1", "Lease", "leases")
 CERTIFICATE: Final = _resource("cert-manager.io/v1", "Certificate", "certificates")
@@ -67,13 +68,13 @@ _KNOWN: Final = {
         EVENT,
         SECRET,
         CONFIG_MAP,
+        CLAIM,
         LEASE,
         CERTIFICATE,
         ISSUER,
         TOKEN_REVIEW,
         _resource("v1", "Service", "services"),
         _resource("v1", "ServiceAccount", "serviceaccounts"),
-        _resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
         _resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
         _resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
         _resource("monitoring.coreos.com/v1", "PodMonitor", "podmonitors"),

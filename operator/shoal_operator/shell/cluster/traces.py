@@ -5,7 +5,9 @@ a watch request, or the last event. Watches are asked for anew every `server_tim
 one is young, and a frozen one grows old.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Final
 
@@ -45,10 +47,46 @@ class WatchAges:
         return ages
 
 
-def make_trace(
-    metrics: OperatorMetrics, ages: WatchAges, listed: Callable[[Resource], None]
-) -> aiohttp.TraceConfig:
-    """Counts requests and renews ages; `listed` is told when kopf has listed a kind."""
+class Lists:
+    """The kinds that kopf has listed, other than the first time in each place."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[Resource, str]] = set()
+        self._anew: set[Resource] = set()
+        self._any = asyncio.Event()
+
+    def listed(self, resource: Resource, namespace: str, *, first_page: bool) -> None:
+        """kopf has listed a kind in a namespace ("" for all)."""
+        if (resource, namespace) not in self._seen:
+            self._seen.add((resource, namespace))
+        elif first_page:
+            self.add(resource)
+
+    def add(self, resource: Resource) -> None:
+        """A kind that is to be listed by us as well."""
+        self._anew.add(resource)
+        self._any.set()
+
+    async def take(self) -> frozenset[Resource]:
+        """Those listed anew since the last call; waits for one."""
+        await self._any.wait()
+        self._any.clear()
+        anew, self._anew = frozenset(self._anew), set()
+        return anew
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """Where what is seen is noted."""
+
+    metrics: OperatorMetrics
+    ages: WatchAges
+    lists: Lists
+
+
+def make_trace(signs: Signs) -> aiohttp.TraceConfig:
+    """Counts requests, renews ages, notes kopf's lists."""
+    metrics, ages, lists = signs.metrics, signs.ages, signs.lists
 
     async def ended(
         session: aiohttp.ClientSession,
@@ -64,7 +102,8 @@ def make_trace(
         if watch:
             ages.heard(resource.kind, namespace)
         elif verb == "list" and context.trace_request_ctx != OWN:
-            listed(resource)
+            first_page = "continue" not in request.url.query
+            lists.listed(resource, namespace, first_page=first_page)
 
     async def failed(
         session: aiohttp.ClientSession,

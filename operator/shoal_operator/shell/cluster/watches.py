@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import logging
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -21,9 +20,8 @@ import kopf
 from shoal_operator.shell.cluster.api import Api, ApiError
 from shoal_operator.shell.cluster.cache import Cache, reduce
 from shoal_operator.shell.cluster.foreign import identity_of
-from shoal_operator.shell.cluster.metrics import OperatorMetrics
 from shoal_operator.shell.cluster.resources import CHILDREN, SHOAL, WATCHED, Resource
-from shoal_operator.shell.cluster.traces import WatchAges
+from shoal_operator.shell.cluster.traces import Signs
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +39,15 @@ class WatchTimes:
     without any event, bookmarks included, a watch is given up and asked for anew.
     """
 
-    server: float = 45.0
-    client: float = 60.0
-    inactive: float = 55.0
+    server: int
+    client: float
+    inactive: float
     connect: float = 10.0
+
+    @classmethod
+    def every(cls, seconds: int) -> "WatchTimes":
+        """Watches that the API server ends after so long, with time for it to be late."""
+        return cls(server=seconds, client=seconds + 15, inactive=seconds + 10)
 
 
 class Watches:
@@ -54,23 +57,21 @@ class Watches:
         self,
         api: Api,
         cache: Cache,
-        ages: WatchAges,
-        metrics: OperatorMetrics,
-        *,
+        signs: Signs,
         namespaces: Sequence[str],
+        *,
         times: WatchTimes,
     ) -> None:
         self._api = api
         self._cache = cache
-        self._ages = ages
-        self._metrics = metrics
+        self._ages = signs.ages
+        self._lists = signs.lists
+        self._metrics = signs.metrics
         self._namespaces = tuple(namespaces)
         self._times = times
         self._listing = asyncio.Lock()
-        self._lists: Counter[Resource] = Counter()
-        self._relists: set[Resource] = set()
-        self._relist = asyncio.Event()
         self._login_at = -_LOGIN_SECONDS
+        self.first_list = asyncio.Event()
 
     async def wait_for_kinds(self) -> None:
         """Return when the API server knows our kinds; kopf would never look again."""
@@ -95,51 +96,56 @@ class Watches:
         known = resources if isinstance(resources, list) else []
         return set(SHOAL) - {each.get("kind") for each in known if isinstance(each, dict)}
 
-    async def run(self, ready: Callable[[], None]) -> None:
-        """Watch; `ready` is called once everything there is was seen. Ends only by cancellation,
-        or with the error of a watch that cannot go on.
+    async def run(self, ready: Callable[[], None], take_signals: Callable[[], None]) -> None:
+        """Watch; `ready` is called once everything there is was seen, `take_signals` when kopf has
+        taken SIGTERM for itself. Ends only by cancellation, or with the error of a watch that
+        cannot go on.
         """
         for resource in WATCHED:
             for namespace in self._places(resource):
                 self._ages.expect(resource.kind, namespace)
-        await self.resync()
+        await self._list_first()
         ready()
-        await kopf.operator(
+        self.first_list.set()
+        others = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
             registry=self._registry(),
             settings=self._settings(),
             standalone=True,
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
         )
+        take_signals()
+        await kopf.run_tasks(tasks, ignored=others)
         raise RuntimeError("kopf has ended by itself")
+
+    async def _list_first(self) -> None:
+        for delay in _Forever():
+            try:
+                await self.resync()
+            except ApiError as error:
+                logger.warning("%s", error)
+                await asyncio.sleep(delay)
+            else:
+                return
 
     async def resync(self) -> None:
         """List all kinds, so that nothing that was missed stays missed."""
         for each in WATCHED:
             await self._list(each)
 
-    def listed_anew(self, resource: Resource) -> None:
-        """kopf has listed a kind. The first time that is news to nobody."""
-        self._lists[resource] += 1
-        if self._lists[resource] > len(self._places(resource)):
-            self._relists.add(resource)
-            self._relist.set()
-
     async def follow_lists(self) -> None:
         """List again what kopf has listed again: what has vanished meanwhile it does not tell."""
         while True:
-            await self._relist.wait()
-            self._relist.clear()
-            # Both lists of a kind of many namespaces, and what is still on its way to the cache.
+            anew = await self._lists.take()
+            # Time for what kopf has listed to reach the cache, or it would all be parsed twice.
             await asyncio.sleep(_SETTLE_SECONDS)
-            for resource in tuple(self._relists):
-                self._relists.discard(resource)
+            for resource in anew:
                 try:
                     await self._list(resource)
                 except ApiError as error:
-                    logger.warning("%s; %s is listed again later", error, resource.plural)
-                    self._relists.add(resource)
-                    self._relist.set()
+                    logger.warning("%s; %s will be listed again", error, resource.plural)
+                    self._lists.add(resource)
 
     async def _list(self, resource: Resource) -> None:
         labels = OURS if resource in CHILDREN else ""

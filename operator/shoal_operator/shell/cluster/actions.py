@@ -1,0 +1,178 @@
+"""A decision carried out: status, certificates, children, removals, calls, Events, in this order.
+
+Every step writes only what differs, so carrying out the same decision again writes nothing. A step
+that fails does not keep the others from being done, except for the status: where that is out of
+date, so is the decision. What failed is raised at the end, and told on the object if it will fail
+again.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from shoal_operator.api.kinds import KINDS
+from shoal_operator.api.schema import API_VERSION
+from shoal_operator.api.writing import write
+from shoal_operator.reconcile.decision import (
+    AnyStatus,
+    CoordinatorCall,
+    Decision,
+    DeviceChild,
+    Manifest,
+    Note,
+    ObjectKey,
+)
+from shoal_operator.shell.cluster.api import Api, ApiError, Gone, Refused, Trouble, key_of_manifest
+from shoal_operator.shell.cluster.cache import Cache, Own, reduce
+from shoal_operator.shell.cluster.certificates import Certificates
+from shoal_operator.shell.cluster.children import Children, NameTaken
+from shoal_operator.shell.cluster.clock import now_text
+from shoal_operator.shell.cluster.coordinators import CallFailed, Coordinators
+from shoal_operator.shell.cluster.events import Events
+from shoal_operator.shell.cluster.foreign import Identity
+
+logger = logging.getLogger(__name__)
+
+Failure = ApiError | CallFailed | NameTaken
+
+
+class NotLeading(Exception):
+    """Another operator leads: nothing may be written any more."""
+
+
+class Actions:
+    """Carries out decisions as long as `leads` says so."""
+
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        children: Children,
+        certificates: Certificates,
+        coordinators: Coordinators,
+        *,
+        leads: Callable[[], bool],
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._children = children
+        self._certificates = certificates
+        self._coordinators = coordinators
+        self._events = Events(api)
+        self._leads = leads
+
+    async def carry_out(self, own: Own, decision: Decision) -> bool:
+        """Do what was decided about an object; whether something but its status has changed.
+
+        Raises the first `ApiError`, `CallFailed` or `NameTaken`, or `NotLeading`.
+        """
+        identity = own.identity
+        assert own.value is not None, "a decision about an object that does not parse"
+        if decision.status != own.value.status:
+            self._check()
+            identity = await self._write_status(identity, decision.status)
+        changed, failures = False, list[Failure]()
+        for step in self._steps(identity, decision):
+            self._check()
+            try:
+                changed |= await step()
+            except Trouble:
+                raise
+            except (ApiError, CallFailed, NameTaken) as error:
+                failures.append(error)
+        await self._tell(identity, decision, failures)
+        if decision.delete_self and not failures:
+            self._check()
+            version = str(identity.version)
+            await self._api.delete(_key(identity), uid=identity.uid, resource_version=version)
+        if failures:
+            raise failures[0]
+        return changed
+
+    async def refuse(self, own: Own) -> None:
+        """Say in the status of an object that does not parse what is wrong with it."""
+        message = "; ".join(str(error) for error in own.errors)[:4096]
+        condition = {
+            "type": "Planned" if own.identity.kind == "InferenceJob" else "Ready",
+            "status": "False",
+            "reason": "Invalid",
+            "message": message,
+            "observedGeneration": own.identity.generation,
+            "lastTransitionTime": now_text(),
+        }
+        self._check()
+        await self._apply_status(own.identity, {"conditions": [condition]})
+        note = Note(reason="Invalid", message=message, warning=True)
+        await self._events.tell(own.identity, note)
+
+    def _check(self) -> None:
+        if not self._leads():
+            raise NotLeading
+
+    def _steps(self, identity: Identity, decision: Decision) -> list[Callable[[], Awaitable[bool]]]:
+        """What a decision asks for besides the status, in order."""
+        return [
+            *(partial(self._certificates.want, each, identity) for each in decision.certificates),
+            *(partial(self._children.apply, each, identity) for each in decision.children),
+            *(partial(self._device, each, identity) for each in decision.devices),
+            *(partial(self._children.remove, each) for each in decision.removals),
+            *(partial(self._call, identity.namespace, each) for each in decision.calls),
+        ]
+
+    async def _call(self, namespace: str, call: CoordinatorCall) -> bool:
+        await self._coordinators.call(namespace, call)
+        return True
+
+    async def _device(self, child: DeviceChild, owner: Identity) -> bool:
+        """A Device, then its status, which says nothing as long as it is the same."""
+        changed = await self._children.apply(child.device, owner)
+        key = key_of_manifest(child.device)
+        state = self._cache.state(key.kind, key.namespace, key.name)
+        assert isinstance(state, Own), "a Device that was applied is in the cache"
+        if state.value is None or state.value.status != child.status:
+            await self._write_status(state.identity, child.status)
+            changed = True
+        return changed
+
+    async def _write_status(self, identity: Identity, status: AnyStatus) -> Identity:
+        return await self._apply_status(identity, write(status))
+
+    async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:
+        """Apply a status to exactly the object that was looked at; `Conflict` if it has changed."""
+        manifest = {
+            "apiVersion": API_VERSION,
+            "kind": identity.kind,
+            "metadata": {
+                "name": identity.name,
+                "namespace": identity.namespace,
+                "resourceVersion": str(identity.version),
+            },
+            "status": status,
+        }
+        answer = await self._api.apply(manifest, "status")
+        state = reduce(answer)
+        self._cache.put(state, by_us=True)
+        return state.identity
+
+    async def _tell(self, identity: Identity, decision: Decision, failures: list[Failure]) -> None:
+        """Events never keep a decision from being done."""
+        notes = list(decision.notes)
+        for failure in failures:
+            if isinstance(failure, Refused | NameTaken):
+                notes.append(Note(reason="NotApplied", message=str(failure), warning=True))
+        for note in notes:
+            try:
+                await self._events.tell(identity, note)
+            except ApiError as error:
+                if not isinstance(error, Gone):
+                    logger.warning("%s/%s: %s", identity.namespace, identity.name, error)
+
+
+def _key(identity: Identity) -> ObjectKey:
+    assert identity.kind in KINDS, f"{identity.kind} is none of ours"
+    return ObjectKey(
+        api_version=API_VERSION,
+        kind=identity.kind,
+        namespace=identity.namespace,
+        name=identity.name,
+    )

@@ -1,0 +1,57 @@
+"""What is to be looked at: the queue, fed by the cache, coordinators and time.
+
+An object is looked at when it or something that its last snapshot was made of has changed, when its
+decision or snapshot asked for it, after trouble, and once in every resync.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from shoal_operator.api.kinds import KINDS
+from shoal_operator.shell.cluster.cache import Cache, Dependents, ObjectName, Topic
+from shoal_operator.shell.cluster.queue import WorkQueue
+
+# Nothing is ever decided about a Device by itself.
+DECIDED: Final = tuple(kind for kind, names in KINDS.items() if names.written)
+
+
+class Agenda:
+    """`watchers` are told of every object that changed; they say more of what it means."""
+
+    def __init__(self) -> None:
+        self._dependents = Dependents()
+        self.queue: WorkQueue[ObjectName] = WorkQueue(random.random)
+        self.cache = Cache(self._object_changed)
+        self.watchers: list[Callable[[ObjectName], None]] = []
+
+    def topics_changed(self, topics: Iterable[Topic]) -> None:
+        """Look again at whatever was made of these."""
+        for topic in topics:
+            for reader in self._dependents.readers(topic):
+                self.queue.add(reader)
+
+    def add_all(self) -> None:
+        """Look at every object once more."""
+        for kind in DECIDED:
+            for state in self.cache.states(kind):
+                self.queue.add((kind, state.identity.namespace, state.identity.name))
+
+    def subscribe(self, reader: ObjectName, topics: frozenset[Topic]) -> None:
+        """What an object's newest snapshot was made of."""
+        self._dependents.subscribe(reader, topics)
+
+    def forget(self, name: ObjectName) -> None:
+        """An object is gone, and was not seen again."""
+        self._dependents.subscribe(name, frozenset())
+        self.queue.drop(name)
+
+    def _object_changed(self, name: ObjectName, topics: tuple[Topic, ...], by_us: bool) -> None:
+        for topic in topics:
+            for reader in self._dependents.readers(topic):
+                if not (by_us and reader == name):
+                    self.queue.add(reader)
+        if name[0] in DECIDED and not by_us:
+            self.queue.add(name)
+        for watcher in self.watchers:
+            watcher(name)

@@ -1,0 +1,217 @@
+"""The Secrets that hold certificates: made when they are missing or wrong, renewed in time.
+
+A Secret has `tls.crt`, `tls.key` and `ca.crt`. An authority that cannot be read any more, or that
+has ended, is made anew, and with it all that it had signed. With cert-manager its objects are
+applied instead, and it makes the Secrets.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_operator.reconcile.decision import CertificateWanted
+from shoal_operator.shell.authority import (
+    Authority,
+    CertificateRefused,
+    Use,
+    expiry,
+    is_issued_by,
+    renewal_time,
+)
+from shoal_operator.shell.cluster.api import Api, Conflict, Json, key_of_manifest
+from shoal_operator.shell.cluster.children import Children, NameTaken
+from shoal_operator.shell.cluster.clock import now
+from shoal_operator.shell.cluster.foreign import Identity, Raw
+from shoal_operator.shell.cluster.resources import CERTIFICATE, ISSUER, SECRET
+from shoal_operator.shell.cluster.watches import MANAGED_BY, MANAGER
+
+KEPT_SECONDS: Final = 30.0
+"""How long a Secret that was read is taken for what is there."""
+SIGNED_FOR: Final = "shoal.dev/signed-for"
+_TLS: Final = "kubernetes.io/tls"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A Secret's content, PEM. `signed_for`: for what it was made, where it was made here."""
+
+    certificate: bytes
+    key: bytes
+    authority: bytes
+    signed_for: str = ""
+
+
+class Certificates:
+    """Reads and makes Secrets with certificates. `clock` counts seconds."""
+
+    def __init__(
+        self, api: Api, children: Children, clock: Callable[[], float], *, cert_manager: bool
+    ) -> None:
+        self._api = api
+        self._children = children
+        self._clock = clock
+        self._cert_manager = cert_manager
+        self._read: dict[tuple[str, str], tuple[float, Pair | None]] = {}
+
+    async def pair(self, namespace: str, secret: str) -> Pair | None:
+        """What a Secret holds; None when it is not there or holds no certificate."""
+        known = self._read.get((namespace, secret))
+        if known is not None and self._clock() - known[0] < KEPT_SECONDS:
+            return known[1]
+        document = await self._api.get(SECRET, namespace, secret)
+        pair = None if document is None else _pair(document)
+        self._read[namespace, secret] = (self._clock(), pair)
+        return pair
+
+    async def authority(self, namespace: str, secret: str) -> Authority | None:
+        """An authority, ready to sign; None while there is none that can."""
+        pair = await self.pair(namespace, secret)
+        if pair is None:
+            return None
+        try:
+            return Authority.load(pair.certificate, pair.key)
+        except CertificateRefused:
+            return None
+
+    async def want(self, wanted: CertificateWanted, owner: Identity) -> bool:
+        """Have a Secret be as it is wanted; whether something was written. Raises `ApiError`, or
+        `NameTaken` where a Secret of that name is not of Shoal.
+        """
+        if self._cert_manager:
+            changed = False
+            for manifest in cert_manager_manifests(wanted, owner.namespace):
+                changed |= await self._children.apply(manifest, owner)
+            return changed
+        pair = await self.pair(owner.namespace, wanted.secret)
+        authority = None
+        if wanted.authority is not None:
+            authority = await self.authority(owner.namespace, wanted.authority)
+            if authority is None:
+                return False  # It is wanted as well, and comes first.
+        if pair is not None and _is_good(pair, wanted, authority):
+            return False
+        secret = _secret(_made(wanted, authority), wanted, owner.namespace)
+        changed = await self._children.apply(secret, owner)
+        self._read.pop((owner.namespace, wanted.secret), None)
+        return changed
+
+    async def own_authority(self, secret: str) -> Authority | None:
+        """The operator's own authority, which belongs to no object; made if it is not there. None
+        while cert-manager, which the chart has asked, is still to make it.
+        """
+        namespace = self._api.namespace
+        wanted = CertificateWanted(secret=secret, authority=None, common_name=secret)
+        found = await self.authority(namespace, secret)
+        if found is not None:
+            return found
+        if not self._cert_manager:
+            try:
+                await self._api.create(_secret(_made(wanted, None), wanted, namespace))
+            except Conflict:
+                document = await self._api.get(SECRET, namespace, secret)
+                if document is not None and _pair(document) is None:
+                    raise NameTaken(key_of_manifest(document)) from None
+        self._read.pop((namespace, secret), None)
+        return await self.authority(namespace, secret)
+
+
+def cert_manager_manifests(wanted: CertificateWanted, namespace: str) -> tuple[Json, ...]:
+    """What cert-manager is asked for: of an authority, an Issuer that signs itself, the authority,
+    and an Issuer that signs with it; of another certificate, that one.
+    """
+
+    def manifest(resource: str, name: str, spec: Json) -> Json:
+        metadata = {"name": name, "namespace": namespace}
+        return {
+            "apiVersion": CERTIFICATE.api_version,
+            "kind": resource,
+            "metadata": metadata,
+            "spec": spec,
+        }
+
+    spec: Json = {
+        "secretName": wanted.secret,
+        "commonName": wanted.common_name,
+        "privateKey": {"algorithm": "ECDSA", "size": 256, "encoding": "PKCS8"},
+    }
+    if wanted.authority is None:
+        itself = f"{wanted.secret}-self"
+        spec |= {"isCA": True, "duration": "87600h", "issuerRef": {"name": itself}}
+        return (
+            manifest(ISSUER.kind, itself, {"selfSigned": {}}),
+            manifest(CERTIFICATE.kind, wanted.secret, spec),
+            manifest(ISSUER.kind, wanted.secret, {"ca": {"secretName": wanted.secret}}),
+        )
+    spec |= {
+        "dnsNames": list(dict.fromkeys((wanted.common_name, *wanted.hosts))),
+        "usages": ["digital signature", *(("server auth",) if wanted.hosts else ()), "client auth"],
+        "duration": "2160h",
+        "issuerRef": {"name": wanted.authority},
+    }
+    return (manifest(CERTIFICATE.kind, wanted.secret, spec),)
+
+
+def _made(wanted: CertificateWanted, authority: Authority | None) -> Pair:
+    if authority is None:
+        new = Authority.make(wanted.common_name, now())
+        return Pair(certificate=new.certificate, key=new.key, authority=new.certificate)
+    use = Use.BOTH if wanted.hosts else Use.CLIENT
+    issued = authority.issue(wanted.common_name, now(), hosts=wanted.hosts, use=use)
+    return Pair(certificate=issued.certificate, key=issued.key, authority=authority.certificate)
+
+
+def _is_good(pair: Pair, wanted: CertificateWanted, authority: Authority | None) -> bool:
+    """Whether a Secret is what is wanted, for a good while yet."""
+    if authority is None:
+        try:
+            Authority.load(pair.certificate, pair.key)
+        except CertificateRefused:
+            return False
+        return expiry(pair.certificate) > now()
+    try:
+        fresh = renewal_time(pair.certificate) > now()
+    except ValueError:
+        return False
+    signed = is_issued_by(pair.certificate, authority.certificate)
+    return fresh and signed and pair.signed_for == _signed_for(wanted)
+
+
+def _signed_for(wanted: CertificateWanted) -> str:
+    return ",".join((wanted.common_name, *wanted.hosts))
+
+
+def _secret(pair: Pair, wanted: CertificateWanted, namespace: str) -> Json:
+    data = {"tls.crt": pair.certificate, "tls.key": pair.key, "ca.crt": pair.authority}
+    return {
+        "apiVersion": SECRET.api_version,
+        "kind": SECRET.kind,
+        "metadata": {
+            "name": wanted.secret,
+            "namespace": namespace,
+            "labels": {MANAGED_BY: MANAGER},
+            "annotations": {SIGNED_FOR: _signed_for(wanted)},
+        },
+        "type": _TLS,
+        "data": {name: base64.b64encode(value).decode() for name, value in data.items()},
+    }
+
+
+def _pair(document: Json) -> Pair | None:
+    raw = Raw(document)
+    data = raw.table("data")
+    try:
+        certificate, key, authority = (
+            base64.b64decode(data.text(name)) for name in ("tls.crt", "tls.key", "ca.crt")
+        )
+    except binascii.Error:
+        return None
+    if not certificate or not key:
+        return None
+    return Pair(
+        certificate=certificate,
+        key=key,
+        authority=authority or certificate,
+        signed_for=raw.table("metadata", "annotations").text(SIGNED_FOR),
+    )

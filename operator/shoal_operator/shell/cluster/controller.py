@@ -1,0 +1,143 @@
+"""The workers: each takes a key from the queue, looks, has it decided, and carries that out."""
+
+import asyncio
+import logging
+from time import perf_counter
+from typing import Final, assert_never
+
+from shoal_operator.reconcile.decision import Decision
+from shoal_operator.reconcile.device_pool import reconcile_device_pool
+from shoal_operator.reconcile.inference_job import reconcile_inference_job
+from shoal_operator.reconcile.model import reconcile_model
+from shoal_operator.reconcile.partition import reconcile_partition
+from shoal_operator.reconcile.placement import reconcile_placement
+from shoal_operator.reconcile.snapshot import (
+    DevicePoolSnapshot,
+    InferenceJobSnapshot,
+    ModelSnapshot,
+    PartitionSnapshot,
+    PlacementSnapshot,
+    Snapshot,
+)
+from shoal_operator.shell.cluster.actions import Actions, NotLeading
+from shoal_operator.shell.cluster.agenda import Agenda
+from shoal_operator.shell.cluster.api import ApiError, Conflict
+from shoal_operator.shell.cluster.cache import ObjectName, Own
+from shoal_operator.shell.cluster.children import NameTaken
+from shoal_operator.shell.cluster.coordinators import CallFailed
+from shoal_operator.shell.cluster.metrics import OperatorMetrics
+from shoal_operator.shell.cluster.snapshots import Snapshots
+
+logger = logging.getLogger(__name__)
+
+WORKERS: Final = 8
+CONFLICT_SECONDS: Final = 0.1
+"""Time for the watch to bring what somebody else has written."""
+
+
+def reconcile(snapshot: Snapshot) -> Decision:
+    """What is to be done, whatever the kind."""
+    match snapshot:
+        case ModelSnapshot():
+            return reconcile_model(snapshot)
+        case PartitionSnapshot():
+            return reconcile_partition(snapshot)
+        case DevicePoolSnapshot():
+            return reconcile_device_pool(snapshot)
+        case PlacementSnapshot():
+            return reconcile_placement(snapshot)
+        case InferenceJobSnapshot():
+            return reconcile_inference_job(snapshot)
+        case _:
+            assert_never(snapshot)
+
+
+class Controller:
+    """`run` works off the agenda."""
+
+    def __init__(
+        self, agenda: Agenda, snapshots: Snapshots, actions: Actions, metrics: OperatorMetrics
+    ) -> None:
+        self._agenda = agenda
+        self._snapshots = snapshots
+        self._actions = actions
+        self._metrics = metrics
+        self._refused: dict[ObjectName, str] = {}
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(WORKERS):
+                group.create_task(self._work(), name=f"worker {number}")
+
+    async def _work(self) -> None:
+        queue = self._agenda.queue
+        while True:
+            name = await queue.take()
+            started, failed = perf_counter(), True
+            self._metrics.workers.inc()
+            try:
+                failed = await self._visit(name)
+            finally:
+                self._metrics.workers.dec()
+                self._metrics.reconcile_seconds.labels(kind=name[0]).observe(
+                    perf_counter() - started
+                )
+                queue.done(name)
+            if failed:
+                self._metrics.reconcile_failures.labels(kind=name[0]).inc()
+                queue.failed(name)
+            else:
+                queue.succeeded(name)
+
+    async def _visit(self, name: ObjectName) -> bool:
+        """Look at one object; whether it is to be tried again because of trouble."""
+        try:
+            await self._look(name)
+        except Conflict as error:
+            logger.debug("%s: %s", _text(name), error)
+            self._agenda.queue.add(name, CONFLICT_SECONDS)
+        except NotLeading:
+            logger.debug("%s: another operator leads", _text(name))
+        except (ApiError, CallFailed, NameTaken) as error:
+            logger.warning("%s: %s", _text(name), error)
+            return True
+        except Exception:
+            # One object that nobody was prepared for must not keep the others waiting.
+            logger.exception("%s: a fault of the operator", _text(name))
+            return True
+        return False
+
+    async def _look(self, name: ObjectName) -> None:
+        own = self._agenda.cache.state(*name)
+        if not isinstance(own, Own):
+            self._agenda.forget(name)
+            self._refused.pop(name, None)
+            return
+        if own.value is None:
+            await self._refuse(name, own)
+            return
+        if own.value.metadata.deletion_timestamp is not None:
+            return
+        seen = await self._snapshots.build(own.value)
+        if seen is None:
+            return
+        self._agenda.subscribe(name, seen.topics)
+        decision = reconcile(seen.snapshot)
+        changed = await self._actions.carry_out(own, decision)
+        for seconds in (decision.requeue_seconds, seen.again_seconds):
+            if seconds is not None:
+                self._agenda.queue.add(name, max(seconds, 0.01))
+        if changed:
+            self._agenda.queue.add(name)
+
+    async def _refuse(self, name: ObjectName, own: Own) -> None:
+        said = "\n".join((own.identity.uid, *map(str, own.errors)))
+        if self._refused.get(name) != said:
+            await self._actions.refuse(own)
+            self._refused[name] = said
+
+
+def _text(name: ObjectName) -> str:
+    kind, namespace, own = name
+    return f"{kind} {namespace}/{own}"

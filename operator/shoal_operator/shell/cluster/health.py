@@ -1,0 +1,93 @@
+"""Whether the operator makes progress, as its readiness probe and its metrics say it.
+
+Asked from the thread of the HTTP server, so it only reads numbers; a loop that is stuck cannot say
+that it is, but it is seen here.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal_operator.shell.cluster.agenda import Agenda
+from shoal_operator.shell.cluster.lease import Lease
+from shoal_operator.shell.cluster.resources import WATCHED
+from shoal_operator.shell.cluster.traces import Signs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthLimits:
+    """Beyond these, in seconds, the operator is not ready."""
+
+    watch_age: float = 120.0
+    queue: float = 60.0
+    worker: float = 300.0
+    loop: float = 15.0
+    lease: float = 60.0
+    beat: float = 1.0
+
+
+class Health:
+    """Readiness of one operator. `clock` counts seconds, the same as the loop's."""
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        lease: Lease,
+        signs: Signs,
+        *,
+        clock: Callable[[], float],
+        limits: HealthLimits,
+    ) -> None:
+        self._agenda = agenda
+        self._lease = lease
+        self._ages = signs.ages
+        self._metrics = signs.metrics
+        self._clock = clock
+        self._limits = limits
+        self._beat_at = clock()
+        self.synced = False
+
+    async def beat(self) -> None:
+        """Show that the loop runs, and bring the gauges up to date, until cancelled."""
+        while True:
+            before = self._clock()
+            await asyncio.sleep(self._limits.beat)
+            self._beat_at = self._clock()
+            self._metrics.loop_lag.set(self._beat_at - before - self._limits.beat)
+            self._metrics.leader.set(self._lease.leads)
+            self._metrics.queue_depth.set(self._agenda.queue.depth)
+            self._metrics.queue_waiting.set(self._agenda.queue.waiting)
+            for resource in WATCHED:
+                count = self._agenda.cache.count(resource.kind)
+                self._metrics.objects.labels(kind=resource.kind).set(count)
+            for kind, seconds in self._ages.seconds().items():
+                self._metrics.watch_age.labels(kind=kind).set(seconds)
+
+    def problem(self) -> str | None:
+        """Why the operator is not ready; None when it is."""
+        limits, now = self._limits, self._clock()
+        stuck = now - self._beat_at
+        if stuck > limits.loop:
+            return f"the event loop has not moved for {stuck:.0f} s"
+        silent = now - self._lease.heard_at
+        if silent > limits.lease:
+            return f"the API server has not answered about the lease for {silent:.0f} s"
+        ages = self._ages.seconds()
+        old = max(ages, key=lambda kind: ages[kind], default=None)
+        if old is not None and ages[old] > limits.watch_age:
+            return f"the watch of {old} has been silent for {ages[old]:.0f} s"
+        if not self._lease.leads:
+            # One that waits for its turn is as ready as it can be; one that lost it is not.
+            return "it has lost the lease" if ages else None
+        if not self.synced:
+            return "it has not seen all objects yet"
+        return self._stuck()
+
+    def _stuck(self) -> str | None:
+        queue, limits = self._agenda.queue, self._limits
+        waiting, working = queue.stuck_seconds(), queue.longest_taken_seconds()
+        if waiting > limits.queue:
+            return f"objects have waited in the queue for {waiting:.0f} s"
+        if working > limits.worker:
+            return f"a worker has been at one object for {working:.0f} s"
+        return None

@@ -1,0 +1,281 @@
+"""Snapshots: what a decision sees, from the cache and from what is read for it.
+
+Everything is read through a `Reader`, so that whoever gets a snapshot is looked at again when one
+of its parts changes. What is not watched (pods, claims, Secrets, documents) is read on demand;
+where it may still change, `again_seconds` says when to look again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from shoal_operator.api.kinds import (
+    AnyKind,
+    Device,
+    DevicePool,
+    InferenceJob,
+    Model,
+    Partition,
+    Placement,
+)
+from shoal_operator.reconcile.names import (
+    authority_secret,
+    coordinator_name,
+    coordinator_secret,
+    job_id,
+    namespace_of,
+    uid_of,
+    worker_secret,
+)
+from shoal_operator.reconcile.references import model_of, partition_of, placement_of, pool_of
+from shoal_operator.reconcile.settings import OperatorSettings
+from shoal_operator.reconcile.snapshot import (
+    CoordinatorView,
+    DevicePoolSnapshot,
+    InferenceJobSnapshot,
+    KeptDocument,
+    ModelSnapshot,
+    Node,
+    PartitionSnapshot,
+    PlacementSnapshot,
+    Run,
+    Snapshot,
+    Unreachable,
+    Worker,
+    WorkerPhase,
+    Workload,
+)
+from shoal_operator.shell.cluster import views
+from shoal_operator.shell.cluster.api import Api
+from shoal_operator.shell.cluster.cache import Cache, Own, Reader, State, Topic
+from shoal_operator.shell.cluster.certificates import Certificates
+from shoal_operator.shell.cluster.claims import Claims
+from shoal_operator.shell.cluster.clock import now_text
+from shoal_operator.shell.cluster.coordinators import Coordinators
+from shoal_operator.shell.cluster.documents import Documents
+from shoal_operator.shell.cluster.foreign import JobState, NodeState, WorkloadState
+from shoal_operator.shell.cluster.pods import AGAIN_SECONDS, Pods
+from shoal_operator.shell.cluster.resources import DAEMON_SET, DEPLOYMENT, JOB, NODE
+
+
+@dataclass(slots=True)
+class Seen:
+    """A snapshot, what it was made of, and when it is out of date by itself."""
+
+    snapshot: Snapshot
+    topics: frozenset[Topic]
+    again_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class _Look:
+    """One snapshot in the making."""
+
+    reader: Reader
+    again_seconds: float | None = None
+
+    def again(self, seconds: float) -> None:
+        """What was read may be different after this time, and nobody will tell."""
+        known = self.again_seconds
+        self.again_seconds = seconds if known is None else min(known, seconds)
+
+
+class Snapshots:
+    """Builds snapshots. `enrolment_authority` gives what agents are to trust when they enrol."""
+
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        certificates: Certificates,
+        coordinators: Coordinators,
+        settings: OperatorSettings,
+        *,
+        enrolment_authority: Callable[[], str],
+    ) -> None:
+        self._cache = cache
+        self._certificates = certificates
+        self._coordinators = coordinators
+        self._settings = settings
+        self._enrolment_authority = enrolment_authority
+        self._pods = Pods(api)
+        self._claims = Claims(api)
+        self._documents = Documents(api)
+
+    async def build(self, value: AnyKind) -> Seen | None:
+        """What is to be decided with about an object; None where nothing ever is (Devices). Raises
+        `ApiError`.
+        """
+        look = _Look(Reader(self._cache))
+        match value:
+            case Model():
+                snapshot: Snapshot = await self._model(look, value)
+            case Partition():
+                snapshot = await self._partition(look, value)
+            case DevicePool():
+                snapshot = await self._pool(look, value)
+            case Placement():
+                snapshot = await self._placement(look, value)
+            case InferenceJob():
+                snapshot = await self._job(look, value)
+            case Device():
+                return None
+            case _:
+                assert_never(value)
+        return Seen(snapshot, frozenset(look.reader.topics), look.again_seconds)
+
+    async def _model(self, look: _Look, model: Model) -> ModelSnapshot:
+        partitions = look.reader.all_own(Partition, namespace_of(model))
+        name = model.metadata.name
+        return ModelSnapshot(
+            now=now_text(),
+            settings=self._settings,
+            model=model,
+            workers=await self._workers(look, model),
+            partitions=tuple(each for each in partitions if each.spec.model_ref.name == name),
+        )
+
+    async def _partition(self, look: _Look, partition: Partition) -> PartitionSnapshot:
+        namespace = namespace_of(partition)
+        return PartitionSnapshot(
+            now=now_text(),
+            settings=self._settings,
+            partition=partition,
+            model=look.reader.own(Model, namespace, partition.spec.model_ref.name),
+            workers=await self._workers(look, partition),
+            document=await self._documents.read(partition, fresh=True),
+            pools=look.reader.all_own(DevicePool, namespace),
+        )
+
+    async def _pool(self, look: _Look, pool: DevicePool) -> DevicePoolSnapshot:
+        namespace, name = namespace_of(pool), pool.metadata.name
+        coordinator = look.reader.state(DEPLOYMENT.kind, namespace, coordinator_name(name))
+        claim = await self._claims.claim(namespace, coordinator_name(name))
+        if claim is None or not claim.bound:
+            look.again(AGAIN_SECONDS)
+        agents = look.reader.made_for(DAEMON_SET.kind, namespace, uid_of(pool))
+        devices = look.reader.all_own(Device, namespace)
+        return DevicePoolSnapshot(
+            now=now_text(),
+            settings=self._settings,
+            pool=pool,
+            nodes=self._nodes(look),
+            secrets=await self._secrets(look, pool),
+            coordinator=await self._workload(look, coordinator),
+            claim=claim,
+            agents=tuple([each for state in agents if (each := await self._workload(look, state))]),
+            view=self._view(look, namespace, name, views.DEVICES, views.RUNS),
+            devices=tuple(each for each in devices if each.spec.pool_ref.name == name),
+            jobs=self._jobs(look, namespace),
+            enrolment_authority=self._enrolment_authority(),
+        )
+
+    async def _placement(self, look: _Look, placement: Placement) -> PlacementSnapshot:
+        namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
+        partition = look.reader.own(Partition, namespace, placement.spec.partition_ref.name)
+        view = self._view(look, namespace, pool, views.FLEET, views.RUNS)
+        return PlacementSnapshot(
+            now=now_text(),
+            settings=self._settings,
+            placement=placement,
+            partition=partition,
+            document=await self._document(partition),
+            pool=look.reader.own(DevicePool, namespace, pool),
+            view=view,
+            measured=self._measured(placement, view),
+        )
+
+    async def _job(self, look: _Look, job: InferenceJob) -> InferenceJobSnapshot:
+        namespace, reader = namespace_of(job), look.reader
+        placement = reader.own(Placement, namespace, placement_of(job))
+        partition = reader.own(Partition, namespace, partition_of(job, placement))
+        pool = reader.own(DevicePool, namespace, pool_of(job, placement))
+        run = f"run/{job_id(job)}"
+        name = pool_of(job, placement)
+        workers = await self._workers(look, job)
+        if partition is not None:
+            workers += await self._workers(look, partition)
+        view: views.View = Unreachable(reason="the job's pool is not known yet")
+        if name is not None:
+            view = self._view(look, namespace, name, run, views.FLEET, views.FRAGMENTS)
+        return InferenceJobSnapshot(
+            now=now_text(),
+            settings=self._settings,
+            job=job,
+            model=reader.own(Model, namespace, model_of(job, partition)),
+            partition=partition,
+            document=await self._document(partition),
+            placement=placement,
+            pool=pool,
+            view=view,
+            workers=workers,
+            refusal=self._coordinators.refusal(namespace, name or "", job_id(job)),
+        )
+
+    def _view(self, look: _Look, namespace: str, pool: str, *parts: str) -> views.View:
+        """What a pool's coordinator says; looked at again when one of these parts changes."""
+        for part in (views.REACH, *parts):
+            look.reader.topics.add(views.topic(namespace, pool, part))
+        return self._coordinators.view(namespace, pool)
+
+    def _measured(self, placement: Placement, view: views.View) -> Run | None:
+        """The run of the newest job on a Placement."""
+        if not isinstance(view, CoordinatorView) or not view.runs:
+            return None
+        name = placement.metadata.name
+        newest: tuple[str, Run | None] = ("", None)
+        for state in self._cache.states(InferenceJob.__name__, namespace_of(placement)):
+            job = state.value if isinstance(state, Own) else None
+            if not isinstance(job, InferenceJob) or placement_of(job) != name:
+                continue
+            run = view.runs.get(job_id(job))
+            made = job.metadata.creation_timestamp or ""
+            if run is not None and made >= newest[0]:
+                newest = (made, run)
+        return newest[1]
+
+    def _jobs(self, look: _Look, namespace: str) -> frozenset[str] | None:
+        """The names of the namespace's jobs; None if there is one that cannot be read."""
+        look.reader.which(InferenceJob.__name__, namespace)
+        names = set[str]()
+        for state in self._cache.states(InferenceJob.__name__, namespace):
+            job = state.value if isinstance(state, Own) else None
+            if not isinstance(job, InferenceJob):
+                return None
+            if job.metadata.deletion_timestamp is None:
+                names.add(job_id(job))
+        return frozenset(names)
+
+    def _nodes(self, look: _Look) -> tuple[Node, ...]:
+        states = look.reader.states(NODE.kind, "")
+        nodes = [state.node for state in states if isinstance(state, NodeState)]
+        return tuple(sorted(nodes, key=lambda node: node.name))
+
+    async def _secrets(self, look: _Look, pool: DevicePool) -> frozenset[str]:
+        name = pool.metadata.name
+        wanted = (authority_secret(name), coordinator_secret(name), worker_secret(name))
+        found = set[str]()
+        for secret in wanted:
+            if await self._certificates.pair(namespace_of(pool), secret) is not None:
+                found.add(secret)
+        if len(found) < len(wanted):
+            look.again(AGAIN_SECONDS)
+        return frozenset(found)
+
+    async def _workers(self, look: _Look, owner: AnyKind) -> tuple[Worker, ...]:
+        states = look.reader.made_for(JOB.kind, namespace_of(owner), uid_of(owner))
+        workers = [await self._pods.worker(each) for each in states if isinstance(each, JobState)]
+        if any(worker.phase is WorkerPhase.PENDING for worker in workers):
+            look.again(AGAIN_SECONDS)
+        return tuple(workers)
+
+    async def _workload(self, look: _Look, state: State | None) -> Workload | None:
+        if not isinstance(state, WorkloadState):
+            return None
+        workload = await self._pods.workload(state)
+        if workload.ready < workload.wanted or not workload.current:
+            look.again(AGAIN_SECONDS)
+        return workload
+
+    async def _document(self, partition: Partition | None) -> KeptDocument | None:
+        return None if partition is None else await self._documents.read(partition)

@@ -1,0 +1,78 @@
+"""What of a coordinator's answers counts as a change."""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from shoal_operator.reconcile.snapshot import (
+    ConnectedDevice,
+    CoordinatorView,
+    DeviceState,
+    RunState,
+    Unreachable,
+)
+from shoal_operator.shell.cluster import views
+from shoal_protocol.units import Bytes
+from shoal_protocol.v1 import coordinator_pb2 as pb
+
+DEVICE = ConnectedDevice(
+    name="pi",
+    state=DeviceState.READY,
+    architecture="arm64",
+    budget_bytes=Bytes(1),
+    floor_bytes=Bytes(1),
+    cached_fragments=0,
+    cached_bytes=Bytes(0),
+    silent_seconds=0.1,
+)
+RUN = views.run_of(pb.JobStatus(name="j", state=pb.JobStatus.RUNNING, items=9, succeeded=1))
+VIEW = CoordinatorView(
+    at="2026-01-31T12:00:00Z",
+    devices=(DEVICE,),
+    runs=MappingProxyType({"j": RUN}),
+    fragments=frozenset({"sha256:1"}),
+)
+
+
+def parts(old: views.View, new: views.View) -> set[str]:
+    return {topic[2] for topic in views.differences("ns", "shelf", old, new)}
+
+
+def test_time_that_passes_is_no_change() -> None:
+    later = replace(
+        VIEW,
+        at="2026-01-31T12:00:02Z",
+        devices=(replace(DEVICE, silent_seconds=1.5),),
+        runs=MappingProxyType({"j": replace(RUN, seconds=2.0, items_per_second=0.5)}),
+    )
+    assert parts(VIEW, later) == set()
+
+
+def test_progress_of_a_run_concerns_its_job_only() -> None:
+    runs = MappingProxyType({"j": replace(RUN, succeeded=2)})
+    assert parts(VIEW, replace(VIEW, runs=runs)) == {"shelf/run/j"}
+
+
+def test_the_end_of_a_run_concerns_the_pool_as_well() -> None:
+    runs = MappingProxyType({"j": replace(RUN, state=RunState.COMPLETE)})
+    assert parts(VIEW, replace(VIEW, runs=runs)) == {"shelf/run/j", "shelf/runs"}
+
+
+def test_what_a_device_caches_is_nothing_to_plan_anew_for() -> None:
+    cached = replace(VIEW, devices=(replace(DEVICE, cached_fragments=1),))
+    assert parts(VIEW, cached) == {"shelf/devices"}
+    lost = replace(VIEW, devices=(replace(DEVICE, state=DeviceState.LOST),))
+    assert parts(VIEW, lost) == {"shelf/devices", "shelf/fleet"}
+
+
+def test_a_coordinator_that_goes_away_concerns_everyone_once() -> None:
+    gone = Unreachable(reason="connection refused")
+    assert parts(VIEW, gone) == {"shelf/reach"}
+    assert parts(gone, gone) == set()
+    assert parts(gone, VIEW) == {"shelf/reach"}
+
+
+def test_every_state_of_the_protocol_has_a_word_here() -> None:
+    for state in pb.JobStatus.State.values():
+        assert views.run_of(pb.JobStatus(state=state)).state in RunState
+    for device in pb.DeviceStatus.State.values():
+        assert views.device_of(pb.DeviceStatus(state=device)).state in DeviceState

@@ -75,12 +75,9 @@ def agent_name(pool: str) -> str:
 
 def device_object_name(pool: str, device: str) -> str:
     """A Device's own name. Two pools of a namespace may share a node, so the pool is part of it."""
-    return child_name(
-        pool,
-        _as_label(device)
-        if _LABEL.fullmatch(device)
-        else f"{_as_label(device)[:40]}-{fingerprint([device])}",
-    )
+    if _LABEL.fullmatch(device):
+        return child_name(pool, device)
+    return child_name(pool, f"{_as_label(device)[:40]}-{fingerprint([device])}")
 
 
 def authority_secret(pool: str) -> str:

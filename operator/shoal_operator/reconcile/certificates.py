@@ -1,0 +1,96 @@
+"""Who has which certificate in a pool: made by the operator, or asked of cert-manager. Pure."""
+
+from typing import Final
+
+from shoal_operator.api.kinds import DevicePool
+from shoal_operator.reconcile.decision import CertificateWanted, Manifest
+from shoal_operator.reconcile.names import (
+    WORKER_IDENTITY,
+    authority_secret,
+    child_name,
+    coordinator_host,
+    coordinator_name,
+    coordinator_secret,
+    namespace_of,
+    worker_secret,
+)
+from shoal_operator.reconcile.pods import Json, labels_of, metadata_of
+from shoal_operator.reconcile.settings import OperatorSettings
+
+_API: Final = "cert-manager.io/v1"
+_AUTHORITY_LIFE: Final = "87600h"
+_LIFE: Final = "2160h"
+_RENEWED_BEFORE: Final = "720h"
+
+
+def _leaves(pool: DevicePool) -> tuple[CertificateWanted, ...]:
+    name, authority = pool.metadata.name, authority_secret(pool.metadata.name)
+    return (
+        CertificateWanted(
+            secret=coordinator_secret(name),
+            authority=authority,
+            common_name=coordinator_name(name),
+            hosts=(coordinator_host(name, namespace_of(pool)),),
+        ),
+        CertificateWanted(
+            secret=worker_secret(name), authority=authority, common_name=WORKER_IDENTITY
+        ),
+    )
+
+
+def certificates_wanted(
+    pool: DevicePool, settings: OperatorSettings
+) -> tuple[CertificateWanted, ...]:
+    """The Secrets that the operator makes: none where cert-manager does."""
+    if settings.cert_manager:
+        return ()
+    name = authority_secret(pool.metadata.name)
+    authority = CertificateWanted(secret=name, authority=None, common_name=name)
+    return (authority, *_leaves(pool))
+
+
+def certificate_children(pool: DevicePool, settings: OperatorSettings) -> tuple[Manifest, ...]:
+    """What asks cert-manager for the same Secrets."""
+    if not settings.cert_manager:
+        return ()
+    authority = authority_secret(pool.metadata.name)
+    first = child_name(pool.metadata.name, "self-signed")
+    return (
+        _object(pool, "Issuer", first, {"selfSigned": {}}),
+        _object(
+            pool,
+            "Certificate",
+            authority,
+            {
+                "isCA": True,
+                "commonName": authority,
+                "secretName": authority,
+                "duration": _AUTHORITY_LIFE,
+                "privateKey": {"algorithm": "ECDSA", "size": 256},
+                "issuerRef": {"name": first, "kind": "Issuer"},
+            },
+        ),
+        _object(pool, "Issuer", authority, {"ca": {"secretName": authority}}),
+        *(_leaf(pool, each, authority) for each in _leaves(pool)),
+    )
+
+
+def _leaf(pool: DevicePool, wanted: CertificateWanted, authority: str) -> Manifest:
+    spec: Json = {
+        "commonName": wanted.common_name,
+        "secretName": wanted.secret,
+        # cert-manager asks for at least one name; a worker is never dialled by one.
+        "dnsNames": list(wanted.hosts or (wanted.common_name,)),
+        "duration": _LIFE,
+        "renewBefore": _RENEWED_BEFORE,
+        "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
+        "usages": ["digital signature", "client auth", "server auth"],
+        "issuerRef": {"name": authority, "kind": "Issuer"},
+    }
+    return _object(pool, "Certificate", wanted.secret, spec)
+
+
+def _object(pool: DevicePool, kind: str, name: str, spec: Json) -> Manifest:
+    labels = labels_of(pool, "certificates", pool=pool.metadata.name)
+    metadata = metadata_of(pool, name, labels)
+    return {"apiVersion": _API, "kind": kind, "metadata": metadata, "spec": spec}

@@ -1,0 +1,234 @@
+"""DevicePool: a coordinator, agents on the selected nodes, what keeps others out, and its Devices.
+
+Everything is made at once and waits for what it needs by itself: pods for their Secrets, agents for
+their coordinator. What is told comes from the far end: the coordinator is ready when it answers,
+an agent when the coordinator has its session. Pure.
+
+There is no PodDisruptionBudget: of one coordinator it would only keep nodes from being drained, and
+the pods of a DaemonSet are not evicted.
+"""
+
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from shoal_operator.api.columns import print_device_pool
+from shoal_operator.api.kinds.device_pool import DeviceCounts, DevicePoolStatus
+from shoal_operator.reconcile.agents import (
+    AgentSet,
+    agent_sets,
+    agent_workloads,
+    daemon_set_key,
+    selected_nodes,
+    selector_text,
+    untolerated,
+)
+from shoal_operator.reconcile.certificates import certificate_children, certificates_wanted
+from shoal_operator.reconcile.coordinators import coordinator_objects
+from shoal_operator.reconcile.decision import (
+    CancelJob,
+    CoordinatorCall,
+    Decision,
+    Note,
+    RemoveJob,
+)
+from shoal_operator.reconcile.devices import device_children, device_key, devices_gone
+from shoal_operator.reconcile.names import namespace_of
+from shoal_operator.reconcile.networks import network_policies, pod_monitor
+from shoal_operator.reconcile.snapshot import (
+    CoordinatorView,
+    DevicePoolSnapshot,
+    DeviceState,
+    Node,
+    RunState,
+    Unreachable,
+)
+from shoal_operator.reconcile.told import FALSE, TRUE, Told, conditions, holds_for
+from shoal_operator.reconcile.workers import coordinator_address
+
+LOOK_SECONDS: Final = 30.0
+_NAMED: Final = 5
+_ENDED: Final = (RunState.COMPLETE, RunState.FAILED, RunState.CANCELLED)
+
+
+def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
+    """What is to be done about a DevicePool."""
+    pool, settings = snapshot.pool, snapshot.settings
+    nodes = selected_nodes(pool, snapshot.nodes)
+    sets = agent_sets(pool, nodes, settings)
+    children = [
+        *certificate_children(pool, settings),
+        *coordinator_objects(pool, settings, snapshot.claim),
+        *agent_workloads(pool, sets, settings, snapshot.enrolment_authority),
+        *network_policies(pool, settings),
+        *pod_monitor(pool, settings),
+    ]
+    wanted = {each.name for each in sets}
+    stale = [each.name for each in snapshot.agents if each.name not in wanted]
+    namespace = namespace_of(pool)
+    told = _told(snapshot, nodes, sets)
+    status = _status(snapshot, sets, told)
+    gone = devices_gone(snapshot, frozenset(node.name for node in nodes))
+    return Decision(
+        status=status,
+        children=tuple(children),
+        devices=device_children(snapshot, gone),
+        removals=(
+            *(daemon_set_key(namespace, name) for name in stale),
+            *(device_key(pool, name) for name in sorted(gone)),
+        ),
+        calls=_orphans(snapshot),
+        notes=_notes(snapshot, told),
+        certificates=certificates_wanted(pool, settings),
+        requeue_seconds=LOOK_SECONDS,
+    )
+
+
+def _orphans(snapshot: DevicePoolSnapshot) -> tuple[CoordinatorCall, ...]:
+    """Runs whose InferenceJob is gone are stopped, then forgotten."""
+    if isinstance(snapshot.view, Unreachable) or snapshot.jobs is None:
+        return ()
+    name = snapshot.pool.metadata.name
+    calls: list[CoordinatorCall] = []
+    for job, run in sorted(snapshot.view.runs.items()):
+        if job in snapshot.jobs:
+            continue
+        if run.state in _ENDED:
+            calls.append(RemoveJob(pool=name, job=job))
+        else:
+            calls.append(CancelJob(pool=name, job=job, reason="its InferenceJob was deleted"))
+    return tuple(calls)
+
+
+# ---- what is told --------------------------------------------------------------------------------
+
+
+def _told(
+    snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[AgentSet]
+) -> list[Told]:
+    coordinator = _coordinator(snapshot)
+    agents = _agents(snapshot, nodes, sets)
+    bad = next((each for each in (coordinator, agents) if each.status is not TRUE), None)
+    ready = Told("Ready", TRUE, "Ready", agents.message)
+    if bad is not None:
+        ready = Told("Ready", FALSE, bad.reason, bad.message)
+    return [coordinator, agents, ready]
+
+
+def _coordinator(snapshot: DevicePoolSnapshot) -> Told:
+    problem = _coordinator_problem(snapshot)
+    if problem is not None:
+        return Told("CoordinatorReady", FALSE, *problem)
+    match snapshot.view:
+        case Unreachable(reason=reason):
+            message = f"the coordinator does not answer: {reason}"
+            return Told("CoordinatorReady", FALSE, "CoordinatorUnreachable", message)
+        case CoordinatorView():
+            return Told("CoordinatorReady", TRUE, "Answers", "the coordinator answers")
+        case _:
+            assert_never(snapshot.view)
+
+
+def _coordinator_problem(snapshot: DevicePoolSnapshot) -> tuple[str, str] | None:
+    """What keeps the coordinator's pod from being ready: reason and message."""
+    wanted = {each.secret for each in certificates_wanted(snapshot.pool, snapshot.settings)}
+    workload, claim = snapshot.coordinator, snapshot.claim
+    if workload is None:
+        return "Creating", "the coordinator is being made"
+    if lacking := sorted(wanted - snapshot.secrets):
+        return "WaitingForCertificates", f"Secret {lacking[0]} is not there yet"
+    if claim is not None and not claim.bound:
+        why = claim.message or "no volume was provisioned yet"
+        return "VolumePending", f"the coordinator's volume claim {claim.name} is pending: {why}"
+    if workload.message:
+        return "CoordinatorFailing", workload.message
+    if not workload.ready:
+        return "Starting", "the coordinator's pod is starting"
+    return None
+
+
+def _agents(snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[AgentSet]) -> Told:
+    def no(reason: str, message: str) -> Told:
+        return Told("AgentsReady", FALSE, reason, message)
+
+    if not nodes:
+        return no("NoNodes", _why_no_nodes(snapshot))
+    if isinstance(snapshot.view, Unreachable):
+        return no("CoordinatorUnreachable", "who is connected is not known")
+    states = {device.name: device.state for device in snapshot.view.devices}
+    away = [node for node in nodes if states.get(node.name) is not DeviceState.READY]
+    total = len(nodes)
+    text = f"{total - len(away)} of {total} agents connected"
+    if not away:
+        return Told("AgentsReady", TRUE, "AllConnected", text)
+    trouble = next((each.message for each in snapshot.agents if each.message), "")
+    details = [f"node {node.name} NotReady" for node in away if not node.ready]
+    details += [trouble] if trouble else []
+    served = {name for each in sets for name in each.nodes}
+    details += [
+        _whereabouts(node, states)
+        if node.name in served
+        else f"node {node.name} is too small: its share leaves nothing above the agent's floor"
+        for node in away
+        if node.ready
+    ]
+    shown = "; ".join(details[:_NAMED])
+    more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
+    reason = "AgentsFailing" if trouble else "AgentsMissing"
+    return no(reason, f"{text}; {shown}{more}")
+
+
+def _whereabouts(node: Node, states: dict[str, DeviceState]) -> str:
+    state = states.get(node.name)
+    if state is None or state is DeviceState.LOST:
+        return f"the agent on node {node.name} is not connected"
+    return f"the agent on node {node.name} is {state.value.lower()}"
+
+
+def _why_no_nodes(snapshot: DevicePoolSnapshot) -> str:
+    pool = snapshot.pool
+    text = selector_text(pool)
+    kept_away = untolerated(pool, snapshot.nodes)
+    if kept_away:
+        node, taint = kept_away[0]
+        others = f" (and {len(kept_away) - 1} more)" if len(kept_away) > 1 else ""
+        return f"node {node} matches {text}{others}, but has the taint {taint}; tolerate it"
+    labels = ",".join(f"{key}={text}" for key, text in sorted(pool.spec.node_selector.items()))
+    advice = f"; kubectl label node NAME {labels}" if labels else ""
+    return f"no node matches {text}{advice}"
+
+
+def _status(
+    snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet], told: Sequence[Told]
+) -> DevicePoolStatus:
+    pool = snapshot.pool
+    before = pool.status or DevicePoolStatus()
+    generation = pool.metadata.generation or 0
+    budgets = {name: each.budget_bytes for each in sets for name in each.nodes}
+    ready = 0
+    if isinstance(snapshot.view, CoordinatorView):
+        for device in snapshot.view.devices:
+            if device.name in budgets and device.state is DeviceState.READY:
+                ready += 1
+    elif before.devices is not None:
+        ready = min(before.devices.ready, len(budgets))
+    status = DevicePoolStatus(
+        observed_generation=generation,
+        conditions=conditions(before.conditions, told, generation=generation, now=snapshot.now),
+        devices=DeviceCounts(total=len(budgets), ready=ready),
+        budget_bytes=sum(budgets.values()),
+        smallest_budget_bytes=min(budgets.values(), default=pool.spec.budget.memory),
+        coordinator_endpoint=coordinator_address(pool.metadata.name, namespace_of(pool)),
+    )
+    return print_device_pool(status)
+
+
+def _notes(snapshot: DevicePoolSnapshot, told: Sequence[Told]) -> tuple[Note, ...]:
+    pool = snapshot.pool
+    before = pool.status or DevicePoolStatus()
+    ready = told[-1]
+    was_ready = holds_for(before.conditions, "Ready", pool.metadata.generation or 0)
+    if ready.status is TRUE and not was_ready:
+        return (Note(reason="PoolReady", message=ready.message),)
+    if ready.status is FALSE and was_ready:
+        return (Note(reason=ready.reason, message=ready.message, warning=True),)
+    return ()

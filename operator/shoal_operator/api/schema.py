@@ -27,6 +27,7 @@ from shoal_operator.api.shapes import (
     Schema,
     Shape,
     Table,
+    Text,
     did_you_mean,
     show,
 )
@@ -277,8 +278,11 @@ def openapi_schema(cls: type) -> Schema:
     schema = record_schema(cls)
     properties = schema["properties"]
     assert isinstance(properties, dict)
-    name = properties["metadata"]["properties"]["name"]
-    bounds = {key: name[key] for key in ("type", "maxLength", "pattern")}
+    shape = members(cls)["metadata"].shape
+    assert isinstance(shape, Object)
+    name = members(shape.of)["name"].shape
+    assert isinstance(name, Text)
+    bounds = {"type": "string", "maxLength": name.max_length, "pattern": name.pattern}
     metadata = {"type": "object", "properties": {"name": bounds}}
     return {
         "type": "object",

@@ -103,6 +103,12 @@ def _wanted(value: object, wanted: str) -> str:
     return f"{show(value)} is not {wanted}"
 
 
+def _matches(text: str, pattern: str) -> str:
+    """A pattern as a rule of CEL: a schema's own `pattern` names in its error nothing but itself."""
+    assert "'" not in pattern
+    return f"{text}.matches(r'{pattern}')"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text(Shape[str]):
     """A bounded string; `meant` says in an error and in the reference what its pattern means."""
@@ -130,10 +136,12 @@ class Text(Shape[str]):
         schema: Schema = {"type": "string", "maxLength": self.max_length}
         if self.min_length:
             schema["minLength"] = self.min_length
-        if self.pattern is not None:
-            schema["pattern"] = self.pattern
         if self.format is not None:
-            schema["format"] = self.format
+            # CEL sees what has a format as a value of its own, not as text.
+            schema |= {"format": self.format, "pattern": self.pattern}
+        elif self.pattern is not None:
+            rule = {"rule": _matches("self", self.pattern), "message": f"must be {self.meant}"}
+            schema["x-kubernetes-validations"] = [rule]
         return schema
 
     def words(self) -> str:
@@ -271,17 +279,19 @@ class Quantity(Shape[N]):
         return f" (did you mean {meant}?)" if re.fullmatch(QUANTITY_PATTERN, meant) else ""
 
     def schema(self) -> Schema:
+        is_one = _matches("string(self)", QUANTITY_PATTERN)
         quantity = "quantity(string(self))"
         least = f"{quantity}.compareTo(quantity('{self.minimum}')) >= 0"
         most = f"{quantity}.compareTo(quantity('{self.maximum}')) <= 0"
-        message = f"must be {self.minimum} to {self.maximum}"
+        message = f"must be a quantity such as {self.such_as}, {self.minimum} to {self.maximum}"
         return {
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "x-kubernetes-int-or-string": True,
-            "pattern": QUANTITY_PATTERN,
             "maxLength": QUANTITY_LENGTH,
             "minimum": 0,
-            "x-kubernetes-validations": [{"rule": f"{least} && {most}", "message": message}],
+            "x-kubernetes-validations": [
+                {"rule": f"{is_one} && {least} && {most}", "message": message}
+            ],
         }
 
     def words(self) -> str:

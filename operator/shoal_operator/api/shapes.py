@@ -104,7 +104,7 @@ def _wanted(value: object, wanted: str) -> str:
 
 
 def _matches(text: str, pattern: str) -> str:
-    """A pattern as a rule of CEL: a schema's own `pattern` names in its error nothing but itself."""
+    """A pattern as a rule of CEL: a schema's own `pattern` says in its error only itself."""
     assert "'" not in pattern
     return f"{text}.matches(r'{pattern}')"
 

@@ -1,7 +1,8 @@
 {{- /*
 What the operator may do, and why. Nothing is allowed that is not asked for here, and nothing is
-asked for that the operator does not do: it never lists Secrets, never writes pods, roles or nodes,
-and never executes in a pod.
+asked for that the operator does not do: it never lists Secrets, never writes pods, roles or nodes, and
+never executes in a pod. What it makes is applied server-side, which takes create and patch; what an
+object of ours owns, Kubernetes deletes with it.
 */ -}}
 
 {{- define "shoal.clusterRules" -}}
@@ -23,7 +24,7 @@ and never executes in a pod.
 # A job that names a Model gets a Partition and a Placement.
 - apiGroups: [shoal.dev]
   resources: [partitions, placements]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 # Jobs are deleted when ttlSecondsAfterFinished has passed.
 - apiGroups: [shoal.dev]
   resources: [inferencejobs]
@@ -41,14 +42,18 @@ and never executes in a pod.
     - placements/status
     - inferencejobs/status
     - devices/status
-  verbs: [get, patch, update]
-# Workers: inspect, cut, deliver, carry.
+  verbs: [patch]
+# Workers: inspect, cut, deliver, carry. Those that have served their time are deleted.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
-# A pool's coordinator, and its agents.
+# A pool's coordinator; it goes with its pool.
 - apiGroups: [apps]
-  resources: [deployments, daemonsets]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch]
+# A pool's agents; with budget.percent there is a set for each size of node, which may vanish.
+- apiGroups: [apps]
+  resources: [daemonsets]
   verbs: [get, list, watch, create, patch, delete]
 # Why a pod of a pool does not start (image, OOMKilled, no node), and on which node an agent is.
 - apiGroups: [""]
@@ -59,43 +64,39 @@ and never executes in a pod.
   resources: [pods/log]
   verbs: [get]
 # Certificates of pools: POOL-ca, POOL-coordinator-tls, POOL-worker-tls. Their names depend on the
-# pools', so they cannot be listed here; but the operator cannot list what there is either.
+# pools', so they cannot be named here; but what else there is cannot be listed.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create, update, patch, delete]
+  verbs: [get, create, patch]
 # POOL-trust, and the documents of Partitions.
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, create, update, patch, delete]
+  verbs: [get, create, patch]
 # A coordinator's address, its volume, and the identity of a pool's pods.
 - apiGroups: [""]
   resources: [services, persistentvolumeclaims, serviceaccounts]
-  verbs: [get, create, patch, delete]
-# A coordinator is not evicted for the sake of a drained node while jobs run.
-- apiGroups: [policy]
-  resources: [poddisruptionbudgets]
-  verbs: [get, create, patch, delete]
+  verbs: [get, create, patch]
+# Events tell each object's story in kubectl describe; those of a claim say why it is not bound.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, list]
 {{- if .Values.networkPolicies.enabled }}
 # Who may connect to a pool's pods.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, create, patch, delete]
+  verbs: [get, create, patch]
 {{- end }}
-# Events tell each object's story in kubectl describe.
-- apiGroups: [""]
-  resources: [events]
-  verbs: [create]
 {{- if .Values.podMonitor.enabled }}
 # A pool's PodMonitor.
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
-  verbs: [get, create, patch, delete]
+  verbs: [get, create, patch]
 {{- end }}
 {{- if .Values.certManager.enabled }}
 # A pool's authority and certificates, asked of cert-manager.
 - apiGroups: [cert-manager.io]
   resources: [issuers, certificates]
-  verbs: [get, create, patch, delete]
+  verbs: [get, create, patch]
 {{- end }}
 {{- end }}
 
@@ -103,9 +104,9 @@ and never executes in a pod.
 # The Lease that keeps two operators from acting at once.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  verbs: [get, create, update, patch]
+  verbs: [get, create, update]
 # shoal-ca, the authority that signs the certificate of enrolment.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create, update, patch]
+  verbs: [get, create, patch]
 {{- end }}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal_operator.cli import partition, plan, processes, run, version
+from shoal_operator.cli import copy, inspect, operator, partition, plan, processes, run, version
 from shoal_operator.cli.failures import INTERRUPTED, print_failure
 from shoal_operator.cli.options import help_of
 
@@ -36,8 +36,11 @@ def _add(command: Callable[..., None], **settings: Any) -> None:
 _add(run.run, no_args_is_help=True, epilog=run.EPILOG)
 _add(partition.partition, no_args_is_help=True, epilog=partition.EPILOG)
 _add(plan.plan, no_args_is_help=True, epilog=plan.EPILOG)
+_add(inspect.inspect, no_args_is_help=True, epilog=inspect.EPILOG)
+_add(copy.copy, no_args_is_help=True, epilog=copy.EPILOG)
 _add(processes.agent, context_settings=_RAW, add_help_option=False)
 _add(processes.coordinator, no_args_is_help=True, epilog=processes.COORDINATOR_EPILOG)
+_add(operator.operator, no_args_is_help=True, epilog=operator.EPILOG)
 _add(version.version)
 
 _debug = False

@@ -17,11 +17,21 @@ def print_failure(error: Exception) -> int | None:
     if isinstance(error, Interrupted):
         print("interrupted before anything ran; nothing is left behind", file=sys.stderr)
         return INTERRUPTED
-    title = title_of(error)
+    title, text = title_of(error), str(error)
+    if title is None and isinstance(error, OSError):
+        title, text = _of_the_system(error)
     if title is None:
         return None
-    print(f"shoal: {title}\n{_indented(str(error))}", file=sys.stderr)
-    return 2
+    print(f"shoal: {title}\n{_indented(text)}", file=sys.stderr)
+    return 1 if _may_pass(error) else 2
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same command may do better another time: nothing that was given is wrong."""
+    from shoal_operator.shell.local.steps import StepCrashed
+    from shoal_operator.shell.transfer.places import TransferBroken
+
+    return isinstance(error, StepCrashed | TransferBroken)
 
 
 def title_of(error: Exception) -> str | None:
@@ -30,6 +40,7 @@ def title_of(error: Exception) -> str | None:
     from shoal_operator.api.partition import DocumentRefused
     from shoal_operator.modelling.errors import ModelRefused
     from shoal_operator.shell.addresses import AddressRefused
+    from shoal_operator.shell.cluster import login, settings
     from shoal_operator.shell.local import (
         orders,
         pool,
@@ -41,6 +52,7 @@ def title_of(error: Exception) -> str | None:
         workspace,
     )
     from shoal_operator.shell.manifests import ManifestErrors
+    from shoal_operator.shell.transfer import places
     from shoal_protocol import channels
 
     titles: dict[type[Exception], str] = {
@@ -52,6 +64,8 @@ def title_of(error: Exception) -> str | None:
         DocumentRefused: "partition refused",
         preparation.PreparationRefused: "cannot be cut as asked",
         steps.StepRefused: "model refused",
+        places.TransferRefused: "cannot be carried",
+        places.TransferBroken: "carrying broke off",
         steps.StepCrashed: "a step failed",
         runner.NoPlan: "does not fit",
         runner.NoInputs: "job refused",
@@ -61,8 +75,22 @@ def title_of(error: Exception) -> str | None:
         pool.AgentsMissing: "agents missing",
         supervisor.ProcessHopeless: "a process keeps failing",
         watch.CoordinatorGone: "coordinator lost",
+        login.LoginRefused: "no cluster to log in to",
+        settings.SettingsRefused: "settings refused",
     }
+    if isinstance(error, steps.StepRefused) and error.kind == "PreparationRefused":
+        return titles[preparation.PreparationRefused]
     return next((title for kind, title in titles.items() if isinstance(error, kind)), None)
+
+
+def _of_the_system(error: OSError) -> tuple[str | None, str]:
+    """A file that cannot be had, or an error that says itself what is wrong; no other is meant for
+    the user: a broken connection, say, is a fault of ours.
+    """
+    if error.filename is not None:
+        return "a file or folder cannot be used", f"{error.filename}: {error.strerror}"
+    own = type(error) is OSError and error.errno is None
+    return ("this cannot be run here" if own else None), str(error)
 
 
 def _indented(text: str) -> str:

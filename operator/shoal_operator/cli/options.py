@@ -5,6 +5,7 @@ says what the command takes and with which default, and this module says what ea
 Below them is what several commands do with what they were given.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from inspect import getdoc
@@ -19,6 +20,7 @@ from shoal_protocol.units import parse_bytes
 
 if TYPE_CHECKING:
     from shoal_operator.shell.manifests import Manifests
+    from shoal_protocol.channels import Credentials
 
 _BARE: Final = "A bare model"
 _HOW: Final = "How to run"
@@ -219,7 +221,14 @@ PlanWork = Annotated[
 
 # ---- shoal partition -----------------------------------------------------------------------------
 
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.")]
+ModelAddress = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="An ONNX file, or the address of one: pvc://, s3://, https://, oci://, file://. A "
+        "folder or an artifact has one .onnx file in it.",
+    ),
+]
 Count = Annotated[int | None, typer.Option(min=1, max=256, help="How many fragments.")]
 MaxBytes = Annotated[
     str | None,
@@ -237,6 +246,61 @@ Shapes = Annotated[
 ]
 Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Keep the fragments here, as a fragment store.")
+]
+
+Digest = Annotated[
+    str | None,
+    typer.Option(
+        metavar="sha256:HEX", help="What the model must be; anything else is refused with status 2."
+    ),
+]
+Document = Annotated[
+    bool,
+    typer.Option(
+        "--document", help="Print the partition document as one line of JSON, at the end."
+    ),
+]
+To = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="Send the fragments to this coordinator, those that it lacks."
+    ),
+]
+
+# ---- shoal copy ----------------------------------------------------------------------------------
+
+CopySource = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A folder, a file, pvc://CLAIM/PATH, s3://BUCKET/PREFIX, https://..., oci://..., or "
+        "coordinator://HOST:PORT/jobs/JOB/out.",
+    ),
+]
+CopyTarget = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A folder, pvc://CLAIM/PATH, s3://BUCKET/PREFIX, or coordinator://HOST:PORT/jobs/JOB/in.",
+    ),
+]
+
+# ---- what is fetched -----------------------------------------------------------------------------
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print what was found as one line of JSON, at the end.")
+]
+ModelCache = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="DIR",
+        help="Where fetched models are kept. [dim]Default: the user's cache folder[/dim]",
+    ),
+]
+MaxDownload = Annotated[
+    str,
+    typer.Option(metavar="SIZE", help="The most that is fetched of one model."),
 ]
 
 # ---- shoal coordinator ---------------------------------------------------------------------------
@@ -285,7 +349,7 @@ TlsCa = Annotated[
 ]
 TlsCertificate = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="This coordinator's certificate.", rich_help_panel=_SECURITY),
+    typer.Option(metavar="FILE", help="This side's certificate.", rich_help_panel=_SECURITY),
 ]
 TlsKey = Annotated[
     Path | None,
@@ -313,6 +377,66 @@ ExitWithParent = Annotated[
 ]
 CoordinatorLogLevel = Annotated[LogLevel, typer.Option(help="How much to log.")]
 
+# ---- the operator --------------------------------------------------------------------------------
+
+OperatorSettingsFile = Annotated[
+    Path,
+    typer.Option(
+        "--settings",
+        metavar="FILE",
+        help="How it is installed, as the chart writes it.",
+        exists=True,
+    ),
+]
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Whose rights it has, out of a cluster. [dim]Default: what KUBECONFIG says, else the "
+        "pod's service account[/dim]",
+        exists=True,
+    ),
+]
+Namespaces = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--namespace",
+        metavar="NAME",
+        help="Look at this one only. Repeatable. [dim]Default: all[/dim]",
+    ),
+]
+Identity = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Its name in the Lease. [dim]Default: host and process[/dim]"
+    ),
+]
+OperatorMetricsAddress = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there.")
+]
+EnrolmentAddress = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Where agents get their certificates.")
+]
+CoordinatorTargets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--coordinator",
+        metavar="NAMESPACE/POOL=TARGET",
+        help="Reach a pool's coordinator there and not by its Service. Repeatable.",
+    ),
+]
+ResyncSeconds = Annotated[
+    float, typer.Option(min=1.0, help="How often everything is listed and looked at again.")
+]
+WatchSeconds = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="How long a watch lasts before it is asked for anew; when one has been silent for 2.5 "
+        "times this, /readyz fails.",
+    ),
+]
+
 # ---- what commands do with them ------------------------------------------------------------------
 
 
@@ -336,12 +460,60 @@ def parse_volumes(texts: list[str] | None) -> dict[str, Path]:
     return volumes
 
 
+def parse_targets(texts: list[str] | None) -> dict[str, str]:
+    """`NAMESPACE/POOL=TARGET`, each pool once."""
+    targets: dict[str, str] = {}
+    for text in texts or []:
+        pool, separator, target = text.partition("=")
+        if not (separator and target and pool.count("/") == 1):
+            raise typer.BadParameter(f"--coordinator {text}: write NAMESPACE/POOL=TARGET")
+        if pool in targets:
+            raise typer.BadParameter(f"--coordinator {pool} is given twice")
+        targets[pool] = target
+    return targets
+
+
 def parse_size(text: str, option: str) -> int:
     """A size such as 64Mi, in bytes."""
     try:
         return parse_bytes(text)
     except ValueError as error:
         raise typer.BadParameter(f"{option}: {error}") from error
+
+
+def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """`INPUT=1,3,48,320`, each input once."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts or []:
+        name, _, sizes = text.rpartition("=")
+        try:
+            shapes[name] = tuple(int(size) for size in sizes.split(","))
+        except ValueError:
+            raise typer.BadParameter(f"--shape {text}: write INPUT=1,3,48,320") from None
+    return shapes
+
+
+def parse_digest(text: str | None) -> str | None:
+    """`sha256:` and 64 hexadecimal digits."""
+    if text is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", text):
+        raise typer.BadParameter(f"--digest {text}: write sha256: and 64 hexadecimal digits")
+    return text
+
+
+def credentials(
+    ca: Path | None, certificate: Path | None, key: Path | None
+) -> "Credentials | None":
+    """All three files, or none."""
+    from shoal_protocol.channels import Credentials
+
+    if ca is None and certificate is None and key is None:
+        return None
+    if ca is None or certificate is None or key is None:
+        raise typer.BadParameter("--tls-ca, --tls-certificate and --tls-key go together")
+    for file in (ca, certificate, key):
+        if not file.is_file():
+            raise typer.BadParameter(f"{file} is no file")
+    return Credentials(ca=ca, certificate=certificate, key=key)
 
 
 def is_model(files: Sequence[Path]) -> bool:
@@ -354,6 +526,8 @@ def is_model(files: Sequence[Path]) -> bool:
 
 def load_files(files: Sequence[Path]) -> "Manifests":
     """Read manifests; raises `ManifestErrors`."""
+    if is_model(files):
+        raise typer.BadParameter(f"{files[0]} is a model; this command takes manifests")
     from shoal_operator.shell.manifests import load_manifests
 
     return load_manifests(files)

@@ -1,0 +1,183 @@
+"""A real operator process for tests, and what its probes and metrics say."""
+
+import contextlib
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal_cluster import ControlPlane
+
+SETTINGS = """
+images: {operator: shoal/operator:test, agent: shoal/agent:test, pullPolicy: Never, pullSecrets: []}
+namespace: shoal-system
+operatorLabels: {app.kubernetes.io/name: shoal}
+enrolment: shoal-operator.shoal-system.svc:8443
+agentFloor: 96Mi
+coordinatorMemory: 512Mi
+workerMemory: 1Gi
+workerDisk: 10Gi
+certManager: false
+podMonitors: false
+monitorLabels: {}
+networkPolicies: true
+offline: false
+"""
+CRDS = Path(__file__).parents[1] / "crds"
+
+
+def prepare(plane: ControlPlane) -> None:
+    """The CRDs, and the operator's namespace."""
+    plane.kubectl("apply", "--server-side", f"--filename={CRDS}")
+    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    plane.kubectl("create", "namespace", "shoal-system")
+
+
+def wait_until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Return once `true()`; TimeoutError naming `what` if it does not become so."""
+    until = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > until:
+            raise TimeoutError(f"not within {seconds:.0f} s: {what}")
+        time.sleep(0.05)
+
+
+@dataclass
+class RunningOperator:
+    """One operator process."""
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    @property
+    def url(self) -> str | None:
+        """HOST:PORT of its metrics, as its log tells."""
+        found = re.search(r"metrics and probes at http://(\S+)", self.log.read_text())
+        return None if found is None else found[1]
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Status and text of its HTTP server; 0 while there is none."""
+        if self.url is None:
+            return 0, "not listening yet"
+        connection = http.client.HTTPConnection(self.url, timeout=10)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except OSError as error:
+            return 0, str(error)
+        finally:
+            connection.close()
+
+    def ready(self) -> bool:
+        """Whether its readiness probe passes."""
+        return self.ask("/readyz")[0] == http.HTTPStatus.OK
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels."""
+        total = 0.0
+        for line in self.ask("/metrics")[1].splitlines():
+            found = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
+            if found is None or found[1] != name:
+                continue
+            given = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
+            if labels.items() <= given.items():
+                total += float(found[3])
+        return total
+
+    def leads(self) -> bool:
+        """Whether it holds the lease."""
+        return self.metric("shoal_operator_leader") == 1
+
+    def wait_until_leading(self) -> None:
+        """Return once it leads and has seen everything."""
+        wait_until(f"{self.name} leads; {self.log}", lambda: self.leads() and self.ready())
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit status."""
+        self.process.terminate()
+        return self.process.wait(30)
+
+    def kill(self) -> None:
+        """SIGKILL: it cannot say goodbye."""
+        self.process.kill()
+        self.process.wait(30)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to the process."""
+        self.process.send_signal(number)
+
+
+class Operators:
+    """Starts operators against one control plane; what still runs at the end is killed."""
+
+    def __init__(self, folder: Path, kubeconfig: Path) -> None:
+        self._folder = folder
+        self._kubeconfig = kubeconfig
+        self._settings = folder / "operator.yaml"
+        self._settings.write_text(SETTINGS)
+        self._running: list[RunningOperator] = []
+
+    def start(
+        self,
+        *options: str,
+        kubeconfig: Path | None = None,
+        watch_seconds: int = 20,
+        environment: Mapping[str, str] | None = None,
+    ) -> RunningOperator:
+        """Start one more; it may not lead."""
+        name = f"operator-{len(self._running)}"
+        log = self._folder / f"{name}.log"
+        command: Sequence[Any] = (
+            *(sys.executable, "-m", "shoal_operator.cli", "operator"),
+            *("--settings", self._settings, "--kubeconfig", kubeconfig or self._kubeconfig),
+            *("--identity", name, "--watch-seconds", str(watch_seconds)),
+            *("--metrics-address", "127.0.0.1:0", "--enrolment-address", "127.0.0.1:0"),
+            *options,
+        )
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=os.environ | dict(environment or {}),
+            )
+        operator = RunningOperator(name, process, log)
+        self._running.append(operator)
+        return operator
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        for operator in self._running:
+            if operator.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    operator.send(signal.SIGCONT)
+                operator.kill()
+
+
+@contextlib.contextmanager
+def operators(folder: Path, kubeconfig: Path) -> Iterator[Operators]:
+    """Operators that do not outlive the test."""
+    started = Operators(folder, kubeconfig)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def model(name: str, **spec: object) -> dict[str, object]:
+    """A Model that no node can fetch."""
+    return {
+        "apiVersion": "shoal.dev/v1alpha1",
+        "kind": "Model",
+        "metadata": {"name": name},
+        "spec": {"source": {"uri": "pvc://models/m.onnx"}, **spec},
+    }

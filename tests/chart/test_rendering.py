@@ -1,0 +1,386 @@
+"""What the chart makes of its values."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rendered_chart import CHART, PROMETHEUS, Refused, helm, render, rendered_text
+from shoal_operator.api.crd import definition
+from shoal_operator.api.kinds import KINDS
+from shoal_operator.cli.operator import operator as operator_command
+from shoal_operator.reconcile.settings import OperatorSettings
+from shoal_operator.shell.cluster.resources import CHILDREN, SHOAL
+from shoal_operator.shell.cluster.settings import read_settings
+
+OPERATOR = "shoal-operator"
+EVERYTHING: dict[str, Any] = {
+    "certManager.enabled": True,
+    "podMonitor.enabled": True,
+    "prometheusRule.enabled": True,
+    "dashboards.enabled": True,
+}
+
+
+def pod_of(values: dict[str, Any] | None = None) -> dict[str, Any]:
+    template: dict[str, Any] = render(values)["Deployment", OPERATOR]["spec"]["template"]
+    return template
+
+
+def settings_of(tmp_path: Path, values: dict[str, Any], *arguments: str) -> OperatorSettings:
+    file = tmp_path / "operator.yaml"
+    file.write_text(render(values, *arguments)["ConfigMap", OPERATOR]["data"]["operator.yaml"])
+    return read_settings(file)
+
+
+def test_helm_has_nothing_to_complain_about() -> None:
+    helm("lint", "--strict", "--quiet", str(CHART))
+
+
+def test_the_defaults_are_what_a_bare_cluster_needs() -> None:
+    assert set(render()) == {
+        *(("CustomResourceDefinition", f"{names.plural}.shoal.dev") for names in KINDS.values()),
+        *((kind, OPERATOR) for kind in ("ServiceAccount", "ConfigMap", "Service", "Deployment")),
+        *((kind, OPERATOR) for kind in ("ClusterRole", "ClusterRoleBinding")),
+        *((kind, OPERATOR) for kind in ("Role", "RoleBinding", "NetworkPolicy")),
+        *(("ClusterRole", name) for name in ("shoal-view", "shoal-edit")),
+        ("Pod", "shoal-test"),
+    }
+
+
+# ---- values and their schema ---------------------------------------------------------------------
+
+
+def test_every_value_is_in_the_schema_and_every_field_of_it_has_a_value() -> None:
+    def paths(of: dict[str, Any]) -> set[str]:
+        found = set()
+        for name, inner in of.items():
+            found.add(name)
+            if isinstance(inner, dict):
+                found |= {f"{name}.{path}" for path in paths(inner)}
+        return found
+
+    def fields(of: dict[str, Any]) -> set[str]:
+        found = set()
+        for name, inner in of.get("properties", {}).items():
+            found |= {name, *(f"{name}.{path}" for path in fields(inner))}
+        return found
+
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    known = fields(json.loads((CHART / "values.schema.json").read_text())) - {"global"}
+    free = ("operator.resources.",)
+    assert {path for path in paths(values) if not path.startswith(free)} == known
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("agent.floor", "96", "does not match pattern"),
+        ("agent.floor", 96, "want string"),
+        ("images.pullPolicy", "Sometimes", "value must be one of"),
+        ("images.agent.digest", "latest", "does not match pattern"),
+        ("images.operator.repository", "shoal/operator:1", "does not match pattern"),
+        ("operator.replicas", 2, "additional properties 'replicas' not allowed"),
+        ("rbac.namespaces", ["Not_One"], "does not match pattern"),
+        ("offline", "yes", "want boolean"),
+    ],
+)
+def test_a_bad_value_is_refused(name: str, value: object, said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        render({name: value})
+
+
+# ---- the operator --------------------------------------------------------------------------------
+
+
+def test_the_operator_can_read_its_settings(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, {})
+    assert settings.images.operator == "shoal/operator:0.1.0"
+    assert settings.enrolment == "shoal-operator.shoal-system.svc:8443"
+    assert settings.namespace == "shoal-system"
+    assert settings.agent_floor == 96 << 20
+    assert settings.worker_memory == 1 << 30
+    assert (settings.cert_manager, settings.pod_monitors, settings.offline) == (False, False, False)
+    assert settings.network_policies
+    labels = pod_of()["metadata"]["labels"]
+    assert settings.operator_labels.items() <= labels.items()
+
+
+def test_values_become_settings(tmp_path: Path) -> None:
+    digest = "sha256:" + "0c1f" * 16
+    values = {
+        "images.registry": "mirror.example/edge/",
+        "images.agent.digest": digest,
+        "images.operator.tag": "1.2.3",
+        "images.pullPolicy": "Never",
+        "images.pullSecrets": ["one", "two"],
+        "offline": True,
+        "certManager.enabled": True,
+        "networkPolicies.enabled": False,
+        "podMonitor.enabled": True,
+        "podMonitor.additionalLabels": {"release": "prometheus"},
+    }
+    settings = settings_of(tmp_path, values, PROMETHEUS)
+    assert settings.images.agent == f"mirror.example/edge/shoal/agent@{digest}"
+    assert settings.images.operator == "mirror.example/edge/shoal/operator:1.2.3"
+    assert settings.images.pull_policy == "Never"
+    assert settings.images.pull_secrets == ("one", "two")
+    assert (settings.offline, settings.cert_manager, settings.pod_monitors) == (True, True, True)
+    assert not settings.network_policies
+    assert settings.monitor_labels == {"release": "prometheus"}
+    assert not settings_of(tmp_path, values).pod_monitors, "the cluster has no such kind"
+
+
+def test_the_operator_is_started_with_options_that_it_has() -> None:
+    (container,) = pod_of({"rbac.namespaced": True, "rbac.namespaces": ["a", "b"]})["spec"][
+        "containers"
+    ]
+    command, *options = container["args"]
+    assert command == operator_command.__name__
+    assert options[0] == "--settings=/etc/shoal/operator.yaml"
+    assert options[2:] == ["--namespace=a", "--namespace=b"]
+    known = operator_command.__annotations__
+    assert {each.split("=")[0][2:].replace("-", "_") for each in options} <= set(known)
+
+
+@pytest.mark.parametrize("key", [("Deployment", OPERATOR), ("Pod", "shoal-test")], ids=str)
+def test_pods_are_as_restricted_as_pod_security_asks(key: tuple[str, str]) -> None:
+    found = render()[key]["spec"]
+    spec = found["template"]["spec"] if "template" in found else found
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in spec["containers"]:
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["runAsUser"] == 65532
+        assert container["resources"]["limits"]["memory"]
+    assert not [volume for volume in spec.get("volumes", []) if "hostPath" in volume]
+
+
+def test_two_operators_never_run_side_by_side() -> None:
+    spec = render()["Deployment", OPERATOR]["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_other_settings_are_another_pod() -> None:
+    one, other = pod_of(), pod_of({"worker.memory": "2Gi"})
+    mark = "checksum/settings"
+    assert one["metadata"]["annotations"][mark] != other["metadata"]["annotations"][mark]
+
+
+def test_where_the_pod_runs_is_as_given() -> None:
+    values: dict[str, Any] = {
+        "operator.nodeSelector": {"disk": "ssd"},
+        "operator.tolerations": [{"key": "a", "operator": "Exists"}],
+        "operator.affinity": {"podAntiAffinity": {}},
+        "operator.priorityClassName": "high",
+        "operator.podLabels": {"team": "edge"},
+        "operator.podAnnotations": {"note": "x"},
+        "images.pullSecrets": ["one"],
+    }
+    pod = pod_of(values)
+    for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
+        assert pod["spec"][name] == values[f"operator.{name}"]
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "one"}]
+    assert pod["metadata"]["labels"]["team"] == "edge"
+    assert pod["metadata"]["annotations"]["note"] == "x"
+
+
+def test_service_and_policies_find_the_operator() -> None:
+    objects = render()
+    labels = objects["Deployment", OPERATOR]["spec"]["template"]["metadata"]["labels"]
+    service = objects["Service", OPERATOR]["spec"]
+    policy = objects["NetworkPolicy", OPERATOR]["spec"]
+    for selector in (service["selector"], policy["podSelector"]["matchLabels"]):
+        assert selector.items() <= labels.items()
+    assert {port["name"]: port["port"] for port in service["ports"]} == {
+        "enrolment": 8443,
+        "metrics": 8080,
+    }
+
+
+def test_a_pod_that_only_tests_is_let_in() -> None:
+    values = {"networkPolicies.metricsFrom": [{"podSelector": {"matchLabels": {"a": "b"}}}]}
+    objects = render(values)
+    _, metrics = objects["NetworkPolicy", OPERATOR]["spec"]["ingress"]
+    labels = objects["Pod", "shoal-test"]["metadata"]["labels"]
+    assert metrics["from"][-1]["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+# ---- the kinds -----------------------------------------------------------------------------------
+
+
+def crds(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    objects = render(values)
+    return {name: each for (kind, name), each in objects.items() if kind.startswith("CustomRes")}
+
+
+def test_the_kinds_are_those_of_the_declarations() -> None:
+    found = crds({})
+    assert len(found) == len(KINDS)
+    for names in KINDS.values():
+        assert found[f"{names.plural}.shoal.dev"]["spec"] == definition(names)["spec"]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_kinds_are_kept_or_go_with_the_release(keep: bool) -> None:
+    for crd in crds({"crds.keep": keep}).values():
+        annotations = crd["metadata"].get("annotations", {})
+        assert annotations == ({"helm.sh/resource-policy": "keep"} if keep else {})
+
+
+def test_kinds_can_be_left_to_others() -> None:
+    assert crds({"crds.install": False}) == {}
+
+
+# ---- what may be left out ------------------------------------------------------------------------
+
+
+def test_monitors_are_made_only_where_the_cluster_knows_them() -> None:
+    monitoring = {("PodMonitor", OPERATOR), ("PrometheusRule", OPERATOR)}
+    assert monitoring.isdisjoint(render(EVERYTHING))
+    assert monitoring.isdisjoint(render({}, PROMETHEUS))
+    assert monitoring <= set(render(EVERYTHING, PROMETHEUS))
+
+
+def test_monitors_and_dashboards_carry_more_labels() -> None:
+    labels = {"release": "prometheus"}
+    names = ("podMonitor", "prometheusRule", "dashboards")
+    more: dict[str, Any] = {f"{name}.additionalLabels": labels for name in names}
+    objects = render(EVERYTHING | more, PROMETHEUS)
+    found = [
+        each
+        for (kind, name), each in objects.items()
+        if kind in ("PodMonitor", "PrometheusRule") or "dashboard" in name
+    ]
+    assert len(found) >= 3
+    for each in found:
+        assert labels.items() <= each["metadata"]["labels"].items()
+
+
+def test_a_dashboard_is_found_by_its_label() -> None:
+    objects = render(EVERYTHING)
+    found = {name: each for (_, name), each in objects.items() if "dashboard" in name}
+    sources = sorted((CHART / "dashboards").glob("*.json"))
+    assert sorted(found) == [f"shoal-dashboard-{path.stem}" for path in sources]
+    for path in sources:
+        dashboard = found[f"shoal-dashboard-{path.stem}"]
+        assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert json.loads(dashboard["data"][path.name]) == json.loads(path.read_text())
+
+
+def test_cert_manager_makes_the_authority_when_told_to() -> None:
+    objects = render({"certManager.enabled": True})
+    certificate = objects["Certificate", "shoal-ca"]["spec"]
+    assert (certificate["secretName"], certificate["isCA"]) == ("shoal-ca", True)
+    assert ("Issuer", certificate["issuerRef"]["name"]) in objects
+
+
+def test_nothing_is_a_webhook_or_a_hook_that_could_hang() -> None:
+    for (kind, _), each in render(EVERYTHING, PROMETHEUS).items():
+        assert "Webhook" not in kind
+        hook = each["metadata"].get("annotations", {}).get("helm.sh/hook")
+        assert hook in (None, "test")
+
+
+def test_a_second_release_clashes_with_nothing_but_the_kinds() -> None:
+    where = ("other", str(CHART), "--namespace=elsewhere")
+    texts = [rendered_text(), helm("template", *where, "--set=crds.install=false")]
+    names = [
+        {
+            (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"])
+            for each in yaml.safe_load_all(text)
+            if each
+        }
+        for text in texts
+    ]
+    assert names[0].isdisjoint(names[1])
+
+
+# ---- what it is allowed --------------------------------------------------------------------------
+
+
+def rules(values: dict[str, Any], kind: str, name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = render(values, PROMETHEUS)[kind, name]["rules"]
+    return found
+
+
+def verbs(granted: list[dict[str, Any]]) -> dict[tuple[str, str], set[str]]:
+    found: dict[tuple[str, str], set[str]] = {}
+    for rule in granted:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                found.setdefault((group, resource), set()).update(rule["verbs"])
+    return found
+
+
+def test_nothing_is_granted_by_a_star() -> None:
+    granted = verbs(rules(EVERYTHING, "ClusterRole", OPERATOR))
+    assert not [key for key, each in granted.items() if "*" in (*key, *each)]
+
+
+def test_secrets_are_never_listed_and_pods_never_written() -> None:
+    granted = verbs(rules(EVERYTHING, "ClusterRole", OPERATOR))
+    assert granted["", "secrets"] == {"get", "create", "patch"}
+    assert granted["", "pods"] == {"get", "list"}
+    assert ("rbac.authorization.k8s.io", "roles") not in granted
+    assert not [resource for _, resource in granted if resource.endswith(("/exec", "/attach"))]
+
+
+def test_what_the_operator_watches_it_may_watch() -> None:
+    granted = verbs(rules({}, "ClusterRole", OPERATOR))
+    for resource in (*SHOAL.values(), *CHILDREN):
+        group = resource.api_version.partition("/")[0]
+        assert {"list", "watch"} <= granted[group, resource.plural]
+    for resource in SHOAL.values():
+        assert granted["shoal.dev", f"{resource.plural}/status"] == {"patch"}
+
+
+def test_every_rule_says_why() -> None:
+    lines = (CHART / "templates" / "_rules.tpl").read_text().splitlines()
+    for before, line in pairwise(lines):
+        if line.startswith("- apiGroups"):
+            assert before.startswith("# "), line
+
+
+def test_a_namespaced_operator_has_roles_in_its_namespaces_only() -> None:
+    values = {"rbac.namespaced": True, "rbac.namespaces": ["a", "b"]}
+    objects = render(values)
+    for namespace in ("a", "b"):
+        role = objects["Role", f"{namespace}/{OPERATOR}-pools"]
+        assert verbs(role["rules"]) == {
+            key: each
+            for key, each in verbs(render()["ClusterRole", OPERATOR]["rules"]).items()
+            if key not in (("", "nodes"), ("authentication.k8s.io", "tokenreviews"))
+        }
+        binding = objects["RoleBinding", f"{namespace}/{OPERATOR}-pools"]
+        assert binding["subjects"][0]["namespace"] == "shoal-system"
+    assert set(verbs(objects["ClusterRole", OPERATOR]["rules"])) == {
+        ("", "nodes"),
+        ("authentication.k8s.io", "tokenreviews"),
+    }
+
+
+def test_what_is_switched_off_is_not_granted() -> None:
+    groups = {group for group, _ in verbs(rules({}, "ClusterRole", OPERATOR))}
+    assert not {"monitoring.coreos.com", "cert-manager.io"} & groups
+    off = verbs(rules({"networkPolicies.enabled": False}, "ClusterRole", OPERATOR))
+    assert ("networking.k8s.io", "networkpolicies") not in off
+
+
+def test_no_roles_are_made_when_others_make_them() -> None:
+    kinds = {kind for kind, _ in render({"rbac.create": False})}
+    assert not {kind for kind in kinds if "Role" in kind}
+
+
+def test_a_foreign_service_account_needs_a_name() -> None:
+    with pytest.raises(Refused, match=r"serviceAccount\.name is needed"):
+        render({"serviceAccount.create": False})
+    values = {"serviceAccount.create": False, "serviceAccount.name": "mine"}
+    assert ("ServiceAccount", "mine") not in render(values)
+    assert pod_of(values)["spec"]["serviceAccountName"] == "mine"

@@ -119,10 +119,10 @@ def test_a_service_is_found_by_its_name(with_python: Cluster, server: str, node:
 
 def test_a_pod_reaches_the_api_server(with_python: Cluster) -> None:
     url = "https://kubernetes.default.svc/healthz"
-    token = "/var/run/secrets/kubernetes.io/serviceaccount"
+    authority = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
     ask = (
         "import ssl, urllib.request; print(urllib.request.urlopen("
-        f"'{url}', context=ssl.create_default_context(cafile='{token}/ca.crt')).read().decode())"
+        f"'{url}', context=ssl.create_default_context(cafile='{authority}')).read().decode())"
     )
     run(with_python, pod("asks-the-api", "medium", "python3", "-c", ask))
     assert logs(with_python, "asks-the-api") == "ok"
@@ -192,7 +192,12 @@ def test_a_killed_kubelet_goes_on_with_its_pods(with_python: Cluster) -> None:
     with_python.kubectl("wait", "--for=condition=Ready", "pod/stays", "--timeout=60s")
     node.kubelet.kill()
     node.kubelet.start()
-    assert with_python.kubectl("exec", "stays", "--", "echo", "still here").strip() == "still here"
+    ask = ("exec", "stays", "--", "echo", "still here")
+    with_python.access.wait_until(
+        "the pod is reached", lambda: with_python.kubectl(*ask).strip() == "still here"
+    )
+    (container,) = with_python.access.get("pod", "stays")["status"]["containerStatuses"]
+    assert container["restartCount"] == 0
     with_python.kubectl("delete", "pod", "stays", "--now")
 
 

@@ -98,8 +98,9 @@ class Cluster:
             assert self._numbers_given < MOST_NODES, f"a cluster has {MOST_NODES} nodes at most"
             self._numbers_given += 1
             node = Node(shape, self._numbers_given, self.network, self.control_plane)
-            node.start(list(self.nodes.values()))
+            others = list(self.nodes.values())
             self.nodes[shape.name] = node
+            node.start(others)
             added.append(node)
         for node in added:
             node.kubelet.wait_until(node.ready, "ready")
@@ -137,6 +138,10 @@ class Cluster:
 
     def stop(self) -> None:
         """Remove everything of the cluster."""
+        for node in self.nodes.values():
+            node.switch_off()
+        self.dns.kill()
+        self.control_plane.stop()
         take_down(self._home)
 
     def keep(self, kubeconfig: Path) -> None:

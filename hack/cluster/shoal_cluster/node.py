@@ -116,11 +116,14 @@ class Node:
         self.kubelet.start()
         self.proxy.start()
 
-    def stop(self) -> None:
-        """End everything in it, as if it were switched off, and remove what it was made of."""
-        self._init.kill()
-        for process in self.processes:
+    def switch_off(self) -> None:
+        """End everything in it at once: it goes with the first process of its namespaces."""
+        for process in (self._init, *self.processes):
             process.kill()
+
+    def stop(self) -> None:
+        """Switch it off and remove what it was made of."""
+        self.switch_off()
         self._network.remove_node(self.number)
         cgroups.remove(self._network.number, self.name)
 

@@ -196,7 +196,7 @@ def _daemon_set(
 def _container(pool: DevicePool, agents: AgentSet, settings: OperatorSettings) -> Json:
     spec = pool.spec
     command = (
-        *("python3", "-m", "shoal_agent"),
+        *("python", "-m", "shoal_agent"),
         *("--name", "$(NODE_NAME)"),
         *("--coordinator", coordinator_address(pool.metadata.name, namespace_of(pool))),
         *("--listen", f"0.0.0.0:{PEER_PORT}", "--advertise", f"$(POD_IP):{PEER_PORT}"),

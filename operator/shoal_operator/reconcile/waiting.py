@@ -8,6 +8,8 @@ from shoal_operator.reconcile.snapshot import Worker
 from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.told import FALSE
 
+SOON_SECONDS: Final = 2.0
+LATER_SECONDS: Final = 15.0
 RETRY_SECONDS: Final = 600.0
 """After so long, a worker that failed without refusing is made again."""
 

@@ -194,14 +194,14 @@ def delivers(name: str) -> bool:
 def carry_in_errand(job: InferenceJob, pool: str) -> Errand:
     """Bring a job's inputs to the coordinator's volume."""
     source = job.spec.inputs.uri
-    target = f"{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/in"
+    target = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/in"
     return _carry(job, pool, "carry-in", source, (source, target))
 
 
 def carry_out_errand(job: InferenceJob, pool: str) -> Errand:
     """Bring a job's results to where the user wants them."""
     target = job.spec.outputs.uri
-    source = f"{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/out"
+    source = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/out"
     return _carry(job, pool, "carry-out", target, (source, target))
 
 

@@ -1,0 +1,315 @@
+"""InferenceJob: planned, prepared, run, carried out; Complete or Failed. Pure.
+
+The manners are those of `batch/v1` Job: suspend stops and resume goes on, the deadline counts while
+the job is not suspended, a terminal condition is never left, and the job may delete itself later.
+
+In order of precedence:
+
+1. it has ended, or is being deleted: only what is left at the coordinator is cleared away;
+2. its run has ended: results are carried out, then the verdict is told;
+3. the deadline has passed: the run is stopped, what it has finished is carried out, Failed;
+4. it is suspended: the run is stopped;
+5. it runs, or what it needs is brought about: plan, fragments, inputs, submission.
+ A coordinator that does not answer is told nothing and asked nothing; the counts stay as they were.
+What the coordinator knows of the run is the truth. Where it answers and does not know a run that
+was seen before, its volume was replaced (or it forgot a run that ended long ago): the inputs are
+brought again and the job is submitted again; results that stand are not made again.
+"""
+
+from dataclasses import replace
+from typing import assert_never
+
+from shoal_operator.api.conditions import holds
+from shoal_operator.api.partition import document_to_json
+from shoal_operator.reconcile.decision import (
+    CancelJob,
+    CoordinatorCall,
+    Decision,
+    SubmitJob,
+)
+from shoal_operator.reconcile.job_ending import (
+    carry_out,
+    end,
+    key,
+    over,
+    pool_name,
+    verdict_so_far,
+)
+from shoal_operator.reconcile.job_preparation import (
+    Ready,
+    Step,
+    Waits,
+    carry_in,
+    deliver,
+    own_children,
+    plan_for,
+    refused_cut,
+    unusable,
+)
+from shoal_operator.reconcile.job_status import (
+    ACTIVE,
+    NOT_FAILED,
+    Verdict,
+    decision,
+    going_on,
+    has_ended,
+    lost_devices,
+    planned_before,
+    status_before,
+    with_run,
+)
+from shoal_operator.reconcile.names import job_id
+from shoal_operator.reconcile.snapshot import (
+    CoordinatorView,
+    InferenceJobSnapshot,
+    Run,
+    RunState,
+    Unreachable,
+)
+from shoal_operator.reconcile.times import seconds_since
+from shoal_operator.reconcile.told import FALSE, TRUE, UNKNOWN, Told, find, message_of
+from shoal_operator.reconcile.waiting import LATER_SECONDS, SOON_SECONDS, worker_named
+from shoal_operator.reconcile.workers import (
+    carry_in_errand,
+)
+
+
+def reconcile_inference_job(snapshot: InferenceJobSnapshot) -> Decision:
+    """What is to be done about an InferenceJob."""
+    before, run = status_before(snapshot), run_of(snapshot)
+    if has_ended(before) or snapshot.job.metadata.deletion_timestamp is not None:
+        return over(snapshot, run)
+    verdict = verdict_so_far(snapshot, run)
+    if verdict is not None:
+        return carry_out(snapshot, verdict, run)
+    overdue = _overdue(snapshot)
+    if overdue is not None:
+        return _stop(snapshot, overdue, run)
+    if snapshot.job.spec.suspend:
+        return _suspend(snapshot, run)
+    wanted = _go_on(snapshot, run)
+    deadline = _seconds_left(snapshot)
+    if deadline is not None:
+        wanted = replace(wanted, requeue_seconds=min(wanted.requeue_seconds or deadline, deadline))
+    return wanted
+
+
+def run_of(snapshot: InferenceJobSnapshot) -> Run | None:
+    """The run as the coordinator knows it; None where it does not, or does not answer."""
+    match snapshot.view:
+        case Unreachable():
+            return None
+        case CoordinatorView(runs=runs):
+            return runs.get(job_id(snapshot.job))
+        case _:
+            assert_never(snapshot.view)
+
+
+# ---- 3. the deadline -----------------------------------------------------------------------------
+
+
+def _seconds_left(snapshot: InferenceJobSnapshot) -> float | None:
+    """Until the deadline. It counts from when the job began not to be suspended, as in
+    `batch/v1`."""
+    seconds = snapshot.job.spec.active_deadline_seconds
+    known = find(status_before(snapshot).conditions, "Suspended")
+    if seconds is None or snapshot.job.spec.suspend:
+        return None
+    if known is None or known.status is not FALSE:
+        return float(seconds)
+    return seconds - seconds_since(known.last_transition_time, snapshot.now)
+
+
+def _overdue(snapshot: InferenceJobSnapshot) -> Verdict | None:
+    left = _seconds_left(snapshot)
+    if left is None or left > 0:
+        return None
+    seconds = snapshot.job.spec.active_deadline_seconds
+    message = f"the job was active for longer than {seconds} s"
+    return Verdict(complete=False, reason="DeadlineExceeded", message=message)
+
+
+def _stop(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> Decision:
+    """The run is stopped; what it has finished is carried out."""
+    if run is None:
+        return end(snapshot, status_before(snapshot), verdict, None)
+    if run.state not in ACTIVE:
+        return carry_out(snapshot, verdict, run)
+    result = going_on(
+        snapshot, with_run(snapshot, run), "Stopping", verdict.message, requeue=SOON_SECONDS
+    )
+    call = CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason=verdict.message)
+    return replace(result, calls=(call,))
+
+
+# ---- 4. suspended --------------------------------------------------------------------------------
+
+
+def _suspend(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
+    before = status_before(snapshot)
+    status = before if run is None else with_run(snapshot, run)
+    calls: tuple[CoordinatorCall, ...] = ()
+    requeue: float | None = None
+    if run is not None and run.state in ACTIVE:
+        suspended = Told("Suspended", FALSE, "Suspending", "the run is being stopped")
+        calls = (CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason="suspended"),)
+        requeue = SOON_SECONDS
+    elif isinstance(snapshot.view, Unreachable) and holds(before.conditions, "Planned"):
+        text = f"the coordinator does not answer: {snapshot.view.reason}"
+        suspended = Told("Suspended", UNKNOWN, "CoordinatorUnreachable", text)
+        requeue = LATER_SECONDS
+    else:
+        suspended = Told("Suspended", TRUE, "Suspended", "spec.suspend is true")
+        if status.items is not None:
+            status = replace(status, items=replace(status.items, active=0))
+    told = [
+        planned_before(snapshot),
+        suspended,
+        Told("Complete", FALSE, "Suspended"),
+        Told("Failed", FALSE, NOT_FAILED),
+    ]
+    return replace(decision(snapshot, status, told, requeue=requeue), calls=calls)
+
+
+# ---- 5. going on ---------------------------------------------------------------------------------
+
+
+def _go_on(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
+    hopeless = unusable(snapshot) or refused_cut(snapshot)
+    if hopeless is not None and run is None:
+        return end(snapshot, status_before(snapshot), hopeless, None)
+    if run is not None and run.state in ACTIVE:
+        return _running(snapshot, run)
+    ready = plan_for(snapshot)
+    if isinstance(ready, Waits):
+        return _waiting(snapshot, ready)
+    match snapshot.view:
+        case Unreachable(reason=reason):
+            text = f"the coordinator does not answer: {reason}"
+            unreachable = going_on(
+                snapshot,
+                status_before(snapshot),
+                "CoordinatorUnreachable",
+                text,
+                planned=_planned(ready),
+                requeue=LATER_SECONDS,
+            )
+            return replace(unreachable, children=own_children(snapshot))
+        case CoordinatorView():
+            prepared = _prepare(snapshot, snapshot.view, ready, run)
+            return replace(prepared, children=(*own_children(snapshot), *prepared.children))
+        case _:
+            assert_never(snapshot.view)
+
+
+def _waiting(snapshot: InferenceJobSnapshot, waits: Waits) -> Decision:
+    """For what the job leads to. A run that was seen goes on being told of."""
+    status = status_before(snapshot)
+    planned = Told("Planned", FALSE, waits.reason, waits.message)
+    reason, message = "Waiting", waits.message
+    if isinstance(snapshot.view, Unreachable) and status.start_time is not None:
+        reason = "CoordinatorUnreachable"
+        message = f"the coordinator does not answer: {snapshot.view.reason}"
+        planned = planned_before(snapshot)
+    result = going_on(snapshot, status, reason, message, planned=planned, requeue=LATER_SECONDS)
+    return replace(result, children=own_children(snapshot))
+
+
+def _planned(ready: Ready) -> Told:
+    status = ready.placement.status
+    message = "" if status is None else message_of(status.conditions, "Planned")
+    return Told("Planned", TRUE, "Planned", message)
+
+
+def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
+    ready = plan_for(snapshot)
+    status = with_run(snapshot, run)
+    planned = _planned(ready) if isinstance(ready, Ready) else planned_before(snapshot)
+    reason = "Running" if run.state is RunState.RUNNING else "Starting"
+    result = going_on(snapshot, status, reason, planned=planned, requeue=LATER_SECONDS)
+    result = replace(result, notes=(*result.notes, *lost_devices(snapshot)))
+    if isinstance(ready, Waits) or ready.epoch <= run.epoch or _refused(snapshot, ready):
+        return result
+    return replace(result, calls=(_submission(snapshot, ready),))
+
+
+def _prepare(
+    snapshot: InferenceJobSnapshot, view: CoordinatorView, ready: Ready, run: Run | None
+) -> Decision:
+    """Fragments and inputs are brought, both at once; then the job is submitted."""
+    before = status_before(snapshot)
+    pool = ready.placement.spec.pool_ref.name
+    if run is None and before.start_time is not None:
+        inputs = carry_in_errand(snapshot.job, pool).name
+        if worker_named(snapshot.workers, inputs) is not None:
+            return _run_lost(snapshot, ready, inputs)
+        before = _as_new(before)
+    steps = [deliver(snapshot, view, ready)]
+    if run is None:
+        steps.append(carry_in(snapshot, pool))
+    undone: list[Step] = []
+    for step in steps:
+        match step:
+            case Verdict():
+                return end(snapshot, before, step, run)
+            case Step(done=False):
+                undone.append(step)
+    status = before if run is None else with_run(snapshot, run)
+    if undone:
+        result = going_on(
+            snapshot,
+            status,
+            undone[0].reason,
+            undone[0].message,
+            planned=_planned(ready),
+            requeue=SOON_SECONDS,
+        )
+        children = tuple(step.child for step in undone if step.child is not None)
+        return replace(result, children=children)
+    if _refused(snapshot, ready):
+        assert snapshot.refusal is not None, "`_refused` has looked"
+        message = snapshot.refusal.message
+        verdict = Verdict(complete=False, reason="SubmissionRefused", message=message)
+        return end(snapshot, status, verdict, run)
+    result = going_on(snapshot, status, "Submitting", planned=_planned(ready), requeue=SOON_SECONDS)
+    return replace(result, calls=(_submission(snapshot, ready),))
+
+
+def _run_lost(snapshot: InferenceJobSnapshot, ready: Ready, inputs: str) -> Decision:
+    """The coordinator does not know a run that was seen: its inputs may be gone as well, so the
+    worker that brought them goes first, and then all begins again.
+    """
+    message = "the coordinator does not know the run any more; it begins again"
+    before = status_before(snapshot)
+    result = going_on(
+        snapshot, before, "RunLost", message, planned=_planned(ready), requeue=SOON_SECONDS
+    )
+    return replace(result, removals=(key(snapshot, inputs),))
+
+
+def _as_new(before: InferenceJobStatus) -> InferenceJobStatus:
+    """The status without what was seen of a run."""
+    return InferenceJobStatus(conditions=before.conditions)
+
+
+def _refused(snapshot: InferenceJobSnapshot, ready: Ready) -> bool:
+    """Whether the coordinator has refused just this already."""
+    return snapshot.refusal is not None and snapshot.refusal.epoch == ready.epoch
+
+
+def _submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
+    spec = snapshot.job.spec
+    return SubmitJob(
+        pool=ready.placement.spec.pool_ref.name,
+        job=job_id(snapshot.job),
+        partition=document_to_json(ready.document).encode(),
+        stages=ready.stages,
+        epoch=ready.epoch,
+        mode=spec.mode.value,
+        policy=spec.policy.value,
+        priority=spec.priority,
+        backoff_limit=spec.backoff_limit,
+        parallelism=spec.parallelism or 0,
+        # The coordinator's own bound, should the operator be away when the time is up.
+        active_deadline_seconds=float(spec.active_deadline_seconds or 0),
+    )

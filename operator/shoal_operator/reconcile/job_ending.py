@@ -1,0 +1,162 @@
+"""The end of an InferenceJob: results are carried out, the verdict is told, and what is left at the
+coordinator is cleared away. Pure.
+"""
+
+from dataclasses import replace
+from typing import assert_never
+
+from shoal_operator.api.kinds.inference_job import InferenceJobStatus
+from shoal_operator.reconcile.decision import (
+    CancelJob,
+    CoordinatorCall,
+    Decision,
+    ObjectKey,
+    RemoveJob,
+)
+from shoal_operator.reconcile.job_status import (
+    ACTIVE,
+    CARRYING_OUT,
+    NOT_FAILED,
+    Verdict,
+    decision,
+    ended,
+    has_ended,
+    planned_before,
+    status_before,
+    verdict_of,
+    verdict_told,
+    with_run,
+)
+from shoal_operator.reconcile.names import job_id, namespace_of
+from shoal_operator.reconcile.references import pool_of
+from shoal_operator.reconcile.snapshot import (
+    InferenceJobSnapshot,
+    Run,
+    Unreachable,
+    WorkerPhase,
+)
+from shoal_operator.reconcile.times import seconds_since
+from shoal_operator.reconcile.told import FALSE, TRUE, Told, find
+from shoal_operator.reconcile.waiting import LATER_SECONDS, worker_named, worker_text
+from shoal_operator.reconcile.workers import (
+    carry_in_errand,
+    carry_out_errand,
+    worker_job,
+    worker_key,
+)
+
+
+def over(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
+    """Nothing is told any more; the run is cleared away, and the job itself when its time is up."""
+    before, job = status_before(snapshot), snapshot.job
+    result = decision(snapshot, before, [])
+    failed = find(before.conditions, "Failed")
+    kept = failed is not None and failed.reason == "CarryOutFailed"
+    kept = kept and job.metadata.deletion_timestamp is None
+    result = replace(result, calls=() if kept else _clear(snapshot, run), notes=())
+    active = (WorkerPhase.PENDING, WorkerPhase.RUNNING)
+    names = _own_workers(snapshot)
+    idle = [each.name for each in snapshot.workers if each.name in names and each.phase in active]
+    result = replace(result, removals=tuple(key(snapshot, name) for name in idle))
+    seconds = job.spec.ttl_seconds_after_finished
+    if seconds is None or not has_ended(before):
+        return result
+    over = max(
+        (
+            condition.last_transition_time
+            for condition in before.conditions
+            if condition.type in ("Complete", "Failed") and condition.status is TRUE
+        ),
+        default=snapshot.now,
+    )
+    left = seconds - seconds_since(over, snapshot.now)
+    return replace(
+        result, delete_self=left <= 0, requeue_seconds=max(1.0, left) if left > 0 else None
+    )
+
+
+def _clear(snapshot: InferenceJobSnapshot, run: Run | None) -> tuple[CoordinatorCall, ...]:
+    if run is None:
+        return ()
+    pool, name = pool_name(snapshot), job_id(snapshot.job)
+    if run.state in ACTIVE:
+        return (CancelJob(pool=pool, job=name, reason="its InferenceJob is over"),)
+    return (RemoveJob(pool=pool, job=name),)
+
+
+def _own_workers(snapshot: InferenceJobSnapshot) -> frozenset[str]:
+    pool = pool_name(snapshot)
+    errands = (carry_in_errand(snapshot.job, pool), carry_out_errand(snapshot.job, pool))
+    return frozenset(errand.name for errand in errands)
+
+
+def pool_name(snapshot: InferenceJobSnapshot) -> str:
+    return pool_of(snapshot.job, snapshot.placement) or ""
+
+
+def key(snapshot: InferenceJobSnapshot, name: str) -> ObjectKey:
+    return worker_key(namespace_of(snapshot.job), name)
+
+
+def verdict_so_far(snapshot: InferenceJobSnapshot, run: Run | None) -> Verdict | None:
+    """How it ended: as the coordinator says, or as was told while results are carried out."""
+    told = verdict_told(status_before(snapshot))
+    if told is not None:
+        errand = carry_out_errand(snapshot.job, pool_name(snapshot))
+        worker = worker_named(snapshot.workers, errand.name)
+        known = run is not None or worker is not None or isinstance(snapshot.view, Unreachable)
+        return told if known else None
+    return None if run is None else verdict_of(run)
+
+
+def carry_out(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> Decision:
+    status = status_before(snapshot) if run is None else with_run(snapshot, run)
+    items = status.items
+    if items is None or items.succeeded + items.failed == 0:
+        return end(snapshot, status, verdict, run)
+    errand = carry_out_errand(snapshot.job, pool_name(snapshot))
+    worker = worker_named(snapshot.workers, errand.name)
+    if worker is None:
+        if isinstance(snapshot.view, Unreachable):
+            text = f"the coordinator does not answer: {snapshot.view.reason}"
+            return _carrying(snapshot, status, verdict, text)
+        text = f"results are about to be brought to {snapshot.job.spec.outputs.uri}"
+        child = worker_job(snapshot.job, errand, snapshot.settings)
+        return replace(_carrying(snapshot, status, verdict, text), children=(child,))
+    match worker.phase:
+        case WorkerPhase.PENDING | WorkerPhase.RUNNING:
+            text = worker_text(worker, "results are being carried out")
+            return _carrying(snapshot, status, verdict, text)
+        case WorkerPhase.SUCCEEDED:
+            return end(snapshot, status, verdict, run)
+        case WorkerPhase.FAILED:
+            text = worker_text(worker, "results could not be carried out")
+            where = f"jobs/{job_id(snapshot.job)}/out on the coordinator's volume"
+            text = f"{text}; until this job is deleted, the results are in {where}"
+            verdict = Verdict(complete=False, reason="CarryOutFailed", message=text)
+            return ended(snapshot, status, verdict, run)
+        case _:
+            assert_never(worker.phase)
+
+
+def _carrying(
+    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict, text: str
+) -> Decision:
+    """The verdict stands, but is not told yet."""
+    reason = NOT_FAILED if verdict.complete else verdict.reason
+    told = [
+        planned_before(snapshot),
+        Told("Suspended", FALSE, "NotSuspended"),
+        Told("Complete", FALSE, CARRYING_OUT, text),
+        Told("Failed", FALSE, reason, verdict.message),
+    ]
+    return decision(snapshot, status, told, requeue=LATER_SECONDS)
+
+
+def end(
+    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict, run: Run | None
+) -> Decision:
+    result = ended(snapshot, status, verdict, run)
+    seconds = snapshot.job.spec.ttl_seconds_after_finished
+    requeue = None if seconds is None else max(1.0, float(seconds))
+    return replace(result, calls=_clear(snapshot, run), requeue_seconds=requeue)

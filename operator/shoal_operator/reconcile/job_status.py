@@ -1,0 +1,233 @@
+"""An InferenceJob's status: what is told of it, its counts, and the verdict at its end. Pure.
+ Four conditions: Planned, Suspended, Complete, Failed. While a job goes on, Complete is False and
+its reason says how far the job is. Between the end of the run and the end of the job (results are
+carried out) the verdict stands already in the reason of Failed, which is still False; so it is
+known even when the coordinator is not there any more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shoal_operator.api.columns import as_rate, print_job
+from shoal_operator.api.conditions import holds
+from shoal_operator.api.kinds.inference_job import (
+    InferenceJobStatus,
+    ItemCounts,
+    ItemFailure,
+    TierHits,
+)
+from shoal_operator.reconcile.decision import Decision, Note
+from shoal_operator.reconcile.references import model_of, pool_of
+from shoal_operator.reconcile.snapshot import (
+    CoordinatorView,
+    DeviceState,
+    InferenceJobSnapshot,
+    Run,
+    RunState,
+)
+from shoal_operator.reconcile.times import as_time, earlier, instant
+from shoal_operator.reconcile.told import FALSE, TRUE, Told, conditions, find, shortened
+
+ACTIVE: Final = (RunState.PENDING, RunState.RUNNING)
+CARRYING_OUT: Final = "CarryingOut"
+NOT_FAILED: Final = "NotFailed"
+_FAILURES: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a job ends: Complete, or Failed with a reason."""
+
+    complete: bool
+    reason: str
+    message: str
+
+
+def status_before(snapshot: InferenceJobSnapshot) -> InferenceJobStatus:
+    """What was told last."""
+    return snapshot.job.status or InferenceJobStatus()
+
+
+def has_ended(status: InferenceJobStatus) -> bool:
+    """Whether a terminal condition holds; it is never left again."""
+    return holds(status.conditions, "Complete") or holds(status.conditions, "Failed")
+
+
+# ---- the verdict ---------------------------------------------------------------------------------
+
+
+def verdict_of(run: Run) -> Verdict | None:
+    """How a run has ended; None while it goes on, and when it was only stopped."""
+    match run.state:
+        case RunState.COMPLETE if not run.failed:
+            rate = f"; {as_rate(run.items_per_second)}" if run.items_per_second > 0 else ""
+            text = f"{run.items} items in {run.seconds:.3g} s{rate}"
+            return Verdict(complete=True, reason="AllItemsSucceeded", message=text)
+        case RunState.COMPLETE | RunState.FAILED if run.failed:
+            text = f"{run.failed} of {run.items} items failed"
+            if run.failures:
+                item, place, reason = run.failures[0]
+                text += f"; first: {place or f'item {item}'}: {reason}"
+            reason = "ItemsFailed" if run.reason in ("", "ItemsFailed") else run.reason
+            if reason != "ItemsFailed":
+                text = f"{run.message}; {text}"
+            return Verdict(complete=False, reason=_word(reason), message=text)
+        case RunState.FAILED:
+            text = run.message or "the coordinator gives no reason"
+            return Verdict(complete=False, reason=_word(run.reason or "RunFailed"), message=text)
+        case _:
+            return None
+
+
+def verdict_told(status: InferenceJobStatus) -> Verdict | None:
+    """The verdict that stands already while results are carried out."""
+    complete, failed = find(status.conditions, "Complete"), find(status.conditions, "Failed")
+    if complete is None or failed is None or complete.reason != CARRYING_OUT:
+        return None
+    if failed.reason == NOT_FAILED:
+        return Verdict(complete=True, reason="AllItemsSucceeded", message=failed.message)
+    return Verdict(complete=False, reason=failed.reason, message=failed.message)
+
+
+def _word(text: str) -> str:
+    """A reason as a condition may have it: what another process says is not taken on trust."""
+    letters = "".join(each for each in text if each.isascii() and each.isalnum())[:64]
+    return letters if letters[:1].isalpha() else "RunFailed"
+
+
+# ---- the status ----------------------------------------------------------------------------------
+
+
+def with_run(snapshot: InferenceJobSnapshot, run: Run) -> InferenceJobStatus:
+    """The status before, with what the coordinator says of the run."""
+    before = status_before(snapshot)
+    started = before.start_time
+    if started is None and (run.seconds > 0 or run.succeeded + run.failed > 0):
+        started = earlier(snapshot.now, run.seconds)
+    resident, cached, idle, evict = run.tier_hits
+    return replace(
+        before,
+        start_time=started,
+        items=ItemCounts(
+            total=run.items,
+            active=run.active if run.state in ACTIVE else 0,
+            succeeded=run.succeeded,
+            failed=run.failed,
+        ),
+        items_per_second=max(0.0, run.items_per_second),
+        tier_hits=TierHits(resident=resident, cached=cached, idle=idle, evict=evict),
+        failures=tuple(
+            ItemFailure(
+                item=item, input=shortened(place, 1024) or None, reason=shortened(reason, 1024)
+            )
+            for item, place, reason in run.failures[:_FAILURES]
+        ),
+    )
+
+
+def completion_time(status: InferenceJobStatus, run: Run | None, now: str) -> str:
+    """When the last item ended, as far as that is known."""
+    if status.start_time is None or run is None or run.seconds <= 0:
+        return now
+    return as_time(min(instant(now), instant(status.start_time) + run.seconds))
+
+
+def going_on(
+    snapshot: InferenceJobSnapshot,
+    status: InferenceJobStatus,
+    reason: str,
+    message: str = "",
+    *,
+    planned: Told | None = None,
+    requeue: float | None = None,
+) -> Decision:
+    """A job that is under way: `reason` says how far. `planned`: what is told of the plan."""
+    told = [
+        planned or planned_before(snapshot),
+        _not_suspended(snapshot),
+        Told("Complete", FALSE, reason, message),
+        Told("Failed", FALSE, NOT_FAILED),
+    ]
+    return decision(snapshot, status, told, requeue=requeue)
+
+
+def decision(
+    snapshot: InferenceJobSnapshot,
+    status: InferenceJobStatus,
+    told: Sequence[Told],
+    requeue: float | None = None,
+) -> Decision:
+    """The status with conditions and columns."""
+    before, generation = status_before(snapshot), snapshot.job.metadata.generation or 0
+    known = before.conditions
+    if told:
+        known = conditions(known, told, generation=generation, now=snapshot.now)
+    status = replace(status, conditions=known, observed_generation=generation)
+    model = model_of(snapshot.job, snapshot.partition)
+    status = print_job(status, model, pool_of(snapshot.job, snapshot.placement))
+    notes = _started(before, status)
+    return Decision(status=status, notes=notes, requeue_seconds=requeue)
+
+
+def planned_before(snapshot: InferenceJobSnapshot) -> Told:
+    """What was told of the plan last."""
+    known = find(status_before(snapshot).conditions, "Planned")
+    if known is None:
+        return Told("Planned", FALSE, "Waiting", "")
+    return Told("Planned", known.status, known.reason, known.message)
+
+
+def _not_suspended(snapshot: InferenceJobSnapshot) -> Told:
+    known = find(status_before(snapshot).conditions, "Suspended")
+    resumed = known is not None and (known.status is not FALSE or known.reason == "Resumed")
+    return Told("Suspended", FALSE, "Resumed" if resumed else "NotSuspended")
+
+
+def ended(
+    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict, run: Run | None
+) -> Decision:
+    """The terminal condition."""
+    if verdict.complete:
+        complete = Told("Complete", TRUE, verdict.reason, verdict.message)
+        failed = Told("Failed", FALSE, NOT_FAILED)
+    else:
+        complete = Told("Complete", FALSE, verdict.reason, verdict.message)
+        failed = Told("Failed", TRUE, verdict.reason, verdict.message)
+    status = replace(status, completion_time=completion_time(status, run, snapshot.now))
+    if status.items is not None:
+        status = replace(status, items=replace(status.items, active=0))
+    told = [planned_before(snapshot), _not_suspended(snapshot), complete, failed]
+    result = decision(snapshot, status, told)
+    word = "" if verdict.complete else f"{verdict.reason}: "
+    note = Note(
+        reason="FinishedJob", message=f"{word}{verdict.message}", warning=not verdict.complete
+    )
+    return replace(result, notes=(*result.notes, note))
+
+
+def _started(before: InferenceJobStatus, after: InferenceJobStatus) -> tuple[Note, ...]:
+    if before.start_time is not None or after.start_time is None or after.items is None:
+        return ()
+    return (Note(reason="StartedJob", message=f"{after.items.total} items"),)
+
+
+def lost_devices(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:
+    """Devices of the plan that the coordinator has given up."""
+    placement, view = snapshot.placement, snapshot.view
+    if placement is None or placement.status is None or not isinstance(view, CoordinatorView):
+        return ()
+    used = {name for stage in placement.status.stages for name in stage.devices}
+    lost = sorted(
+        device.name
+        for device in view.devices
+        if device.state is DeviceState.LOST and device.name in used
+    )
+    return tuple(
+        Note(
+            reason="LostDevice",
+            message=f"{name} is lost; its tasks go to other devices",
+            warning=True,
+        )
+        for name in lost
+    )

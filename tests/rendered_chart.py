@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ class Refused(Exception):
     """Helm did not render; the message is what it said."""
 
 
+@cache
 def helm(*arguments: str) -> str:
-    """Run helm without a cluster. Raises `Refused`."""
+    """Run helm without a cluster; the same question is asked once. Raises `Refused`."""
     try:
         program = find("helm")
     except MachineLacks as lacking:

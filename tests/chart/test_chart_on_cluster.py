@@ -1,0 +1,160 @@
+"""The chart on a real API server: what it is asked to take, what the operator may do, what is left.
+
+There are no nodes, so that pods are made and stay Pending.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster_fixtures import or_skip
+from rendered_chart import CHART, rendered_text
+from shoal_cluster import CommandFailed, ControlPlane
+from shoal_operator.api.kinds import KINDS
+
+pytestmark = [pytest.mark.real, pytest.mark.cluster]
+
+NAMESPACE = "shoal-system"
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:shoal-operator"
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    """One of its own: the kinds come and go."""
+    with or_skip(ControlPlane) as made:
+        made.kubectl("create", "namespace", NAMESPACE)
+        made.kubectl("label", "namespace", NAMESPACE, RESTRICTED)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def release(plane: ControlPlane) -> ControlPlane:
+    """The chart installed."""
+    plane.access.helm("install", "shoal", str(CHART), f"--namespace={NAMESPACE}")
+    return plane
+
+
+def may(plane: ControlPlane, verb: str, resource: str, *more: str) -> bool:
+    whole, _, part = resource.partition("/")
+    asked = ("auth", "can-i", verb, whole, f"--subresource={part}", f"--as={ACCOUNT}")
+    try:
+        plane.kubectl(*asked, *more)
+    except CommandFailed:
+        return False
+    return True
+
+
+VALUES: list[dict[str, Any]] = [
+    {},
+    {"rbac.namespaced": True, "rbac.namespaces": ["default", NAMESPACE]},
+    {"networkPolicies.metricsFrom": [{"namespaceSelector": {}}], "dashboards.enabled": True},
+]
+
+
+@pytest.mark.parametrize("values", VALUES, ids=["defaults", "namespaced", "dashboards"])
+def test_the_api_server_takes_what_the_chart_renders(
+    plane: ControlPlane, values: dict[str, Any]
+) -> None:
+    dry_run = ("apply", "--server-side", "--dry-run=server", "--filename=-")
+    said = plane.kubectl(*dry_run, given=rendered_text(values))
+    assert "deployment.apps/shoal-operator serverside-applied (server dry run)" in said
+
+
+def test_the_notes_say_how_to_go_on(release: ControlPlane) -> None:
+    notes = release.access.helm("get", "notes", "shoal", f"--namespace={NAMESPACE}")
+    assert "kubectl get shoal" in notes
+    assert "WARNING" not in notes
+
+
+def test_the_operators_pod_passes_pod_security(release: ControlPlane) -> None:
+    def pods() -> list[str]:
+        found = release.access.get("pods", f"--namespace={NAMESPACE}")
+        return [pod["metadata"]["name"] for pod in found["items"]]
+
+    release.access.wait_until("the operator's pod is made", lambda: len(pods()) == 1)
+
+
+def test_the_pod_of_helm_test_passes_pod_security(release: ControlPlane) -> None:
+    hooks = release.access.helm("get", "hooks", "shoal", f"--namespace={NAMESPACE}")
+    (pod,) = [each for each in yaml.safe_load_all(hooks) if each]
+    release.kubectl("create", "--dry-run=server", "--filename=-", given=json.dumps(pod))
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource"),
+    [
+        ("watch", "inferencejobs.shoal.dev"),
+        ("patch", "inferencejobs.shoal.dev/status"),
+        ("create", "deployments.apps"),
+        ("create", "jobs.batch"),
+        ("get", "pods/log"),
+        ("create", "secrets"),
+        ("create", "networkpolicies.networking.k8s.io"),
+        ("create", "events"),
+    ],
+)
+def test_the_operator_may_do_its_work(release: ControlPlane, verb: str, resource: str) -> None:
+    assert may(release, verb, resource, "--namespace=default")
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource"),
+    [
+        ("list", "secrets"),
+        ("create", "pods"),
+        ("create", "pods/exec"),
+        ("delete", "namespaces"),
+        ("patch", "nodes"),
+        ("create", "clusterrolebindings.rbac.authorization.k8s.io"),
+        ("update", "inferencejobs.shoal.dev"),
+        ("delete", "models.shoal.dev"),
+        ("create", "leases.coordination.k8s.io"),
+    ],
+)
+def test_the_operator_may_do_nothing_else(release: ControlPlane, verb: str, resource: str) -> None:
+    assert not may(release, verb, resource, "--namespace=default")
+
+
+def test_the_operator_may_take_its_lease_at_home(release: ControlPlane) -> None:
+    assert may(release, "update", "leases.coordination.k8s.io", f"--namespace={NAMESPACE}")
+
+
+def test_who_edits_a_namespace_may_write_jobs_in_it(release: ControlPlane) -> None:
+    release.kubectl("create", "rolebinding", "anna", "--clusterrole=edit", "--user=anna")
+
+    def may_anna(verb: str, resource: str) -> bool:
+        try:
+            release.kubectl("auth", "can-i", verb, resource, "--as=anna")
+        except CommandFailed:
+            return False
+        return True
+
+    release.access.wait_until(
+        "the roles are joined", lambda: may_anna("create", "inferencejobs.shoal.dev")
+    )
+    assert may_anna("list", "devices.shoal.dev")
+    assert not may_anna("create", "devices.shoal.dev")
+
+
+def test_an_upgrade_with_objects_keeps_them_and_an_uninstall_keeps_the_kinds(
+    release: ControlPlane,
+) -> None:
+    examples = Path(__file__).resolve().parents[2] / "examples" / "ocr"
+    release.kubectl("apply", "--server-side", f"--filename={examples}")
+    helm = release.access.helm
+    helm("upgrade", "shoal", str(CHART), f"--namespace={NAMESPACE}", "--set=worker.memory=2Gi")
+    assert release.access.get("inferencejob", "ocr")["spec"]["mode"] == "Streaming"
+    helm("uninstall", "shoal", f"--namespace={NAMESPACE}", "--wait")
+    for names in KINDS.values():
+        release.kubectl("get", "crd", f"{names.plural}.shoal.dev")
+    assert release.access.get("inferencejob", "ocr")
+    # Installed again it takes its kinds back, and goes whole when told to.
+    helm("install", "shoal", str(CHART), f"--namespace={NAMESPACE}", "--set=crds.keep=false")
+    helm("uninstall", "shoal", f"--namespace={NAMESPACE}", "--wait")
+    assert "shoal.dev" not in release.kubectl("get", "crd", "--output=name")
+    release.kubectl("delete", "namespace", NAMESPACE, "--timeout=60s")

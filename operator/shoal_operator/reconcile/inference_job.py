@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from shoal_operator.api.conditions import holds
+from shoal_operator.api.kinds.inference_job import InferenceJobStatus
 from shoal_operator.api.partition import document_to_json
 from shoal_operator.reconcile.decision import (
     CancelJob,

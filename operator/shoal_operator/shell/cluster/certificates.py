@@ -24,7 +24,7 @@ from shoal_operator.shell.cluster.api import Api, Conflict, Json, key_of_manifes
 from shoal_operator.shell.cluster.children import Children, NameTaken
 from shoal_operator.shell.cluster.clock import now
 from shoal_operator.shell.cluster.foreign import Identity, Raw
-from shoal_operator.shell.cluster.resources import CERTIFICATE, ISSUER, SECRET
+from shoal_operator.shell.cluster.resources import SECRET
 from shoal_operator.shell.cluster.watches import MANAGED_BY, MANAGER
 
 KEPT_SECONDS: Final = 30.0
@@ -79,11 +79,6 @@ class Certificates:
         """Have a Secret be as it is wanted; whether something was written. Raises `ApiError`, or
         `NameTaken` where a Secret of that name is not of Shoal.
         """
-        if self._cert_manager:
-            changed = False
-            for manifest in cert_manager_manifests(wanted, owner.namespace):
-                changed |= await self._children.apply(manifest, owner)
-            return changed
         pair = await self.pair(owner.namespace, wanted.secret)
         authority = None
         if wanted.authority is not None:
@@ -115,42 +110,6 @@ class Certificates:
                     raise NameTaken(key_of_manifest(document)) from None
         self._read.pop((namespace, secret), None)
         return await self.authority(namespace, secret)
-
-
-def cert_manager_manifests(wanted: CertificateWanted, namespace: str) -> tuple[Json, ...]:
-    """What cert-manager is asked for: of an authority, an Issuer that signs itself, the authority,
-    and an Issuer that signs with it; of another certificate, that one.
-    """
-
-    def manifest(resource: str, name: str, spec: Json) -> Json:
-        metadata = {"name": name, "namespace": namespace}
-        return {
-            "apiVersion": CERTIFICATE.api_version,
-            "kind": resource,
-            "metadata": metadata,
-            "spec": spec,
-        }
-
-    spec: Json = {
-        "secretName": wanted.secret,
-        "commonName": wanted.common_name,
-        "privateKey": {"algorithm": "ECDSA", "size": 256, "encoding": "PKCS8"},
-    }
-    if wanted.authority is None:
-        itself = f"{wanted.secret}-self"
-        spec |= {"isCA": True, "duration": "87600h", "issuerRef": {"name": itself}}
-        return (
-            manifest(ISSUER.kind, itself, {"selfSigned": {}}),
-            manifest(CERTIFICATE.kind, wanted.secret, spec),
-            manifest(ISSUER.kind, wanted.secret, {"ca": {"secretName": wanted.secret}}),
-        )
-    spec |= {
-        "dnsNames": list(dict.fromkeys((wanted.common_name, *wanted.hosts))),
-        "usages": ["digital signature", *(("server auth",) if wanted.hosts else ()), "client auth"],
-        "duration": "2160h",
-        "issuerRef": {"name": wanted.authority},
-    }
-    return (manifest(CERTIFICATE.kind, wanted.secret, spec),)
 
 
 def _made(wanted: CertificateWanted, authority: Authority | None) -> Pair:

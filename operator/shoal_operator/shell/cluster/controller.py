@@ -5,6 +5,7 @@ import logging
 from time import perf_counter
 from typing import Final, assert_never
 
+from shoal_operator.api.kinds import InferenceJob
 from shoal_operator.reconcile.decision import Decision
 from shoal_operator.reconcile.device_pool import reconcile_device_pool
 from shoal_operator.reconcile.inference_job import reconcile_inference_job
@@ -117,7 +118,9 @@ class Controller:
         if own.value is None:
             await self._refuse(name, own)
             return
-        if own.value.metadata.deletion_timestamp is not None:
+        leaving = own.value.metadata.deletion_timestamp is not None
+        if leaving and not isinstance(own.value, InferenceJob):
+            # Its children are on their way out as well; a job has a run that must be stopped.
             return
         seen = await self._snapshots.build(own.value)
         if seen is None:

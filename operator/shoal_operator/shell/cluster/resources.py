@@ -49,8 +49,6 @@ SECRET: Final = _resource("v1", "Secret", "secrets")
 CLAIM: Final = _resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 CONFIG_MAP: Final = _resource("v1", "ConfigMap", "configmaps")
 LEASE: Final = _resource("coordination.k8s.io/v1", "Lease", "leases")
-CERTIFICATE: Final = _resource("cert-manager.io/v1", "Certificate", "certificates")
-ISSUER: Final = _resource("cert-manager.io/v1", "Issuer", "issuers")
 TOKEN_REVIEW: Final = _resource(
     "authentication.k8s.io/v1", "TokenReview", "tokenreviews", namespaced=False
 )
@@ -70,13 +68,12 @@ _KNOWN: Final = {
         CONFIG_MAP,
         CLAIM,
         LEASE,
-        CERTIFICATE,
-        ISSUER,
         TOKEN_REVIEW,
+        _resource("cert-manager.io/v1", "Certificate", "certificates"),
+        _resource("cert-manager.io/v1", "Issuer", "issuers"),
         _resource("v1", "Service", "services"),
         _resource("v1", "ServiceAccount", "serviceaccounts"),
         _resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
-        _resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
         _resource("monitoring.coreos.com/v1", "PodMonitor", "podmonitors"),
     )
 }

@@ -2,17 +2,18 @@
 # nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check bench protos crds lock clean
+.PHONY: help run check bench cluster cluster-down cluster-build protos crds lock clean
 
 PYTHON ?= python3
 EXAMPLE ?= ocr
 BIN := .venv/bin
+CLUSTER := PYTHONPATH=hack/cluster $(BIN)/python -m shoal_cluster
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 help: ## List what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/run.stamp ## Run the main job: a model cut over three small devices reads text (EXAMPLE=ocr)
 	@examples/run $(EXAMPLE)
@@ -28,6 +29,15 @@ check: .venv/dev.stamp ## Run every check: style, types, borders, generated code
 
 bench: .venv/dev.stamp ## Run every bench in its quick form
 	@for bench in streaming overhead peers; do $(BIN)/python bench/$$bench.py --quick || exit 1; done
+
+cluster: .venv/run.stamp ## Make a Kubernetes cluster of three nodes on this machine and keep it
+	@$(CLUSTER) up
+
+cluster-down: .venv/run.stamp ## Remove that cluster, and whatever a crash has left of others
+	@$(CLUSTER) down
+
+cluster-build: .venv/run.stamp ## Build what such a cluster consists of, once (15 minutes)
+	@$(CLUSTER) build
 
 protos: .venv/bin/protoc-gen-mypy_grpc ## Generate the Python code of protos/ anew
 	$(BIN)/python hack/protos.py

@@ -137,27 +137,44 @@ def test_a_pod_above_its_memory_limit_is_killed(with_python: Cluster) -> None:
     assert (ended["reason"], ended["exitCode"]) == ("OOMKilled", 137)
 
 
+def writer(name: str, storage_class: str | None) -> tuple[dict[str, object], dict[str, object]]:
+    """A claim, and a pod that is not root and writes to the volume."""
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}},
+        **({"storageClassName": storage_class} if storage_class else {}),
+    }
+    write = "import pathlib; pathlib.Path('/results/said').write_text('written')"
+    writes = pod(name, "medium", "python3", "-c", write)
+    spec = writes["spec"]
+    assert isinstance(spec, dict)
+    spec["volumes"] = [{"name": "results", "persistentVolumeClaim": {"claimName": name}}]
+    spec["containers"][0]["volumeMounts"] = [{"name": "results", "mountPath": "/results"}]
+    kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+    return {**kind, "metadata": {"name": name}, "spec": claim}, writes
+
+
 def test_what_a_pod_writes_to_a_volume_is_read_from_its_folder(with_python: Cluster) -> None:
     folder = with_python.add_volume("results", node="medium")
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "results"},
-        "spec": {
-            "storageClassName": "local",
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
-    }
-    write = "open('/results/said', 'w').write('written')"
-    manifest = pod("writes", "medium", "python3", "-c", write)
-    spec = manifest["spec"]
-    assert isinstance(spec, dict)
-    spec["volumes"] = [{"name": "results", "persistentVolumeClaim": {"claimName": "results"}}]
-    spec["containers"][0]["volumeMounts"] = [{"name": "results", "mountPath": "/results"}]
+    claim, writes = writer("results", "local")
     with_python.access.apply(claim)
-    run(with_python, manifest)
+    run(with_python, writes)
     assert (folder / "said").read_text() == "written"
+
+
+def test_a_claim_of_the_default_class_gets_a_volume_that_goes_with_it(with_python: Cluster) -> None:
+    with_python.provide_volumes()
+    claim, writes = writer("provided", None)
+    with_python.access.apply(claim)
+    run(with_python, writes)
+    assert phase(with_python, "provided") == "Succeeded"
+    with_python.kubectl("delete", "pod/provided", "persistentvolumeclaim/provided")
+
+    def provided() -> list[str]:
+        volumes = with_python.access.get("persistentvolumes")["items"]
+        return [item for item in volumes if item["spec"]["storageClassName"] == "local-path"]
+
+    with_python.access.wait_until("the volume is removed", lambda: not provided())
 
 
 def test_an_image_built_from_a_dockerfile_runs(with_python: Cluster, tmp_path: Path) -> None:

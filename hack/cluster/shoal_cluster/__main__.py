@@ -83,6 +83,7 @@ def up() -> None:
     try:
         cluster.start()
         cluster.add_nodes(SHAPES)
+        cluster.provide_volumes()
         cluster.keep(KUBECONFIG)
     except BaseException:
         cluster.stop()

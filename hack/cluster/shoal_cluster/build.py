@@ -56,6 +56,12 @@ PROGRAMS: Mapping[str, Program] = {
         ),
         Program("coredns", "coredns", "github.com/coredns/coredns", "github.com/coredns/coredns"),
         Program("pause", "pause", ".", ""),
+        Program(
+            "local-path-provisioner",
+            "local-path-provisioner",
+            "github.com/rancher/local-path-provisioner",
+            "github.com/rancher/local-path-provisioner",
+        ),
         Program("kine", "kine", "github.com/k3s-io/kine", "github.com/k3s-io/kine"),
         Program(
             "versitygw",
@@ -66,7 +72,7 @@ PROGRAMS: Mapping[str, Program] = {
     )
 }
 CONTROL_PLANE_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-NODE_PROGRAMS = ("kubelet", "kube-proxy", "coredns", "pause")
+NODE_PROGRAMS = ("kubelet", "kube-proxy", "coredns", "pause", "local-path-provisioner")
 
 
 class BuildFailed(Exception):

@@ -12,7 +12,7 @@ from shoal_cluster import machine, places, volumes
 from shoal_cluster.access import Access
 from shoal_cluster.build import NODE_PROGRAMS
 from shoal_cluster.control_plane import ControlPlane, Store
-from shoal_cluster.images import Image
+from shoal_cluster.images import Image, base_image
 from shoal_cluster.machine import MachineLacks
 from shoal_cluster.network import MOST_NODES, Network
 from shoal_cluster.node import Node, NodeShape
@@ -66,6 +66,7 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self._numbers_given = 0
         self.dns = self._dns()
+        self.provisioner: Process | None = None
 
     @property
     def kubeconfig(self) -> Path:
@@ -120,8 +121,18 @@ class Cluster:
     def add_volume(self, name: str, *, node: str, size: str = "1Gi") -> Path:
         """Make the PersistentVolume `name` of class "local" on a node; returns its folder."""
         folder = self.nodes[node].volume_folder(name)
-        volumes.make(self.access, name, node=node, folder=folder, size=size)
+        volumes.make_local(self.access, name, node=node, folder=folder, size=size)
         return folder
+
+    def provide_volumes(self) -> None:
+        """From now on claims of the default class "local-path" get a volume when a pod uses them.
+
+        The nodes that are there now get the base image, which the provisioner's pods run.
+        """
+        self.import_image(base_image())
+        volumes.make_local_path_class(self.access)
+        self.provisioner = volumes.provisioner(self.access, self.folder)
+        self.provisioner.start()
 
     # --- Its life --------------------------------------------------------------------------
 
@@ -133,14 +144,16 @@ class Cluster:
             *("create", "clusterrolebinding", _DNS_USER, "--clusterrole=view"),
             f"--user={_DNS_USER}",
         )
-        volumes.make_class(self.access)
+        volumes.make_local_class(self.access)
         self.dns.start()
 
     def stop(self) -> None:
         """Remove everything of the cluster."""
         for node in self.nodes.values():
             node.switch_off()
-        self.dns.kill()
+        for process in (self.dns, self.provisioner):
+            if process is not None:
+                process.kill()
         self.control_plane.stop()
         take_down(self._home)
 

@@ -3,8 +3,8 @@
 set -e
 mount -t proc proc /proc
 for folder in var/lib var/log run opt; do
-  mkdir -p "$1/root/$folder"
-  mount --bind "$1/root/$folder" "/$folder"
+  mkdir -p "$1/own/$folder"
+  mount --bind "$1/own/$folder" "/$folder"
 done
 # The kubelet would set these for the whole machine: let it find them set.
 for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1; do

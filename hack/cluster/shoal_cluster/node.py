@@ -275,7 +275,7 @@ class Node:
         return (self._programs["kube-proxy"], f"--config={config}")
 
     def _ctr(self, *arguments: str) -> None:
-        socket = self.folder / "root" / _SOCKET.removeprefix("/")
+        socket = self.folder / "own" / _SOCKET.removeprefix("/")
         command = ("ctr", f"--address={socket}", *arguments)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -1,0 +1,103 @@
+"""Alerts and dashboards ask for what the processes measure, in Prometheus' own language."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from rendered_chart import CHART, PROMETHEUS, render
+from shoal_agent.shell.counters import Counters
+from shoal_agent.shell.metrics import AgentCollector, Gauges
+from shoal_operator.shell.cluster.metrics import OperatorMetrics
+from shoal_operator.shell.coordinator.metrics import CoordinatorMetrics
+
+BOARDS = sorted((CHART / "dashboards").glob("*.json"))
+boards = pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+
+
+def measured() -> set[str]:
+    """The names of all samples that operator, coordinator and agent expose."""
+    agent = CollectorRegistry()
+    still = Gauges(**dict.fromkeys(Gauges.__annotations__, 0))
+    agent.register(AgentCollector({"version": "1"}, Counters(), lambda: still))
+    registries = (OperatorMetrics().registry, CoordinatorMetrics().registry, agent)
+    families = [family for registry in registries for family in registry.collect()]
+    ends = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "info": ("_info",)}
+    return {f"{family.name}{end}" for family in families for end in ends.get(family.type, ("",))}
+
+
+def alerts() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def queries(path: Path) -> list[str]:
+    panels = json.loads(path.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def promtool(rules: object, tmp_path: Path) -> None:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool (Debian: prometheus) is not here")
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump(rules))
+    command = [program, "check", "rules", "--lint=all", "--lint-fatal", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alerts_are_rules_that_prometheus_takes(tmp_path: Path) -> None:
+    promtool(
+        render({"prometheusRule.enabled": True}, PROMETHEUS)["PrometheusRule", "shoal-operator"][
+            "spec"
+        ],
+        tmp_path,
+    )
+
+
+def test_alerts_ask_for_what_is_measured() -> None:
+    text = " ".join(alert["expr"] for alert in alerts())
+    assert set(re.findall(r"\bshoal_\w+", text)) <= measured()
+
+
+def test_an_alert_says_what_is_wrong_and_what_to_do() -> None:
+    for alert in alerts():
+        assert alert["labels"]["severity"] in ("warning", "critical")
+        assert alert["annotations"].keys() == {"summary", "description"}
+
+
+@boards
+def test_panels_ask_for_what_is_measured(path: Path) -> None:
+    asked = set(re.findall(r"\bshoal_\w+", " ".join(queries(path))))
+    assert asked
+    assert asked <= measured()
+
+
+@boards
+def test_panels_ask_in_prometheus_own_language(path: Path, tmp_path: Path) -> None:
+    plain = [
+        re.sub(r"\$__(rate_interval|range)", "5m", query).replace("$namespace", ".*")
+        for query in queries(path)
+    ]
+    rules = [{"record": f"panel:{n}", "expr": query} for n, query in enumerate(plain)]
+    promtool({"groups": [{"name": "panels", "rules": rules}]}, tmp_path)
+
+
+@boards
+def test_a_board_chooses_its_source_and_explains_its_panels(path: Path) -> None:
+    board = json.loads(path.read_text())
+    assert board["templating"]["list"][0]["type"] == "datasource"
+    assert board["uid"] == f"shoal-{path.stem}"
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in board["panels"]:
+        assert panel["description"], panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}"

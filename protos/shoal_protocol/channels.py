@@ -126,7 +126,10 @@ def add_port(
         )
         return server.add_secure_port(address, server_credentials)
     except RuntimeError as error:
-        raise OSError(f"cannot listen on {address}: {error}") from error
+        # gRPC writes the system's reason to standard error, and leaves it out here.
+        raise OSError(
+            f"cannot listen on {address}: it is in use, not of this machine, or not writable"
+        ) from error
 
 
 def peer_name(context: grpc.aio.ServicerContext[_Request, _Response]) -> str | None:
@@ -161,7 +164,7 @@ def _needs_tls(address: str, credentials: Credentials | None, *, insecure: bool)
         raise AddressRefused(
             address, "needs --tls-ca, --tls-certificate and --tls-key (or --insecure on loopback)"
         )
-    if not _is_loopback(host):
+    if not is_loopback(host):
         raise AddressRefused(address, "--insecure is for loopback only; this host is not")
     return False
 
@@ -179,7 +182,8 @@ def _host(address: str) -> str:
     return name
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address is this machine's own loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -130,7 +130,7 @@ def test_a_reference_to_a_broken_object_is_no_second_error(tmp_path: Path) -> No
 
 def test_two_objects_of_one_name_are_refused(tmp_path: Path) -> None:
     assert errors(tmp_path, MODEL, MODEL) == [
-        "all.yaml:9: Model m: metadata.name: there is a Model m already, at all.yaml:3"
+        "all.yaml:9: Model m: metadata.name: Model m is there already, at all.yaml:3"
     ]
 
 

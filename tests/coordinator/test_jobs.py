@@ -53,7 +53,7 @@ async def test_an_item_that_does_not_suit_fails_and_the_others_finish(world: Wor
     (failure,) = last.failures
     # As with a batch/v1 Job: complete means that every item succeeded.
     assert (last.state, last.reason) == (api.JobStatus.FAILED, "ItemsFailed")
-    assert last.message == f"1 of 3 items failed; first: bad.npz: {failure.reason}"
+    assert last.message == f"1 of 3 items failed; first: {failure.reason}"
     assert (failure.item, failure.input) == (2, "bad.npz")
     assert "has rank 4 in x: the array is [2, 2, 3, 7]" in failure.reason
     listed = json.loads((world.folder / "out" / "failures.json").read_text())

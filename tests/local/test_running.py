@@ -183,7 +183,7 @@ def test_a_folder_without_inputs_is_refused(bench: Workbench) -> None:
         file.unlink()
     empty = bench.run("run", bench.manifest)
     assert empty.status == 2
-    assert "is empty" in empty.out
+    assert "has no .npz or .npy file" in empty.err
     bench.inputs.rmdir()
     missing = bench.run("run", bench.manifest)
     assert missing.status == 2

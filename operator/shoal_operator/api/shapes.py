@@ -250,7 +250,7 @@ class Quantity(Shape[N]):
     per_unit: int = 1
 
     def read(self, value: object, at: Path, errors: Errors) -> N | Invalid:
-        if isinstance(value, float):
+        if isinstance(value, float) and isfinite(value):
             return _refuse(errors, at, f'{value} is a fraction: write it in quotes, "{value}"')
         if isinstance(value, bool) or not isinstance(value, int | str):
             return _refuse(errors, at, _wanted(value, f"a quantity such as {self.such_as}"))
@@ -276,7 +276,11 @@ class Quantity(Shape[N]):
         binary = "i" if self.such_as.endswith("i") else ""
         prefix = match[2].upper()
         meant = f"{match[1]}{'k' if prefix == 'K' and not binary else prefix}{binary}"
-        return f" (did you mean {meant}?)" if re.fullmatch(QUANTITY_PATTERN, meant) else ""
+        return (
+            f" (did you mean {meant}?)"
+            if meant != text and re.fullmatch(QUANTITY_PATTERN, meant)
+            else ""
+        )
 
     def schema(self) -> Schema:
         is_one = _matches("string(self)", QUANTITY_PATTERN)

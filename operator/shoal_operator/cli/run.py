@@ -1,6 +1,7 @@
 """`shoal run`."""
 
 import asyncio
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -133,7 +134,7 @@ class Bare:
         return options.load_files(files)
 
     def _budgets(self) -> list[int]:
-        sizes = [options.parse_size(text, "--budget") for text in self.budget or ["64Mi"]]
+        sizes = [_budget(text) for text in self.budget or ["64Mi"]]
         if len(sizes) == 1:
             return sizes * (self.devices or 3)
         if self.devices not in (None, len(sizes)):
@@ -141,6 +142,14 @@ class Bare:
                 f"--devices {self.devices}, but --budget is given {len(sizes)} times"
             )
         return sizes
+
+
+def _budget(text: str) -> int:
+    """What a device of a manifest may have as `memory`."""
+    size = options.parse_size(text, "--budget")
+    if not 1 << 20 <= size <= 16 << 40:
+        raise typer.BadParameter(f"--budget {text}: a device has from 1Mi to 16Ti")
+    return size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +195,8 @@ def run_manifests(
     from shoal_operator.shell.local.workspace import default_work_folder
 
     orders = read_orders(manifests, volumes)
+    if show.report is not None:
+        _check_report(show.report)
     folder = how.work or default_work_folder(files[0].resolve().stem or "stdin", files)
     try:
         return execute(orders, folder, how.run_options(), show)
@@ -193,6 +204,15 @@ def run_manifests(
         if not how.keep:
             for name in ("store", "cache", "state", "logs"):
                 shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _check_report(path: Path) -> None:
+    """Rather now than after the run. Raises `OSError` where its folder cannot be had."""
+    if path.is_dir():
+        raise typer.BadParameter(f"--report {path}: is a folder; name a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise typer.BadParameter(f"--report {path}: {path.parent} cannot be written")
 
 
 def execute(orders: "Orders", folder: Path, run_options: "RunOptions", show: Show) -> int:

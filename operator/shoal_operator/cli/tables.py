@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_operator.api.partition import MODEL, Fragment, PartitionDocument
+from shoal_operator.api.profile import Profile
 from shoal_operator.planning.explanation import explain
 from shoal_operator.planning.outcome import Plan
 from shoal_operator.shell.local.report import (
@@ -24,12 +25,14 @@ FAILURES_SHOWN = 8
 
 def print_summary(console: Console, report: RunReport) -> None:
     """What the run did: jobs, devices, how budgets were held, verification."""
-    console.print(job_table(report.jobs))
-    console.print()
+    begun = any(job.items for job in report.jobs)
+    if begun:
+        console.print(job_table(report.jobs))
+        console.print()
     for job in report.jobs:
         for line in _failure_lines(job):
             console.print(line, highlight=False)
-    if report.devices:
+    if begun and report.devices:
         console.print(device_table(report.devices))
         console.print(_enforcement_line(report), highlight=False)
         for device in report.devices:
@@ -56,10 +59,10 @@ def job_table(jobs: Sequence[JobReport]) -> Table:
     if any(job.retries for job in jobs):
         columns.append(("retries", lambda job: str(job.retries)))
     columns += [
-        ("items/s", lambda job: f"{job.items_per_second:.3g}"),
-        ("p50", lambda job: format_seconds(job.latency.p50_seconds)),
-        ("p90", lambda job: format_seconds(job.latency.p90_seconds)),
-        ("p99", lambda job: format_seconds(job.latency.p99_seconds)),
+        ("items/s", lambda job: f"{job.items_per_second:.3g}" if job.items_per_second else "-"),
+        ("p50", lambda job: _latency(job.latency.p50_seconds)),
+        ("p90", lambda job: _latency(job.latency.p90_seconds)),
+        ("p99", lambda job: _latency(job.latency.p99_seconds)),
     ]
     table.add_column("job")
     table.add_column("state", no_wrap=True)
@@ -96,6 +99,11 @@ def device_table(devices: Sequence[DeviceReport]) -> Table:
         shown = (show(device) for _, show in columns)
         table.add_row(device.name, _fragments(device), *shown)
     return table
+
+
+def _latency(seconds: float) -> str:
+    """`12.3 ms`; `-` where no item ran in this run."""
+    return format_seconds(seconds) if seconds else "-"
 
 
 def _peak(device: DeviceReport) -> Text:
@@ -138,6 +146,30 @@ def partition_table(partition: PartitionDocument) -> RenderableType:
             ", ".join(edge.tensors),
         )
     return Group(fragments, boundaries, Text(balance_line(partition.fragments)))
+
+
+def inspection_table(name: str, profile: Profile) -> RenderableType:
+    """What a model is, and what it takes and gives."""
+    facts = _table(name)
+    facts.add_column("")
+    facts.add_column("")
+    for label, value in (
+        ("digest", profile.digest),
+        ("size", format_bytes(profile.size_bytes)),
+        ("parameters", format_count(profile.parameters)),
+        ("opset", str(profile.opset)),
+        ("nodes", str(len(profile.nodes))),
+        ("FLOPs per item", format_count(profile.flops)),
+    ):
+        facts.add_row(label, value)
+    tensors = _table("Tensors")
+    for heading in ("", "name", "type", "shape"):
+        tensors.add_column(heading)
+    for label, specs in (("input", profile.inputs), ("output", profile.outputs)):
+        for spec in specs:
+            axes = ("?" if axis is None else str(axis) for axis in spec.shape or ("...",))
+            tensors.add_row(label, spec.name, spec.dtype, f"[{', '.join(axes)}]")
+    return Group(facts, tensors)
 
 
 def plan_table(name: str, plan: Plan) -> RenderableType:
@@ -235,7 +267,8 @@ def _failure_lines(job: JobReport) -> list[Text]:
     lines = [Text(f"{job.name}: {_what_failed(job)}", style="red")] if job.message else []
     for failure in job.failures[:FAILURES_SHOWN]:
         where = failure.input or f"item {failure.item}"
-        lines.append(Text(f"{job.name}: {where} failed: {failure.reason}", style="red"))
+        reason = failure.reason.removeprefix(f"{where}: ")
+        lines.append(Text(f"{job.name}: {where}: {reason}", style="red"))
     if job.failed > FAILURES_SHOWN:
         lines.append(Text(f"{job.name}: {job.failed - FAILURES_SHOWN} more in failures.json"))
     return lines

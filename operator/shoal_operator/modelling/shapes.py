@@ -153,7 +153,7 @@ def _concrete_inputs(
     for name, sizes in shapes.items():
         if name not in known:
             raise ModelRefused(
-                f"has no input {name} to give a shape; its inputs are {', '.join(known)}"
+                f"the model has no input {name} to give a shape; its inputs are {', '.join(known)}"
             )
         kind = known[name].tensor_type
         axes = axes_of(known[name]) if kind.HasField("shape") else (None,) * len(sizes)

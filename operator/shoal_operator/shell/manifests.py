@@ -237,7 +237,7 @@ class _Loading:
         first = self.seen.setdefault((kind, name), origin)
         if first is not origin:
             line = first.document.line_of(("metadata", "name"))
-            message = f"there is a {kind} {name} already, at {first.file}:{line}"
+            message = f"{kind} {name} is there already, at {first.file}:{line}"
             self.errors.append(origin.error(("metadata", "name"), message))
 
     def _note_cluster_only(self, kind: str, value: dict[str, object], subject: str) -> None:

@@ -77,7 +77,10 @@ def _outcome(view: JobView, place: Callable[[int], str]) -> tuple[pb.JobStatus.S
         case JobPhase.COMPLETE if view.failed:
             message = f"{view.failed} of {view.items} items failed"
             for item, failure in view.failures[:1]:
-                message += f"; first: {place(item)}: {wire.failure_text(failure)}"
+                where, why = place(item), wire.failure_text(failure)
+                message += (
+                    f"; first: {why}" if why.startswith(where) else f"; first: {where}: {why}"
+                )
             return pb.JobStatus.FAILED, "ItemsFailed", message
         case JobPhase.COMPLETE:
             return pb.JobStatus.COMPLETE, "", ""

@@ -68,7 +68,14 @@ def _work(request: Json, on_progress: Progress) -> Json:
     values = dict(request)
     store = Path(str(values.pop("store")))
     order = _order_from_json(values)
-    return cut_into_store(order, store, on_progress)
+    try:
+        return cut_into_store(order, store, on_progress)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise PreparationRefused(
+            f"{order.name} cannot be cut into {store}: {error.filename}: {error.strerror}"
+        ) from error
 
 
 def _order_from_json(values: Mapping[str, object]) -> CutOrder:
@@ -106,6 +113,8 @@ def cut_into_store(order: CutOrder, store: Path, on_progress: Progress) -> Json:
     from shoal_operator.modelling.profile import profile_model  # noqa: PLC0415
     from shoal_operator.modelling.safety import check_model_file  # noqa: PLC0415
 
+    if order.path.is_dir():
+        raise PreparationRefused(f"Model {order.model}: {order.path} is a folder, not a file")
     if not order.path.is_file():
         raise PreparationRefused(f"Model {order.model}: there is no file {order.path}")
     check_model_file(order.path)
@@ -136,12 +145,14 @@ def _choose(order: CutOrder, profile: Profile) -> tuple[int, ...]:
     """Where to cut. Left to us: as few fragments as fit every device, else as fit the largest."""
     from shoal_operator.planning.cuts import CutRequest, Refusal, choose_cuts  # noqa: PLC0415
 
+    todo = ""
     if order.tensors:
         requests = [CutRequest(tensors=order.tensors)]
     elif order.fragments is not None or order.max_bytes is not None:
         requests = [CutRequest(fragments=order.fragments, max_bytes=order.max_bytes)]
     else:
         requests = [CutRequest(max_bytes=size) for size in sorted(set(order.budgets))]
+        todo = "; raise the budget"
     refused: Refusal | None = None
     for request in requests:
         cuts = choose_cuts(profile, request)
@@ -149,7 +160,7 @@ def _choose(order: CutOrder, profile: Profile) -> tuple[int, ...]:
             return cuts
         refused = cuts
     assert refused is not None, "there is always a request"
-    raise PreparationRefused(f"{order.name}: {refused.reason}")
+    raise PreparationRefused(f"{order.name}: {refused.reason}{todo}")
 
 
 def _is_fixed(spec: TensorSpec, shapes: Mapping[str, tuple[int, ...]]) -> bool:

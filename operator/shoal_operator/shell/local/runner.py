@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import Final
 
 from shoal_operator.planning.outcome import Infeasible, Plan
@@ -62,7 +63,7 @@ class NoPlan(Exception):
 
 
 class NoInputs(Exception):
-    """A job's folder of inputs is not there."""
+    """A job's folder of inputs is not there, or has none."""
 
 
 class Interrupted(Exception):
@@ -112,6 +113,16 @@ def plan_on_pool(order: PlanOrder, prepared: Prepared) -> Plan:
     if isinstance(found, Infeasible):
         raise NoPlan(found.message(order.cut.name, prepared.advice))
     return found
+
+
+def _check_inputs(job: str, folder: Path) -> None:
+    """What would end the job at once is said before anything is cut or started."""
+    if folder.is_file():
+        raise NoInputs(f"job {job}: {folder} is a file; inputs are a folder of .npz and .npy files")
+    if not folder.is_dir():
+        raise NoInputs(f"job {job}: there is no folder of inputs {folder}")
+    if not any(path.suffix in {".npz", ".npy"} for path in folder.iterdir()):
+        raise NoInputs(f"job {job}: the folder of inputs {folder} has no .npz or .npy file")
 
 
 class _Run:
@@ -164,8 +175,7 @@ class _Run:
     async def _plan_jobs(self, orders: Orders) -> list[PlannedJob]:
         """Phases 1 and 2."""
         for order in orders.jobs:
-            if not order.inputs.is_dir():
-                raise NoInputs(f"job {order.name}: there is no folder of inputs {order.inputs}")
+            _check_inputs(order.name, order.inputs)
         cuts = [order.plan.cut for order in orders.jobs]
         prepared = await prepare_all(cuts, self._workspace, self._observer)
         jobs = []

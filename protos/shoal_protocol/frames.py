@@ -5,7 +5,7 @@ is joined in once on the way out and is a view of the received message on the wa
 passes a transfer on rewrites the header's transfer number and hands the payload through untouched.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -15,9 +15,13 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FrameHeader
 
 MAXIMUM_PAYLOAD_BYTES: Final = 1 << 20
 MAXIMUM_HEADER_BYTES: Final = 1 << 20
+FRAMES_TOGETHER: Final = 64
+"""What one message holds at most."""
 
 _HEADER_TAG: Final = 0x0A  # field 1, length-delimited
 _PAYLOAD_TAG: Final = 0x12  # field 2, length-delimited
+_FRAMES_TAG: Final = 0x1A  # field 3, length-delimited
+_FRAMES_PREFIX: Final = bytes((_FRAMES_TAG,))
 
 Buffer = bytes | bytearray | memoryview
 
@@ -71,6 +75,35 @@ def split_frame(message: bytes) -> tuple[FrameHeader, memoryview]:
             transfer=header.transfer,
         )
     return header, memoryview(message)[start:]
+
+
+def frames_in(message: bytes) -> Iterable[bytes]:
+    """The frames that one message holds, mostly one. Raises `MalformedFrame`."""
+    if not message or message[0] != _FRAMES_TAG:
+        return (message,)
+    frames: list[bytes] = []
+    position = 0
+    while position < len(message):
+        length, start = _read_length(message, position + 1)
+        position = start + length
+        if position > len(message):
+            raise MalformedFrame("the message ends within a frame")
+        frames.append(message[start:position])
+        if message[position : position + 1] not in (b"", _FRAMES_PREFIX):
+            raise MalformedFrame("what follows a frame is no frame")
+        if len(frames) > FRAMES_TOGETHER:
+            raise MalformedFrame(f"more than {FRAMES_TOGETHER} frames in one message")
+    return frames
+
+
+def join_frames(frames: Sequence[bytes]) -> bytes:
+    """One message that holds these frames, at most `FRAMES_TOGETHER`."""
+    if len(frames) == 1:
+        return frames[0]
+    pieces: list[bytes] = []
+    for frame in frames:
+        pieces += (_FRAMES_PREFIX, _length(len(frame)), frame)
+    return b"".join(pieces)
 
 
 def join_frame(header: FrameHeader, payload: Buffer = b"") -> bytes:

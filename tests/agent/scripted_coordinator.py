@@ -12,7 +12,7 @@ import grpc
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.channels import Credentials, add_port, server_options
 from shoal_protocol.files import file_frames
-from shoal_protocol.frames import acknowledgement, split_frame
+from shoal_protocol.frames import acknowledgement, frames_in, split_frame
 from shoal_protocol.services import (
     ConnectContext,
     FileContext,
@@ -89,6 +89,12 @@ class ConnectedDevice:
 
     async def result(self) -> ReceivedActivation:
         return await asyncio.wait_for(self.results.get(), PATIENCE_SECONDS)
+
+
+async def each_frame(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for message in messages:
+        for frame in frames_in(message):
+            yield frame
 
 
 class ScriptedCoordinator:
@@ -172,8 +178,8 @@ class ScriptedCoordinator:
         if not device.exchange.done():
             device.exchange.set_result(context)
         assembler = ActivationAssembler()
-        async for message in requests:
-            header, payload = split_frame(message)
+        async for frame in each_frame(requests):
+            header, payload = split_frame(frame)
             if header.WhichOneof("kind") == "acknowledgement":
                 device.acknowledged.pop(header.transfer).set_result(header.acknowledgement)
                 continue

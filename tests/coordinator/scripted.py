@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from shoal_protocol.frames import (
     MAXIMUM_PAYLOAD_BYTES,
     TransferError,
     acknowledgement,
+    frames_in,
     split_frame,
 )
 from shoal_protocol.services import PROTOCOL, SessionClient
@@ -337,8 +338,8 @@ class ScriptedDevice:
 
     async def _read_bulk(self) -> None:
         assembler = ActivationAssembler()
-        async for message in self._bulk:
-            header, payload = split_frame(message)
+        async for frame in each_frame(self._bulk):
+            header, payload = split_frame(frame)
             if header.WhichOneof("kind") == "acknowledgement":
                 answered = self._acks.pop(header.transfer)
                 if not answered.done():
@@ -356,6 +357,12 @@ class ScriptedDevice:
                     pb.Task(job=key.job, epoch=key.epoch, item=key.item), received.tensors
                 )
                 await self._write(acknowledgement(header.transfer))
+
+
+async def each_frame(messages: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    async for message in messages:
+        for frame in frames_in(message):
+            yield frame
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ from shoal_operator.shell.coordinator import exchange
 from shoal_operator.shell.coordinator.deliveries import ByteBudget
 from shoal_operator.shell.coordinator.exchange import ExchangeHub, ExchangeLink, LinkBroken
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
-from shoal_protocol.frames import TransferError, acknowledgement, split_frame
+from shoal_protocol.frames import TransferError, acknowledgement, frames_in, split_frame
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
@@ -48,9 +48,10 @@ class Wire:
             asyncio.create_task(self.link.write_all()),
         ]
 
-    async def _write(self, frame: bytes) -> None:
+    async def _write(self, message: bytes) -> None:
         await self.flows.wait()
-        self.got.put_nowait(frame)
+        for frame in frames_in(message):
+            self.got.put_nowait(frame)
 
     async def _requests(self) -> AsyncIterator[bytes]:
         while (frame := await self.sent.get()) is not None:

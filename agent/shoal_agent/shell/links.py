@@ -6,8 +6,9 @@ reached.
 """
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from time import perf_counter
@@ -19,10 +20,14 @@ from shoal_agent.shell.shaping import STREAM_ERRORS, DelayLine, Uplink, Write
 from shoal_protocol.channels import AddressRefused, Credentials, open_channel
 from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.frames import (
+    FRAMES_TOGETHER,
     MAXIMUM_PAYLOAD_BYTES,
     MalformedFrame,
+    frames_in,
+    join_frames,
     split_frame,
 )
+from shoal_protocol.pacing import Pace
 from shoal_protocol.services import FrameStream, PeerClient
 from shoal_protocol.tensors import (
     ActivationKey,
@@ -34,6 +39,8 @@ from shoal_protocol.tensors import (
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FrameHeader
 
 _SHAPED_FRAME_BYTES: Final = 64 << 10
+_SMALL_BYTES: Final = 64 << 10
+"""Transfers that go as one message may have so many bytes together."""
 _STEP_SECONDS: Final = 30.0
 """How long one frame, or the acknowledgement after the last, may take."""
 _BUSY_SECONDS: Final = 60.0
@@ -58,10 +65,21 @@ class Parcel:
     lossy: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class _Outgoing:
+    """A transfer on its way; `written_at` when its last frame was."""
+
+    encoded: EncodedActivation
+    answered: asyncio.Future[Acknowledgement]
+    written_at: float = math.inf
+
+
 class Sender:
     """The sending half of one bulk stream. Transfers follow one another; several may be unanswered.
 
-    The reading half gives acknowledgements to `acknowledge`, and the stream's end to `fail`.
+    One task writes, for as long as there is something to write. What is small and waits goes as one
+    message; after such a one the next lets a moment pass, in which others come. The reading half
+    gives acknowledgements to `acknowledge`, and the stream's end to `fail`.
     """
 
     def __init__(
@@ -74,9 +92,13 @@ class Sender:
         self._frame_bytes = MAXIMUM_PAYLOAD_BYTES if self._line is None else _SHAPED_FRAME_BYTES
         self._codec = codec
         self._numbers = count(1)
-        self._turn = asyncio.Lock()
-        self._unanswered: dict[int, asyncio.Future[Acknowledgement]] = {}
-        self._answers: set[asyncio.Task[None]] = set()
+        self._pace = Pace()
+        self._waiting: deque[_Outgoing] = deque()
+        self._answers: deque[bytes] = deque()
+        self._unanswered: dict[int, _Outgoing] = {}
+        self._writer: asyncio.Task[None] | None = None
+        self._writing_since = math.inf
+        self._watch: asyncio.TimerHandle | None = None
         self._broken: str | None = None
         self.round_trip_seconds: float | None = None
 
@@ -97,30 +119,32 @@ class Sender:
 
     def answer(self, frame: bytes) -> None:
         """Send an acknowledgement, between two transfers. (The reader must never wait for this.)"""
-        task = asyncio.create_task(self._answer(frame), name="acknowledge")
-        self._answers.add(task)
-        task.add_done_callback(self._answers.discard)
+        self._answers.append(frame)
+        self._wake()
 
     def acknowledge(self, header: FrameHeader) -> None:
         """An acknowledgement has come; one that nobody waits for is ignored."""
-        future = self._unanswered.pop(header.transfer, None)
-        if future is not None and not future.done():
-            future.set_result(header.acknowledgement)
+        outgoing = self._unanswered.pop(header.transfer, None)
+        if outgoing is not None and not outgoing.answered.done():
+            outgoing.answered.set_result(header.acknowledgement)
 
     def fail(self, reason: str) -> None:
         """The stream has ended: nothing that is under way will be acknowledged."""
         self._broken = reason
-        for future in self._unanswered.values():
-            if not future.done():
-                future.set_exception(Undelivered(reason))
-                future.exception()  # a sender that gave up must not make it a warning
+        for outgoing in (*self._unanswered.values(), *self._waiting):
+            _give_up(outgoing, reason)
         self._unanswered.clear()
+        self._waiting.clear()
+        self._answers.clear()
 
     async def close(self) -> None:
         """`fail`, and stop what works for this stream."""
         self.fail(self._broken or "closed")
-        for task in list(self._answers):
-            task.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)
         if self._line is not None:
             await self._line.close()
 
@@ -148,52 +172,95 @@ class Sender:
 
     async def _send_once(self, encoded: EncodedActivation) -> Acknowledgement:
         """One try: the frames, when it is their turn, and the other side's answer."""
-        loop = asyncio.get_running_loop()
-        answered: asyncio.Future[Acknowledgement] = loop.create_future()
-        number = 0
-        try:
-            async with asyncio.timeout(None) as limit:
-                async with self._turn:
-                    if self._broken is not None:
-                        raise Undelivered(self._broken)
-                    number = next(self._numbers)
-                    self._unanswered[number] = answered
-                    begun = perf_counter()
-                    await self._write_frames(replace(encoded, transfer=number), limit)
-                sent = perf_counter()
-                answer = await answered
-        except STREAM_ERRORS as error:
-            raise Undelivered(self._broken or describe(error)) from error
-        except TimeoutError as error:
-            raise Undelivered(f"no progress within {_STEP_SECONDS:.0f} s") from error
-        finally:
-            self._unanswered.pop(number, None)
-        answered_at = perf_counter()
-        self.round_trip_seconds = answered_at - sent
+        if self._broken is not None:
+            raise Undelivered(self._broken)
+        begun = perf_counter()
+        outgoing = _Outgoing(encoded, asyncio.get_running_loop().create_future())
+        self._waiting.append(outgoing)
+        self._wake()
+        answer = await outgoing.answered
+        now = perf_counter()
+        self.round_trip_seconds = now - outgoing.written_at
         if answer.outcome == Acknowledgement.ACCEPTED:
-            self._codec.observe_transfer(encoded.encoded_bytes, answered_at - begun)
+            self._codec.observe_transfer(encoded.encoded_bytes, now - begun)
         return answer
 
-    async def _write_frames(self, encoded: EncodedActivation, limit: asyncio.Timeout) -> None:
-        """Each step, and the answer after the last, may take `_STEP_SECONDS`."""
-        loop = asyncio.get_running_loop()
-        whole = False
-        try:
-            for frame in encoded:
-                limit.reschedule(loop.time() + _STEP_SECONDS)
-                await self._write(frame)
-            limit.reschedule(loop.time() + _STEP_SECONDS)
-            whole = True
-        finally:
-            if not whole:
-                self.fail("a transfer broke off")
-                self._abort()
+    # ---- writing -----------------------------------------------------------------------------
 
-    async def _answer(self, frame: bytes) -> None:
-        async with self._turn:
-            # By the same way as the rest: two writes at once break a stream.
-            with suppress(*STREAM_ERRORS):
-                await self._write(frame)
+    def _wake(self) -> None:
+        if self._broken is None and self._writer is None:
+            self._writer = asyncio.create_task(self._write_all(), name="bulk writer")
+            if self._watch is None:
+                self._look_again()
+
+    async def _write_all(self) -> None:
+        """Write until nothing waits."""
+        try:
+            while self._answers or self._waiting:
+                if self._answers or self._waiting[0].encoded.encoded_bytes <= _SMALL_BYTES:
+                    await self._write_together()
+                else:
+                    await self._write_transfer(self._waiting.popleft())
+        except STREAM_ERRORS as error:
+            self.fail(describe(error))
+            self._abort()
+        finally:
+            self._writer = None
+
+    async def _write_together(self) -> None:
+        """Acknowledgements and small transfers, in one message."""
+        await self._pace.turn(busy=bool(self._unanswered))
+        frames: list[bytes] = []
+        transfers: list[_Outgoing] = []
+        while self._answers and len(frames) < FRAMES_TOGETHER:
+            frames.append(self._answers.popleft())
+        room = _SMALL_BYTES
+        while self._waiting and len(frames) < FRAMES_TOGETHER:
+            room -= self._waiting[0].encoded.encoded_bytes
+            if room < 0:
+                break
+            transfers.append(self._waiting.popleft())
+            frames += self._number(transfers[-1])
+        if frames:
+            await self._write_message(join_frames(frames))
+        for outgoing in transfers:
+            outgoing.written_at = perf_counter()
+
+    async def _write_transfer(self, outgoing: _Outgoing) -> None:
+        for frame in self._number(outgoing):
+            await self._write_message(frame)
+        outgoing.written_at = perf_counter()
+
+    def _number(self, outgoing: _Outgoing) -> EncodedActivation:
+        number = next(self._numbers)
+        self._unanswered[number] = outgoing
+        return replace(outgoing.encoded, transfer=number)
+
+    async def _write_message(self, message: bytes) -> None:
+        self._writing_since = perf_counter()
+        await self._write(message)
+        self._writing_since = math.inf
+
+    def _look_again(self) -> None:
+        """See whether anything stands still; later again, while something is under way."""
+        overdue = perf_counter() - _STEP_SECONDS
+        if self._writing_since < overdue:
+            self.fail(f"no progress within {_STEP_SECONDS:.0f} s")
+            self._abort()
+        for number, outgoing in list(self._unanswered.items()):
+            if outgoing.written_at < overdue:
+                del self._unanswered[number]
+                _give_up(outgoing, f"no acknowledgement within {_STEP_SECONDS:.0f} s")
+        self._watch = None
+        if self._broken is None and (self._writer is not None or self._unanswered):
+            loop = asyncio.get_running_loop()
+            self._watch = loop.call_later(_STEP_SECONDS / 4, self._look_again)
+
+
+def _give_up(outgoing: _Outgoing, reason: str) -> None:
+    if not outgoing.answered.done():
+        outgoing.answered.set_exception(Undelivered(reason))
+        outgoing.answered.exception()  # a sender that gave up must not make it a warning
 
 
 class PeerLink:
@@ -230,9 +297,10 @@ class PeerLink:
         reason = "the peer has closed the stream"
         try:
             async for message in call:
-                header, _ = split_frame(message)
-                if header.WhichOneof("kind") == "acknowledgement":
-                    sender.acknowledge(header)
+                for frame in frames_in(message):
+                    header, _ = split_frame(frame)
+                    if header.WhichOneof("kind") == "acknowledgement":
+                        sender.acknowledge(header)
         except STREAM_ERRORS as error:
             reason = describe(error)
         except MalformedFrame as error:

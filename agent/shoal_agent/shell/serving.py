@@ -13,7 +13,7 @@ from shoal_agent.shell.manifest import FILES, is_digest
 from shoal_agent.shell.shaping import Uplink
 from shoal_agent.shell.tasks import Tasks
 from shoal_protocol.files import file_frames
-from shoal_protocol.frames import MalformedFrame, split_frame
+from shoal_protocol.frames import MalformedFrame, frames_in, join_frames, split_frame
 from shoal_protocol.services import FileContext, FrameContext
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
@@ -48,8 +48,9 @@ class Peers:
         try:
             async for message in requests:
                 # A peer that does not read its answers is not read from either: its own harm.
-                if (answer := intake.feed(*split_frame(message))) is not None:
-                    await context.write(answer)
+                answers = (intake.feed(*split_frame(frame)) for frame in frames_in(message))
+                if told := [answer for answer in answers if answer is not None]:
+                    await context.write(join_frames(told))
         except MalformedFrame as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 

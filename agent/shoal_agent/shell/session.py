@@ -26,7 +26,7 @@ from shoal_agent.shell.manifest import is_digest
 from shoal_agent.shell.shaping import STREAM_ERRORS, Uplink
 from shoal_agent.shell.tasks import Tasks
 from shoal_protocol.codecs import LinkCodec
-from shoal_protocol.frames import MalformedFrame, TransferError, split_frame
+from shoal_protocol.frames import MalformedFrame, TransferError, frames_in, split_frame
 from shoal_protocol.pacing import BATCHED_MESSAGES, Pace
 from shoal_protocol.services import Connection, FrameStream, SessionClient
 from shoal_protocol.v1 import session_pb2 as pb
@@ -200,7 +200,7 @@ class Session:
         pace = Pace()
         while True:
             message = await self._outbox.get()
-            await pace.turn()
+            await pace.turn(busy=self.tasks.unanswered > 0)
             waiting = min(self._outbox.qsize(), BATCHED_MESSAGES - 1)
             if waiting:
                 messages = [message, *(self._outbox.get_nowait() for _ in range(waiting))]
@@ -213,11 +213,12 @@ class Session:
     async def _read_exchange(self, exchange: FrameStream, sender: Sender) -> None:
         intake = self._intake()
         async for message in exchange:
-            header, payload = split_frame(message)
-            if header.WhichOneof("kind") == "acknowledgement":
-                sender.acknowledge(header)
-            elif (answer := intake.feed(header, payload)) is not None:
-                sender.answer(answer)
+            for frame in frames_in(message):
+                header, payload = split_frame(frame)
+                if header.WhichOneof("kind") == "acknowledgement":
+                    sender.acknowledge(header)
+                elif (answer := intake.feed(header, payload)) is not None:
+                    sender.answer(answer)
         self.end("the coordinator closed the bulk stream")
 
     def _intake(self) -> Intake:

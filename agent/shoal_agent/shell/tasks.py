@@ -79,6 +79,11 @@ class Tasks:
         return self._queue.queued
 
     @property
+    def unanswered(self) -> int:
+        """Tasks that have not been answered."""
+        return len(self._orders)
+
+    @property
     def spilled_bytes(self) -> int:
         """Bytes of activations that are on disk."""
         return self._store.spilled_bytes

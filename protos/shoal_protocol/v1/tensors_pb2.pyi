@@ -58,12 +58,14 @@ ZLIB: Codec
 FP16: Codec
 
 class Frame(_message.Message):
-    __slots__ = ("header", "payload")
+    __slots__ = ("header", "payload", "frames")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
     header: FrameHeader
     payload: bytes
-    def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    frames: _containers.RepeatedCompositeFieldContainer[Frame]
+    def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., payload: _Optional[bytes] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
     __slots__ = ("transfer", "offset", "activation", "file", "acknowledgement", "last")

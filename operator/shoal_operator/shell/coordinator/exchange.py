@@ -22,9 +22,12 @@ from typing import Final, Protocol
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
 from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.frames import (
+    FRAMES_TOGETHER,
     TransferError,
     acknowledgement,
+    frames_in,
     join_frame,
+    join_frames,
     split_frame,
 )
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, FrameHeader
@@ -196,8 +199,7 @@ class ExchangeLink:
     async def write_all(self) -> None:
         """Write what is waiting, until the stream breaks."""
         while True:
-            while self._answers:
-                await self._write_frame(self._answers.popleft())
+            await self._write_answers()
             if self._waiting:
                 outgoing = self._waiting.popleft()
                 if len(self._waiting) < WAITING_TRANSFERS:
@@ -214,10 +216,14 @@ class ExchangeLink:
     async def _write_transfer(self, outgoing: _Outgoing) -> None:
         async for frame in outgoing.frames:
             await self._write_frame(frame)
-            while self._answers:
-                await self._write_frame(self._answers.popleft())
+            await self._write_answers()
         loop = asyncio.get_running_loop()
         loop.call_later(STEP_SECONDS, self._expire, outgoing.number)
+
+    async def _write_answers(self) -> None:
+        while self._answers:
+            together = min(len(self._answers), FRAMES_TOGETHER)
+            await self._write_frame(join_frames([self._answers.popleft() for _ in range(together)]))
 
     async def _write_frame(self, frame: bytes) -> None:
         self._writes.begin()
@@ -258,21 +264,24 @@ class ExchangeLink:
     async def read_all(self, requests: AsyncIterator[bytes]) -> None:
         """Handle what the device sends until it ends. Raises `MalformedFrame`."""
         async for message in requests:
-            header, payload = split_frame(message)
             self._hub.received_bytes += len(message)
-            match header.WhichOneof("kind"):
-                case "acknowledgement":
-                    answered = self._unanswered.pop(header.transfer, None)
-                    if answered is not None and not answered.done():
-                        answered.set_result(header.acknowledgement)
-                case "activation" if header.activation.device:
-                    await self._begin_passage(header, payload)
-                case None if self._passage and header.transfer == self._passage.source:
-                    await self._pass(header, payload)
-                case None if self._passed_over == header.transfer:
-                    pass
-                case _:
-                    await self._receive(header, payload)
+            for frame in frames_in(message):
+                await self._take(*split_frame(frame))
+
+    async def _take(self, header: FrameHeader, payload: memoryview) -> None:
+        match header.WhichOneof("kind"):
+            case "acknowledgement":
+                answered = self._unanswered.pop(header.transfer, None)
+                if answered is not None and not answered.done():
+                    answered.set_result(header.acknowledgement)
+            case "activation" if header.activation.device:
+                await self._begin_passage(header, payload)
+            case None if self._passage and header.transfer == self._passage.source:
+                await self._pass(header, payload)
+            case None if self._passed_over == header.transfer:
+                pass
+            case _:
+                await self._receive(header, payload)
 
     async def _receive(self, header: FrameHeader, payload: memoryview) -> None:
         """A frame of a result."""

@@ -100,7 +100,7 @@ class DeviceSession:
             if not outbox:
                 self._work.clear()
                 await self._work.wait()
-            await pace.turn()
+            await pace.turn(busy=len(self.given) > 1)
             message = outbox.popleft()
             if outbox and not message.HasField("welcome"):
                 waiting = min(len(outbox), BATCHED_MESSAGES - 1)

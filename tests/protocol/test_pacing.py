@@ -1,0 +1,111 @@
+"""Several frames as one message, and when a writer waits for more."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_agent.shell.links import Parcel, Sender
+from shoal_agent.shell.shaping import Uplink
+from shoal_protocol.codecs import LinkCodec
+from shoal_protocol.frames import (
+    FRAMES_TOGETHER,
+    MalformedFrame,
+    acknowledgement,
+    frames_in,
+    join_frame,
+    join_frames,
+    split_frame,
+)
+from shoal_protocol.pacing import Pace
+from shoal_protocol.tensors import ActivationKey
+from shoal_protocol.v1 import tensors_pb2 as pb
+
+frames = st.builds(
+    lambda transfer, payload: join_frame(pb.FrameHeader(transfer=transfer), payload),
+    st.integers(1, 1 << 40),
+    st.binary(max_size=300),
+)
+
+
+@given(st.lists(frames, min_size=1, max_size=FRAMES_TOGETHER))
+def test_frames_come_out_of_a_message_as_they_went_in(together: list[bytes]) -> None:
+    message = join_frames(together)
+    assert list(frames_in(message)) == together
+    if len(together) > 1:
+        assert pb.Frame.FromString(message) == pb.Frame(
+            frames=[pb.Frame.FromString(frame) for frame in together]
+        )
+
+
+def test_more_frames_than_the_bound_are_refused() -> None:
+    message = join_frames([acknowledgement(1)] * (FRAMES_TOGETHER + 1))
+    with pytest.raises(MalformedFrame, match="more than 64 frames in one message"):
+        frames_in(message)
+
+
+@given(st.binary(max_size=100), st.lists(frames, min_size=2, max_size=3), st.integers(1, 20))
+def test_damaged_messages_are_refused_or_hold_frames(
+    noise: bytes, together: list[bytes], cut: int
+) -> None:
+    whole = join_frames(together)
+    for message in (noise, b"\x1a" + noise, whole[:-cut], whole + noise, whole + b"\x0a"):
+        try:
+            for frame in frames_in(message):
+                split_frame(frame)
+        except MalformedFrame:
+            continue
+
+
+def test_what_ends_within_a_frame_is_refused() -> None:
+    whole = join_frames([acknowledgement(1), acknowledgement(2)])
+    for message in (whole[:-1], whole[:1], whole + b"\x1a"):
+        with pytest.raises(MalformedFrame, match="ends within"):
+            frames_in(message)
+    with pytest.raises(MalformedFrame, match="no frame"):
+        frames_in(whole + b"\x0a")
+
+
+async def test_a_writer_waits_only_while_something_is_unanswered() -> None:
+    loop = asyncio.get_running_loop()
+    pace = Pace(seconds=3600)
+    async with asyncio.timeout(10):
+        await pace.turn(busy=True)
+        await pace.turn(busy=False)
+    late = Pace(seconds=0.01)
+    await late.turn(busy=True)
+    began = loop.time()
+    await late.turn(busy=True)
+    assert loop.time() - began > 0
+
+
+def parcel(item: int, size: int = 16) -> Parcel:
+    key = ActivationKey(job="j", epoch=1, item=item, producer=0, consumer=1)
+    return Parcel(key=key, device="b", tensors={"x": np.full(size, item, np.uint8)})
+
+
+async def test_small_transfers_that_wait_go_as_one_message_and_large_ones_alone() -> None:
+    messages: list[list[pb.FrameHeader]] = []
+
+    async def write(message: bytes) -> None:
+        headers = [split_frame(frame)[0] for frame in frames_in(message)]
+        messages.append(headers)
+        for header in headers:
+            if header.last:
+                answer = pb.Acknowledgement(outcome=pb.Acknowledgement.ACCEPTED)
+                sender.acknowledge(pb.FrameHeader(transfer=header.transfer, acknowledgement=answer))
+
+    sender = Sender(write, Uplink(), LinkCodec(), lambda: None)
+    sizes = [16] * 10 + [3 << 20] + [16] * 5
+    sent = await asyncio.wait_for(
+        asyncio.gather(*(sender.send(parcel(item, size)) for item, size in enumerate(sizes))), 20
+    )
+    await sender.close()
+    assert list(sent) == sizes
+    assert [len(headers) for headers in messages] == [10, 1, 1, 1, 5]
+    begun = [each for headers in messages for each in headers if each.HasField("activation")]
+    assert [header.activation.key.item for header in begun] == list(range(16))
+    numbers = [header.transfer for header in begun]
+    assert numbers == sorted(set(numbers))

@@ -161,6 +161,9 @@ class Operators:
                 with contextlib.suppress(ProcessLookupError):
                     operator.send(signal.SIGCONT)
                 operator.kill()
+            # Shown by pytest if the test fails.
+            print(f"--- {operator.name}, status {operator.process.returncode}")
+            print(operator.log.read_text()[-4000:])
 
 
 @contextlib.contextmanager

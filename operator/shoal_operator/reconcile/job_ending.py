@@ -21,6 +21,7 @@ from shoal_operator.reconcile.job_status import (
     decision,
     ended,
     has_ended,
+    not_suspended,
     planned_before,
     status_before,
     verdict_of,
@@ -146,7 +147,7 @@ def _carrying(
     reason = NOT_FAILED if verdict.complete else verdict.reason
     told = [
         planned_before(snapshot),
-        Told("Suspended", FALSE, "NotSuspended"),
+        not_suspended(snapshot),
         Told("Complete", FALSE, CARRYING_OUT, text),
         Told("Failed", FALSE, reason, verdict.message),
     ]

@@ -145,7 +145,7 @@ def going_on(
     """A job that is under way: `reason` says how far. `planned`: what is told of the plan."""
     told = [
         planned or planned_before(snapshot),
-        _not_suspended(snapshot),
+        not_suspended(snapshot),
         Told("Complete", FALSE, reason, message),
         Told("Failed", FALSE, NOT_FAILED),
     ]
@@ -178,7 +178,7 @@ def planned_before(snapshot: InferenceJobSnapshot) -> Told:
     return Told("Planned", known.status, known.reason, known.message)
 
 
-def _not_suspended(snapshot: InferenceJobSnapshot) -> Told:
+def not_suspended(snapshot: InferenceJobSnapshot) -> Told:
     known = find(status_before(snapshot).conditions, "Suspended")
     resumed = known is not None and (known.status is not FALSE or known.reason == "Resumed")
     return Told("Suspended", FALSE, "Resumed" if resumed else "NotSuspended")
@@ -197,7 +197,7 @@ def ended(
     status = replace(status, completion_time=completion_time(status, run, snapshot.now))
     if status.items is not None:
         status = replace(status, items=replace(status.items, active=0))
-    told = [planned_before(snapshot), _not_suspended(snapshot), complete, failed]
+    told = [planned_before(snapshot), not_suspended(snapshot), complete, failed]
     result = decision(snapshot, status, told)
     word = "" if verdict.complete else f"{verdict.reason}: "
     note = Note(

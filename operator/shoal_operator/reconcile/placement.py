@@ -73,15 +73,17 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
     site = _site(snapshot)
     if isinstance(site, _Blocked):
         return _blocked(snapshot, site)
+    if not site.devices:
+        name = snapshot.placement.spec.pool_ref.name
+        return _blocked(
+            snapshot, _Blocked("WaitingForDevices", f"no device of {name} is connected")
+        )
     previous = in_force(snapshot.placement, site.document)
     if previous is not None and (missing := _missing(previous, site.devices)):
         since = _missing_since(snapshot)
         if since is None or since < GRACE_SECONDS:
             return _patient(snapshot, missing, GRACE_SECONDS - (since or 0.0))
     spec = snapshot.placement.spec
-    if not site.devices:
-        message = f"no device of {spec.pool_ref.name} is connected"
-        return _blocked(snapshot, _Blocked("WaitingForDevices", message))
     best = best_plan(site, spec.objective, spec.pins)
     match best:
         case Infeasible():
@@ -192,12 +194,16 @@ def _blocked(snapshot: PlacementSnapshot, blocked: _Blocked) -> Decision:
     before = snapshot.placement.status or PlacementStatus()
     reason, message = blocked.reason, blocked.message
     generation = snapshot.placement.metadata.generation or 0
-    if reason == "CoordinatorUnreachable":
-        # The plan in force stays in force: nobody knows better.
+    if reason in ("CoordinatorUnreachable", "WaitingForDevices"):
+        # The plan in force stays in force: nobody knows better. The devices' time of grace begins
+        # when the first of them is seen again, which Unknown sees to.
         planned = Told("Planned", FALSE, reason, message)
         if before.stages and holds_for(before.conditions, "Planned", generation):
             planned = Told("Planned", TRUE, "Planned", message_of(before.conditions, "Planned"))
-        told = [planned, Told("Ready", UNKNOWN, reason, message)]
+        told = [
+            planned,
+            Told("Ready", UNKNOWN if planned.status is TRUE else FALSE, reason, message),
+        ]
     else:
         told = [Told(type_, FALSE, reason, message) for type_ in ("Planned", "Ready")]
     return _decision(snapshot, before, told)

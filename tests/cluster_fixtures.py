@@ -5,12 +5,14 @@ for `make cluster-build`. Whoever wants one of its own (to stop its parts, to sl
 count its writes) makes it: `with or_skip(lambda: ControlPlane(audit=True)) as plane: ...`.
 """
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from shoal_cluster import Cluster, ControlPlane, MachineLacks, NodeShape
+from shoal_cluster import Access, Cluster, ControlPlane, MachineLacks, NodeShape
 
 T = TypeVar("T")
 MIB = 2**20
@@ -34,6 +36,19 @@ def control_plane() -> Iterator[ControlPlane]:
     """API server, etcd, controller-manager and scheduler; no nodes, so pods stay Pending."""
     with or_skip(ControlPlane) as plane:
         yield plane
+
+
+@pytest.fixture(scope="session")
+def api_access(request: pytest.FixtureRequest) -> Access:
+    """Kubectl and helm with full rights on a control plane: ours, or that of $SHOAL_KUBECONFIG.
+
+    For tests that need an API server and its controllers, and no part of it stopped.
+    """
+    if offered := os.environ.get("SHOAL_KUBECONFIG"):
+        return Access(Path(offered))
+    plane = request.getfixturevalue("control_plane")
+    assert isinstance(plane, ControlPlane)
+    return plane.access
 
 
 @pytest.fixture(scope="session")

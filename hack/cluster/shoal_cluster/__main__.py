@@ -15,6 +15,7 @@ from shoal_cluster.build import CONTROL_PLANE_PROGRAMS, NODE_PROGRAMS, PROGRAMS,
 from shoal_cluster.cluster import Cluster, require_machine
 from shoal_cluster.machine import MachineLacks
 from shoal_cluster.node import NodeShape
+from shoal_cluster.programs import find_all, unbuilt
 from shoal_cluster.removal import take_down
 
 KUBECONFIG = Path("out/cluster/kubeconfig")
@@ -49,9 +50,10 @@ def main() -> None:
 
 def prepare(programs: list[str]) -> None:
     """Build what a cluster needs, or `programs`; install and make what nodes need, where it can."""
-    build(programs or CONTROL_PLANE_PROGRAMS, _say)
+    build(programs or unbuilt(CONTROL_PLANE_PROGRAMS), _say)
     if programs:
         return
+    find_all(("kubectl", "helm"))
     lacks = machine.lacks_for_nodes()
     if lacks:
         _say(f"without nodes, because these need: {'; '.join(lacks)}")
@@ -59,7 +61,7 @@ def prepare(programs: list[str]) -> None:
     installed = machine.install({**machine.NODE_PROGRAMS, **machine.IMAGE_PROGRAMS})
     if installed:
         _say(f"installed {' '.join(installed)}")
-    build(NODE_PROGRAMS, _say)
+    build(unbuilt(NODE_PROGRAMS), _say)
     started = time.monotonic()
     images.pause_image()
     images.base_image()

@@ -49,16 +49,21 @@ def find_all(names: Iterable[str]) -> dict[str, Path]:
     Raises:
         MachineLacks: naming every one that has to be built first.
     """
-    found: dict[str, Path] = {}
+    names = list(names)
+    if missing := unbuilt(names):
+        raise MachineLacks("A cluster", (f"`make cluster-build` (to make {', '.join(missing)})",))
+    return {name: find(name) for name in names}
+
+
+def unbuilt(names: Iterable[str]) -> list[str]:
+    """Those of the programs that nobody offers and that have to be built first."""
     missing: list[str] = []
     for name in names:
         try:
-            found[name] = find(name)
+            find(name)
         except MachineLacks:
             missing.append(name)
-    if missing:
-        raise MachineLacks("A cluster", (f"`make cluster-build` (to make {', '.join(missing)})",))
-    return found
+    return missing
 
 
 def _fits(name: str, program: Path) -> bool:

@@ -155,13 +155,12 @@ def test_children_are_found_by_the_uid_that_they_were_made_for() -> None:
 
 
 def test_a_reader_is_told_of_exactly_what_it_read_also_of_what_was_not_there() -> None:
-    told = Told()
-    reader = Reader(told.cache)
+    told, dependents = Told(), Dependents()
+    name = ("Partition", "here", "p")
+    reader = Reader(told.cache, lambda topic: dependents.add(name, topic))
     assert reader.own(Model, "here", "m") is None
     assert reader.all_own(Partition, "here") == ()
     assert reader.made_for("Job", "here", "x") == ()
-    dependents = Dependents()
-    dependents.subscribe(("Partition", "here", "p"), frozenset(reader.topics))
 
     def touched(document: Mapping[str, object]) -> bool:
         told.topics.clear()
@@ -172,6 +171,17 @@ def test_a_reader_is_told_of_exactly_what_it_read_also_of_what_was_not_there() -
     assert not touched(model("other", 2))
     assert touched(job("one", 3, "x"))
     assert not touched(job("two", 4, "y"))
+
+
+def test_what_changes_after_it_was_read_and_before_the_snapshot_is_whole_is_told() -> None:
+    told, dependents = Told(), Dependents()
+    name = ("Partition", "here", "p")
+    reader = Reader(told.cache, lambda topic: dependents.add(name, topic))
+    reader.own(Model, "here", "m")
+    told.put(model("m", 1))
+    assert name in {each for topic in told.topics for each in dependents.readers(topic)}
+    dependents.subscribe(name, reader.topics)
+    assert dependents.readers(("Model", "here", "m")) == (name,)
 
 
 @given(

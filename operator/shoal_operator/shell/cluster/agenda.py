@@ -6,10 +6,11 @@ decision or snapshot asked for it, after trouble, and once in every resync.
 
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from shoal_operator.api.kinds import KINDS
-from shoal_operator.shell.cluster.cache import Cache, Dependents, ObjectName, Topic
+from shoal_operator.shell.cluster.cache import Cache, Dependents, ObjectName, Reader, Topic
 from shoal_operator.shell.cluster.queue import WorkQueue
 
 # Nothing is ever decided about a Device by itself.
@@ -37,9 +38,13 @@ class Agenda:
             for state in self.cache.states(kind):
                 self.queue.add((kind, state.identity.namespace, state.identity.name))
 
-    def subscribe(self, reader: ObjectName, topics: frozenset[Topic]) -> None:
-        """What an object's newest snapshot was made of."""
-        self._dependents.subscribe(reader, topics)
+    def reader(self, name: ObjectName) -> Reader:
+        """A look at the cache for an object's snapshot; what it reads is subscribed to."""
+        return Reader(self.cache, partial(self._dependents.add, name))
+
+    def has_read(self, name: ObjectName, reader: Reader) -> None:
+        """A snapshot is whole: only what this one was made of concerns the object from now on."""
+        self._dependents.subscribe(name, reader.topics)
 
     def forget(self, name: ObjectName) -> None:
         """An object is gone, and was not seen again."""

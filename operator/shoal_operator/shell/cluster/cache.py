@@ -2,7 +2,7 @@
 
 Own objects are kept parsed, which is small; an object that does not parse is kept with its errors.
 Whoever builds a snapshot through a `Reader` subscribes to exactly what it read, what is not there
-included; when that changes, `Cache` says whose snapshots are affected.
+included, before it reads it: what changes while the snapshot is being built is told as well.
 
 Topics: `(KIND, NAMESPACE, NAME)` an object; `(KIND, NAMESPACE, "*")` any object of the namespace;
 `(KIND, NAMESPACE, "+")` which objects there are, whatever they say. Kinds of the cluster have the
@@ -226,17 +226,34 @@ class Dependents:
         else:
             self._topics.pop(reader, None)
 
+    def add(self, reader: ObjectName, topic: Topic) -> None:
+        """A reader is about to read one thing more."""
+        self._topics[reader] = self._topics.get(reader, frozenset()) | {topic}
+        self._readers.setdefault(topic, set()).add(reader)
+
     def readers(self, topic: Topic) -> tuple[ObjectName, ...]:
         """Whose snapshots a topic is part of."""
         return tuple(self._readers.get(topic, ()))
 
 
 class Reader:
-    """One look at the cache; `topics` are what was read."""
+    """One look at the cache. `about_to_read` is called with each topic before it is read."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, about_to_read: Callable[[Topic], None]) -> None:
         self._cache = cache
-        self.topics: set[Topic] = set()
+        self._about_to_read = about_to_read
+        self._topics: set[Topic] = set()
+
+    @property
+    def topics(self) -> frozenset[Topic]:
+        """What was read."""
+        return frozenset(self._topics)
+
+    def subscribe(self, topic: Topic) -> None:
+        """Something is about to be read, here or elsewhere."""
+        if topic not in self._topics:
+            self._topics.add(topic)
+            self._about_to_read(topic)
 
     def own(self, cls: type[K], namespace: str, name: str | None) -> K | None:
         """One of our objects; None when it is not there, or does not parse."""
@@ -248,7 +265,7 @@ class Reader:
 
     def all_own(self, cls: type[K], namespace: str) -> tuple[K, ...]:
         """All our objects of a kind and namespace that parse, by name."""
-        self.topics.add((cls.__name__, namespace, ANY))
+        self.subscribe((cls.__name__, namespace, ANY))
         values = (
             state.value
             for state in self._cache.states(cls.__name__, namespace)
@@ -259,19 +276,19 @@ class Reader:
 
     def state(self, kind: str, namespace: str, name: str) -> State | None:
         """Any object that is kept."""
-        self.topics.add((kind, namespace, name))
+        self.subscribe((kind, namespace, name))
         return self._cache.state(kind, namespace, name)
 
     def states(self, kind: str, namespace: str) -> tuple[State, ...]:
         """All objects of a kind and namespace."""
-        self.topics.add((kind, namespace, ANY))
+        self.subscribe((kind, namespace, ANY))
         return tuple(self._cache.states(kind, namespace))
 
     def made_for(self, kind: str, namespace: str, uid: str) -> tuple[State, ...]:
         """The children of a kind that carry an object's uid as their label, by name."""
-        self.topics.add((kind, namespace, f"@{uid}"))
+        self.subscribe((kind, namespace, f"@{uid}"))
         return self._cache.made_for(kind, namespace, uid)
 
     def which(self, kind: str, namespace: str) -> None:
         """Which objects there are, whatever they say."""
-        self.topics.add((kind, namespace, WHICH))
+        self.subscribe((kind, namespace, WHICH))

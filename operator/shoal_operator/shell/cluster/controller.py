@@ -122,13 +122,15 @@ class Controller:
         if leaving and not isinstance(own.value, InferenceJob):
             # Its children are on their way out as well; a job has a run that must be stopped.
             return
-        seen = await self._snapshots.build(own.value)
+        reader = self._agenda.reader(name)
+        seen = await self._snapshots.build(own.value, reader)
         if seen is None:
             return
-        self._agenda.subscribe(name, seen.topics)
-        decision = reconcile(seen.snapshot)
+        self._agenda.has_read(name, reader)
+        snapshot, again_seconds = seen
+        decision = reconcile(snapshot)
         changed = await self._actions.carry_out(own, decision)
-        for seconds in (decision.requeue_seconds, seen.again_seconds):
+        for seconds in (decision.requeue_seconds, again_seconds):
             if seconds is not None:
                 self._agenda.queue.add(name, max(seconds, 0.01))
         if changed:

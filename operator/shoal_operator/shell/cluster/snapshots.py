@@ -2,7 +2,7 @@
 
 Everything is read through a `Reader`, so that whoever gets a snapshot is looked at again when one
 of its parts changes. What is not watched (pods, claims, Secrets, documents) is read on demand;
-where it may still change, `again_seconds` says when to look again.
+where it may still change, the snapshot is to be made again soon.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ from shoal_operator.reconcile.snapshot import (
 )
 from shoal_operator.shell.cluster import views
 from shoal_operator.shell.cluster.api import Api
-from shoal_operator.shell.cluster.cache import Cache, Own, Reader, State, Topic
+from shoal_operator.shell.cluster.cache import Cache, Own, Reader, State
 from shoal_operator.shell.cluster.certificates import Certificates
 from shoal_operator.shell.cluster.claims import Claims
 from shoal_operator.shell.cluster.clock import now_text
@@ -56,15 +56,6 @@ from shoal_operator.shell.cluster.documents import Documents
 from shoal_operator.shell.cluster.foreign import JobState, NodeState, WorkloadState
 from shoal_operator.shell.cluster.pods import AGAIN_SECONDS, Pods
 from shoal_operator.shell.cluster.resources import DAEMON_SET, DEPLOYMENT, JOB, NODE
-
-
-@dataclass(slots=True)
-class Seen:
-    """A snapshot, what it was made of, and when it is out of date by itself."""
-
-    snapshot: Snapshot
-    topics: frozenset[Topic]
-    again_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -102,11 +93,11 @@ class Snapshots:
         self._claims = Claims(api)
         self._documents = Documents(api)
 
-    async def build(self, value: AnyKind) -> Seen | None:
-        """What is to be decided with about an object; None where nothing ever is (Devices). Raises
-        `ApiError`.
+    async def build(self, value: AnyKind, reader: Reader) -> tuple[Snapshot, float | None] | None:
+        """What is to be decided with about an object, and when it is out of date by itself, in
+        seconds; None where nothing is ever decided (Devices). Raises `ApiError`.
         """
-        look = _Look(Reader(self._cache))
+        look = _Look(reader)
         match value:
             case Model():
                 snapshot: Snapshot = await self._model(look, value)
@@ -122,7 +113,7 @@ class Snapshots:
                 return None
             case _:
                 assert_never(value)
-        return Seen(snapshot, frozenset(look.reader.topics), look.again_seconds)
+        return snapshot, look.again_seconds
 
     async def _model(self, look: _Look, model: Model) -> ModelSnapshot:
         partitions = look.reader.all_own(Partition, namespace_of(model))
@@ -215,7 +206,7 @@ class Snapshots:
     def _view(self, look: _Look, namespace: str, pool: str, *parts: str) -> views.View:
         """What a pool's coordinator says; looked at again when one of these parts changes."""
         for part in (views.REACH, *parts):
-            look.reader.topics.add(views.topic(namespace, pool, part))
+            look.reader.subscribe(views.topic(namespace, pool, part))
         return self._coordinators.view(namespace, pool)
 
     def _measured(self, placement: Placement, view: views.View) -> Run | None:

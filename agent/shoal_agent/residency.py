@@ -15,9 +15,8 @@ what is moving, everything else goes, and the moving goes by itself.)
 Fragments come before activations: an activation has another place to be (the disk), a fragment has
 not. So a load that would fit but for the reserved bytes is admitted, and the step says how many
 bytes of activations must be spilled first. What moves cannot be spilled, but ends soon: a load that
-would fit but for that is postponed. What is to move comes before what waits. What the ledger grants
-it has subtracted already; the shell carries effects out in their order before it does anything
-else.
+would fit but for that is postponed. What the ledger grants it has subtracted already; the shell
+carries effects out in their order before it does anything else.
 
 An estimate is corrected upwards only. A fragment that was measured below its estimate keeps it: the
 estimate is for the largest item of the plan, the measurement for the items seen so far.
@@ -229,7 +228,7 @@ class Deny:
 Effect = Admit | AlreadyThere | Refuse | Postpone | Spill | Evict | Grant | Deny
 
 
-def step(  # noqa: C901, PLR0911 - one case per event
+def step(  # noqa: C901, PLR0911, PLR0912 - one case per event
     ledger: Ledger, event: Event
 ) -> tuple[Ledger, tuple[Effect, ...]]:
     """What an event changes, and what the shell has to do about it."""
@@ -261,16 +260,15 @@ def step(  # noqa: C901, PLR0911 - one case per event
         case SpaceReturned(size=size):
             return replace(ledger, reserved=Bytes(max(0, ledger.reserved - size))), ()
         case MoveRequested(size=size):
-            if size > ledger.free_for_fragments:
+            if size > ledger.free:
                 return ledger, (Deny(),)
-            ledger, spills = _make_room(replace(ledger, moving=Bytes(ledger.moving + size)))
-            return ledger, (*spills, Grant())
+            return replace(ledger, moving=Bytes(ledger.moving + size)), (Grant(),)
         case MoveEnded(size=size):
             return replace(ledger, moving=Bytes(max(0, ledger.moving - size))), ()
         case MoveBegun(size=size):
             return _shift(ledger, -min(size, ledger.reserved)), ()
         case Arrived(size=size):
-            return _shift(ledger, min(size, ledger.moving)), ()
+            return _make_room(_shift(ledger, min(size, ledger.moving)))
         case BudgetChanged(budget=budget):
             return _resize(replace(ledger, budget=budget))
     assert_never(event)

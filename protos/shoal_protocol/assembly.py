@@ -52,9 +52,11 @@ class ReceivedActivation:
 
 _NOTHING: Final = memoryview(b"")
 
-Admission = Callable[[pb.Activation, int], None]
-"""Sees an activation's header and decoded bytes before anything is allocated for it; may refuse it
-by raising `TransferError` (STALE, BUSY)."""
+Allocate = Callable[[int], NDArray[np.uint8]]
+"""Gives so many bytes of writable memory."""
+Admission = Callable[[pb.Activation, int], Allocate | None]
+"""Sees an activation's header and decoded bytes before anything is allocated for it; says where the
+bytes are to go (None: plain memory). May refuse it by raising `TransferError` (STALE, BUSY)."""
 
 
 @dataclass(slots=True)
@@ -160,9 +162,8 @@ class ActivationAssembler:
                 )
         if len(tensors) > 1 and len({tensor.name for tensor in tensors}) != len(tensors):
             raise MalformedFrame("two tensors of one name")
-        if self._admit is not None:
-            self._admit(activation, decoded_bytes)
-        return _allocate(header.transfer, activation, tensors)
+        allocate = None if self._admit is None else self._admit(activation, decoded_bytes)
+        return _allocate(header.transfer, activation, tensors, allocate or _plain)
 
 
 def _read_tensor(message: pb.TensorHeader, limits: Limits) -> tuple[_Tensor, int]:
@@ -222,7 +223,13 @@ def _suits_codec(tensor: _Tensor) -> bool:
             return False
 
 
-def _allocate(number: int, activation: pb.Activation, tensors: list[_Tensor]) -> _Transfer:
+def _plain(size: int) -> NDArray[np.uint8]:
+    return np.empty(size, np.uint8)
+
+
+def _allocate(
+    number: int, activation: pb.Activation, tensors: list[_Tensor], allocate: Allocate
+) -> _Transfer:
     """One buffer for all decoded tensors; bytes yet to be decoded go beside it."""
     end = decoded_bytes = size = 0
     for tensor in tensors:
@@ -230,7 +237,7 @@ def _allocate(number: int, activation: pb.Activation, tensors: list[_Tensor]) ->
         end += -(-tensor.decoded_bytes // _ALIGNMENT) * _ALIGNMENT
         decoded_bytes += tensor.decoded_bytes
         size += tensor.encoded_bytes
-    buffer = np.empty(end + _ALIGNMENT, np.uint8)
+    buffer = allocate(end + _ALIGNMENT)
     shift = -addressof(c_char.from_buffer(buffer.data)) % _ALIGNMENT
     view = buffer.data
     for tensor in tensors:

@@ -99,14 +99,14 @@ def test_activations_are_spilled_for_a_fragment_and_not_the_other_way_round() ->
     assert effects == (Deny(),)
 
 
-def test_what_moves_pushes_what_waits_to_disk_but_never_a_fragment() -> None:
+def test_what_moves_gets_what_is_free_and_pushes_nothing_out() -> None:
     ledger = load(Ledger(budget=Bytes(100)), "a", 50)
     ledger, _ = residency.step(ledger, SpaceRequested(size=Bytes(40)))
-    ledger, effects = residency.step(ledger, MoveRequested(size=Bytes(30)))
-    assert effects == (Spill(size=Bytes(20)), Grant())
-    assert (ledger.reserved, ledger.moving) == (20, 30)
-    _, effects = residency.step(ledger, MoveRequested(size=Bytes(21)))
+    ledger, effects = residency.step(ledger, MoveRequested(size=Bytes(11)))
     assert effects == (Deny(),)
+    ledger, effects = residency.step(ledger, MoveRequested(size=Bytes(10)))
+    assert effects == (Grant(),)
+    assert (ledger.reserved, ledger.moving, ledger.free) == (40, 10, 0)
 
 
 def test_a_load_waits_for_what_moves_and_is_refused_only_if_that_would_not_help() -> None:

@@ -1,18 +1,22 @@
 """Activations on their way in, from any stream: assembled, admitted, stored, acknowledged.
 
 A sender learns one of four things: taken, stale (drop it), busy (come again), refused (malformed,
-or not for this device: do not come again). Nothing is allocated before the header has been
-checked.
+or not for this device: do not come again). Nothing is allocated before the header has been checked
+and a place been found.
 """
 
 from collections.abc import Callable
+from functools import partial
 
-from shoal_agent.shell.activations import SpillFull
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal_agent.shell.activations import Landing, SpillFull
 from shoal_agent.shell.counters import Counters
 from shoal_agent.shell.tasks import Tasks
-from shoal_protocol.assembly import ActivationAssembler, Limits
+from shoal_protocol.assembly import ActivationAssembler, Allocate, Limits
 from shoal_protocol.frames import MalformedFrame, TransferError, acknowledgement
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, FrameHeader
+from shoal_protocol.v1.tensors_pb2 import NONE, Acknowledgement, Activation, FrameHeader
 
 MAXIMUM_DECODED_BYTES = 1 << 30
 
@@ -36,6 +40,7 @@ class Intake:
         self._counters = counters
         limits = Limits(decoded_bytes=min(limit_bytes, MAXIMUM_DECODED_BYTES))
         self._assembler = ActivationAssembler(limits, self._admit)
+        self._landing: Landing | None = None
 
     def feed(self, header: FrameHeader, payload: memoryview) -> bytes | None:
         """Take one frame that is no acknowledgement; the frame that answers its transfer."""
@@ -49,22 +54,33 @@ class Intake:
         """Take one frame; whether it was a transfer's last. Raises `TransferError`."""
         try:
             received = self._assembler.add(header, payload)
-            if received is None:
+            landing = self._landing
+            if received is None or landing is None:
+                if landing is not None:
+                    landing.settle()
                 return False
             tasks = self._tasks()
             try:
-                taken = tasks is not None and tasks.take(received)
+                taken = tasks is not None and tasks.take(received, landing)
             except (SpillFull, OSError) as error:
                 raise TransferError(f"no room: {error}", outcome=Acknowledgement.BUSY) from error
             if not taken:
                 raise TransferError("of an older epoch", outcome=Acknowledgement.STALE)
         except TransferError as error:
             self._counters.transfers_refused[Acknowledgement.Outcome.Name(error.outcome)] += 1
+            self.close()
             raise
+        self._landing = None
         self._counters.received_bytes += received.encoded_bytes
         return True
 
-    def _admit(self, activation: Activation, decoded_bytes: int) -> None:
+    def close(self) -> None:
+        """The stream has ended: what has come in part will not come whole."""
+        if self._landing is not None:
+            self._landing.abandon()
+            self._landing = None
+
+    def _admit(self, activation: Activation, decoded_bytes: int) -> Allocate:
         key, tasks = activation.key, self._tasks()
         if activation.device != self._device:
             raise MalformedFrame(f"it is for {activation.device!r}, this is {self._device!r}")
@@ -74,3 +90,18 @@ class Intake:
             raise TransferError("of an older epoch", outcome=Acknowledgement.STALE)
         if not tasks.has_room(decoded_bytes):
             raise TransferError("no room for activations", outcome=Acknowledgement.BUSY)
+        encoded = [each for each in activation.tensors if each.codec != NONE]
+        beside = sum(each.encoded_bytes for each in encoded)
+        beside += max((each.decoded_bytes for each in encoded), default=0)  # as a codec gives it
+        try:
+            landing = self._landing = tasks.land(decoded_bytes, beside)
+        except SpillFull as error:
+            raise TransferError(str(error), outcome=Acknowledgement.BUSY) from error
+        return partial(_allocate, landing)
+
+
+def _allocate(landing: Landing, size: int) -> NDArray[np.uint8]:
+    try:
+        return landing.allocate(size)
+    except OSError as error:
+        raise TransferError(f"no room: {error}", outcome=Acknowledgement.BUSY) from error

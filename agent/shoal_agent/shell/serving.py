@@ -53,6 +53,8 @@ class Peers:
                     await context.write(join_frames(told))
         except MalformedFrame as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            intake.close()
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
         """Give a file of a cached fragment, from an offset."""

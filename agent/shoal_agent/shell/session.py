@@ -212,13 +212,16 @@ class Session:
 
     async def _read_exchange(self, exchange: FrameStream, sender: Sender) -> None:
         intake = self._intake()
-        async for message in exchange:
-            for frame in frames_in(message):
-                header, payload = split_frame(frame)
-                if header.WhichOneof("kind") == "acknowledgement":
-                    sender.acknowledge(header)
-                elif (answer := intake.feed(header, payload)) is not None:
-                    sender.answer(answer)
+        try:
+            async for message in exchange:
+                for frame in frames_in(message):
+                    header, payload = split_frame(frame)
+                    if header.WhichOneof("kind") == "acknowledgement":
+                        sender.acknowledge(header)
+                    elif (answer := intake.feed(header, payload)) is not None:
+                        sender.answer(answer)
+        finally:
+            intake.close()
         self.end("the coordinator closed the bulk stream")
 
     def _intake(self) -> Intake:
@@ -314,6 +317,7 @@ class Session:
     def _take_inputs(self, execute: pb.Execute) -> None:
         """Take what came with the message. Raises `TransferError`."""
         if not self._inputs.take(*split_frame(execute.input_frame)):
+            self._inputs.close()
             raise MalformedFrame("the inputs end within their frame")
 
     async def _take_inputs_later(self, execute: pb.Execute) -> None:

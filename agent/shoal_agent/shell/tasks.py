@@ -1,13 +1,14 @@
 """Tasks of one session: the queue decides, this runs them, keeps what they make and hands it on."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from shoal_agent import execution
 from shoal_agent.execution import Assignment, Effect, Made, Need, Sent, TaskQueue
-from shoal_agent.shell.activations import ActivationStore, SpillFull
+from shoal_agent.shell.activations import ActivationStore, Landing, SpillFull, frame_bytes
 from shoal_agent.shell.answers import EXPECTED, failure, failure_of, refusal
 from shoal_agent.shell.counters import Counters
 from shoal_agent.shell.fragments import Fragments
@@ -71,6 +72,7 @@ class Tasks:
         self._background: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = Nanoseconds(0)
+        self._narrow = asyncio.Lock()
         self._closed = False
 
     @property
@@ -168,12 +170,16 @@ class Tasks:
         """Whether an activation of that size has a place."""
         return self._store.has_room(size)
 
-    def take(self, received: ReceivedActivation) -> bool:
-        """Take an activation. False: it is of an older epoch. Raises `SpillFull`, `OSError`."""
+    def land(self, decoded_bytes: int, encoded_bytes: int) -> Landing:
+        """A place for an activation that begins to come; raises `SpillFull`."""
+        return self._store.land(decoded_bytes, encoded_bytes)
+
+    def take(self, received: ReceivedActivation, landing: Landing) -> bool:
+        """Take an activation that has come whole. False: it is of an older epoch or session."""
         key = sent(received.key)
-        if self.stale(key.job, key.epoch):
+        if self.stale(key.job, key.epoch) or landing.store is not self._store:
             return False
-        self._store.put(key, received.tensors)
+        self._store.receive(key, received.tensors, landing)
         now = Nanoseconds(steady_nanoseconds())
         effects = self._queue.arrive(now, key, received.tensors)
         assert effects is not None, "it was not stale"
@@ -217,22 +223,59 @@ class Tasks:
             return
         stopped = self._queue.stopped_because(instruction)
         if isinstance(outcome, RunResult):
-            try:
-                kept = self._keep(start.assignment.task, order.message, outcome.outputs)
-            except (SpillFull, OSError) as error:
-                outcome, kept = failure(pb.DISK_FULL, f"cannot keep the outputs: {error}"), ()
-            self._do(self._queue.computed(instruction, kept))
-            if not self._queue.holds(start.assignment.task):
-                self._store.drop([start.assignment.task])  # a newer epoch came meanwhile
+            await self._finish(start, order, outcome)
         else:
             if stopped is not None:
                 outcome = refusal(stopped, f"{outcome.message} while it ran")
-            self._do(self._queue.computed(instruction))
-        if isinstance(outcome, RunResult):
-            await self._hand_on(order, outcome)
-        else:
+            self._computed(start)
             self._fail(instruction, outcome)
         self._do(self._queue.delivered(instruction))
+
+    async def _finish(self, start: execution.Start, order: _Order, result: RunResult) -> None:
+        """Keep, send and answer what a task made."""
+        task, message = start.assignment.task, order.message
+        try:
+            kept = self._keep(task, message, result.outputs)
+        except (SpillFull, OSError) as error:
+            self._computed(start)
+            self._fail(
+                message.instruction, failure(pb.DISK_FULL, f"cannot keep the outputs: {error}")
+            )
+            return
+        settled = frozenset(kept if self._store.in_memory(task) else ())
+        leaving = _leaving_bytes(message, self._device, result.outputs, settled)
+        with self._room(start.assignment.digest, leaving) as room, self._store.lend(task):
+            self._computed(start, kept, in_the_way=not room)
+            if not self._queue.holds(task):
+                self._store.drop([task])  # a newer epoch came meanwhile
+            await self._hand_on(order, result)
+
+    def _computed(
+        self, start: execution.Start, kept: tuple[str, ...] = (), *, in_the_way: bool = False
+    ) -> None:
+        """Go on with the queue; inputs that others want as well have places of their own again."""
+        instruction = start.assignment.instruction
+        self._do(self._queue.computed(instruction, kept, in_the_way=in_the_way))
+        for key, _ in start.inputs:
+            with suppress(SpillFull, OSError):
+                self._store.uncover(key)
+
+    @contextmanager
+    def _room(self, digest: str, size: int) -> Iterator[bool]:
+        """Room for outputs until they are delivered.
+
+        False: they lie in their fragment's share of the budget, so nothing may run meanwhile.
+        """
+        room = self._fragments.request_move(size)
+        if not room:
+            self._fragments.hold(digest)
+        try:
+            yield room
+        finally:
+            if room:
+                self._fragments.end_move(size)
+            else:
+                self._fragments.let_go(digest)
 
     async def _compute(self, start: execution.Start) -> RunResult | pb.Failure:
         tensors: dict[str, Array] = {}
@@ -270,8 +313,11 @@ class Tasks:
             text = f"the fragment makes no output {unknown[0]}"
             self._fail(instruction, failure(pb.RUNTIME, text))
             return
-        # What is kept may be on disk by now; then it is sent from there.
+        # What is kept may be on disk by now; then it is sent from there. Only what is sent stays.
+        output_bytes = sum(array.nbytes for array in result.outputs.values())
         kept = self._store.get(made(task)) or {}
+        outputs = {name: array for name, array in result.outputs.items() if name in asked}
+        outputs.update(kept)
         remote = [route for route in message.routes if route.device != self._device]
         frame = _result_frame(message, result.outputs)
         ways = [*remote]
@@ -279,8 +325,9 @@ class Tasks:
             ways.append(pb.Route(consumer=MODEL, tensors=message.results))
         work = [
             self._outlet.deliver(parcel, way.address)
-            for parcel, way in _parcels(message, ways, {**result.outputs, **kept})
+            for parcel, way in _parcels(message, ways, outputs)
         ]
+        result.outputs.clear()
         answers = await asyncio.gather(*map(_delivered, work)) if work else []
         if len(ways) > len(remote) and (lost := answers.pop()) is not None:
             self._fail(instruction, failure_of(lost))
@@ -297,7 +344,7 @@ class Tasks:
         executed = pb.Executed(
             compute_seconds=result.compute_seconds,
             total_seconds=total,
-            output_bytes=sum(array.nbytes for array in result.outputs.values()),
+            output_bytes=output_bytes,
             peak_bytes=result.peak_bytes,
             delivered=[r.consumer for r in message.routes if r.consumer not in missed],
             result_frame=frame,
@@ -305,35 +352,51 @@ class Tasks:
         self._answer(pb.Reply(instruction=instruction, executed=executed))
 
     async def _forward(self, message: pb.Forward) -> None:
-        began = steady_nanoseconds()
-        route = message.route
-        held = self._store.get(made(message.task))
-        if held is None or not set(route.tensors) <= held.keys():
-            text = f"stage {message.task.stage} of item {message.task.item} is not kept here"
-            self._outlet.reply(
-                pb.Reply(
-                    instruction=message.instruction, failure=failure(pb.MISSING_ACTIVATION, text)
-                )
-            )
-            return
+        key = made(message.task)
+        with self._store.lend(key) as held:
+            if held is None or not set(message.route.tensors) <= held.keys():
+                text = f"stage {key.stage} of item {key.item} is not kept here"
+                reply = pb.Reply(failure=failure(pb.MISSING_ACTIVATION, text))
+            else:
+                reply = await self._send_kept(message, held)
+        reply.instruction = message.instruction
+        self._outlet.reply(reply)
+
+    async def _send_kept(self, message: pb.Forward, held: Mapping[str, Array]) -> pb.Reply:
+        began, route = steady_nanoseconds(), message.route
+        tensors = {name: held[name] for name in route.tensors}
         parcel = Parcel(
             key=edge(message.task, route.consumer),
             device=route.device,
-            tensors={name: held[name] for name in route.tensors},
+            tensors=tensors,
             lossy=message.lossy,
         )
-        reply = pb.Reply(instruction=message.instruction)
+        size = sum(array.nbytes for array in tensors.values())
+        needed = frame_bytes(size)
+        if not self._store.in_memory(made(message.task)):
+            needed += size  # it is read from the disk
+        sent_bytes = 0
         try:
-            size = (
-                0
-                if route.device == self._device
-                else await self._outlet.deliver(parcel, route.address)
-            )
-            spent = seconds(Nanoseconds(steady_nanoseconds() - began))
-            reply.forwarded.CopyFrom(pb.Forwarded(sent_bytes=size, seconds=spent))
+            if route.device != self._device:
+                async with self._passage(needed):
+                    sent_bytes = await self._outlet.deliver(parcel, route.address)
         except Undelivered as error:
-            reply.failure.CopyFrom(failure_of(error))
-        self._outlet.reply(reply)
+            return pb.Reply(failure=failure_of(error))
+        spent = seconds(Nanoseconds(steady_nanoseconds() - began))
+        return pb.Reply(forwarded=pb.Forwarded(sent_bytes=sent_bytes, seconds=spent))
+
+    @asynccontextmanager
+    async def _passage(self, size: int) -> AsyncIterator[None]:
+        """Room for what is sent on. Where there is none, one after the other goes without: nothing
+        would ever leave a device that is full of fragments otherwise."""
+        if self._fragments.request_move(size):
+            try:
+                yield
+            finally:
+                self._fragments.end_move(size)
+        else:
+            async with self._narrow:
+                yield
 
     def _fail(self, instruction: int, what: pb.Failure) -> None:
         self._answer(pb.Reply(instruction=instruction, failure=what))
@@ -376,6 +439,18 @@ class Tasks:
     def tick(self) -> None:
         """Time has passed: deadlines, and activations that nobody claimed."""
         self._do(self._queue.tick(Nanoseconds(steady_nanoseconds())))
+
+
+def _leaving_bytes(
+    message: pb.Execute, device: str, outputs: Mapping[str, Array], settled: frozenset[str]
+) -> int:
+    """What a task's outputs take on their way, with their frames; `settled` have places already."""
+    ways = [list(route.tensors) for route in message.routes if route.device != device]
+    ways.append(list(message.results))
+    sizes = {name: array.nbytes for name, array in outputs.items()}
+    leaving = {name for way in ways for name in way} - settled
+    frames = sum(frame_bytes(sum(sizes.get(name, 0) for name in way)) for way in ways)
+    return frames + sum(sizes.get(name, 0) for name in leaving)
 
 
 def _parcels(

@@ -3,64 +3,119 @@
 import asyncio
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from shoal_operator.cli import options
+from shoal_protocol.units import format_bytes
+
+if TYPE_CHECKING:
+    from shoal_operator.api.partition import PartitionDocument
+    from shoal_operator.shell.local.orders import CutOrder
+    from shoal_operator.shell.transfer.addresses import Access
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
     "Three fragments, as even as the graph allows:  shoal partition model.onnx --fragments 3\n\n"
     "As few as possible, none over a size:  shoal partition model.onnx --max-bytes 16Mi\n\n"
     "At tensors that you name, kept in a folder:  "
-    "shoal partition model.onnx --cuts layer2,layer3 --out store"
+    "shoal partition model.onnx --cuts layer2,layer3 --out store\n\n"
+    "To a pool:  shoal partition s3://models/rec.onnx --max-bytes 16Mi --to shelf:7400"
 )
 
 
 def partition(
-    model: options.ModelFile,
+    model: options.ModelAddress,
     fragments: options.Count = None,
     max_bytes: options.MaxBytes = None,
     cuts: options.Cuts = None,
     shape: options.Shapes = None,
+    digest: options.Digest = None,
+    volume: options.Volumes = None,
+    cache: options.ModelCache = None,
+    max_download: options.MaxDownload = "64Gi",
     out: options.Out = None,
+    document: options.Document = False,
+    to: options.To = None,
+    tls_ca: options.TlsCa = None,
+    tls_certificate: options.TlsCertificate = None,
+    tls_key: options.TlsKey = None,
+    insecure: options.Insecure = False,
 ) -> None:
-    """Cut a model into fragments and print what they are: nodes, weights, memory, boundaries."""
-    from rich.console import Console
+    """Cut a model into fragments and print what they are: nodes, weights, memory, boundaries.
 
-    from shoal_operator.cli.tables import partition_table
+    The same model and the same cuts make the same fragments, wherever that is done.
+    """
+    from shoal_operator.cli.carrying import fetch_model
     from shoal_operator.shell.local.orders import CutOrder
-    from shoal_operator.shell.local.preparation import prepare
+    from shoal_operator.shell.transfer.addresses import Access
 
     if sum(given is not None for given in (fragments, max_bytes, cuts)) != 1:
         raise typer.BadParameter("give one of --fragments, --max-bytes and --cuts")
+    wanted = options.parse_digest(digest)
+    shapes = options.parse_shapes(shape)
+    size = None if max_bytes is None else options.parse_size(max_bytes, "--max-bytes")
+    access = Access(
+        volumes=options.parse_volumes(volume),
+        credentials=options.credentials(tls_ca, tls_certificate, tls_key),
+        insecure=insecure,
+    )
+    limit = options.parse_size(max_download, "--max-download")
+    path = fetch_model(model, access, wanted, cache, limit)
     order = CutOrder(
-        name=model.stem,
-        model=model.stem,
-        path=model,
-        digest=None,
-        shapes=_parse_shapes(shape or []),
+        name=path.stem,
+        model=path.stem,
+        path=path,
+        digest=wanted,
+        shapes=shapes,
         sample=None,
         fragments=fragments,
-        max_bytes=None if max_bytes is None else options.parse_size(max_bytes, "--max-bytes"),
+        max_bytes=size,
         tensors=tuple(cuts.split(",")) if cuts else (),
         budgets=(),
     )
     with tempfile.TemporaryDirectory(prefix="shoal-partition-") as folder:
-        store = out or Path(folder)
-        prepared = asyncio.run(prepare(order, store, lambda done, total: None))
-        Console().print(partition_table(prepared.document))
-    if out is not None:
-        typer.echo(f"kept in {prepared.path}")
+        made = _cut(order, out or Path(folder), access, to=to, as_document=document)
+    if out is not None and not document:
+        typer.echo(f"kept in {made}")
 
 
-def _parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for text in texts:
-        name, _, sizes = text.rpartition("=")
-        try:
-            shapes[name] = tuple(int(size) for size in sizes.split(","))
-        except ValueError:
-            raise typer.BadParameter(f"--shape {text}: write INPUT=1,3,48,320") from None
-    return shapes
+def _cut(
+    order: "CutOrder", store: Path, access: "Access", *, to: str | None, as_document: bool
+) -> Path:
+    """Cut into a store, deliver from there, and print what was made; the document's path."""
+    from shoal_operator.shell.local.preparation import prepare
+
+    prepared = asyncio.run(prepare(order, store, lambda done, total: None))
+    said = "" if to is None else asyncio.run(_deliver(prepared.document, store, to, access))
+    if as_document:
+        # As it was written, in one line: what a worker's log is read for.
+        typer.echo(prepared.path.read_text().strip())
+        return prepared.path
+    from shoal_operator.cli.tables import output, partition_table
+
+    output().print(partition_table(prepared.document))
+    if said:
+        typer.echo(said)
+    return prepared.path
+
+
+async def _deliver(document: "PartitionDocument", store: Path, to: str, access: "Access") -> str:
+    """Send what the coordinator lacks; what that came to."""
+    from shoal_operator.cli.carrying import Lines
+    from shoal_operator.shell.store import FragmentStore
+    from shoal_operator.shell.transfer.coordinators import Delivery
+
+    digests = [fragment.digest for fragment in document.fragments]
+    sizes = FragmentStore(store)
+    lines = Lines("sending", sum(sizes.size_bytes(each) for each in dict.fromkeys(digests)))
+    client = access.coordinator(to)
+    try:
+        delivered = await Delivery(store, client).deliver(digests, lines.add)
+    finally:
+        await client.close()
+    return (
+        f"{delivered.fragments} fragments stand at {to}; {delivered.sent_fragments} were sent, "
+        f"{format_bytes(delivered.sent_bytes)}"
+    )

@@ -3,15 +3,11 @@
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import typer
 
 from shoal_operator.cli import options
-
-if TYPE_CHECKING:
-    from shoal_protocol.channels import Credentials
 
 COORDINATOR_EPILOG: Final = (
     "[bold]Example[/bold]\n\n"
@@ -65,26 +61,10 @@ def coordinator(
         silence_seconds=silence_seconds,
         patience_seconds=patience_seconds,
         task_seconds=task_seconds,
-        credentials=_credentials(tls_ca, tls_certificate, tls_key),
+        credentials=options.credentials(tls_ca, tls_certificate, tls_key),
         insecure=insecure,
         exit_with_parent=exit_with_parent,
     )
     if client:
         settings = replace(settings, clients=frozenset(client))
     raise typer.Exit(run_coordinator(settings))
-
-
-def _credentials(
-    ca: Path | None, certificate: Path | None, key: Path | None
-) -> "Credentials | None":
-    """All three files, or none."""
-    from shoal_protocol.channels import Credentials
-
-    if ca is None and certificate is None and key is None:
-        return None
-    if ca is None or certificate is None or key is None:
-        raise typer.BadParameter("--tls-ca, --tls-certificate and --tls-key go together")
-    for file in (ca, certificate, key):
-        if not file.is_file():
-            raise typer.BadParameter(f"{file} is no file")
-    return Credentials(ca=ca, certificate=certificate, key=key)

@@ -5,11 +5,11 @@ from importlib import metadata
 
 import typer
 
-from shoal_protocol.services import PROTOCOL
-
 
 def version() -> None:
     """Print the versions of shoal, of its protocol, and of what it stands on."""
+    from shoal_protocol.services import PROTOCOL
+
     rows = [("shoal", _version("shoal")), ("protocol", str(PROTOCOL))]
     rows.append(("python", platform.python_version()))
     for package in ("onnxruntime", "onnx", "grpcio", "protobuf", "numpy"):

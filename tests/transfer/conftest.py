@@ -1,0 +1,48 @@
+"""Servers for the tests of this folder, each started once."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal_operator.shell.coordinator import CoordinatorSettings, serving
+from transfer.servers import S3, Registry, Web, serve_registry, serve_s3, serve_web
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with serve_web() as web:
+        yield web
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
+    """The environment says how to reach it."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3_server
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    with serve_registry(tmp_path_factory.mktemp("registry")) as server:
+        yield server
+
+
+@pytest.fixture
+async def coordinator(tmp_path: Path) -> AsyncIterator[str]:
+    """The target of a coordinator whose volume is `tmp_path/volume`."""
+    settings = CoordinatorSettings(
+        listen="127.0.0.1:0",
+        store=tmp_path / "volume",
+        state=tmp_path / "volume/state",
+        insecure=True,
+    )
+    async with serving(settings) as running:
+        yield f"127.0.0.1:{running.port}"

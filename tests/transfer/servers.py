@@ -1,0 +1,244 @@
+"""Real servers that files are carried from and to: the web's, S3's, a registry's."""
+
+import contextlib
+import hashlib
+import http.server
+import json
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from shoal_cluster import MachineLacks
+from shoal_cluster.programs import find
+
+READY_SECONDS = 20.0
+
+
+@dataclass
+class Web:
+    """A server of files on loopback. What was asked is in `asked`: path and Range.
+
+    `break_after` bytes of a body the connection is cut, as often as `breaks` says. `statuses` are
+    answered to the next requests in the place of anything else. `ranges` may be switched off.
+    """
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    break_after: int = 0
+    breaks: int = 0
+    statuses: list[int] = field(default_factory=list)
+    ranges: bool = True
+    tags: bool = True
+    redirects: dict[str, str] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def serve_web() -> Iterator[Web]:  # noqa: C901 - what can go wrong, in one place
+    web = Web()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            wanted = self.headers.get("Range")
+            web.asked.append((self.path, wanted))
+            web.headers.append(dict(self.headers.items()))
+            path = urllib.parse.unquote(self.path.partition("?")[0])
+            if web.statuses:
+                return self._answer(web.statuses.pop(0), b"")
+            if path in web.redirects:
+                return self._answer(302, b"", {"Location": web.redirects[path]})
+            if path not in web.files:
+                return self._answer(404, b"")
+            content = web.files[path]
+            tag = {"ETag": f'"{hashlib.sha256(content).hexdigest()[:8]}"'} if web.tags else {}
+            if wanted is None or not web.ranges:
+                return self._answer(200, content, tag)
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(int(last or len(content)) + 1, len(content))
+            if start >= len(content):
+                return self._answer(416, b"", {"Content-Range": f"bytes */{len(content)}"})
+            span = {"Content-Range": f"bytes {start}-{end - 1}/{len(content)}"}
+            return self._answer(206, content[start:end], {**tag, **span})
+
+        def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+            self.send_response(status)
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if web.breaks and len(body) > web.break_after:
+                web.breaks -= 1
+                self.wfile.write(body[: web.break_after])
+                self.wfile.flush()
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.close_connection = True
+                return
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - theirs
+            pass
+
+    class Server(http.server.ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            pass  # clients hang up as they please
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        web.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield web
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@dataclass(frozen=True)
+class S3:
+    """A gateway with one bucket, `lines`, which is `folder` on disk."""
+
+    environment: dict[str, str]
+    folder: Path
+
+
+@contextlib.contextmanager
+def serve_s3(folder: Path) -> Iterator[S3]:
+    """Skips the test where there is no gateway."""
+    try:
+        program = find("versitygw")
+    except MachineLacks as lacking:
+        pytest.skip(f"no S3 server: {lacking}")
+    bucket = folder / "buckets" / "lines"
+    bucket.mkdir(parents=True)
+    port = free_port()
+    keys = {"AWS_ACCESS_KEY_ID": "worker", "AWS_SECRET_ACCESS_KEY": "worker-secret"}
+    command = [str(program), "--port", f"127.0.0.1:{port}", "--access", keys["AWS_ACCESS_KEY_ID"]]
+    command += ["--secret", keys["AWS_SECRET_ACCESS_KEY"], "--quiet", "posix", str(bucket.parent)]
+    with running(command, folder, f"http://127.0.0.1:{port}/"):
+        url = f"http://127.0.0.1:{port}"
+        yield S3({**keys, "AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1"}, bucket)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A registry on loopback."""
+
+    host: str
+
+    def push(self, name: str, tag: str, layers: dict[str, bytes], *, titles: bool = True) -> str:
+        """Push an artifact, as tools for that do; its manifest's digest."""
+        described = [self._layer(name, title, each, titles) for title, each in layers.items()]
+        config = self._layer(name, "", b"{}", False)
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "artifactType": "application/vnd.onnx.model",
+            "config": config | {"mediaType": "application/vnd.oci.empty.v1+json"},
+            "layers": described,
+        }
+        return self.put_manifest(name, tag, manifest)
+
+    def put_manifest(self, name: str, tag: str, manifest: dict[str, object]) -> str:
+        content = json.dumps(manifest).encode()
+        url = f"http://{self.host}/v2/{name}/manifests/{tag}"
+        kind = {"Content-Type": str(manifest["mediaType"])}
+        request = urllib.request.Request(url, content, kind, method="PUT")
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+            assert answer.status == 201
+        return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+    def _layer(self, name: str, title: str, content: bytes, titles: bool) -> dict[str, object]:
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        start = urllib.request.Request(
+            f"http://{self.host}/v2/{name}/blobs/uploads/", b"", method="POST"
+        )
+        with urllib.request.urlopen(start, timeout=10) as answer:  # noqa: S310
+            place = answer.headers["Location"]
+        upload = urllib.request.Request(  # noqa: S310
+            f"{place}&digest={digest}",
+            content,
+            {"Content-Type": "application/octet-stream"},
+            method="PUT",
+        )
+        with urllib.request.urlopen(upload, timeout=10) as answer:  # noqa: S310
+            assert answer.status == 201
+        layer: dict[str, object] = {
+            "mediaType": "application/vnd.onnx",
+            "digest": digest,
+            "size": len(content),
+        }
+        if titles:
+            layer["annotations"] = {"org.opencontainers.image.title": title}
+        return layer
+
+
+_REGISTRY = """\
+version: 0.1
+log: {{level: error, accesslog: {{disabled: true}}}}
+storage: {{filesystem: {{rootdirectory: {folder}/data}}}}
+http: {{addr: "127.0.0.1:{port}"}}
+"""
+
+
+@contextlib.contextmanager
+def serve_registry(folder: Path) -> Iterator[Registry]:
+    """Skips the test where there is no registry."""
+    program = shutil.which("docker-registry") or shutil.which("registry")
+    if program is None:
+        pytest.skip("no OCI registry on PATH: Debian has it in the package docker-registry")
+    port = free_port()
+    settings = folder / "registry.yaml"
+    settings.write_text(_REGISTRY.format(folder=folder, port=port))
+    with running([program, "serve", str(settings)], folder, f"http://127.0.0.1:{port}/v2/"):
+        yield Registry(f"127.0.0.1:{port}")
+
+
+@contextlib.contextmanager
+def running(command: list[str], folder: Path, url: str) -> Iterator[None]:
+    """A server for as long as the context lasts; it answers at `url`, whatever it says."""
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ)
+    try:
+        until = time.monotonic() + READY_SECONDS
+        while not _answers(url):
+            ended = process.poll() is not None
+            if ended or time.monotonic() > until:
+                raise AssertionError((folder / "server.log").read_text())
+            time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=1).close()  # noqa: S310 - http on loopback
+    except urllib.error.HTTPError as answer:
+        answer.close()
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

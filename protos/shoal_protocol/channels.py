@@ -184,7 +184,6 @@ def _host(address: str) -> str:
 
 def is_loopback(host: str) -> bool:
     """Whether a host's name or address is this machine's own loopback."""
-    """Whether a host's name or address is this machine's own loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -23,7 +23,7 @@ def plan(
     from rich.console import Console
 
     from shoal_operator.cli.progress import choose_progress
-    from shoal_operator.cli.tables import plan_table
+    from shoal_operator.cli.tables import output, plan_table
     from shoal_operator.shell.local.orders import read_orders
     from shoal_operator.shell.local.runner import plan_on_pool, prepare_all
     from shoal_operator.shell.local.workspace import default_work_folder, open_workspace
@@ -34,7 +34,7 @@ def plan(
     wanted += [(f"InferenceJob {order.name}", order.plan) for order in orders.jobs]
     if not wanted:
         raise typer.BadParameter("nothing to plan: there is no Placement and no InferenceJob")
-    console = Console()
+    console = output()
     observer = choose_progress("auto", quiet=False, console=Console(stderr=True))
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     with open_workspace(folder) as workspace:

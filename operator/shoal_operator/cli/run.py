@@ -220,7 +220,7 @@ def execute(orders: "Orders", folder: Path, run_options: "RunOptions", show: Sho
     from rich.console import Console
 
     from shoal_operator.cli.progress import choose_progress
-    from shoal_operator.cli.tables import print_summary
+    from shoal_operator.cli.tables import output, print_summary
     from shoal_operator.shell.local.report import write_report
     from shoal_operator.shell.local.runner import run_orders
     from shoal_operator.shell.local.workspace import open_workspace
@@ -236,7 +236,7 @@ def execute(orders: "Orders", folder: Path, run_options: "RunOptions", show: Sho
     with open_workspace(folder) as workspace:
         report = asyncio.run(run_orders(orders, workspace, run_options, observer))
     if not show.quiet:
-        print_summary(Console(), report)
+        print_summary(output(), report)
     if show.report is not None:
         write_report(report, show.report)
     if report.interrupted:

@@ -1,9 +1,13 @@
 """What `shoal` prints once: the summary of a run, the table of a partition, as rich renderables."""
 
+import os
+import sys
 from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -21,19 +25,33 @@ from shoal_operator.shell.local.report import (
 from shoal_protocol.units import format_bytes
 
 FAILURES_SHOWN = 8
+LOG_COLUMNS = 200
+_WIDE: Final = Console(width=1000)  # what a table would take if it could
+
+R = TypeVar("R")
+Columns = Sequence[tuple[str, Callable[[R], str | Text]]]
+
+
+def output() -> Console:
+    """Standard output. A file or a pipe has no width, so there nothing is broken or cut short."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return Console()
+    return Console(width=LOG_COLUMNS)
 
 
 def print_summary(console: Console, report: RunReport) -> None:
     """What the run did: jobs, devices, how budgets were held, verification."""
     begun = any(job.items for job in report.jobs)
     if begun:
-        console.print(job_table(report.jobs))
+        console.print(titled("Jobs", job_table(report.jobs, console.width)))
         console.print()
-    for job in report.jobs:
-        for line in _failure_lines(job):
-            console.print(line, highlight=False)
+    failures = [line for job in report.jobs for line in _failure_lines(job)]
+    for line in failures:
+        console.print(line, highlight=False)
+    if failures and begun:
+        console.print()
     if begun and report.devices:
-        console.print(device_table(report.devices))
+        console.print(titled("Devices", device_table(report.devices, console.width)))
         console.print(_enforcement_line(report), highlight=False)
         for device in report.devices:
             if not device.within_budget:
@@ -46,10 +64,9 @@ def print_summary(console: Console, report: RunReport) -> None:
             console.print(_verification_line(job.verification, report.devices), highlight=False)
 
 
-def job_table(jobs: Sequence[JobReport]) -> Table:
+def job_table(jobs: Sequence[JobReport], width: int) -> Table:
     """One row per job; what is nothing for all of them has no column."""
-    table = _table("Jobs")
-    columns: list[tuple[str, Callable[[JobReport], str]]] = [
+    columns: list[tuple[str, Callable[[JobReport], str | Text]]] = [
         ("items", lambda job: f"{job.succeeded}/{job.items}"),
     ]
     if any(job.resumed for job in jobs):
@@ -64,21 +81,15 @@ def job_table(jobs: Sequence[JobReport]) -> Table:
         ("p90", lambda job: _latency(job.latency.p90_seconds)),
         ("p99", lambda job: _latency(job.latency.p99_seconds)),
     ]
-    table.add_column("job")
-    table.add_column("state", no_wrap=True)
-    for heading, _ in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for job in jobs:
-        state = Text(job.state, style="green" if job.complete else "red")
-        table.add_row(job.name, state, *(show(job) for _, show in columns))
-    return table
+    names: list[tuple[str, Callable[[JobReport], str | Text]]] = [
+        ("job", lambda job: job.name),
+        ("state", lambda job: Text(job.state, style="green" if job.complete else "red")),
+    ]
+    return _fitting(jobs, names, columns, width, spare=("p90", "p99", "before", "retries"))
 
 
-def device_table(devices: Sequence[DeviceReport]) -> Table:
+def device_table(devices: Sequence[DeviceReport], width: int) -> Table:
     """One row per device: memory against budget, work, bytes."""
-    table = _table("Devices")
-    table.add_column("device", no_wrap=True)
-    table.add_column("has", max_width=24)
     columns: list[tuple[str, Callable[[DeviceReport], str | Text]]] = [
         ("floor", lambda device: format_bytes(device.floor_bytes)),
         ("peak of budget", _peak),
@@ -93,11 +104,33 @@ def device_table(devices: Sequence[DeviceReport]) -> Table:
     ]
     if any(device.restarts for device in devices):
         columns.append(("died", lambda device: str(device.restarts)))
-    for heading, _ in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for device in devices:
-        shown = (show(device) for _, show in columns)
-        table.add_row(device.name, _fragments(device), *shown)
+    names: list[tuple[str, Callable[[DeviceReport], str | Text]]] = [
+        ("device", lambda device: device.name),
+        ("has", _fragments),
+    ]
+    spare = ("fetched", "moved", "floor", "tiers 1-4", "loads", "evicted")
+    return _fitting(devices, names, columns, width, spare=spare)
+
+
+def _fitting(
+    rows: Sequence[R], names: Columns[R], numbers: Columns[R], width: int, *, spare: Sequence[str]
+) -> Table:
+    """A table with as many columns as the width takes; those to `spare` go first, in order.
+
+    So a narrow terminal shows less, but no number without its end; the report has everything.
+    """
+    left = list(numbers)
+    for heading in (*spare, ""):
+        table = _table()
+        for name, _ in names:
+            table.add_column(name, overflow="fold")
+        for number, _ in left:
+            table.add_column(number, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(show(row) for _, show in (*names, *left)))
+        if Measurement.get(_WIDE, _WIDE.options, table).maximum <= width:
+            break
+        left = [column for column in left if column[0] != heading]
     return table
 
 
@@ -118,7 +151,8 @@ def _peak(device: DeviceReport) -> Text:
 
 def partition_table(partition: PartitionDocument) -> RenderableType:
     """One row per fragment, then what crosses each boundary, then the balance."""
-    fragments = _table(f"{len(partition.fragments)} fragments of {partition.model_digest[:19]}")
+    title = f"{len(partition.fragments)} fragments of {partition.model_digest[:19]}"
+    fragments = _table()
     fragments.add_column("#", justify="right")
     for heading in ("nodes", "weights", "resident", "FLOPs"):
         fragments.add_column(heading, justify="right")
@@ -132,7 +166,7 @@ def partition_table(partition: PartitionDocument) -> RenderableType:
             format_count(fragment.flops),
             fragment.digest[:19],
         )
-    boundaries = _table("Boundaries")
+    boundaries = _table()
     for heading in ("from", "to"):
         boundaries.add_column(heading)
     boundaries.add_column("bytes per item", justify="right")
@@ -145,12 +179,14 @@ def partition_table(partition: PartitionDocument) -> RenderableType:
             size,
             ", ".join(edge.tensors),
         )
-    return Group(fragments, boundaries, Text(balance_line(partition.fragments)))
+    balance = Text(balance_line(partition.fragments))
+    crossing = titled("Boundaries", boundaries)
+    return Group(titled(title, fragments), Text(), crossing, Text(), balance)
 
 
 def inspection_table(name: str, profile: Profile) -> RenderableType:
     """What a model is, and what it takes and gives."""
-    facts = _table(name)
+    facts = _table()
     facts.add_column("")
     facts.add_column("")
     for label, value in (
@@ -162,14 +198,14 @@ def inspection_table(name: str, profile: Profile) -> RenderableType:
         ("FLOPs per item", format_count(profile.flops)),
     ):
         facts.add_row(label, value)
-    tensors = _table("Tensors")
+    tensors = _table()
     for heading in ("", "name", "type", "shape"):
         tensors.add_column(heading)
     for label, specs in (("input", profile.inputs), ("output", profile.outputs)):
         for spec in specs:
             axes = ("?" if axis is None else str(axis) for axis in spec.shape or ("...",))
             tensors.add_row(label, spec.name, spec.dtype, f"[{', '.join(axes)}]")
-    return Group(facts, tensors)
+    return Group(titled(name, facts), Text(), titled("Tensors", tensors))
 
 
 def plan_table(name: str, plan: Plan) -> RenderableType:
@@ -182,8 +218,7 @@ def plan_table(name: str, plan: Plan) -> RenderableType:
             table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number)
         for row in explained.rows:
             table.add_row(*row)
-        # Not the table's own title: that would be broken at the table's width.
-        shown += [Text(), Text(explained.title, style="bold"), table]
+        shown += [Text(), titled(explained.title, table)]
     return Group(Text(name, style="bold underline"), *shown)
 
 
@@ -225,16 +260,13 @@ def format_count(count: int | None) -> str:
     return f"{size:.3g} T"
 
 
-def _table(title: str | None = None) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-        collapse_padding=True,
-    )
+def titled(title: str, table: Table) -> RenderableType:
+    """A title that is broken at the terminal's width; a table's own would be at the table's."""
+    return Group(Text(title, style="bold"), table)
+
+
+def _table() -> Table:
+    return Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
 
 
 def _ratio(sizes: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal_operator.shell import results
 from shoal_operator.shell.parts import ROWS, ResultFile
 from shoal_operator.shell.results import FailedItem, OutputsRefused, ResultStore
 
@@ -320,3 +321,26 @@ def test_killed_at_any_moment_it_loses_nothing_that_was_stored(tmp_path: Path) -
             np.testing.assert_array_equal(file["y"], np.repeat(expected[:, None], 1000, axis=1))
     assert len(list((tmp_path / "out").glob("s*.npz"))) == 200
     assert names_in(tmp_path / "out/.shoal/job") == ["job.json", "journal.jsonl", "lock"]
+
+
+def test_results_that_wait_for_their_file_hold_bounded_memory(
+    store: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "_UNWRITTEN_BYTES", 100_000)
+    files = tuple(
+        ResultFile(name=f"{n:03}.npz", first=2 * n, items=2, stacked=True) for n in range(50)
+    )
+    opened = store(files=files, names=("y",))
+    held = []
+    for item in range(0, 100, 2):  # the first row of each: no file can be made
+        opened.add(item, {"y": np.full((1, 1000), item, np.float32)})
+        parts = (tmp_path / "out" / ".shoal" / "job").glob("*.part")
+        held.append(4000 * (item // 2 + 1) - sum(part.stat().st_size for part in parts))
+    assert max(held) <= 100_000 + 4000
+    assert min(held[25:]) < 0, "what was written has heads beside the arrays"
+    for item in range(1, 100, 2):
+        opened.add(item, {"y": np.full((1, 1000), item, np.float32)})
+    assert opened.finish(range(100)) == {}
+    for number in range(50):
+        with np.load(tmp_path / "out" / f"{number:03}.npz") as file:
+            assert file["y"][:, 0, 0].tolist() == [2 * number, 2 * number + 1]

@@ -1,16 +1,25 @@
 """Jobs side by side, their ends, their newer plans, and what the shell may read of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from dispatch.driving import Table, brief, chain, digest, job, only, some
 from shoal_operator.dispatch import views
-from shoal_operator.dispatch.events import Failure, FailureKind, ItemStored, JobCancelled
+from shoal_operator.dispatch.events import (
+    Failure,
+    FailureKind,
+    ItemStored,
+    JobCancelled,
+    JobSpec,
+)
 from shoal_operator.dispatch.instructions import (
     Cancel,
     Execute,
     FailItem,
     FinishItem,
     FinishJob,
+    Forward,
     Load,
     Release,
     Tier,
@@ -237,3 +246,53 @@ def test_a_transcript_of_a_loss(lost: int) -> None:
     lines = brief(table.play(queue))
     assert lines[-1] == "FinishJob"
     assert table.state.ended["job"].succeeded == 3
+
+
+def items_on_their_way(spec: JobSpec) -> int:
+    """How many items are given to a device that answers, while nothing is stored."""
+    table = one_device("a")
+    queue = table.submit(spec)
+    stored: list[FinishItem] = []
+    while queue:
+        one = queue.pop(0)
+        if isinstance(one, FinishItem):
+            stored.append(one)
+        else:
+            queue += table.answer(one)
+    begun = len(table.all(Execute))
+    assert len(stored) == begun
+    # Each that is stored makes way for one more, and in the end all of them are done.
+    given = table.answer(stored[0])
+    assert len(some(given, Execute)) == 1
+    table.play([*stored[1:], *given])
+    assert table.state.ended["job"].succeeded == spec.items
+    return begun
+
+
+def test_items_that_are_being_stored_take_no_place_up_to_a_bound() -> None:
+    spec = job(chain("a"), 500)
+    window = 4
+    assert items_on_their_way(spec) == 64 + window
+
+
+def test_a_users_own_bound_counts_items_that_are_being_stored() -> None:
+    assert items_on_their_way(replace(job(chain("a"), 50), parallelism=3)) == 3
+
+
+def test_short_tasks_are_sent_ahead_to_the_only_device_that_serves_the_next_stage() -> None:
+    homes = {"a": ("d1",), "b": ("d2",)}
+    table = Table()
+    table.join("d1", resident=("a",))
+    table.join("d2", resident=("b",))
+    queue = table.submit(job(chain("a", "b", homes=homes), 200))
+    late: list[Execute] = []
+    # The second device answers only when the first has nothing left to do.
+    while queue or late:
+        one = queue.pop(0) if queue else late.pop(0)
+        if isinstance(one, Execute) and one.device == "d2" and queue:
+            late.append(one)
+        elif isinstance(one, Execute | FinishItem | Forward):
+            queue += table.answer(one, milliseconds=0.05)
+    assert table.state.ended["job"].succeeded == 200
+    # Until it is known how short they are, a few go without a route.
+    assert len(table.all(Forward)) < 10

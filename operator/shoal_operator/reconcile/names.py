@@ -14,6 +14,7 @@ from typing import Final
 from shoal_operator.api.kinds import AnyKind, InferenceJob
 
 MAX_NAME: Final = 63
+_MAX_SUFFIX: Final = 40
 OWNER_UID: Final = "shoal.dev/owner-uid"
 POOL: Final = "shoal.dev/pool"
 COMPONENT: Final = "app.kubernetes.io/component"
@@ -29,7 +30,7 @@ def child_name(base: str, suffix: str) -> str:
     name = f"{base}-{suffix}"
     if len(name) <= MAX_NAME and _LABEL.fullmatch(name):
         return name
-    tail = f"{fingerprint([base])}-{_as_label(suffix)}"
+    tail = f"{fingerprint([base, suffix])}-{_as_label(suffix)[-_MAX_SUFFIX:].strip('-')}"
     return f"{_as_label(base)[: MAX_NAME - len(tail) - 1].rstrip('-')}-{tail}".lstrip("-")
 
 

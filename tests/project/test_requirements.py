@@ -74,12 +74,28 @@ def test_the_model_lock_pins_what_it_is_made_from() -> None:
     assert len(read_in("models.in")) == len(entries("models.txt"))
 
 
+@pytest.mark.parametrize("image", ["operator", "agent"])
+def test_the_lock_of_an_image_pins_what_its_plane_asks_for(image: str) -> None:
+    assert not missing(asked(image), pins(f"{image}.txt")), "make lock"
+
+
+def test_the_lock_for_building_pins_what_builds_the_package() -> None:
+    assert not missing(read_in("build.in"), pins("build.txt")), "make lock"
+
+
+def test_the_agents_image_stays_light() -> None:
+    heavy = {"onnx", "kopf", "aiohttp", "kubernetes", "typer", "rich", "pyyaml", "hatchling"}
+    assert not heavy & pins("agent.txt").keys()
+
+
 def test_run_and_dev_agree_so_that_one_environment_serves_both() -> None:
     dev = pins("dev.txt")
     assert {name: dev.get(name) for name in pins("run.txt")} == pins("run.txt")
 
 
-@pytest.mark.parametrize("lock", ["run.txt", "dev.txt", "models.txt"])
+@pytest.mark.parametrize(
+    "lock", ["run.txt", "dev.txt", "models.txt", "operator.txt", "agent.txt", "build.txt"]
+)
 def test_every_pin_has_a_hash_and_no_lock_has_an_address(lock: str) -> None:
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries(lock))
     text = (LOCKS / lock).read_text()

@@ -63,6 +63,12 @@ class RunningOperator:
         found = re.search(r"metrics and probes at http://(\S+)", self.log.read_text())
         return None if found is None else found[1]
 
+    @property
+    def enrolment(self) -> str | None:
+        """HOST:PORT of enrolment, as its log tells."""
+        found = re.search(r"enrolment at (\S+)", self.log.read_text())
+        return None if found is None else found[1]
+
     def ask(self, path: str) -> tuple[int, str]:
         """Status and text of its HTTP server; 0 while there is none."""
         if self.url is None:

@@ -5,6 +5,7 @@ are reached over a Unix socket.
 """
 
 import asyncio
+import base64
 import contextlib
 import shutil
 import sys
@@ -13,8 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from pool import Pool, read_results, running_pool, write_items
 
 from operator_processes import Operators, wait_until
@@ -26,6 +32,8 @@ from shoal_operator.shell.cluster.api import Api
 from shoal_operator.shell.cluster.login import log_in
 from shoal_operator.shell.cluster.metrics import OperatorMetrics
 from shoal_operator.shell.cluster.traces import Lists, Signs, WatchAges, make_trace
+from shoal_protocol.v1 import enrolment_pb2 as pb
+from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
 
 pytestmark = [
     pytest.mark.cluster,
@@ -209,3 +217,64 @@ async def test_a_job_runs_from_apply_to_complete(world: World, running: Operator
     events = world.plane.access.get("events", f"--namespace={NAMESPACE}")["items"]
     told = {each["reason"] for each in events if each["reportingComponent"] == "shoal-operator"}
     assert {"StartedJob", "FinishedJob"} <= told, told
+
+
+async def test_an_agents_pod_gets_a_certificate_for_its_node_and_for_no_other(
+    world: World, running: Operators
+) -> None:
+    """The token is one that the API server gives to the pod that the DaemonSet has made."""
+    with operating(running, world) as operator:
+        await world.wait("devicepool", "shelf", "Ready")
+        pods = world.plane.access.get(
+            "pods", f"--namespace={NAMESPACE}", "--selector=app.kubernetes.io/component=agent"
+        )["items"]
+        pod = next(each for each in pods if each["spec"].get("nodeName") == "one")
+        token = token_of(world, pod)
+        authority = secret(world.plane, "shoal-system", "shoal-ca")["ca.crt"]
+        await asyncio.to_thread(
+            wait_until, "enrolment listens", lambda: operator.enrolment is not None
+        )
+        options = [("grpc.ssl_target_name_override", "shoal-operator.shoal-system.svc")]
+        credentials = grpc.ssl_channel_credentials(root_certificates=authority)
+        assert operator.enrolment is not None
+        async with grpc.aio.secure_channel(operator.enrolment, credentials, options) as channel:
+            stub: Any = EnrolmentStub(channel)
+            answer = await stub.Enrol(
+                pb.EnrolRequest(token=token, certificate_request=request_for("one")), timeout=30
+            )
+            with pytest.raises(grpc.aio.AioRpcError, match="may have 'one'"):
+                await stub.Enrol(
+                    pb.EnrolRequest(
+                        token=token_of(world, pod, "20m"), certificate_request=request_for("two")
+                    ),
+                    timeout=30,
+                )
+    certificate = x509.load_pem_x509_certificate(answer.certificate_chain)
+    assert certificate.subject.rfc4514_string() == "CN=one"
+    of_the_pool = secret(world.plane, NAMESPACE, "shelf-ca")["tls.crt"]
+    assert answer.authority == of_the_pool
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(of_the_pool))
+
+
+def token_of(world: World, pod: Any, duration: str = "10m") -> str:
+    """Another duration makes another token."""
+    return world.plane.kubectl(
+        *("create", "token", pod["spec"]["serviceAccountName"]),
+        f"--namespace={NAMESPACE}",
+        "--audience=shoal.dev/enrolment",
+        "--bound-object-kind=Pod",
+        f"--bound-object-name={pod['metadata']['name']}",
+        f"--duration={duration}",
+    ).strip()
+
+
+def secret(plane: ControlPlane, namespace: str, name: str) -> dict[str, bytes]:
+    found = plane.access.get("secret", name, f"--namespace={namespace}")["data"]
+    return {key: base64.b64decode(value) for key, value in found.items()}
+
+
+def request_for(name: str) -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)

@@ -17,7 +17,7 @@ from typing import Final
 from shoal_operator.api.schema import API_VERSION, GROUP
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.shell.cluster.api import Api, Json, key_of_manifest
-from shoal_operator.shell.cluster.cache import Cache, reduce
+from shoal_operator.shell.cluster.cache import Cache, Topic, reduce
 from shoal_operator.shell.cluster.foreign import APPLIED, Identity, identity_of
 from shoal_operator.shell.cluster.resources import JOB, WATCHED, resource_for
 from shoal_operator.shell.cluster.watches import MANAGED_BY, MANAGER
@@ -45,12 +45,19 @@ class _Applied:
 
 
 class Children:
-    """`clock` counts seconds."""
+    """`clock` counts seconds; `changed` is told of children that are not watched."""
 
-    def __init__(self, api: Api, cache: Cache, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        clock: Callable[[], float],
+        changed: Callable[[tuple[Topic, ...]], None],
+    ) -> None:
         self._api = api
         self._cache = cache
         self._clock = clock
+        self._changed = changed
         self._applied: dict[ObjectKey, _Applied] = {}
         self._removed: dict[ObjectKey, float] = {}
 
@@ -72,6 +79,8 @@ class Children:
         self._removed.pop(key, None)
         if (key.api_version, key.kind) in _WATCHED:
             self._cache.put(reduce({"apiVersion": key.api_version, "kind": key.kind, **answer}))
+        else:
+            self._changed(((key.kind, key.namespace, key.name),))
         return True
 
     async def remove(self, key: ObjectKey) -> bool:

@@ -30,6 +30,7 @@ from shoal_operator.shell.cluster.clock import now_micro_text, now_text
 from shoal_operator.shell.cluster.controller import Controller
 from shoal_operator.shell.cluster.coordinators import Coordinators
 from shoal_operator.shell.cluster.dialling import Dialler
+from shoal_operator.shell.cluster.enrolling import Enrolling
 from shoal_operator.shell.cluster.health import Health, HealthLimits
 from shoal_operator.shell.cluster.lease import Lease, LeaseTimes
 from shoal_operator.shell.cluster.login import log_in
@@ -127,10 +128,12 @@ class _Operator:
         self._lease = lease
         self._health = health
         self._authority = ""
-        self._children = Children(api, agenda.cache, clock)
+        self._children = Children(api, agenda.cache, clock, agenda.topics_changed)
         self._certificates = Certificates(
             api, self._children, clock, cert_manager=config.settings.cert_manager
         )
+        enrolment_host = config.settings.enrolment.rpartition(":")[0]
+        self._enrolling = Enrolling(api, self._certificates, config.enrolment, enrolment_host)
         self._dialler = Dialler(self._certificates, config.coordinators)
         self._coordinators = Coordinators(
             self._dialler.dial,
@@ -170,6 +173,7 @@ class _Operator:
                 ("lease", self._lease.run(self._won, self._lost)),
                 ("beat", self._health.beat()),
                 ("authority", self._keep_authority()),
+                ("enrolment", self._enrolling.serve()),
                 ("lead", self._lead()),
                 ("stop", self._wait_for_stop()),
             )
@@ -253,6 +257,7 @@ class _Operator:
                 authority = None
             if authority is not None and authority.certificate.decode() != self._authority:
                 self._authority = authority.certificate.decode()
+                self._enrolling.know(authority)
                 self._agenda.add_all()
             await asyncio.sleep(AUTHORITY_SECONDS if authority is None else 60.0)
 

@@ -22,6 +22,7 @@ from shoal_operator.reconcile.names import (
     authority_secret,
     coordinator_name,
     coordinator_secret,
+    document_name,
     job_id,
     namespace_of,
     uid_of,
@@ -55,7 +56,7 @@ from shoal_operator.shell.cluster.coordinators import Coordinators
 from shoal_operator.shell.cluster.documents import Documents
 from shoal_operator.shell.cluster.foreign import JobState, NodeState, WorkloadState
 from shoal_operator.shell.cluster.pods import AGAIN_SECONDS, Pods
-from shoal_operator.shell.cluster.resources import DAEMON_SET, DEPLOYMENT, JOB, NODE
+from shoal_operator.shell.cluster.resources import CONFIG_MAP, DAEMON_SET, DEPLOYMENT, JOB, NODE
 
 
 @dataclass(slots=True)
@@ -134,7 +135,7 @@ class Snapshots:
             partition=partition,
             model=look.reader.own(Model, namespace, partition.spec.model_ref.name),
             workers=await self._workers(look, partition),
-            document=await self._documents.read(partition, fresh=True),
+            document=await self._document(look, partition, fresh=True),
             pools=look.reader.all_own(DevicePool, namespace),
         )
 
@@ -170,7 +171,7 @@ class Snapshots:
             settings=self._settings,
             placement=placement,
             partition=partition,
-            document=await self._document(partition),
+            document=await self._document(look, partition),
             pool=look.reader.own(DevicePool, namespace, pool),
             view=view,
             measured=self._measured(placement, view),
@@ -195,7 +196,7 @@ class Snapshots:
             job=job,
             model=reader.own(Model, namespace, model_of(job, partition)),
             partition=partition,
-            document=await self._document(partition),
+            document=await self._document(look, partition),
             placement=placement,
             pool=pool,
             view=view,
@@ -268,5 +269,11 @@ class Snapshots:
             look.again(AGAIN_SECONDS)
         return workload
 
-    async def _document(self, partition: Partition | None) -> KeptDocument | None:
-        return None if partition is None else await self._documents.read(partition)
+    async def _document(
+        self, look: _Look, partition: Partition | None, *, fresh: bool = False
+    ) -> KeptDocument | None:
+        if partition is None:
+            return None
+        namespace, name = namespace_of(partition), document_name(partition.metadata.name)
+        look.reader.subscribe((CONFIG_MAP.kind, namespace, name))
+        return await self._documents.read(partition, fresh=fresh)

@@ -32,6 +32,7 @@ from shoal_operator.shell.cluster.api import Api
 from shoal_operator.shell.cluster.login import log_in
 from shoal_operator.shell.cluster.metrics import OperatorMetrics
 from shoal_operator.shell.cluster.traces import Lists, Signs, WatchAges, make_trace
+from shoal_protocol.v1 import coordinator_pb2
 from shoal_protocol.v1 import enrolment_pb2 as pb
 from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
 
@@ -278,3 +279,40 @@ def request_for(name: str) -> bytes:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject)
     return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+
+async def test_a_job_survives_the_death_of_its_operator_and_one_that_is_deleted_is_cancelled(
+    world: World, running: Operators
+) -> None:
+    with operating(running, world) as operator:
+        await world.wait("devicepool", "shelf", "Ready")
+        world.apply("InferenceJob", "long", **job_spec(outputs={"uri": "pvc://lines/long"}))
+        await world.wait("inferencejob", "long", "Planned")
+        operator.kill()
+        world.apply("InferenceJob", "gone", **job_spec(outputs={"uri": "pvc://lines/gone"}))
+    with operating(running, world):
+        await world.wait("inferencejob", "long", "Complete")
+        world.plane.kubectl("delete", "inferencejob", "gone", f"--namespace={NAMESPACE}")
+        await asyncio.to_thread(
+            wait_until, "nothing of the deleted job is left", lambda: not left_of(world, "gone")
+        )
+        await until_forgotten(world, "gone")
+    assert len(read_results(world.claims / "lines" / "long")) == ITEMS
+
+
+def left_of(world: World, name: str) -> list[str]:
+    kinds = "inferencejobs,partitions,placements,jobs"
+    found = world.plane.access.get(kinds, f"--namespace={NAMESPACE}")["items"]
+    names = [each["metadata"]["name"] for each in found]
+    return [each for each in names if each == name or each.startswith(f"{name}-")]
+
+
+async def until_forgotten(world: World, name: str) -> None:
+    """Until the coordinator has no run of a job."""
+    async with asyncio.timeout(60):
+        while True:
+            call = world.pool.stub.ListJobs(coordinator_pb2.ListJobsRequest(), timeout=10)
+            runs = [each.name async for each in call]
+            if not any(each.startswith(f"{name}-") for each in runs):
+                return
+            await asyncio.sleep(0.2)

@@ -1,15 +1,22 @@
 """The control plane that the tests run on is a real one, and leaves nothing behind."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from cluster_fixtures import or_skip
-from shoal_cluster import CommandFailed, ControlPlane
+from shoal_cluster import CommandFailed, ControlPlane, places
 from shoal_cluster.control_plane import Store
+from shoal_cluster.removal import take_down
 
 pytestmark = [pytest.mark.real, pytest.mark.cluster]
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -102,3 +109,28 @@ def test_a_slow_store_makes_every_write_slow() -> None:
             plane.kubectl("create", "configmap", "late", "--request-timeout=300ms")
         plane.delay_store(0)
         plane.kubectl("create", "configmap", "in-time")
+
+
+def test_a_kept_one_outlives_its_maker(control_plane: ControlPlane) -> None:
+    assert control_plane.ready()
+    script = (
+        "from shoal_cluster import ControlPlane; plane = ControlPlane(); plane.start();"
+        "plane.home.keep(); print(plane.folder)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "hack" / "cluster")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    folder = Path(done.stdout.strip())
+    places.take_down_abandoned(take_down)
+    assert processes_of(folder)
+    for home in places.kept():
+        if home.folder == folder:
+            take_down(home)
+        else:  # somebody's `make cluster`
+            home.release()
+    assert not processes_of(folder)
+    assert not folder.exists()

@@ -278,6 +278,9 @@ class ControlPlane:
             "leader-elect": "false",
             "secure-port": "0",
             "node-monitor-grace-period": _NODE_GRACE,
+            # By default it spends its first five seconds waiting for its own rate limit.
+            "kube-api-qps": "200",
+            "kube-api-burst": "400",
         }
         program = self._programs["kube-controller-manager"]
         return self._process("controller-manager", (program, *_flags(flags)))

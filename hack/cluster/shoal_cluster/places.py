@@ -74,7 +74,7 @@ def claim(take_down: Callable[[Home], None]) -> Home:
     _CLUSTERS.mkdir(mode=0o700, exist_ok=True)
     last = _CLUSTERS / "last"
     with locked(_CLUSTERS / "lock"):
-        for left in _abandoned():
+        for left in _unowned(kept=False):
             take_down(left)
         after = int(last.read_text()) + 1 if last.exists() else 0
         for number in (*range(after, _MOST_CLUSTERS), *range(after)):
@@ -92,7 +92,7 @@ def claim(take_down: Callable[[Home], None]) -> Home:
 
 def kept() -> list[Home]:
     """The clusters that were made to be kept, with their locks held."""
-    return [home for home in _unowned() if (home.folder / "kept").exists()]
+    return _unowned(kept=True)
 
 
 def take_down_abandoned(take_down: Callable[[Home], None]) -> int:
@@ -100,17 +100,14 @@ def take_down_abandoned(take_down: Callable[[Home], None]) -> int:
     if not _CLUSTERS.exists():
         return 0
     with locked(_CLUSTERS / "lock"):
-        left = _abandoned()
+        left = _unowned(kept=False)
         for home in left:
             take_down(home)
     return len(left)
 
 
-def _abandoned() -> list[Home]:
-    return [home for home in _unowned() if not (home.folder / "kept").exists()]
-
-
-def _unowned() -> list[Home]:
+def _unowned(*, kept: bool) -> list[Home]:
+    """The clusters that no living process holds, and that were or were not made to be kept."""
     homes: list[Home] = []
     folders = _CLUSTERS.iterdir() if _CLUSTERS.exists() else []
     for folder in sorted(entry for entry in folders if entry.name.isdecimal()):
@@ -119,6 +116,10 @@ def _unowned() -> list[Home]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
+            continue
+        home = Home(int(folder.name), folder, lock)
+        if (folder / "kept").exists() == kept:
+            homes.append(home)
         else:
-            homes.append(Home(int(folder.name), folder, lock))
+            home.release()
     return homes

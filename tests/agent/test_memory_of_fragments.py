@@ -1,5 +1,6 @@
 """What an agent's memory does, as the kernel measures it: never from the agent's own ledger."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ from agent.fragment_making import dense_model, write_fragment
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
 from shoal_protocol.v1 import session_pb2 as pb
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 Join = Callable[..., Awaitable[Joined]]
 MIB = 1 << 20
@@ -207,3 +209,62 @@ async def test_items_of_many_sizes_stay_within_the_budget(
         assert reply.HasField("executed"), reply
         assert reply.executed.peak_bytes <= 16 * MIB
         await joined.device.result()
+
+
+async def run_all(device: ConnectedDevice, digest: str, items: range) -> list[pb.Reply]:
+    """All at once: what waits for what is the agent's affair."""
+    replies = [
+        device.begin(
+            "execute",
+            pb.Execute(
+                task=task(0, item),
+                digest=digest,
+                inputs=[pb.InputSource(producer=-1, tensors=["x"])],
+                results=["y"],
+            ),
+        )
+        for item in items
+    ]
+    return await asyncio.wait_for(asyncio.gather(*replies), 60)
+
+
+async def peak_bytes(device: ConnectedDevice) -> int:
+    """The most above the floor, as the next telemetry has it."""
+    while not device.telemetry.empty():
+        device.telemetry.get_nowait()
+    return (await device.telemetry.get()).peak_bytes
+
+
+async def test_large_outputs_for_a_slow_consumer_stay_within_the_budget(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    # 4 MiB of output an item, over a link of 25 MB/s.
+    fragment = write_fragment(coordinator.store, dense_model([16, 1 << 14]), 14 * MIB)
+    joined = await join("pi-4", "--link-rate", "200M", budget="20Mi")
+    device = joined.device
+    await device.load(fragment.digest, fragment.resident_bytes)
+    for item in range(10):
+        x = np.full((64, 16), item, np.float32)
+        await device.give(edge(-1, 0, item), {"x": x})
+    replies = await run_all(device, fragment.digest, range(10))
+    assert all(reply.HasField("executed") for reply in replies)
+    results = {(each := await device.result()).key.item: each.tensors["y"] for _ in range(10)}
+    assert sorted(results) == list(range(10))
+    assert all(np.allclose(results[item], item * results[1], atol=1e-4) for item in range(10))
+    assert await peak_bytes(device) <= 20 * MIB
+
+
+async def test_large_inputs_for_a_slow_device_stay_within_the_budget(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([1024, 16]), 10 * MIB)
+    device = (await join(budget="20Mi")).device
+    await device.load(fragment.digest, fragment.resident_bytes)
+    for item in range(10):  # 4 MiB each: some find room in memory, the others go to the disk
+        x = np.full((1024, 1024), item, np.float32)
+        assert (await device.give(edge(-1, 0, item), {"x": x})).outcome == Acknowledgement.ACCEPTED
+    replies = await run_all(device, fragment.digest, range(10))
+    assert all(reply.HasField("executed") for reply in replies)
+    results = {(each := await device.result()).key.item: each.tensors["y"] for _ in range(10)}
+    assert all(np.allclose(results[item], item * results[1], atol=1e-4) for item in range(10))
+    assert await peak_bytes(device) <= 20 * MIB

@@ -103,6 +103,7 @@ class Landing:
         self._space.end_move(self.granted - reserved)
         self._space.arrive(reserved)
         self.granted = 0
+        self.settle()
 
     def abandon(self) -> None:
         """It will not come whole."""
@@ -145,7 +146,7 @@ class ActivationStore:
 
         `encoded_bytes` are those of what is to be decoded beside it.
         """
-        # Frames there must be, wherever their contents go: on a device that is full they go without.
+        # Frames there must be, wherever their contents go: a full device takes them without.
         for beside in (encoded_bytes + frame_bytes(decoded_bytes), 0):
             if self._space.request_move(decoded_bytes + beside):
                 return Landing(self, self._space, decoded_bytes, decoded_bytes + beside, None)

@@ -286,8 +286,10 @@ def test_short_tasks_are_sent_ahead_to_the_only_device_that_serves_the_next_stag
     table.join("d2", resident=("b",))
     queue = table.submit(job(chain("a", "b", homes=homes), 200))
     late: list[Execute] = []
-    # The second device answers only when the first has nothing left to do.
+    # The second device answers only when the first has nothing left to do. How deep the queues may
+    # be is looked at with the clock's ticks.
     while queue or late:
+        queue += table.wait(250)
         one = queue.pop(0) if queue else late.pop(0)
         if isinstance(one, Execute) and one.device == "d2" and queue:
             late.append(one)

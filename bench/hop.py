@@ -85,6 +85,34 @@ def hops(*, quick: bool) -> Iterator[Measurement]:
         yield compared(f"{name}, agent to agent", agent, peer, unit="s", goal=RATIO <= 1.3)
 
 
+async def bare_messages_per_second(seconds: float, *, streams: int = 8) -> float:
+    """Small messages that bare gRPC streams carry between two processes, each answered by one.
+
+    Several streams at once, so that both processes always have something to do.
+    """
+    with tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder, _receiver(folder):
+        return await _exchange(f"unix:{folder}/bare.sock", seconds, streams)
+
+
+async def _exchange(target: str, seconds: float, streams: int) -> float:
+    async with grpc.aio.insecure_channel(target, options=_UNLIMITED) as channel:
+        until = time.perf_counter() + seconds
+
+        async def converse() -> int:
+            call: FrameStream = channel.stream_stream(f"/{_BARE}/Push")()
+            exchanged = 0
+            while time.perf_counter() < until:
+                await call.write(bytes((_LAST,)) + bytes(300))
+                assert await call.read() == b"."
+                exchanged += 2
+            await call.done_writing()
+            return exchanged
+
+        began = time.perf_counter()
+        counts = await asyncio.gather(*(converse() for _ in range(streams)))
+        return sum(counts) / (time.perf_counter() - began)
+
+
 def _hop(
     runner: asyncio.Runner, streams: "_Streams", size: int, turns: int
 ) -> dict[str, list[float]]:

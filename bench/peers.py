@@ -2,7 +2,13 @@
 
 A tiny model shows what the machinery itself costs, MiniLM shows it with work to do. Shoal reads its
 items from files and writes every result durably to disk; Ray keeps both in memory, and is given the
-fragments that Shoal cut, in default sessions with one thread.
+fragments that Shoal cut, in default sessions with one thread. Shoal is measured twice: with a file
+for each item, and with a hundred items in a file.
+
+A line of its own says what bare gRPC streams of Python's asyncio interface would carry, if they did
+nothing else: an item of three stages on three devices takes three tasks and their answers, two
+activations and their acknowledgements, which is `MESSAGES` messages when none of them is sent
+together with another.
 """
 
 import asyncio
@@ -18,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from hop import bare_messages_per_second
 from measurement import RATIO, Report, compared, parse_arguments
 from onnx import helper, numpy_helper
 from pool import Pool, cut, running_pool, write_items
@@ -27,6 +34,8 @@ from shoal_operator.api.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 STAGES = 3
+MESSAGES = 2 * STAGES + 2 * (STAGES - 1)
+STACKED = 100
 DEVICES = ("one", "two", "three")
 
 
@@ -85,6 +94,7 @@ class Figures:
     latencies: Sequence[float]
     items_per_second: float
     worker_bytes: Sequence[int]
+    stacked_per_second: float = 0.0
 
 
 async def ours(
@@ -103,11 +113,17 @@ async def ours(
         f"{label}-alone", document, one_by_one, folder / "few-out", homes=homes, parallelism=1
     )
     flood = await pool.run(f"{label}-many", document, many, folder / "many-out", homes=homes)
-    for status in (latency, flood):
+    stack = {name: np.stack([value] * STACKED) for name, value in subject.item.items()}
+    stacks = write_items(folder / "stacks", [stack] * (items // STACKED))
+    stacked = await pool.run(
+        f"{label}-stacked", document, stacks, folder / "stacked-out", homes=homes
+    )
+    for status in (latency, flood, stacked):
         assert status.state == pb.JobStatus.COMPLETE, status
     return Figures(
         latencies=[latency.latency.p50_seconds],
         items_per_second=items / flood.seconds,
+        stacked_per_second=stacked.items / stacked.seconds,
         worker_bytes=[pool.peak_bytes(name) for name in DEVICES],
     )
 
@@ -176,6 +192,15 @@ async def measure(folder: Path, report: Report) -> None:
             # One after the other, never at once: two processors do not hold both.
             theirs.append(await asyncio.to_thread(rays, pool, subject, document, items))
         compare(report, subject.name, mine, theirs)
+        bare = [await bare_messages_per_second(2.0) / MESSAGES for _ in range(turns)]
+        report.add(
+            compared(
+                f"{subject.name}: throughput, against bare gRPC of as many messages",
+                [one.stacked_per_second for one in mine],
+                bare,
+                unit="items/s",
+            )
+        )
 
 
 def compare(
@@ -188,6 +213,15 @@ def compare(
             compared(
                 f"{name}: throughput, against {title}",
                 [one.items_per_second for one in mine],
+                [one.items_per_second for one in peers],
+                unit="items/s",
+                goal=RATIO >= 1,
+            )
+        )
+        report.add(
+            compared(
+                f"{name}: throughput, {STACKED} items in a file, against {title}",
+                [one.stacked_per_second for one in mine],
                 [one.items_per_second for one in peers],
                 unit="items/s",
                 goal=RATIO >= 1,

@@ -14,7 +14,8 @@ from shoal_cluster import Cluster, base_image, build_image, places
 from shoal_cluster.images import BASE_IMAGE
 from shoal_cluster.removal import take_down
 
-pytestmark = [pytest.mark.real, pytest.mark.nodes, pytest.mark.slow]
+# The first test waits for the cluster as well, on a machine that may be busy.
+pytestmark = [pytest.mark.real, pytest.mark.nodes, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 
 SERVE = """

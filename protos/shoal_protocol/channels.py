@@ -8,6 +8,7 @@ client that dials a device says the name that it expects (`server_name`). Withou
 loopback may be used, and only when told.
 """
 
+import contextlib
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,8 @@ def add_port(
     *,
     insecure: bool = False,
 ) -> int:
-    """Let a server listen; the port bound (port 0 asks for any; 1 for a Unix socket).
+    """Let a server listen; the port bound (port 0 asks for any; 1 for a Unix socket). Credentials
+    that are renewed in their files are taken for the connections that come after.
 
     Raises `AddressRefused`, or `OSError` where the address is taken or a PEM file cannot be read.
     """
@@ -120,9 +122,9 @@ def add_port(
         if not _needs_tls(address, credentials, insecure=insecure):
             return server.add_insecure_port(address)
         assert credentials is not None
-        pair = (credentials.key.read_bytes(), credentials.certificate.read_bytes())
-        server_credentials = grpc.ssl_server_credentials(
-            [pair], credentials.ca.read_bytes(), require_client_auth=True
+        renewed = _Renewed(credentials)
+        server_credentials = grpc.dynamic_ssl_server_credentials(
+            renewed.load(), renewed.current, require_client_authentication=True
         )
         return server.add_secure_port(address, server_credentials)
     except RuntimeError as error:
@@ -130,6 +132,43 @@ def add_port(
         raise OSError(
             f"cannot listen on {address}: it is in use, not of this machine, or not writable"
         ) from error
+
+
+class _Renewed:
+    """The files of a server's credentials, looked at again at every handshake.
+
+    Whoever renews a certificate puts key, certificate and authority there in one step, by moving a
+    link to a folder (Kubernetes does so with a Secret's). What cannot be read, or does not fit
+    together because it was read across that step, is left for the next handshake.
+    """
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._seen: tuple[bytes, bytes, bytes] | None = None
+        self._configuration: grpc.ServerCertificateConfiguration | None = None
+
+    def load(self) -> grpc.ServerCertificateConfiguration:
+        """What the files hold now. Raises `OSError`."""
+        return self._take(self._read())
+
+    def current(self) -> grpc.ServerCertificateConfiguration:
+        """What the files hold, or what they held last where they cannot be read."""
+        assert self._configuration is not None, "it was loaded when the port was opened"
+        with contextlib.suppress(OSError):
+            found = self._read()
+            if found != self._seen and found == self._read():
+                return self._take(found)
+        return self._configuration
+
+    def _take(self, found: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
+        key, certificate, ca = self._seen = found
+        self._configuration = grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
+        return self._configuration
+
+    def _read(self) -> tuple[bytes, bytes, bytes]:
+        paths = (self._credentials.key, self._credentials.certificate, self._credentials.ca)
+        key, certificate, ca = (path.read_bytes() for path in paths)
+        return key, certificate, ca
 
 
 def peer_name(context: grpc.aio.ServicerContext[_Request, _Response]) -> str | None:

@@ -17,6 +17,7 @@ from shoal_agent.residency import Ledger
 from shoal_agent.shell.activations import ActivationStore
 from shoal_agent.shell.cache import FragmentCache, free_names
 from shoal_agent.shell.counters import Counters
+from shoal_agent.shell.enrolment import Identity
 from shoal_agent.shell.fetching import Fetcher
 from shoal_agent.shell.fragments import Fragments
 from shoal_agent.shell.links import PeerLinks
@@ -91,16 +92,22 @@ class Agent:
         self._why_no_session = "not connected yet"
         self._drain = asyncio.Event()
         self._settled = False
+        self._identity = None if settings.enrolment is None else Identity(settings.enrolment)
 
     # ---- life --------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve until drained. Raises `AddressRefused`, `OSError` for an unusable address."""
-        server = await self._listen()
         metrics = self._serve_metrics()
         self._handle_signals()
+        if not await self._enrolled():
+            if metrics is not None:
+                metrics.close()
+            return
+        server = await self._listen()
         await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
+        renewing = asyncio.create_task(self._renew(), name="identity")
         draining = asyncio.create_task(self._drain.wait(), name="drain")
         try:
             await asyncio.wait((connecting, draining), return_when=asyncio.FIRST_COMPLETED)
@@ -113,9 +120,9 @@ class Agent:
                     timeout=self.settings.drain_seconds,
                 )
         finally:
-            connecting.cancel()
-            draining.cancel()
-            await asyncio.gather(connecting, draining, return_exceptions=True)
+            for task in (connecting, draining, renewing):
+                task.cancel()
+            await asyncio.gather(connecting, draining, renewing, return_exceptions=True)
             await self.links.close()
             if server is not None:
                 await server.stop(_GOODBYE_SECONDS)
@@ -200,7 +207,7 @@ class Agent:
         add_peer_service(server, peers)
         port = add_port(server, settings.listen, settings.credentials, insecure=settings.insecure)
         await server.start()
-        self._address = settings.advertise or _with_port(settings.listen, port)
+        self._address = advertised(settings.advertise or settings.listen, port)
         log.info("listening on %s", self._address)
         return server
 
@@ -220,6 +227,8 @@ class Agent:
         session = self._session
         if self._drain.is_set():
             return "draining"
+        if self._identity is not None and not self._identity.obtained:
+            return f"not enrolled: {self._identity.why}"
         if session is None:
             return f"no session: {self._why_no_session}"
         silent = perf_counter() - session.last_contact
@@ -287,6 +296,29 @@ class Agent:
         await rehearse_transfers(_CODECS)
         pb.AgentMessage(hello=self.hello()).SerializeToString()
 
+    async def _enrolled(self) -> bool:
+        """Have an identity, where one is to be got; False: told to leave before there was one."""
+        if self._identity is None:
+            return True
+        obtaining = asyncio.create_task(self._identity.obtain(), name="enrolment")
+        leaving = asyncio.create_task(self._drain.wait(), name="drain")
+        await asyncio.wait((obtaining, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if obtaining.done():
+            obtaining.result()  # raises what nobody expected
+        for task in (obtaining, leaving):
+            task.cancel()
+        await asyncio.gather(obtaining, leaving, return_exceptions=True)
+        return self._identity.obtained
+
+    async def _renew(self) -> None:
+        """Keep the identity fresh. Sessions go on; whoever is dialled from now on sees the new one,
+        so streams to peers are opened anew."""
+        if self._identity is None:
+            return
+        async for _ in self._identity.renewals():
+            log.info("the certificate was renewed")
+            await self.links.close()
+
     async def _settle(self, channel: grpc.aio.Channel) -> None:
         """Take the floor, once, when there is a connection: that is part of being idle."""
         if self._settled:
@@ -297,8 +329,25 @@ class Agent:
         except TimeoutError as error:
             raise SessionBroken("the coordinator cannot be reached") from error
         floor = await self.fragments.in_processor(self._meter.settle)
+        self._check_limit(floor)
         self._settled = True
         log.info("floor %s, budget %s", format_bytes(floor), format_bytes(self.settings.budget))
+
+    def _check_limit(self, floor: int) -> None:
+        """A container's limit is what the idle agent is allowed plus the budget. One that takes
+        more would be killed in the midst of its work: it says so, and takes none.
+
+        In local mode (`exit_with_parent`) the runner measures the floor first and sets the limit.
+        """
+        limit, budget = self._machine.memory_limit_bytes(), self.settings.budget
+        if limit is None or self.settings.exit_with_parent or floor + budget <= limit:
+            return
+        raise SessionBroken(
+            f"the idle agent takes {format_bytes(floor)}; the limit of {format_bytes(limit)} "
+            f"leaves {format_bytes(max(0, limit - budget))} beside the budget of "
+            f"{format_bytes(budget)}: "
+            f"raise the limit by {format_bytes(floor + budget - limit)}, or lower the budget"
+        )
 
     def _evicted(self, digest: str, reason: str) -> None:
         log.warning("gave up %s: %s", digest, reason)
@@ -319,8 +368,16 @@ class Agent:
         self._drain.set()
 
 
-def _with_port(address: str, port: int) -> str:
-    """A listening address with the port that was bound in the place of 0."""
+def advertised(address: str, port: int) -> str:
+    """What peers dial: an address, with the port that was bound where it has none, or 0.
+
+    An IPv6 address may stand alone, as a pod's does; with a port it needs its brackets.
+    """
     if address.startswith("unix:"):
         return address
-    return f"{address.rpartition(':')[0]}:{port}"
+    if address.endswith("]") or ":" not in address:
+        return f"{address}:{port}"
+    if address.count(":") > 1 and "]" not in address:
+        return f"[{address}]:{port}"
+    host, _, given = address.rpartition(":")
+    return f"{host}:{port}" if given == "0" else address

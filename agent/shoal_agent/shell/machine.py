@@ -49,6 +49,11 @@ class Machine:
             battery_fraction=_battery_fraction(),
         )
 
+    def memory_limit_bytes(self) -> int | None:
+        """The least that a control group around this process allows; None: no limit is seen."""
+        limits = (_memory_limit_and_usage(folder)[0] for folder in self._memory_groups)
+        return min((limit for limit in limits if limit is not None), default=None)
+
     def _processors(self) -> int:
         """Processors that this process may use: affinity, and the quota of its control group."""
         count = float(len(os.sched_getaffinity(0)))

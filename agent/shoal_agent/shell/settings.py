@@ -3,16 +3,18 @@
 import argparse
 import re
 import socket
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 from shoal_agent import __version__
+from shoal_agent.shell.enrolment import Enrolment
 from shoal_protocol.channels import Credentials
 from shoal_protocol.units import Bytes, parse_bytes, parse_quantity
 
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 Value = TypeVar("Value")
@@ -48,6 +50,7 @@ class Settings:
     link_latency_seconds: float
     telemetry_interval_seconds: float | None
     credentials: Credentials | None
+    enrolment: Enrolment | None
     insecure: bool
     exit_with_parent: bool
     drain_seconds: float
@@ -68,6 +71,9 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     if values.advertise is not None and values.listen is None:
         parser.error("--advertise needs --listen")
     ca, certificate, key = tls
+    credentials = Credentials(ca=ca, certificate=certificate, key=key) if all(tls) else None
+    if (enrolment := _enrolment(parser, values)) is not None:
+        credentials = enrolment.credentials
     return Settings(
         name=values.name,
         coordinator=values.coordinator,
@@ -82,12 +88,31 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
         link_rate=values.link_rate,
         link_latency_seconds=values.link_latency_milliseconds / 1000,
         telemetry_interval_seconds=values.telemetry_interval,
-        credentials=Credentials(ca=ca, certificate=certificate, key=key) if all(tls) else None,
+        credentials=credentials,
+        enrolment=enrolment,
         insecure=values.insecure,
         exit_with_parent=values.exit_with_parent,
         drain_seconds=values.drain_seconds,
         log_level=values.log_level,
         log_format=values.log_format,
+    )
+
+
+def _enrolment(parser: argparse.ArgumentParser, values: argparse.Namespace) -> Enrolment | None:
+    """Where to get a certificate, if that was asked for; all of it or nothing."""
+    given = (values.enrol, values.enrol_ca, values.enrol_token)
+    if not any(given):
+        return None
+    if not all(given):
+        parser.error("--enrol, --enrol-ca and --enrol-token go together")
+    if values.tls_ca is not None or values.insecure:
+        parser.error("--enrol excludes --tls-ca, --tls-certificate, --tls-key and --insecure")
+    return Enrolment(
+        target=values.enrol,
+        ca=values.enrol_ca,
+        token=values.enrol_token,
+        name=values.name,
+        folder=values.identity_folder,
     )
 
 
@@ -125,7 +150,8 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
         "--name",
         type=_checked(_name),
         default=_host_name(),
-        help="name of this device, a DNS label (default: the host's, %(default)s)",
+        help="name of this device, a DNS label, or several with dots (default: the host's, "
+        "%(default)s)",
     )
     group.add_argument(
         "--listen",
@@ -136,7 +162,8 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--advertise",
         metavar="TARGET",
-        help="what peers are to dial, if that is not the address listened on",
+        help="what peers are to dial, if that is not the address listened on; without a port, the "
+        "one listened on",
     )
     group.add_argument(
         "--cache",
@@ -204,6 +231,28 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key")
     group.add_argument(
+        "--enrol",
+        metavar="HOST:PORT",
+        help="get a certificate there, in the place of the three above, and renew it in time",
+    )
+    group.add_argument(
+        "--enrol-ca", type=Path, metavar="FILE", help="authority to trust while doing so"
+    )
+    group.add_argument(
+        "--enrol-token",
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="token that says who this device is; read anew each time",
+    )
+    group.add_argument(
+        "--identity-folder",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "shoal-identity",
+        metavar="DIR",
+        help="where key and certificate are kept; best in memory (default: %(default)s)",
+    )
+    group.add_argument(
         "--insecure", action="store_true", help="no TLS; refused for what is not loopback"
     )
 
@@ -254,7 +303,7 @@ def _checked(convert: Callable[[str], Value]) -> Callable[[str], Value]:
 
 def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise ValueError(f"{text!r} is no DNS label: lower-case letters, digits and dashes")
+        raise ValueError(f"{text!r} is no DNS label: lower-case letters, digits, dashes and dots")
     return text
 
 

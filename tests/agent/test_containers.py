@@ -1,0 +1,99 @@
+"""In a container: the limit of memory is the idle agent's allowance and the budget together."""
+
+import asyncio
+import os
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.conftest import SOURCES
+from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
+from shoal_agent.shell.agent import advertised
+
+LIMIT = 600 << 20
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group whose memory is limited, of whichever version there is."""
+    roots = {
+        Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes",
+        Path("/sys/fs/cgroup"): "memory.max",
+    }
+    for root, name in roots.items():
+        folder = root / f"shoal-test-{os.getpid()}"
+        try:
+            folder.mkdir()
+            if (folder / name).exists():
+                (folder / name).write_text(str(LIMIT))
+                yield folder
+                folder.rmdir()
+                return
+            folder.rmdir()
+        except OSError:
+            continue
+    pytest.skip("no control group for memory can be made here: not root, or no controller")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("budget", "fits"), [("64Mi", True), ("590Mi", False)])
+async def test_an_agent_that_passes_its_allowance_says_so_and_takes_no_work(
+    coordinator: ScriptedCoordinator, folder: Path, group: Path, budget: str, fits: bool
+) -> None:
+    command = [sys.executable, "-m", "shoal_agent", "--name", "pi-4", "--budget", budget]
+    command += ["--coordinator", f"unix:{folder}/c.sock", "--cache", str(folder / "cache")]
+    command += ["--threads", "1", "--log-level", "info", "--metrics-address", "127.0.0.1:0"]
+    errors = folder / "agent.err"
+    path = os.pathsep.join(str(SOURCES / each) for each in ("agent", "protos"))
+    joins = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command]
+    with errors.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            *joins, stderr=file, env=os.environ | {"PYTHONPATH": path}
+        )
+    try:
+        said = "session " if fits else "no session: the idle agent takes"
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while said not in errors.read_text():
+                await asyncio.sleep(0.1)
+        url = errors.read_text().split("metrics at ")[1].split("/metrics")[0]
+        status, text = await asyncio.to_thread(_get, f"{url}/readyz")
+        if fits:
+            assert status == 200
+        else:
+            assert status == 503
+            assert "the limit of 600 MiB leaves 10 MiB beside the budget of 590 MiB" in text
+            assert "or lower the budget" in text
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
+
+
+def _get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - http on loopback
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as answer:
+        with answer:
+            return answer.code, answer.read().decode()
+
+
+@pytest.mark.parametrize(
+    ("address", "dialled"),
+    [
+        ("10.0.0.7", "10.0.0.7:7401"),
+        ("10.0.0.7:0", "10.0.0.7:7401"),
+        ("10.0.0.7:7777", "10.0.0.7:7777"),
+        ("pi-4.local", "pi-4.local:7401"),
+        ("fd00::7", "[fd00::7]:7401"),
+        ("[fd00::7]", "[fd00::7]:7401"),
+        ("[fd00::7]:7777", "[fd00::7]:7777"),
+        ("unix:/run/a.sock", "unix:/run/a.sock"),
+    ],
+)
+def test_peers_are_told_an_address_with_a_port(address: str, dialled: str) -> None:
+    assert advertised(address, 7401) == dialled

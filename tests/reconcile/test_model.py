@@ -48,7 +48,9 @@ def worker(
     refused: bool = False,
 ) -> Worker:
     name = inspect_errand(of).name
-    return Worker(name=name, phase=phase, output=output, message=message, refused=refused)
+    return Worker(
+        name=name, phase=phase, output=output, message=message, refused=refused, ended_at=NOW
+    )
 
 
 def see(of: Model, *workers: Worker, now: str = NOW, offline: bool = False) -> Decision:
@@ -142,9 +144,9 @@ def test_a_worker_that_failed_is_tried_again_after_ten_minutes() -> None:
     first = see(of, failed)
     assert (first.requeue_seconds, first.removals) == (600, ())
     assert word(first.status, "Fetched") == "False InspectionFailed"
-    of = told(of, first)
-    second = see(of, failed, now=LATER)
+    second = see(told(of, first), failed, now=LATER)
     assert [key.name for key in second.removals] == [failed.name]
+    assert second.status == first.status, "it has failed until it is made again"
     assert len(see(told(of, second), now=LATER).children) == 1
 
 

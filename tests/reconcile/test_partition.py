@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -161,7 +162,7 @@ def test_a_config_map_that_somebody_spoilt_is_made_again() -> None:
         ({}, ["--max-bytes", str(24 * MIB)]),
     ],
 )
-def test_the_worker_is_told_how_to_cut(how: dict[str, object], arguments: list[str]) -> None:
+def test_the_worker_is_told_how_to_cut(how: dict[str, Any], arguments: list[str]) -> None:
     pools = (pool("one"), pool("two", budget={"memory": "24Mi"}))
     child = only_child(see(partition(**how), on=ready_model(), pools=pools), "Job")
     command = command_of(child)
@@ -259,7 +260,7 @@ def test_a_refusal_stands_and_a_failure_is_tried_again() -> None:
     decision = see(of, refused, on=on, now=later)
     assert (decision.children, decision.removals) == ((), ())
     assert word(decision.status, "Cut") == "False Refused"
-    failed = Worker(name=name, phase=WorkerPhase.FAILED, message="OOMKilled")
+    failed = Worker(name=name, phase=WorkerPhase.FAILED, message="OOMKilled", ended_at=NOW)
     of = told(partition(fragments=3), see(partition(fragments=3), failed, on=on))
     again = see(of, failed, on=on, now=later)
     assert [key.name for key in again.removals] == [name]

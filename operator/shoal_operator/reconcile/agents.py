@@ -41,6 +41,8 @@ _GRACE_SECONDS: Final = 40
 _CACHE: Final = "/var/cache/shoal"
 _TOKEN: Final = "/var/run/secrets/shoal.dev"  # noqa: S105 - a folder
 _TRUST: Final = "/etc/shoal/enrolment"
+_IDENTITY: Final = "/run/shoal/identity"
+_IDENTITY_BYTES: Final = 1 << 20
 _OF_KUBERNETES: Final = "node.kubernetes.io/"
 """Taints that say how a node is; DaemonSets tolerate them by themselves."""
 
@@ -205,7 +207,7 @@ def _container(pool: DevicePool, agents: AgentSet, settings: OperatorSettings) -
         *("--metrics-address", f"0.0.0.0:{METRICS_PORT}"),
         *("--drain-seconds", str(DRAIN_SECONDS), "--log-level", "info", "--log-format", "json"),
         *("--enrol", settings.enrolment, "--enrol-ca", f"{_TRUST}/ca.crt"),
-        *("--enrol-token", f"{_TOKEN}/token"),
+        *("--enrol-token", f"{_TOKEN}/token", "--identity-folder", _IDENTITY),
     )
     return container(
         "agent",
@@ -224,6 +226,7 @@ def _container(pool: DevicePool, agents: AgentSet, settings: OperatorSettings) -
         volumeMounts=[
             TMP_MOUNT,
             {"name": "cache", "mountPath": _CACHE},
+            {"name": "identity", "mountPath": _IDENTITY},
             {"name": "token", "mountPath": _TOKEN, "readOnly": True},
             {"name": "trust", "mountPath": _TRUST, "readOnly": True},
         ],
@@ -243,6 +246,8 @@ def _volumes(pool: DevicePool, labels: dict[str, str]) -> list[Json]:
     return [
         scratch(_SCRATCH_BYTES),
         {"name": "cache", **_cache(pool, labels)},
+        # The key never touches a disk.
+        {"name": "identity", "emptyDir": {"medium": "Memory", "sizeLimit": str(_IDENTITY_BYTES)}},
         {"name": "token", "projected": {"sources": [{"serviceAccountToken": token}]}},
         {"name": "trust", "configMap": {"name": trust_name(pool.metadata.name)}},
     ]

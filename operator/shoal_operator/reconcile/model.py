@@ -32,10 +32,9 @@ from shoal_operator.reconcile.told import (
     UNKNOWN,
     Told,
     conditions,
-    find,
     holds_for,
 )
-from shoal_operator.reconcile.waiting import RETRY_SECONDS, retry_in, worker_named, worker_text
+from shoal_operator.reconcile.waiting import retry_in, worker_named, worker_text
 from shoal_operator.reconcile.workers import (
     given_digest,
     inspect_errand,
@@ -123,13 +122,9 @@ def _failed(snapshot: ModelSnapshot, worker: Worker) -> Decision:
         return replace(_decision(snapshot, before, told, keep=worker.name), notes=(note,))
     told = _ended("Fetched", "InspectionFailed", text)
     note = Note(reason="InspectionFailed", message=text, warning=True)
-    remaining = retry_in(find(before.conditions, "Fetched"), "InspectionFailed", snapshot.now)
-    if remaining == 0:
-        told = _waiting("Inspecting", f"tried again; before: {text}")
-        return _decision(snapshot, before, told, keep=None)
-    decision = _decision(snapshot, before, told, keep=worker.name)
-    seconds = RETRY_SECONDS if remaining is None else remaining
-    return replace(decision, notes=(note,), requeue_seconds=seconds)
+    remaining = retry_in(worker, snapshot.now)
+    decision = _decision(snapshot, before, told, keep=worker.name if remaining else None)
+    return replace(decision, notes=(note,), requeue_seconds=max(1.0, remaining))
 
 
 def _mismatch(snapshot: ModelSnapshot, worker: Worker, text: str) -> Decision:

@@ -38,13 +38,11 @@ from shoal_operator.reconcile.told import (
     TRUE,
     Told,
     conditions,
-    find,
     holds_for,
     message_of,
     shortened,
 )
 from shoal_operator.reconcile.waiting import (
-    RETRY_SECONDS,
     retry_in,
     worker_named,
     worker_text,
@@ -202,14 +200,10 @@ def _failed(snapshot: PartitionSnapshot, worker: Worker) -> Decision:
     text = worker_text(worker, f"{name} could not be cut")
     reason = "Refused" if worker.refused else "CuttingFailed"
     note = Note(reason=reason, message=text, warning=True)
-    decision = _waits(snapshot, reason, text, keep=worker.name)
-    if worker.refused:
-        return replace(decision, notes=(note,))
-    before = snapshot.partition.status or PartitionStatus()
-    remaining = retry_in(find(before.conditions, "Cut"), reason, snapshot.now)
-    if remaining == 0:
-        return _waits(snapshot, "Cutting", f"tried again; before: {text}")
-    seconds = RETRY_SECONDS if remaining is None else remaining
+    remaining = None if worker.refused else retry_in(worker, snapshot.now)
+    kept = None if remaining == 0 else worker.name
+    decision = _waits(snapshot, reason, text, keep=kept)
+    seconds = None if remaining is None else max(1.0, remaining)
     return replace(decision, notes=(note,), requeue_seconds=seconds)
 
 

@@ -3,10 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
-from shoal_operator.api.fields import Condition
 from shoal_operator.reconcile.snapshot import Worker
 from shoal_operator.reconcile.times import seconds_since
-from shoal_operator.reconcile.told import FALSE
 
 SOON_SECONDS: Final = 2.0
 LATER_SECONDS: Final = 15.0
@@ -25,10 +23,8 @@ def worker_text(worker: Worker, otherwise: str) -> str:
     return message or f"{otherwise} (worker {worker.name})"
 
 
-def retry_in(failure: Condition | None, reason: str, now: str) -> float | None:
-    """In how many seconds a worker is tried again whose failure the condition tells; 0: now. None:
-    the condition does not tell of the failure yet.
-    """
-    if failure is None or failure.status is not FALSE or failure.reason != reason:
-        return None
-    return max(0.0, RETRY_SECONDS - seconds_since(failure.last_transition_time, now))
+def retry_in(worker: Worker, now: str) -> float:
+    """In how many seconds a worker that failed is made again; 0: now."""
+    if worker.ended_at is None:
+        return RETRY_SECONDS
+    return max(0.0, RETRY_SECONDS - seconds_since(worker.ended_at, now))

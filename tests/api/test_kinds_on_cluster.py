@@ -77,7 +77,7 @@ def test_the_example_of_the_reference_is_accepted(cluster: Cluster, names: KindN
 @pytest.mark.parametrize("folder", ["ocr", "vision", "embeddings"])
 def test_the_files_that_shoal_runs_are_accepted(cluster: Cluster, folder: str) -> None:
     given = f"--filename={ROOT / 'examples' / folder}"
-    cluster.kubectl("apply", "--server-side", given)
+    assert "serverside-applied" in cluster.kubectl("apply", "--server-side", given)
     cluster.kubectl("delete", given)
 
 
@@ -188,7 +188,8 @@ def test_wait_returns_when_a_condition_holds(cluster: Cluster) -> None:
     cluster.refusal("wait", "--for=condition=Complete", name, "--timeout=1s")
     status = InferenceJobStatus(conditions=(condition("Complete"),))
     print_of(cluster, "ij", "waited", status)
-    cluster.kubectl("wait", "--for=condition=Complete", name, "--timeout=5s")
+    waited = cluster.kubectl("wait", "--for=condition=Complete", name, "--timeout=5s")
+    assert "condition met" in waited
 
 
 # ---- what is refused -----------------------------------------------------------------------------
@@ -353,7 +354,7 @@ def test_the_largest_object_that_the_schema_allows_is_within_the_cost_of_rules(
     pins = [{"fragment": index, "device": "d" * 63} for index in range(256)]
     large = placement(*pins)
     large["metadata"]["name"] = "large"
-    cluster.create(large)
+    assert len(cluster.create(large)["spec"]["pins"]) == 256
 
 
 def test_conditions_of_two_writers_are_merged_by_type(cluster: Cluster) -> None:

@@ -24,7 +24,8 @@ boards = pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
 def measured() -> set[str]:
     """The names of all samples that operator, coordinator and agent expose."""
     agent = CollectorRegistry()
-    still = Gauges(**dict.fromkeys(Gauges.__annotations__, 0))
+    readings: dict[str, Any] = dict.fromkeys(Gauges.__annotations__, 0)
+    still = Gauges(**readings)
     agent.register(AgentCollector({"version": "1"}, Counters(), lambda: still))
     registries = (OperatorMetrics().registry, CoordinatorMetrics().registry, agent)
     families = [family for registry in registries for family in registry.collect()]
@@ -43,7 +44,7 @@ def queries(path: Path) -> list[str]:
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
-def promtool(rules: object, tmp_path: Path) -> None:
+def assert_promtool_takes(rules: object, tmp_path: Path) -> None:
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool (Debian: prometheus) is not here")
@@ -55,7 +56,7 @@ def promtool(rules: object, tmp_path: Path) -> None:
 
 
 def test_alerts_are_rules_that_prometheus_takes(tmp_path: Path) -> None:
-    promtool(
+    assert_promtool_takes(
         render({"prometheusRule.enabled": True}, PROMETHEUS)["PrometheusRule", "shoal-operator"][
             "spec"
         ],
@@ -88,7 +89,7 @@ def test_panels_ask_in_prometheus_own_language(path: Path, tmp_path: Path) -> No
         for query in queries(path)
     ]
     rules = [{"record": f"panel:{n}", "expr": query} for n, query in enumerate(plain)]
-    promtool({"groups": [{"name": "panels", "rules": rules}]}, tmp_path)
+    assert_promtool_takes({"groups": [{"name": "panels", "rules": rules}]}, tmp_path)
 
 
 @boards

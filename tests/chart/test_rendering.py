@@ -37,7 +37,7 @@ def settings_of(tmp_path: Path, values: dict[str, Any], *arguments: str) -> Oper
 
 
 def test_helm_has_nothing_to_complain_about() -> None:
-    helm("lint", "--strict", "--quiet", str(CHART))
+    assert "ERROR" not in helm("lint", "--strict", "--quiet", str(CHART))
 
 
 def test_the_defaults_are_what_a_bare_cluster_needs() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-ASSERTING = ("assert", "check", "raises", "warns", "fail")
+ASSERTING = ("assert", "check", "raises", "warns", "fail", "wait_until")
+"""How the names of such functions begin; to wait until something holds fails where it does not."""
 
 
 def all_tests() -> Iterator[tuple[str, ast.AST]]:
@@ -47,6 +48,7 @@ def is_assertion(call: ast.Call) -> bool:
         ("assert simulate(7)", True),
         ("np.testing.assert_allclose(a, b)", True),
         ("with pytest.raises(ValueError): f()", True),
+        ("wait_until('it is there', exists)", True),
         ("subprocess.run(command, check=True)", True),
         ("subprocess.run(command, check=False)", False),
     ],

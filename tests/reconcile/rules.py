@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from reconcile.values import passes_its_schema
 from shoal_operator.api.conditions import holds
@@ -87,7 +87,8 @@ def with_status(snapshot: S, decision: Decision) -> S:
         "Placement": "placement",
         "InferenceJob": "job",
     }[type(told).__name__]
-    return replace(snapshot, **{field: told})  # type: ignore[type-var]
+    change: dict[str, Any] = {field: told}
+    return replace(snapshot, **change)
 
 
 def check(snapshot: Snapshot, decision: Decision) -> None:

@@ -5,9 +5,11 @@ goes away, comes back with its volume, and runs jobs item by item; statuses are 
 the operator may die after any part of carrying a decision out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
+from typing import Any
 
 from reconcile.rules import decide, name_of
 from reconcile.values import NAMESPACE, SETTINGS, K, document, make, model, pool
@@ -287,10 +289,10 @@ class Cluster:
     def reconcile(self, snapshot: Snapshot, *, dies: bool = False) -> Decision:
         """Decide and carry out; an operator that dies does the first part of it only."""
         decision = decide(snapshot)
-        steps = [lambda: self._write_status(snapshot, decision)]
-        steps += [lambda child=child: self._apply(snapshot, child) for child in decision.children]
-        steps += [lambda key=key: self._remove(key.kind, key.name) for key in decision.removals]
-        steps += [lambda call=call: self._call(call) for call in decision.calls]
+        steps: list[Callable[[], None]] = [partial(self._write_status, snapshot, decision)]
+        steps += [partial(self._apply, snapshot, child) for child in decision.children]
+        steps += [partial(self._remove, key.kind, key.name) for key in decision.removals]
+        steps += [partial(self._call, call) for call in decision.calls]
         for step in steps[: self.chance.randrange(len(steps) + 1) if dies else None]:
             step()
         if not dies:
@@ -309,17 +311,18 @@ class Cluster:
         return decision
 
     def _write_status(self, snapshot: Snapshot, decision: Decision) -> None:
+        status: Any = decision.status
         match snapshot:
             case ModelSnapshot(model=of):
-                self.models[of.metadata.name] = replace(of, status=decision.status)
+                self.models[of.metadata.name] = replace(of, status=status)
             case PartitionSnapshot(partition=of):
-                self.partitions[of.metadata.name] = replace(of, status=decision.status)
+                self.partitions[of.metadata.name] = replace(of, status=status)
             case DevicePoolSnapshot(pool=of):
-                self.pools[of.metadata.name] = replace(of, status=decision.status)
+                self.pools[of.metadata.name] = replace(of, status=status)
             case PlacementSnapshot(placement=of):
-                self.placements[of.metadata.name] = replace(of, status=decision.status)
+                self.placements[of.metadata.name] = replace(of, status=status)
             case InferenceJobSnapshot(job=of):
-                self.jobs[of.metadata.name] = replace(of, status=decision.status)
+                self.jobs[of.metadata.name] = replace(of, status=status)
 
     def _apply(self, snapshot: Snapshot, child: Manifest) -> None:
         metadata, spec, name = child["metadata"], child.get("spec"), name_of(child)

@@ -363,4 +363,6 @@ def test_what_becomes_of_a_pool_is_an_event_once() -> None:
 
 
 def test_the_longest_name_still_makes_names() -> None:
-    see(pool("p" * 63))
+    names = [name_of(child) for child in see(pool("p" * 63)).children]
+    assert names
+    assert max(map(len, names)) <= 63

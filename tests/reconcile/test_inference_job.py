@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def job(generation: int = 1, **more: object) -> InferenceJob:
     return make(InferenceJob, "ocr", {**SPEC, **more}, uid=uid, generation=generation)
 
 
-def planned(**more: object) -> InferenceJobSnapshot:
+def planned(**more: Any) -> InferenceJobSnapshot:
     """A job whose model, partition and placement are ready, fragments in the store."""
     cluster = started(Random(1), jobs=0, failures=0.0)  # noqa: S311
     cluster.jobs["ocr"] = job(**more)
@@ -321,7 +322,7 @@ def test_the_job_deletes_itself_when_its_time_is_up() -> None:
         ({"outputs": {"uri": "pvc://lines/in/"}}, "over the inputs"),
     ],
 )
-def test_addresses_that_mean_nothing_here_fail_the_job(more: dict[str, object], text: str) -> None:
+def test_addresses_that_mean_nothing_here_fail_the_job(more: dict[str, Any], text: str) -> None:
     decision = decide(replace(PLANNED, job=job(**more)))
     assert word(decision.status, "Failed") == "True UnsuitableAddress"
     assert text in condition(decision.status, "Failed").message

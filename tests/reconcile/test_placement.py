@@ -1,6 +1,7 @@
 """A plan stays in force until another gains enough."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -240,5 +241,6 @@ def test_it_waits_for_what_it_refers_to(missing: str, reason: str) -> None:
         pool=pool(),
         view=devices("a"),
     )
-    decision = decide(replace(snapshot, **{missing: None}))
+    nothing: dict[str, Any] = {missing: None}
+    decision = decide(replace(snapshot, **nothing))
     assert word(decision.status, "Ready") == f"False {reason}"

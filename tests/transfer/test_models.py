@@ -221,7 +221,7 @@ async def test_local_models_stay_where_they_are(
 
 
 def test_locations_are_found_wherever_a_tensor_is(tmp_path: Path) -> None:
-    tensor = onnx.TensorProto(name="t", data_type=1, dims=[1], data_location=1)
+    tensor = onnx.TensorProto(name="t", data_type=1, dims=[1], data_location="EXTERNAL")
     tensor.external_data.add(key="location", value="deep/in.bin")
     inner = onnx.helper.make_graph([], "inner", [], [], [tensor])
     node = onnx.helper.make_node("If", ["c"], ["y"], then_branch=inner)

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import os
 import re
 import signal
@@ -31,13 +32,27 @@ networkPolicies: true
 offline: false
 """
 CRDS = Path(__file__).parents[1] / "crds"
+CHART = Path(__file__).parents[1] / "helm" / "shoal"
+NAMESPACE = "shoal-system"
+ACCOUNT = "shoal-operator"
 
 
-def prepare(plane: ControlPlane) -> None:
-    """The CRDs, and the operator's namespace."""
+def prepare(plane: ControlPlane) -> Path:
+    """The CRDs, the operator's namespace, and its account with the chart's roles and no others: a
+    kubeconfig with that account's token.
+    """
     plane.kubectl("apply", "--server-side", f"--filename={CRDS}")
     plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    plane.kubectl("create", "namespace", "shoal-system")
+    plane.kubectl("create", "namespace", NAMESPACE)
+    shown = [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
+    roles = plane.access.helm("template", "shoal", str(CHART), f"--namespace={NAMESPACE}", *shown)
+    plane.kubectl("apply", "--filename=-", given=roles)
+    asked = ("create", "token", ACCOUNT, f"--namespace={NAMESPACE}", "--duration=12h")
+    document = json.loads(plane.kubeconfig.read_text())
+    document["users"] = [{"name": "admin", "user": {"token": plane.kubectl(*asked).strip()}}]
+    file = plane.folder / "operator.kubeconfig"
+    file.write_text(json.dumps(document))
+    return file
 
 
 def wait_until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -2,3 +2,8 @@
 
 Nothing here decides anything. What only one plane needs belongs to that plane.
 """
+
+from typing import Final
+
+PROTOCOL: Final = 2
+"""What `Hello.protocol` says. It grows when a message's meaning changes; both sides must agree."""

@@ -22,8 +22,6 @@ from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 if TYPE_CHECKING:  # generic for the type checker only
     _Handler = grpc.RpcMethodHandler[Any, Any]
 
-PROTOCOL: Final = 2
-"""What `Hello.protocol` says. It grows when a message's meaning changes; both sides must agree."""
 DEVICE_METADATA: Final = "shoal-device"
 
 _SESSION: Final = "shoal.v1.Session"

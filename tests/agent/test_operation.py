@@ -18,7 +18,7 @@ from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from agent.test_memory_of_fragments import run
 from shoal_agent.shell.machine import Machine
 from shoal_agent.shell.settings import parse
-from shoal_protocol.services import PROTOCOL
+from shoal_protocol import PROTOCOL
 from shoal_protocol.v1 import session_pb2 as pb
 
 Join = Callable[..., Awaitable[Joined]]

@@ -34,8 +34,8 @@ def test_an_address_is_a_path(uri: str, path: str) -> None:
         ("pvc://", "write pvc://CLAIM/PATH"),
         ("file://host/x", "write file:///ABSOLUTE/PATH"),
         ("file://x", "write file:///ABSOLUTE/PATH"),
-        ("s3://bucket/key", "s3:// needs a cluster"),
-        ("https://example.org/m.onnx", "https:// needs a cluster"),
+        ("s3://bucket/key", "s3:// names no file of this machine"),
+        ("https://example.org/m.onnx", "https:// names no file of this machine"),
         ("a\0b", "zero byte"),
     ],
 )

@@ -25,6 +25,7 @@ from shoal_operator.api.partition import (
     TensorSpec,
     document_to_json,
 )
+from shoal_protocol import PROTOCOL
 from shoal_protocol.assembly import ActivationAssembler
 from shoal_protocol.channels import Credentials, open_channel
 from shoal_protocol.frames import (
@@ -34,7 +35,7 @@ from shoal_protocol.frames import (
     frames_in,
     split_frame,
 )
-from shoal_protocol.services import PROTOCOL, SessionClient
+from shoal_protocol.services import SessionClient
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb

@@ -10,8 +10,9 @@ import pytest
 
 from coordinator.scripted import connected
 from coordinator.world import World, refusal
+from shoal_protocol import PROTOCOL
 from shoal_protocol.files import FileReceiver
-from shoal_protocol.services import PROTOCOL, SessionClient
+from shoal_protocol.services import SessionClient
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest

@@ -15,12 +15,17 @@ from shoal_cluster import ControlPlane
 def plane() -> Iterator[ControlPlane]:
     """A control plane of the module's own, whose writes are counted."""
     with or_skip(lambda: ControlPlane(audit=True)) as plane:
-        prepare(plane)
         yield plane
 
 
+@pytest.fixture(scope="module")
+def account(plane: ControlPlane) -> Path:
+    """The operator's own kubeconfig: what the chart allows, and nothing else."""
+    return prepare(plane)
+
+
 @pytest.fixture
-def namespace(plane: ControlPlane) -> str:
+def namespace(plane: ControlPlane, account: Path) -> str:
     """A namespace of the test's own."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     plane.kubectl("create", "namespace", name)
@@ -28,7 +33,7 @@ def namespace(plane: ControlPlane) -> str:
 
 
 @pytest.fixture
-def running(plane: ControlPlane, tmp_path: Path) -> Iterator[Operators]:
+def running(account: Path, tmp_path: Path) -> Iterator[Operators]:
     """Operators of the test's own."""
-    with operators(tmp_path, plane.kubeconfig) as started:
+    with operators(tmp_path, account) as started:
         yield started

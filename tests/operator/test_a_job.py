@@ -86,7 +86,7 @@ class World:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(
-    plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+    plane: ControlPlane, account: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[World]:
     folder = tmp_path_factory.mktemp("world")
     claims = folder / "claims"

@@ -101,13 +101,13 @@ def test_what_was_deleted_while_no_operator_ran_is_forgotten_and_what_came_is_se
 
 
 def test_silent_watches_fail_the_probe_and_recover(
-    plane: ControlPlane, namespace: str, running: Operators, tmp_path: Path
+    plane: ControlPlane, namespace: str, account: Path, running: Operators, tmp_path: Path
 ) -> None:
     """A proxy holds back all bytes: connections stay, nobody says that anything is wrong."""
     host, port = plane.url.removeprefix("https://").split(":")
     with StallingProxy((host, int(port))) as proxy:
         through = tmp_path / "kubeconfig"
-        text = plane.kubeconfig.read_text()
+        text = account.read_text()
         through.write_text(text.replace(plane.url, f"https://127.0.0.1:{proxy.port}"))
         operator = running.start(kubeconfig=through, watch_seconds=4)
         operator.wait_until_leading()

@@ -1,6 +1,6 @@
 """One operator on a real API server: what it writes, and what it does not."""
 
-import time
+import json
 
 import pytest
 
@@ -180,8 +180,6 @@ def test_an_object_that_is_gone_takes_its_children_with_it(
     wait_until("the worker is made", lambda: len(plane.access.get(*jobs)["items"]) == 1)
     plane.kubectl("delete", "model", "m", f"--namespace={namespace}")
     wait_until("the worker is gone", lambda: plane.access.get(*jobs)["items"] == [])
-    time.sleep(0)  # nothing makes it anew: it would be there by the next look
-    assert plane.access.get(*jobs)["items"] == []
 
 
 def test_a_name_that_somebody_else_has_is_left_alone_and_told(
@@ -220,3 +218,53 @@ def test_a_name_that_somebody_else_has_is_left_alone_and_told(
     wait_until("it is told", told)
     [job] = plane.access.get(*jobs)["items"]
     assert "ownerReferences" not in job["metadata"]
+
+
+def test_an_operator_of_one_namespace_looks_at_no_other(
+    plane: ControlPlane, namespace: str, running: Operators
+) -> None:
+    operator = running.start("--namespace", namespace)
+    operator.wait_until_leading()
+    plane.access.apply(model("elsewhere"), namespace="default")
+    plane.access.apply(model("here"), namespace=namespace)
+    wait_until("it works", lambda: is_seen(plane, namespace, "here"))
+    assert status(plane, "default", "model", "elsewhere") == {}
+    assert operator.metric("shoal_operator_objects", kind="Model") == 1
+    plane.kubectl("delete", "model", "elsewhere", "--namespace=default")
+
+
+def test_an_object_that_says_what_no_schema_knows_is_told_what_is_wrong(
+    plane: ControlPlane, namespace: str, running: Operators
+) -> None:
+    """The API server lets through what a CRD of another version does not forbid."""
+    loose = {
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": True,
+    }
+    crd = plane.access.get("crd", "placements.shoal.dev")
+    before = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema = ("patch", "crd", "placements.shoal.dev", "--type=json", "--patch")
+    place = "/spec/versions/0/schema/openAPIV3Schema"
+    plane.kubectl(*schema, json.dumps([{"op": "replace", "path": place, "value": loose}]))
+    try:
+        running.start().wait_until_leading()
+        plane.access.apply(
+            {
+                "apiVersion": "shoal.dev/v1alpha1",
+                "kind": "Placement",
+                "metadata": {"name": "odd"},
+                "spec": {"partitionRef": "p", "poolRef": {"name": "shelf"}},
+            },
+            namespace=namespace,
+        )
+        wait_until(
+            "it is told",
+            lambda: (
+                condition(plane, namespace, "placement", "odd", "Ready").get("reason") == "Invalid"
+            ),
+        )
+        told = condition(plane, namespace, "placement", "odd", "Ready")
+        assert "spec.partitionRef" in told["message"]
+    finally:
+        plane.kubectl("delete", "placement", "odd", f"--namespace={namespace}")
+        plane.kubectl(*schema, json.dumps([{"op": "replace", "path": place, "value": before}]))

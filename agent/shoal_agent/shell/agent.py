@@ -31,8 +31,9 @@ from shoal_agent.shell.session import Session, SessionBroken
 from shoal_agent.shell.settings import Settings
 from shoal_agent.shell.shaping import Uplink
 from shoal_agent.shell.tasks import Tasks
+from shoal_protocol import PROTOCOL
 from shoal_protocol.channels import add_port, open_channel, server_options
-from shoal_protocol.services import PROTOCOL, SessionClient, add_peer_service
+from shoal_protocol.services import SessionClient, add_peer_service
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1 import tensors_pb2

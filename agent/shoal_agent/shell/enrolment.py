@@ -117,6 +117,9 @@ class Identity:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
+        # Where memory is short it is this process that has to go, not the agent with its work.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")
         try:
             async with asyncio.timeout(_PROCESS_SECONDS):
                 told, complaint = await process.communicate(json.dumps(order).encode())

@@ -7,7 +7,7 @@ from typing import Final
 
 import typer
 
-from shoal_operator.cli import options
+from shoal_operator.cli import options, serving_options
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
@@ -16,16 +16,16 @@ EPILOG: Final = (
 
 
 def operator(
-    settings: options.OperatorSettingsFile,
-    kubeconfig: options.Kubeconfig = None,
-    namespace: options.Namespaces = None,
-    identity: options.Identity = None,
-    metrics_address: options.OperatorMetricsAddress = "0.0.0.0:8080",
-    enrolment_address: options.EnrolmentAddress = "0.0.0.0:8443",
-    coordinator: options.CoordinatorTargets = None,
-    resync_seconds: options.ResyncSeconds = 600.0,
-    watch_seconds: options.WatchSeconds = 45,
-    log_level: options.CoordinatorLogLevel = options.LogLevel.INFO,
+    settings: serving_options.OperatorSettingsFile,
+    kubeconfig: serving_options.Kubeconfig = None,
+    namespace: serving_options.Namespaces = None,
+    identity: serving_options.Identity = None,
+    metrics_address: serving_options.OperatorMetricsAddress = "0.0.0.0:8080",
+    enrolment_address: serving_options.EnrolmentAddress = "0.0.0.0:8443",
+    coordinator: serving_options.CoordinatorTargets = None,
+    resync_seconds: serving_options.ResyncSeconds = 600.0,
+    watch_seconds: serving_options.WatchSeconds = 45,
+    log_level: serving_options.HowMuchLog = options.LogLevel.INFO,
 ) -> None:
     """Run the operator: watches the kinds of shoal.dev, and has come true what they say.
 
@@ -50,7 +50,7 @@ def operator(
         namespaces=tuple(namespace or ()),
         metrics=_host_and_port(metrics_address),
         enrolment=_host_and_port(enrolment_address),
-        coordinators=options.parse_targets(coordinator),
+        coordinators=serving_options.parse_targets(coordinator),
         resync_seconds=resync_seconds,
         watch=WatchTimes.every(watch_seconds),
         limits=HealthLimits(watch_age=watch_seconds * 2.5),

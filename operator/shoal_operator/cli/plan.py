@@ -24,19 +24,23 @@ def plan(
 
     from shoal_operator.cli.progress import choose_progress
     from shoal_operator.cli.tables import output, plan_table
+    from shoal_operator.shell.local import remote
     from shoal_operator.shell.local.orders import read_orders
     from shoal_operator.shell.local.runner import plan_on_pool, prepare_all
     from shoal_operator.shell.local.workspace import default_work_folder, open_workspace
 
     volumes = options.parse_volumes(volume)
-    orders = read_orders(options.load_files(files), volumes)
+    folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
+    brought = asyncio.run(
+        remote.bring(options.load_files(files), folder, lambda text: typer.echo(text, err=True))
+    )
+    orders = read_orders(brought.manifests, volumes)
     wanted = [(f"Placement {name}", order) for name, order in orders.placements]
     wanted += [(f"InferenceJob {order.name}", order.plan) for order in orders.jobs]
     if not wanted:
         raise typer.BadParameter("nothing to plan: there is no Placement and no InferenceJob")
     console = output()
     observer = choose_progress("auto", quiet=False, console=Console(stderr=True))
-    folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     with open_workspace(folder) as workspace:
         try:
             cuts = [order.cut for _, order in wanted]

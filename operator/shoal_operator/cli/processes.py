@@ -7,7 +7,7 @@ from typing import Final
 
 import typer
 
-from shoal_operator.cli import options
+from shoal_operator.cli import options, serving_options
 
 COORDINATOR_EPILOG: Final = (
     "[bold]Example[/bold]\n\n"
@@ -22,22 +22,22 @@ def agent(context: typer.Context) -> None:
 
 
 def coordinator(
-    listen: options.Listen,
-    store: options.Store,
-    state: options.State = None,
-    relay: options.Relay = options.RelayChoice.AUTO,
-    metrics_address: options.MetricsAddress = None,
-    telemetry_seconds: options.TelemetrySeconds = 2.0,
-    silence_seconds: options.SilenceSeconds = 6.0,
-    patience_seconds: options.PatienceSeconds = 3.0,
-    task_seconds: options.TaskSeconds = 540.0,
+    listen: serving_options.Listen,
+    store: serving_options.Store,
+    state: serving_options.State = None,
+    relay: serving_options.Relay = serving_options.RelayChoice.AUTO,
+    metrics_address: serving_options.MetricsAddress = None,
+    telemetry_seconds: serving_options.TelemetrySeconds = 2.0,
+    silence_seconds: serving_options.SilenceSeconds = 6.0,
+    patience_seconds: serving_options.PatienceSeconds = 3.0,
+    task_seconds: serving_options.TaskSeconds = 540.0,
     tls_ca: options.TlsCa = None,
     tls_certificate: options.TlsCertificate = None,
     tls_key: options.TlsKey = None,
-    client: options.Clients = None,
+    client: serving_options.Clients = None,
     insecure: options.Insecure = False,
-    exit_with_parent: options.ExitWithParent = False,
-    log_level: options.CoordinatorLogLevel = options.LogLevel.WARNING,
+    exit_with_parent: serving_options.ExitWithParent = False,
+    log_level: serving_options.HowMuchLog = options.LogLevel.WARNING,
 ) -> None:
     """Run a coordinator: sessions with agents, dispatch, recovery, results.
 

@@ -191,19 +191,28 @@ def run_manifests(
     manifests: "Manifests", volumes: dict[str, Path], files: Sequence[Path], how: How, show: Show
 ) -> int:
     """Run what the manifests ask for, in a work folder that is kept or not; the exit status."""
+    from shoal_operator.shell.local import remote
     from shoal_operator.shell.local.orders import read_orders
     from shoal_operator.shell.local.workspace import default_work_folder
 
-    orders = read_orders(manifests, volumes)
     if show.report is not None:
         _check_report(show.report)
     folder = how.work or default_work_folder(files[0].resolve().stem or "stdin", files)
+    brought = asyncio.run(remote.bring(manifests, folder, _say))
+    orders = read_orders(brought.manifests, volumes)
     try:
-        return execute(orders, folder, how.run_options(), show)
+        status = execute(orders, folder, how.run_options(), show)
+        if status != INTERRUPTED:
+            asyncio.run(remote.deliver(brought, _say))
+        return status
     finally:
         if not how.keep:
             for name in ("store", "cache", "state", "logs"):
                 shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def _check_report(path: Path) -> None:

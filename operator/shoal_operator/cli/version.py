@@ -8,7 +8,7 @@ import typer
 
 def version() -> None:
     """Print the versions of shoal, of its protocol, and of what it stands on."""
-    from shoal_protocol.services import PROTOCOL
+    from shoal_protocol import PROTOCOL
 
     rows = [("shoal", _version("shoal")), ("protocol", str(PROTOCOL))]
     rows.append(("python", platform.python_version()))

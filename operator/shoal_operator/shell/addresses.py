@@ -36,8 +36,7 @@ def resolve_uri(uri: str, base: Path, volumes: Mapping[str, Path]) -> Path:
         case "file":
             return _of_file(uri)
         case _:
-            advice = "local mode reads local files only; fetch it first and give its path"
-            raise AddressRefused(uri, f"{scheme}:// needs a cluster; {advice}")
+            raise AddressRefused(uri, f"{scheme}:// names no file of this machine")
 
 
 def _of_file(uri: str) -> Path:

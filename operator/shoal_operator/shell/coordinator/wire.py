@@ -13,7 +13,7 @@ from typing import Final, assert_never
 from shoal_operator.api.partition import MODEL, Digest, PartitionDocument
 from shoal_operator.dispatch import events as ev
 from shoal_operator.dispatch import instructions as ins
-from shoal_protocol.services import PROTOCOL
+from shoal_protocol import PROTOCOL
 from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb

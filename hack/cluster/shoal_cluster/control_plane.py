@@ -11,6 +11,7 @@ import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -40,7 +41,7 @@ _AUDIT_POLICY = {
 
 @dataclass(frozen=True, slots=True)
 class ApiWrite:
-    """One request that changed something, from the audit log."""
+    """One request that changed something, from the audit log; `seconds` in the API server."""
 
     user: str
     verb: str
@@ -49,6 +50,7 @@ class ApiWrite:
     namespace: str
     name: str
     status: int
+    seconds: float
 
 
 class ControlPlane:
@@ -348,4 +350,10 @@ def _api_write(entry: Mapping[str, object]) -> ApiWrite:
         namespace=str(subject.get("namespace", "")),
         name=str(subject.get("name", "")),
         status=int(status.get("code", 0)),
+        seconds=_time(entry["stageTimestamp"]) - _time(entry["requestReceivedTimestamp"]),
     )
+
+
+def _time(text: object) -> float:
+    """Seconds since 1970 of a time in the audit log."""
+    return datetime.fromisoformat(str(text)).timestamp()

@@ -145,9 +145,9 @@ def test_ordinary_kubernetes_is_skipped_with_a_note(tmp_path: Path) -> None:
 
 
 def test_fields_for_a_cluster_are_noted_once(tmp_path: Path) -> None:
-    pool = POOL + "  nodeSelector: {a: b}\n  coordinator: {storage: {size: 1Gi}}\n"
-    (note,) = load(tmp_path, pool).notes
-    fields = "spec.nodeSelector, spec.coordinator.storage"
+    storage = "  cache: {storageClassName: fast}\n  coordinator: {storage: {size: 1Gi}}\n"
+    (note,) = load(tmp_path, POOL + "  nodeSelector: {a: b}\n" + storage).notes
+    fields = "spec.cache.storageClassName, spec.coordinator.storage"
     assert note == f"DevicePool shelf: {fields}: for a cluster; ignored here"
 
 

@@ -37,13 +37,14 @@ _REFERENCES: Final = {
     "partitionRef": "Partition",
     "placementRef": "Placement",
 }
-# What a manifest may say that local mode does not follow.
+# What a manifest may say that local mode does not follow. Which nodes a pool has is not noted: its
+# `local.devices` stand in their place.
 _CLUSTER_ONLY: Final[tuple[tuple[str, FieldPath], ...]] = (
-    ("DevicePool", ("spec", "nodeSelector")),
-    ("DevicePool", ("spec", "tolerations")),
     ("DevicePool", ("spec", "cache", "storageClassName")),
     ("DevicePool", ("spec", "coordinator", "storage")),
     ("Model", ("spec", "source", "secretRef")),
+    ("InferenceJob", ("spec", "inputs", "secretRef")),
+    ("InferenceJob", ("spec", "outputs", "secretRef")),
     ("InferenceJob", ("spec", "ttlSecondsAfterFinished")),
 )
 

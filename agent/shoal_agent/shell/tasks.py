@@ -1,28 +1,23 @@
 """Tasks of one session: the queue decides, this runs them, keeps what they make and hands it on."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from shoal_agent import execution
-from shoal_agent.execution import Assignment, Effect, Made, Need, Sent, TaskQueue
-from shoal_agent.shell.activations import ActivationStore, Landing, SpillFull, frame_bytes
+from shoal_agent.execution import Assignment, Effect, Need, Sent, TaskQueue
+from shoal_agent.shell.activations import ActivationStore, Landing, SpillFull
 from shoal_agent.shell.answers import EXPECTED, failure, failure_of, refusal
 from shoal_agent.shell.counters import Counters
 from shoal_agent.shell.fragments import Fragments
-from shoal_agent.shell.links import Parcel, Undelivered
+from shoal_agent.shell.links import Parcel
 from shoal_agent.shell.machine import steady_nanoseconds
+from shoal_agent.shell.outputs import Outputs, made
 from shoal_agent.shell.runtime import RunResult
 from shoal_protocol.assembly import ReceivedActivation
-from shoal_protocol.tensors import (
-    MODEL,
-    ActivationKey,
-    Array,
-    UnsupportedTensor,
-    encode_activation,
-)
+from shoal_protocol.tensors import ActivationKey, Array
 from shoal_protocol.units import Nanoseconds, nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -72,7 +67,7 @@ class Tasks:
         self._background: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = Nanoseconds(0)
-        self._narrow = asyncio.Lock()
+        self._outputs = Outputs(device, fragments, store, outlet.deliver, counters)
         self._closed = False
 
     @property
@@ -235,20 +230,25 @@ class Tasks:
         """Keep, send and answer what a task made."""
         task, message = start.assignment.task, order.message
         try:
-            kept = self._keep(task, message, result.outputs)
+            kept = self._outputs.keep(message, result.outputs)
         except (SpillFull, OSError) as error:
             self._computed(start)
             self._fail(
                 message.instruction, failure(pb.DISK_FULL, f"cannot keep the outputs: {error}")
             )
             return
-        settled = frozenset(kept if self._store.in_memory(task) else ())
-        leaving = _leaving_bytes(message, self._device, result.outputs, settled)
-        with self._room(start.assignment.digest, leaving) as room, self._store.lend(task):
+        with self._outputs.room(message, result.outputs, kept) as room, self._store.lend(task):
             self._computed(start, kept, in_the_way=not room)
             if not self._queue.holds(task):
                 self._store.drop([task])  # a newer epoch came meanwhile
-            await self._hand_on(order, result)
+            reply = await self._outputs.hand_on(message, result)
+            reply.instruction = message.instruction
+            if reply.WhichOneof("outcome") == "executed":
+                total = seconds(Nanoseconds(steady_nanoseconds() - order.since))
+                reply.executed.total_seconds = total
+                self._counters.compute.observe(result.compute_seconds)
+                self._counters.task.observe(total)
+            self._answer(reply)
 
     def _computed(
         self, start: execution.Start, kept: tuple[str, ...] = (), *, in_the_way: bool = False
@@ -259,23 +259,6 @@ class Tasks:
         for key, _ in start.inputs:
             with suppress(SpillFull, OSError):
                 self._store.uncover(key)
-
-    @contextmanager
-    def _room(self, digest: str, size: int) -> Iterator[bool]:
-        """Room for outputs until they are delivered.
-
-        False: they lie in their fragment's share of the budget, so nothing may run meanwhile.
-        """
-        room = self._fragments.request_move(size)
-        if not room:
-            self._fragments.hold(digest)
-        try:
-            yield room
-        finally:
-            if room:
-                self._fragments.end_move(size)
-            else:
-                self._fragments.let_go(digest)
 
     async def _compute(self, start: execution.Start) -> RunResult | pb.Failure:
         tensors: dict[str, Array] = {}
@@ -290,113 +273,8 @@ class Tasks:
         except EXPECTED as error:
             return failure_of(error)
 
-    def _keep(self, task: Made, message: pb.Execute, outputs: dict[str, Array]) -> tuple[str, ...]:
-        """Keep what later stages need; the names."""
-        names = tuple(message.kept)
-        if not names:
-            routed = {name for route in message.routes for name in route.tensors}
-            results = set(message.results)
-            names = tuple(name for name in outputs if name not in results or name in routed)
-        kept = {name: outputs[name] for name in names if name in outputs}
-        if kept:
-            self._store.put(task, kept)
-        return tuple(kept)
-
-    async def _hand_on(self, order: _Order, result: RunResult) -> None:
-        """Results up, activations along the routes that are known; then the answer."""
-        message, task = order.message, order.message.task
-        instruction = message.instruction
-
-        asked = [name for route in message.routes for name in route.tensors] + list(message.results)
-        unknown = sorted(set(asked) - result.outputs.keys())
-        if unknown:
-            text = f"the fragment makes no output {unknown[0]}"
-            self._fail(instruction, failure(pb.RUNTIME, text))
-            return
-        # What is kept may be on disk by now; then it is sent from there. Only what is sent stays.
-        output_bytes = sum(array.nbytes for array in result.outputs.values())
-        kept = self._store.get(made(task)) or {}
-        outputs = {name: array for name, array in result.outputs.items() if name in asked}
-        outputs.update(kept)
-        remote = [route for route in message.routes if route.device != self._device]
-        frame = _result_frame(message, result.outputs)
-        ways = [*remote]
-        if message.results and not frame:
-            ways.append(pb.Route(consumer=MODEL, tensors=message.results))
-        work = [
-            self._outlet.deliver(parcel, way.address)
-            for parcel, way in _parcels(message, ways, outputs)
-        ]
-        result.outputs.clear()
-        answers = await asyncio.gather(*map(_delivered, work)) if work else []
-        if len(ways) > len(remote) and (lost := answers.pop()) is not None:
-            self._fail(instruction, failure_of(lost))
-            return
-        self._counters.sent_bytes += len(frame)
-        missed = {
-            route.consumer
-            for route, answer in zip(remote, answers, strict=True)
-            if answer is not None
-        }
-        total = seconds(Nanoseconds(steady_nanoseconds() - order.since))
-        self._counters.compute.observe(result.compute_seconds)
-        self._counters.task.observe(total)
-        executed = pb.Executed(
-            compute_seconds=result.compute_seconds,
-            total_seconds=total,
-            output_bytes=output_bytes,
-            peak_bytes=result.peak_bytes,
-            delivered=[r.consumer for r in message.routes if r.consumer not in missed],
-            result_frame=frame,
-        )
-        self._answer(pb.Reply(instruction=instruction, executed=executed))
-
     async def _forward(self, message: pb.Forward) -> None:
-        key = made(message.task)
-        with self._store.lend(key) as held:
-            if held is None or not set(message.route.tensors) <= held.keys():
-                text = f"stage {key.stage} of item {key.item} is not kept here"
-                reply = pb.Reply(failure=failure(pb.MISSING_ACTIVATION, text))
-            else:
-                reply = await self._send_kept(message, held)
-        reply.instruction = message.instruction
-        self._outlet.reply(reply)
-
-    async def _send_kept(self, message: pb.Forward, held: Mapping[str, Array]) -> pb.Reply:
-        began, route = steady_nanoseconds(), message.route
-        tensors = {name: held[name] for name in route.tensors}
-        parcel = Parcel(
-            key=edge(message.task, route.consumer),
-            device=route.device,
-            tensors=tensors,
-            lossy=message.lossy,
-        )
-        size = sum(array.nbytes for array in tensors.values())
-        needed = frame_bytes(size)
-        if not self._store.in_memory(made(message.task)):
-            needed += size  # it is read from the disk
-        sent_bytes = 0
-        try:
-            if route.device != self._device:
-                async with self._passage(needed):
-                    sent_bytes = await self._outlet.deliver(parcel, route.address)
-        except Undelivered as error:
-            return pb.Reply(failure=failure_of(error))
-        spent = seconds(Nanoseconds(steady_nanoseconds() - began))
-        return pb.Reply(forwarded=pb.Forwarded(sent_bytes=sent_bytes, seconds=spent))
-
-    @asynccontextmanager
-    async def _passage(self, size: int) -> AsyncIterator[None]:
-        """Room for what is sent on. Where there is none, one after the other goes without: nothing
-        would ever leave a device that is full of fragments otherwise."""
-        if self._fragments.request_move(size):
-            try:
-                yield
-            finally:
-                self._fragments.end_move(size)
-        else:
-            async with self._narrow:
-                yield
+        self._outlet.reply(await self._outputs.forward(message))
 
     def _fail(self, instruction: int, what: pb.Failure) -> None:
         self._answer(pb.Reply(instruction=instruction, failure=what))
@@ -441,61 +319,6 @@ class Tasks:
         self._do(self._queue.tick(Nanoseconds(steady_nanoseconds())))
 
 
-def _leaving_bytes(
-    message: pb.Execute, device: str, outputs: Mapping[str, Array], settled: frozenset[str]
-) -> int:
-    """What a task's outputs take on their way, with their frames; `settled` have places already."""
-    ways = [list(route.tensors) for route in message.routes if route.device != device]
-    ways.append(list(message.results))
-    sizes = {name: array.nbytes for name, array in outputs.items()}
-    leaving = {name for way in ways for name in way} - settled
-    frames = sum(frame_bytes(sum(sizes.get(name, 0) for name in way)) for way in ways)
-    return frames + sum(sizes.get(name, 0) for name in leaving)
-
-
-def _parcels(
-    message: pb.Execute, ways: Iterable[pb.Route], outputs: Mapping[str, Array]
-) -> Iterator[tuple[Parcel, pb.Route]]:
-    """One for each way."""
-    for way in ways:
-        tensors = {name: outputs[name] for name in way.tensors}
-        key = edge(message.task, way.consumer)
-        yield Parcel(key=key, device=way.device, tensors=tensors, lossy=message.lossy), way
-
-
-def _result_frame(message: pb.Execute, outputs: Mapping[str, Array]) -> bytes:
-    """The results as the one frame that goes with the reply; empty where they are too large."""
-    tensors = {name: outputs[name] for name in message.results}
-    if not tensors or sum(array.nbytes for array in tensors.values()) > message.reply_bytes:
-        return b""
-    try:
-        encoded = encode_activation(edge(message.task, MODEL), "", tensors, transfer=0)
-    except UnsupportedTensor:
-        return b""  # on its own way it fails with the reason
-    return next(iter(encoded)) if encoded.encoded_bytes <= message.reply_bytes else b""
-
-
-async def _delivered(work: Awaitable[int]) -> Undelivered | None:
-    """None, or why not."""
-    try:
-        await work
-    except Undelivered as error:
-        return error
-    return None
-
-
-def made(task: pb.Task) -> Made:
-    """A task's name as the queue has it."""
-    return Made(task.job, task.epoch, task.item, task.stage)
-
-
 def sent(key: ActivationKey) -> Sent:
     """A key on the wire as the queue has it."""
     return Sent(key.job, key.epoch, key.item, key.producer, key.consumer)
-
-
-def edge(task: pb.Task, consumer: int) -> ActivationKey:
-    """The key of what a task sends to a consumer."""
-    return ActivationKey(
-        job=task.job, epoch=task.epoch, item=task.item, producer=task.stage, consumer=consumer
-    )

@@ -176,12 +176,15 @@ class Operators:
         return operator
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """End what still runs, in good order if it can, so that the next one may lead at once."""
         for operator in self._running:
             if operator.process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     operator.send(signal.SIGCONT)
-                operator.kill()
+                try:
+                    operator.stop()
+                except subprocess.TimeoutExpired:
+                    operator.kill()
             # Shown by pytest if the test fails.
             print(f"--- {operator.name}, status {operator.process.returncode}")
             print(operator.log.read_text()[-4000:])

@@ -228,8 +228,10 @@ def test_an_operator_of_one_namespace_looks_at_no_other(
     plane.access.apply(model("elsewhere"), namespace="default")
     plane.access.apply(model("here"), namespace=namespace)
     wait_until("it works", lambda: is_seen(plane, namespace, "here"))
+    wait_until(
+        "it has counted", lambda: operator.metric("shoal_operator_objects", kind="Model") == 1
+    )
     assert status(plane, "default", "model", "elsewhere") == {}
-    assert operator.metric("shoal_operator_objects", kind="Model") == 1
     plane.kubectl("delete", "model", "elsewhere", "--namespace=default")
 
 

@@ -1,0 +1,268 @@
+"""Shoal on a cluster of three nodes, as its users have it: images from the Dockerfile, the chart
+installed, the `ocr` example's model and inputs on claims of a namespace.
+
+`shoal_on_nodes()` makes such a cluster and takes it down; the fixture `on_nodes` is one of the
+module's own. What a test does with it is what a person does with kubectl and helm.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_fixtures import MIB, or_skip
+from parity_with_whole import largest_difference, whole
+from pool import read_results
+from shoal_cluster import Cluster, CommandFailed, Image, NodeShape, build_image
+from shoal_cluster.control_plane import Store
+from shoal_cluster.programs import find
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "helm" / "shoal"
+RELEASE = "shoal"
+SYSTEM = "shoal-system"
+"""The namespace of the release."""
+NAMESPACE = "reading"
+"""The namespace of pool, model and jobs."""
+VERSION = "0.1.0"
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+POOL_LABEL = "shoal.dev/pool"
+# The names of the example's devices. The first two have room for the operator, the coordinator and
+# workers beside an agent; the third for an agent.
+SHAPES = (
+    NodeShape("jetson", 4096 * MIB, {POOL_LABEL: "shelf"}),
+    NodeShape("pi-4", 2048 * MIB, {POOL_LABEL: "shelf"}),
+    NodeShape("pi-zero", 512 * MIB, {POOL_LABEL: "shelf"}),
+)
+Json = dict[str, Any]
+
+
+def shoal_image(target: str) -> Image:
+    """The image `operator` or `agent` of this checkout; from the cache it takes seconds."""
+    name = f"docker.io/shoal/{target}:{VERSION}"
+    return build_image(name, dockerfile=ROOT / "Dockerfile", context=ROOT, target=target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerMemory:
+    """What the kernel says of a container's memory, in bytes. `anonymous` has no page cache."""
+
+    limit: int
+    now: int
+    peak: int
+    anonymous: int
+    mapped: int
+    kills: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShoalOnNodes:
+    """A cluster on which Shoal is installed. `examples`: a copy of the checkout's, prepared."""
+
+    cluster: Cluster
+    examples: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    # ---- kubectl and helm ------------------------------------------------------------------------
+
+    def kubectl(self, *arguments: str, given: str = "", seconds: float = 120.0) -> str:
+        """Kubectl in `NAMESPACE`."""
+        where = f"--namespace={NAMESPACE}"
+        return self.cluster.kubectl(where, *arguments, given=given, seconds=seconds)
+
+    def helm(self, *arguments: str, seconds: float = 300.0) -> str:
+        """Helm in `SYSTEM`."""
+        return self.cluster.access.helm(*arguments, f"--namespace={SYSTEM}", seconds=seconds)
+
+    def get(self, *arguments: str) -> Any:
+        """`kubectl get ARGUMENTS` in `NAMESPACE`, parsed."""
+        return self.cluster.access.get(*arguments, f"--namespace={NAMESPACE}")
+
+    def apply(self, *manifests: Mapping[str, object]) -> None:
+        """Apply manifests in `NAMESPACE`."""
+        self.cluster.access.apply(*manifests, namespace=NAMESPACE)
+
+    def apply_example(self, name: str = "ocr") -> str:
+        """`kubectl apply -f examples/NAME`; what kubectl said."""
+        return self.kubectl("apply", f"--filename={self.examples / name}")
+
+    def wait(self, what: str, condition: str = "Ready", *, seconds: float = 180.0) -> None:
+        """`kubectl wait --for=condition=CONDITION KIND/NAME`; on failure with its description."""
+        asked = (f"--for=condition={condition}", what, f"--timeout={seconds:.0f}s")
+        try:
+            self.kubectl("wait", *asked, seconds=seconds + 30)
+        except CommandFailed as failed:
+            raise AssertionError(f"{failed}\n{self.story_of(what)}") from failed
+
+    def wait_until(self, what: str, true: Any, *, seconds: float = 120.0) -> None:
+        """Until `true()`; as `Access.wait_until`."""
+        self.cluster.access.wait_until(what, true, seconds=seconds)
+
+    def condition(self, kind: str, name: str, type_: str) -> Json:
+        """A condition of an object; empty when it has none."""
+        conditions = self.get(kind, name).get("status", {}).get("conditions", [])
+        return next((each for each in conditions if each["type"] == type_), {})
+
+    def story_of(self, what: str) -> str:
+        """`kubectl describe`, and everything that is not well around it."""
+        told = [self.kubectl("describe", what), self.kubectl("get", "shoal,pods,jobs,events")]
+        logs = ("logs", "deployment/shoal-operator", "--tail=60", f"--namespace={SYSTEM}")
+        with contextlib.suppress(CommandFailed):
+            told.append(self.cluster.kubectl(*logs))
+        return "\n".join(told)
+
+    # ---- jobs ------------------------------------------------------------------------------------
+
+    def job(self, name: str, **spec: object) -> Json:
+        """An InferenceJob like the example's, with results in `pvc://lines/NAME`."""
+        whole_spec = {
+            "partitionRef": {"name": "ppocr-rec-3"},
+            "poolRef": {"name": "shelf"},
+            "inputs": {"uri": "pvc://lines/in"},
+            "outputs": {"uri": f"pvc://lines/{name}"},
+        } | spec
+        kind = {"apiVersion": "shoal.dev/v1alpha1", "kind": "InferenceJob"}
+        return {**kind, "metadata": {"name": name}, "spec": whole_spec}
+
+    def volumes(self, what: str, name: str = "ocr") -> None:
+        """`examples/volumes fill|fetch NAME`, as a person runs it."""
+        environment = os.environ | {
+            "KUBECONFIG": str(self.cluster.kubeconfig),
+            "PATH": f"{find('kubectl').parent}:{os.environ['PATH']}",
+        }
+        command = (self.examples / "volumes", what, name, f"--namespace={NAMESPACE}")
+        done = subprocess.run(
+            command, env=environment, check=False, capture_output=True, text=True, timeout=180
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def results(self) -> list[Any]:
+        """The results of the job `ocr`, read back from its volume, in the order of its inputs."""
+        shutil.rmtree(self.examples / "ocr" / "lines" / "out", ignore_errors=True)
+        self.volumes("fetch")
+        return read_results(self.examples / "ocr" / "lines" / "out")
+
+    def difference(self, results: list[Any]) -> float:
+        """The largest difference of such results from the whole model's."""
+        inputs = read_results(self.examples / "ocr" / "lines" / "in")
+        right = whole(self.examples / "ocr" / "models" / "rec.onnx", inputs)
+        return max(largest_difference(one, two) for one, two in zip(results, right, strict=True))
+
+    # ---- pods ------------------------------------------------------------------------------------
+
+    def pods(self, component: str) -> list[Json]:
+        """The pods of a component: agent, coordinator, inspect, cut, deliver, carry-in, carry-out;
+        one that is being deleted is not among them.
+        """
+        chosen = f"--selector=app.kubernetes.io/component={component}"
+        found: list[Json] = self.get("pods", chosen)["items"]
+        return [each for each in found if "deletionTimestamp" not in each["metadata"]]
+
+    def memory_of(self, pod: Json) -> ContainerMemory:
+        """What the kernel says of the memory of a pod's first container."""
+        (container, *_) = pod["status"]["containerStatuses"]
+        name = str(container["containerID"]).removeprefix("containerd://")
+        number = self.cluster.network.number
+        root = f"shoal{number}-{pod['spec']['nodeName']}"
+        v1 = Path("/sys/fs/cgroup/memory")
+        mount = v1 if v1.is_dir() else Path("/sys/fs/cgroup")
+        (group,) = (mount / root).rglob(name)
+        return _memory_v1(group) if v1.is_dir() else _memory_v2(group)
+
+
+def _memory_v1(group: Path) -> ContainerMemory:
+    def of(name: str) -> int:
+        return int((group / f"memory.{name}").read_text())
+
+    stat, control = _fields(group / "memory.stat"), _fields(group / "memory.oom_control")
+    return ContainerMemory(
+        limit=of("limit_in_bytes"),
+        now=of("usage_in_bytes"),
+        peak=of("max_usage_in_bytes"),
+        anonymous=stat["rss"],
+        mapped=stat["mapped_file"],
+        kills=control.get("oom_kill", 0),
+    )
+
+
+def _memory_v2(group: Path) -> ContainerMemory:
+    def of(name: str) -> int:
+        return int((group / f"memory.{name}").read_text())
+
+    stat, events = _fields(group / "memory.stat"), _fields(group / "memory.events")
+    return ContainerMemory(
+        limit=of("max"),
+        now=of("current"),
+        peak=of("peak"),
+        anonymous=stat["anon"],
+        mapped=stat["file_mapped"],
+        kills=events["oom_kill"],
+    )
+
+
+def _fields(file: Path) -> dict[str, int]:
+    return {name: int(text) for name, text in map(str.split, file.read_text().splitlines())}
+
+
+@contextlib.contextmanager
+def shoal_on_nodes(
+    folder: Path, *, store: Store = "etcd", **cluster: bool
+) -> Iterator[ShoalOnNodes]:
+    """A cluster with Shoal. `folder`: for the copy of the examples; the rest as for `Cluster`.
+
+    How long each step took is in `seconds`.
+    """
+    seconds: dict[str, float] = {}
+    images = [shoal_image(target) for target in ("operator", "agent")]
+    examples = prepared_examples(folder)
+    with _timed(seconds, "cluster"):
+        made = or_skip(lambda: Cluster(store=store, **cluster))
+        entered = made.__enter__()
+    with contextlib.ExitStack() as stack:
+        stack.push(made)
+        with _timed(seconds, "nodes"):
+            entered.add_nodes(SHAPES)
+            entered.provide_volumes()
+        with _timed(seconds, "images"):
+            for image in images:
+                entered.import_image(image)
+        shoal = ShoalOnNodes(entered, examples, seconds)
+        for namespace in (SYSTEM, NAMESPACE):
+            entered.kubectl("create", "namespace", namespace)
+            entered.kubectl("label", "namespace", namespace, RESTRICTED)
+        with _timed(seconds, "helm install --wait"):
+            shoal.helm("install", RELEASE, str(CHART), "--wait", "--timeout=2m")
+        with _timed(seconds, "volumes"):
+            shoal.volumes("fill")
+        yield shoal
+
+
+def prepared_examples(folder: Path) -> Path:
+    """A copy of the checkout's examples, with the model and the inputs of `ocr` made."""
+    left_out = shutil.ignore_patterns("in", "out", "models", "__pycache__")
+    examples = folder / "examples"
+    shutil.copytree(ROOT / "examples", examples, ignore=left_out)
+    subprocess.run([sys.executable, examples / "ocr" / "prepare.py"], check=True)
+    return examples
+
+
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - started
+
+
+@pytest.fixture(scope="module")
+def on_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalOnNodes]:
+    """A cluster with Shoal, of the module's own."""
+    with shoal_on_nodes(tmp_path_factory.mktemp("shoal")) as shoal:
+        yield shoal

@@ -16,21 +16,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import grpc
 import numpy as np
 from measurement import RATIO, Measurement, alternate, compared
 
+from shoal_agent.execution import Sent
+from shoal_agent.shell.activations import ActivationStore, Landing
 from shoal_agent.shell.cache import FragmentCache
 from shoal_agent.shell.counters import Counters
 from shoal_agent.shell.links import Parcel, PeerLink
 from shoal_agent.shell.serving import Peers
 from shoal_agent.shell.shaping import Uplink
-from shoal_agent.shell.tasks import Tasks
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.channels import add_port, open_channel, server_options
 from shoal_protocol.frames import acknowledgement, split_frame
@@ -58,14 +59,16 @@ _LAST: Final = 1
 """First byte of the bare message that is to be answered."""
 
 
-def hops(*, quick: bool) -> Iterator[Measurement]:
-    """Measure each size between this process and new ones.
+def hops(
+    *, quick: bool, sizes: Sequence[int] = SIZES, receivers: int = _RECEIVERS
+) -> Iterator[Measurement]:
+    """Measure tensors of each size (in bytes) between this process and new ones.
 
     Several receivers, as where the system happens to put a process's memory and threads moves a
     ratio by a tenth.
     """
-    samples: dict[int, dict[str, list[float]]] = {size: {} for size in SIZES}
-    for _ in range(_RECEIVERS):
+    samples: dict[int, dict[str, list[float]]] = {size: {} for size in sizes}
+    for _ in range(receivers):
         with (
             tempfile.TemporaryDirectory(prefix="shoal-hop-") as folder,
             _receiver(folder),
@@ -218,8 +221,28 @@ class _Peer:
         raise NotImplementedError
 
 
+class _Space:
+    """A ledger that always has room."""
+
+    def request_space(self, size: int) -> bool:
+        return True
+
+    def request_move(self, size: int) -> bool:
+        return True
+
+    def return_space(self, size: int) -> None: ...
+    def end_move(self, size: int) -> None: ...
+    def begin_move(self, size: int) -> None: ...
+    def arrive(self, size: int) -> None: ...
+
+
 class _Accepting:
-    """Stands for an agent's `Tasks`: has room for everything and keeps nothing."""
+    """Stands for an agent's `Tasks`: takes everything, and lets it go when the next has come."""
+
+    _LAST: Final = Sent("bench", 1, 1, 0, 1)
+
+    def __init__(self, folder: Path) -> None:
+        self._store = ActivationStore(folder, 0, _Space())
 
     def stale(self, job: str, epoch: int) -> bool:
         return False
@@ -227,14 +250,18 @@ class _Accepting:
     def has_room(self, size: int) -> bool:
         return True
 
-    def take(self, received: ReceivedActivation) -> bool:
+    def land(self, decoded_bytes: int, encoded_bytes: int) -> Landing:
+        return self._store.land(decoded_bytes, encoded_bytes)
+
+    def take(self, received: ReceivedActivation, landing: Landing) -> bool:
+        self._store.receive(self._LAST, received.tensors, landing)
         return True
 
 
 def _agent(folder: str) -> Peers:
-    tasks = cast(Tasks, _Accepting())
+    receiver = _Accepting(Path(folder))
     cache = FragmentCache(Path(folder), limit_bytes=0)
-    return Peers("receiver", cache, lambda: tasks, Uplink(), Counters())
+    return Peers("receiver", cache, lambda: receiver, Uplink(), Counters())
 
 
 async def _bare(requests: AsyncIterator[bytes], context: FrameContext) -> None:

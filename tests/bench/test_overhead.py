@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hop import hops
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -28,3 +29,12 @@ def test_a_quick_run_prints_a_table_and_writes_its_measurements(part: str, tmp_p
         assert measurement["value"] > 0
         assert (measurement["goal"] is None) == (measurement["met"] is None)
         assert measurement["name"] in run.stdout
+
+
+def test_a_hop_is_measured_by_the_protocol_alone_and_from_agent_to_agent() -> None:
+    measurements = list(hops(quick=True, sizes=(256,), receivers=1))
+    assert [each.name for each in measurements] == [
+        "hop of 256 B, protocol",
+        "hop of 256 B, agent to agent",
+    ]
+    assert all(each.value > 0 and each.ratio for each in measurements)

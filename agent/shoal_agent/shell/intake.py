@@ -7,18 +7,38 @@ and a place been found.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal_agent.shell.activations import Landing, SpillFull
 from shoal_agent.shell.counters import Counters
-from shoal_agent.shell.tasks import Tasks
-from shoal_protocol.assembly import ActivationAssembler, Allocate, Limits
+from shoal_protocol.assembly import ActivationAssembler, Allocate, Limits, ReceivedActivation
 from shoal_protocol.frames import MalformedFrame, TransferError, acknowledgement
 from shoal_protocol.v1.tensors_pb2 import NONE, Acknowledgement, Activation, FrameHeader
 
 MAXIMUM_DECODED_BYTES = 1 << 30
+
+
+class Receiver(Protocol):
+    """Who takes what has come: the present session's `Tasks`."""
+
+    def stale(self, job: str, epoch: int) -> bool:
+        """Whether a newer epoch of the job is known."""
+        ...
+
+    def has_room(self, size: int) -> bool:
+        """Whether an activation of that size has a place."""
+        ...
+
+    def land(self, decoded_bytes: int, encoded_bytes: int) -> Landing:
+        """A place for an activation that begins to come; raises `SpillFull`."""
+        ...
+
+    def take(self, received: ReceivedActivation, landing: Landing) -> bool:
+        """Take one that has come whole. False: it is of an older epoch or session."""
+        ...
 
 
 class Intake:
@@ -27,16 +47,16 @@ class Intake:
     def __init__(
         self,
         device: str,
-        tasks: Callable[[], Tasks | None],
+        receiver: Callable[[], Receiver | None],
         counters: Counters,
         limit_bytes: int = MAXIMUM_DECODED_BYTES,
     ) -> None:
-        """`tasks` gives those of the present session, None without one.
+        """`receiver` gives that of the present session, None without one.
 
         What would be larger than `limit_bytes` (the device's budget) is refused for good.
         """
         self._device = device
-        self._tasks = tasks
+        self._receiver = receiver
         self._counters = counters
         limits = Limits(decoded_bytes=min(limit_bytes, MAXIMUM_DECODED_BYTES))
         self._assembler = ActivationAssembler(limits, self._admit)
@@ -59,9 +79,9 @@ class Intake:
                 if landing is not None:
                     landing.settle()
                 return False
-            tasks = self._tasks()
+            receiver = self._receiver()
             try:
-                taken = tasks is not None and tasks.take(received, landing)
+                taken = receiver is not None and receiver.take(received, landing)
             except (SpillFull, OSError) as error:
                 raise TransferError(f"no room: {error}", outcome=Acknowledgement.BUSY) from error
             if not taken:
@@ -81,20 +101,20 @@ class Intake:
             self._landing = None
 
     def _admit(self, activation: Activation, decoded_bytes: int) -> Allocate:
-        key, tasks = activation.key, self._tasks()
+        key, receiver = activation.key, self._receiver()
         if activation.device != self._device:
             raise MalformedFrame(f"it is for {activation.device!r}, this is {self._device!r}")
-        if tasks is None:
+        if receiver is None:
             raise TransferError("no session", outcome=Acknowledgement.BUSY)
-        if tasks.stale(key.job, key.epoch):
+        if receiver.stale(key.job, key.epoch):
             raise TransferError("of an older epoch", outcome=Acknowledgement.STALE)
-        if not tasks.has_room(decoded_bytes):
+        if not receiver.has_room(decoded_bytes):
             raise TransferError("no room for activations", outcome=Acknowledgement.BUSY)
         encoded = [each for each in activation.tensors if each.codec != NONE]
         beside = sum(each.encoded_bytes for each in encoded)
         beside += max((each.decoded_bytes for each in encoded), default=0)  # as a codec gives it
         try:
-            landing = self._landing = tasks.land(decoded_bytes, beside)
+            landing = self._landing = receiver.land(decoded_bytes, beside)
         except SpillFull as error:
             raise TransferError(str(error), outcome=Acknowledgement.BUSY) from error
         return partial(_allocate, landing)

@@ -8,10 +8,9 @@ import grpc
 
 from shoal_agent.shell.cache import FragmentCache
 from shoal_agent.shell.counters import Counters
-from shoal_agent.shell.intake import MAXIMUM_DECODED_BYTES, Intake
+from shoal_agent.shell.intake import MAXIMUM_DECODED_BYTES, Intake, Receiver
 from shoal_agent.shell.manifest import FILES, is_digest
 from shoal_agent.shell.shaping import Uplink
-from shoal_agent.shell.tasks import Tasks
 from shoal_protocol.files import file_frames
 from shoal_protocol.frames import MalformedFrame, frames_in, join_frames, split_frame
 from shoal_protocol.services import FileContext, FrameContext
@@ -27,7 +26,7 @@ class Peers:
         self,
         device: str,
         cache: FragmentCache,
-        tasks: Callable[[], Tasks | None],
+        receiver: Callable[[], Receiver | None],
         uplink: Uplink,
         counters: Counters,
         *,
@@ -37,14 +36,14 @@ class Peers:
         self._limit_bytes = limit_bytes
         self._device = device
         self._cache = cache
-        self._tasks = tasks
+        self._receiver = receiver
         self._uplink = uplink
         self._counters = counters
         self._fetches = asyncio.Semaphore(_FETCHES_AT_ONCE)
 
     async def push(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
         """Take activations until the peer hangs up. A broken frame ends the stream."""
-        intake = Intake(self._device, self._tasks, self._counters, self._limit_bytes)
+        intake = Intake(self._device, self._receiver, self._counters, self._limit_bytes)
         try:
             async for message in requests:
                 # A peer that does not read its answers is not read from either: its own harm.

@@ -1,11 +1,14 @@
 """The work folder: one run at a time, nothing left, the same place for the same files."""
 
+import fcntl
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
 from shoal_operator.shell.local.workspace import (
+    KEPT_RUNS,
     WorkspaceBusy,
     default_work_folder,
     open_workspace,
@@ -51,3 +54,22 @@ def test_the_same_files_have_the_same_folder_and_others_another(
     assert default_work_folder("ocr", [one]) == default_work_folder("ocr", [one.resolve()])
     assert default_work_folder("ocr", [one]) != default_work_folder("ocr", [one, two])
     assert default_work_folder("ocr", [one]).is_relative_to(tmp_path)
+
+
+def test_of_the_default_folders_those_used_last_are_kept_and_those_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    oldest, *others = [default_work_folder(f"run{n}", []) for n in range(KEPT_RUNS + 3)]
+    oldest.mkdir(parents=True)
+    with (oldest / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # it still runs
+        os.utime(oldest / "lock", (0, 0))
+        for when, folder in enumerate(others[:-1], start=1):
+            (folder / "store").mkdir(parents=True)
+            (folder / "lock").touch()
+            os.utime(folder / "lock", (when, when))
+        with open_workspace(others[-1]):
+            there = [folder for folder in others if folder.exists()]
+        assert there == others[-KEPT_RUNS:]
+        assert oldest.exists()

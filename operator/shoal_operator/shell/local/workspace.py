@@ -2,14 +2,16 @@
 
 The work folder outlives the run, so that the second run is warm: the fragment store, the agents'
 disk caches, and the logs. Its default place is `$XDG_CACHE_HOME/shoal/runs/KEY`, KEY being made of
-what is run, so the same command finds the same folder. One run at a time uses it (`flock`, which
-the kernel gives up with the process).
+what is run, so the same command finds the same folder; of those in the default place, the ten that
+were used last are kept. One run at a time uses a folder (`flock`, which the kernel gives up with
+the process).
 
 Sockets live in a folder of their own with mode 0700 (the file system is the identity in local
 mode), at a short path: a Unix socket's address holds 108 bytes. It is named after the run, and a
 later run removes those of dead ones.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -23,6 +25,7 @@ from typing import IO, Final, Self
 
 from shoal_operator.shell.local.cgroups import run_is_alive, run_name
 
+KEPT_RUNS: Final = 10
 _SOCKETS_PREFIX: Final = "shoal-"
 
 
@@ -86,6 +89,8 @@ class Workspace:
         lock.flush()
         self._lock = lock
         _sweep_sockets(self.sockets.parent)
+        if self.root.parent == _runs_folder():
+            _sweep_runs(self.root.parent)
         self.sockets.mkdir(mode=0o700)
         shutil.rmtree(self.logs, ignore_errors=True)
         self.logs.mkdir()
@@ -111,9 +116,13 @@ def open_workspace(root: Path) -> Workspace:
 
 def default_work_folder(name: str, sources: Iterable[Path]) -> Path:
     """The folder that belongs to these files: the same for the same command, another for others."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     key = hashlib.sha256("\n".join(str(path.resolve()) for path in sources).encode()).hexdigest()
-    return Path(home) / "shoal" / "runs" / f"{name}-{key[:12]}"
+    return _runs_folder() / f"{name}-{key[:12]}"
+
+
+def _runs_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "shoal" / "runs"
 
 
 def _sockets_folder() -> Path:
@@ -132,3 +141,19 @@ def _sweep_sockets(parent: Path) -> None:
     for folder in parent.glob(f"{prefix}*-*"):
         if not run_is_alive(folder.name.removeprefix(prefix)):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep_runs(parent: Path) -> None:
+    """Keep the folders that were used last: their locks are written anew by each run."""
+    locks = sorted(parent.glob("*/lock"), key=_last_written, reverse=True)
+    for path in locks[KEPT_RUNS:]:
+        with contextlib.suppress(OSError), path.open("a+") as lock:  # else somebody's, or gone
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def _last_written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # another run has swept it
+        return 0.0

@@ -65,7 +65,7 @@ def chosen_value(
     return weigh(found[0], found[1], mean, unit)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(profile=profiles(), fraction=st.integers(1, 12))
 def test_a_limit_gives_the_fewest_fragments_and_of_those_the_best(
     profile: Profile, fraction: int
@@ -88,7 +88,7 @@ def test_a_limit_gives_the_fewest_fragments_and_of_those_the_best(
     assert result.have_bytes == limit
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(profile=profiles(), count=st.integers(1, 5))
 def test_a_number_of_fragments_gives_the_best_balance(profile: Profile, count: int) -> None:
     layout = Layout(profile)
@@ -102,7 +102,7 @@ def test_a_number_of_fragments_gives_the_best_balance(profile: Profile, count: i
     assert set(result) <= set(layout.legal)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(profile=profiles(), count=st.integers(1, 4))
 def test_with_compute_nodes_only_the_balance_is_the_best_there_is(
     profile: Profile, count: int
@@ -121,7 +121,7 @@ def test_with_compute_nodes_only_the_balance_is_the_best_there_is(
         assert chosen_value(layout, result, options) == best(options)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(profile=profiles(), data=st.data())
 def test_pieces_fit_together(profile: Profile, data: st.DataObject) -> None:
     layout = Layout(profile)

@@ -19,7 +19,7 @@ def fits_somehow(profile: Profile, budget: int) -> bool:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(profile=profiles(), count=st.integers(1, 5), share=st.integers(20, 110))
 def test_advice_is_true_when_it_is_followed(profile: Profile, count: int, share: int) -> None:
     cuts = choose_cuts(profile, CutRequest(fragments=count))

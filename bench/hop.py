@@ -199,14 +199,13 @@ class _Streams:
 
 @contextlib.contextmanager
 def _receiver(folder: str) -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, __file__, folder], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        yield
-    finally:
-        process.kill()
-        process.wait(timeout=10)
+    with subprocess.Popen([sys.executable, __file__, folder], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield
+        finally:
+            process.kill()
 
 
 class _Peer:

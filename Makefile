@@ -25,7 +25,8 @@ check: .venv/dev.stamp ## Run every check: style, types, borders, generated code
 	$(BIN)/mypy hack examples bench tests
 	$(BIN)/lint-imports
 	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 2
-	$(BIN)/pytest --quiet -m "real or slow"
+	@$(CLUSTER) build
+	$(BIN)/pytest --quiet -rs -m "real or slow"
 
 bench: .venv/dev.stamp ## Run every bench in its quick form
 	@for bench in streaming overhead peers; do $(BIN)/python bench/$$bench.py --quick || exit 1; done

@@ -1,6 +1,9 @@
 """A step in a process of its own, with a real one."""
 
 import asyncio
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,20 @@ async def test_a_cancelled_step_leaves_no_process(module: str, tmp_path: Path) -
         with pytest.raises(asyncio.CancelledError):
             await step
     assert not Path(f"/proc/{note.read_text()}").exists()
+
+
+async def test_the_first_process_of_a_container_may_take_steps(module: str) -> None:
+    program = (
+        "import asyncio\n"
+        "from shoal_operator.shell.local.steps import run_step\n"
+        f"asked = run_step('s', {module!r}, {{'do': 'work'}}, lambda *done: None)\n"
+        "print(asyncio.run(asked))\n"
+    )
+    own = ("unshare", "--map-root-user", "--pid", "--fork", "--kill-child")
+    if shutil.which("unshare") is None or subprocess.run((*own, "true"), check=False).returncode:
+        pytest.skip("no process namespace can be made here")
+    process = await asyncio.create_subprocess_exec(
+        *own, sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert said.decode().strip() == "{'echo': 'work'}"

@@ -1,10 +1,10 @@
 """A step in a process of its own: its memory comes back, and a crash there is an error here.
 
 Cutting a model and running the whole one take much memory, so the runner does neither itself. A
-step is a module with a `main` that calls `serve`: it reads one JSON request from standard input,
-and writes lines of JSON to standard output: any number of `{"progress": [done, total]}`, then
-`{"result": ...}` or `{"refused": {...}}`. What it writes to standard error is kept for the message
-if it crashes.
+step is a module with a `main` that calls `serve`: it reads one line of JSON from standard input,
+`{"parent": PID, "request": {...}}`, and writes lines of JSON to standard output: any number of
+`{"progress": [done, total]}`, then `{"result": ...}` or `{"refused": {...}}`. What it writes to
+standard error is kept for the message if it crashes.
 """
 
 import asyncio
@@ -68,7 +68,8 @@ async def run_step(name: str, module: str, request: Json, on_progress: Progress)
     assert process.stderr is not None
     errors = asyncio.create_task(process.stderr.read())
     try:
-        process.stdin.write(json.dumps(request).encode())
+        order = {"parent": os.getpid(), "request": request}
+        process.stdin.write(json.dumps(order).encode())
         with contextlib.suppress(ConnectionError):
             await process.stdin.drain()
         process.stdin.close()
@@ -101,21 +102,20 @@ def serve(work: Callable[[Json, Progress], Json], refusals: tuple[type[Exception
         out.write(json.dumps(message) + "\n")
         out.flush()
 
-    request = json.load(sys.stdin)
+    order = json.load(sys.stdin)
+    if os.getppid() != order["parent"]:
+        raise SystemExit("the process that started this one is gone")
     try:
-        say({"result": work(request, lambda done, total: say({"progress": [done, total]}))})
+        say(
+            {"result": work(order["request"], lambda done, total: say({"progress": [done, total]}))}
+        )
     except refusals as error:
         say({"refused": {"kind": type(error).__name__, "message": str(error)}})
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Ask the kernel to signal this process when its parent ends; end at once if it has ended
-    already.
-    """
-    parent = os.getppid()
+    """Ask the kernel to signal this process when its parent ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != parent or parent == 1:
-        raise SystemExit("the process that started this one is gone")
 
 
 async def _read_answer(stream: asyncio.StreamReader, on_progress: Progress) -> Json:

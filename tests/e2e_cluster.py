@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pool import read_results
 
 from cluster_fixtures import MIB, or_skip
 from parity_with_whole import largest_difference, whole
-from pool import read_results
 from shoal_cluster import Cluster, CommandFailed, Image, NodeShape, build_image
 from shoal_cluster.control_plane import Store
 from shoal_cluster.programs import find

@@ -1,6 +1,6 @@
 """A cluster for a person: `make cluster-build`, `make cluster`, `make cluster-down`.
 
-python -m shoal_cluster build [PROGRAM...]    build programs; those of a cluster by default
+python -m shoal_cluster build [PROGRAM...]    build programs; by default all that tests need
 python -m shoal_cluster up                    three nodes and a kubeconfig, kept until `down`
 python -m shoal_cluster down                  remove it, and whatever a crash has left
 """
@@ -11,7 +11,13 @@ import time
 from pathlib import Path
 
 from shoal_cluster import images, machine, places
-from shoal_cluster.build import CONTROL_PLANE_PROGRAMS, NODE_PROGRAMS, PROGRAMS, build
+from shoal_cluster.build import (
+    CONTROL_PLANE_PROGRAMS,
+    NODE_PROGRAMS,
+    PROGRAMS,
+    TEST_PROGRAMS,
+    build,
+)
 from shoal_cluster.cluster import Cluster, require_machine
 from shoal_cluster.machine import MachineLacks
 from shoal_cluster.node import NodeShape
@@ -39,7 +45,10 @@ def main() -> None:
     try:
         match asked.command:
             case "build":
-                prepare(asked.programs)
+                build(asked.programs or [], _say)
+                if not asked.programs:
+                    prepare()
+                    prepare_tests()
             case "up":
                 up()
             case "down":
@@ -48,11 +57,21 @@ def main() -> None:
         sys.exit(str(lacking))
 
 
-def prepare(programs: list[str]) -> None:
-    """Build what a cluster needs, or `programs`; install and make what nodes need, where it can."""
-    build(programs or unbuilt(CONTROL_PLANE_PROGRAMS), _say)
-    if programs:
+def prepare_tests() -> None:
+    """Build and install what tests start beside a cluster; what cannot be had they skip."""
+    build(unbuilt(TEST_PROGRAMS), _say)
+    try:
+        installed = machine.install(machine.TEST_PROGRAMS)
+    except MachineLacks as lacking:
+        _say(f"tests that need it are skipped: {lacking}")
         return
+    if installed:
+        _say(f"installed {' '.join(installed)}")
+
+
+def prepare() -> None:
+    """Build what a cluster needs; install and make what nodes need, where it can."""
+    build(unbuilt(CONTROL_PLANE_PROGRAMS), _say)
     find_all(("kubectl", "helm"))
     lacks = machine.lacks_for_nodes()
     if lacks:
@@ -78,7 +97,7 @@ def up() -> None:
     lacks = machine.lacks_for_nodes()
     if lacks:
         raise MachineLacks("A cluster with nodes", lacks)
-    prepare([])
+    prepare()
     require_machine()
     started = time.monotonic()
     cluster = Cluster()

@@ -72,6 +72,8 @@ PROGRAMS: Mapping[str, Program] = {
     )
 }
 CONTROL_PLANE_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+# What tests put in the place of etcd, and beside the cluster.
+TEST_PROGRAMS = ("kine", "versitygw")
 NODE_PROGRAMS = ("kubelet", "kube-proxy", "coredns", "pause", "local-path-provisioner")
 
 

@@ -18,6 +18,7 @@ NODE_PROGRAMS: Mapping[str, str] = {
     "nsenter": "util-linux",
     "openssl": "openssl",
 }
+TEST_PROGRAMS: Mapping[str, str] = {"docker-registry": "docker-registry"}
 IMAGE_PROGRAMS: Mapping[str, str] = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
 _CAP_SYS_ADMIN = 21
 

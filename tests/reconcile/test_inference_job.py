@@ -25,7 +25,7 @@ from shoal_operator.reconcile.snapshot import (
     Worker,
     WorkerPhase,
 )
-from shoal_operator.reconcile.workers import carry_in_errand, carry_out_errand
+from shoal_operator.reconcile.workers import carry_in_errand, carry_out_errand, worker_job
 from shoal_protocol.units import Bytes
 
 LATER = "2026-03-01T12:20:00Z"
@@ -111,6 +111,20 @@ def status_of(decision: Decision) -> InferenceJobStatus:
 
 def kinds(decision: Decision) -> list[str]:
     return [str(child["kind"]) for child in decision.children]
+
+
+def test_each_worker_gets_the_secret_of_the_place_that_it_opens() -> None:
+    places = {
+        "inputs": {"uri": "s3://lines/in", "secretRef": {"name": "bucket"}},
+        "outputs": {"uri": "https://results.example.com/ocr", "secretRef": {"name": "web"}},
+    }
+    wanted = planned(**places).job
+    carried = (carry_in_errand(wanted, "shelf"), carry_out_errand(wanted, "shelf"))
+    assert [errand.secret for errand in carried] == ["bucket", "web"]
+    manifest: Any = worker_job(wanted, carried[0], SETTINGS)
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": "bucket"}}]
+    assert carry_in_errand(job(), "shelf").secret is None
 
 
 def test_inputs_are_carried_in_before_the_job_is_submitted() -> None:

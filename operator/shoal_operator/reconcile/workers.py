@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shoal_operator.api.fields import Reference
 from shoal_operator.api.kinds import AnyKind, InferenceJob, Model, Partition
+from shoal_operator.api.kinds.inference_job import Inputs, Outputs
 from shoal_operator.reconcile.addresses import claim_of
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import (
@@ -147,7 +149,7 @@ def inspect_errand(model: Model) -> Errand:
         component="inspect",
         command=("shoal", "inspect", source.uri, *options, "--json"),
         uris=(source.uri,),
-        secret=_secret(model),
+        secret=_name(model.spec.source.secret_ref),
     )
 
 
@@ -165,7 +167,7 @@ def cut_errand(partition: Partition, model: Model, arguments: Sequence[str]) -> 
         component="cut",
         command=("shoal", "partition", model.spec.source.uri, *arguments, "--document"),
         uris=(model.spec.source.uri,),
-        secret=_secret(model),
+        secret=_name(model.spec.source.secret_ref),
     )
 
 
@@ -180,7 +182,7 @@ def deliver_errand(
         component="deliver",
         command=("shoal", "partition", model.spec.source.uri, *arguments, "--to", target),
         uris=(model.spec.source.uri,),
-        secret=_secret(model),
+        secret=_name(model.spec.source.secret_ref),
         pool=pool,
         kept_seconds=SHARED_KEPT_SECONDS,
     )
@@ -193,24 +195,27 @@ def delivers(name: str) -> bool:
 
 def carry_in_errand(job: InferenceJob, pool: str) -> Errand:
     """Bring a job's inputs to the coordinator's volume."""
-    source = job.spec.inputs.uri
+    given = job.spec.inputs
     target = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/in"
-    return _carry(job, pool, "carry-in", source, (source, target))
+    return _carry(job, pool, "carry-in", given, (given.uri, target))
 
 
 def carry_out_errand(job: InferenceJob, pool: str) -> Errand:
     """Bring a job's results to where the user wants them."""
-    target = job.spec.outputs.uri
+    given = job.spec.outputs
     source = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/out"
-    return _carry(job, pool, "carry-out", target, (source, target))
+    return _carry(job, pool, "carry-out", given, (source, given.uri))
 
 
-def _carry(job: InferenceJob, pool: str, component: str, uri: str, ways: tuple[str, str]) -> Errand:
+def _carry(
+    job: InferenceJob, pool: str, component: str, place: Inputs | Outputs, ways: tuple[str, str]
+) -> Errand:
     return Errand(
         name=child_name(job_id(job), component),
         component=component,
         command=("shoal", "copy", *ways),
-        uris=(uri,),
+        uris=(place.uri,),
+        secret=_name(place.secret_ref),
         pool=pool,
     )
 
@@ -220,10 +225,9 @@ def coordinator_address(pool: str, namespace: str) -> str:
     return f"{coordinator_host(pool, namespace)}:{GRPC_PORT}"
 
 
-def _secret(model: Model) -> str | None:
-    reference = model.spec.source.secret_ref
+def _name(reference: Reference | None) -> str | None:
     return None if reference is None else reference.name
 
 
 def _source(model: Model) -> list[str]:
-    return [model.spec.source.uri, _secret(model) or ""]
+    return [model.spec.source.uri, _name(model.spec.source.secret_ref) or ""]

@@ -23,6 +23,10 @@ from shoal_operator.api.rules import Immutable, exactly_one
 from shoal_operator.api.schema import Object, member, record
 from shoal_operator.api.shapes import Choice, Flag, Items, Number, Text, Whole
 
+_FOR_THE_STORE: Final = (
+    "A Secret with what the store asks for; its keys become the environment of the worker that "
+    "carries. Local mode reads its own environment instead."
+)
 _FIXED: Final = (
     *("modelRef", "partitionRef", "placementRef", "poolRef", "inputs", "outputs"),
     *("mode", "policy", "objective", "backoffLimit"),
@@ -37,8 +41,12 @@ class Inputs:
     uri: str = member(
         uri("pvc", "file", "https", "s3"),
         "A folder of .npz and .npy files, taken in the order of their names; a file holds one "
-        "item, or items stacked along the first axis. A relative path is relative to the manifest.",
+        "item, or items stacked along the first axis. A web address is one such file. A relative "
+        "path is relative to the manifest.",
         example="pvc://lines/in",
+    )
+    secret_ref: Reference | None = member(
+        REFERENCE, _FOR_THE_STORE, default=None, example={"name": "line-store"}
     )
 
 
@@ -47,9 +55,13 @@ class Outputs:
     """What comes out."""
 
     uri: str = member(
-        uri("pvc", "file", "s3"),
-        "The folder that results go to: one .npz per input file, of the same name.",
+        uri("pvc", "file", "https", "s3"),
+        "The folder that results go to: one .npz per input file, of the same name. To a web "
+        "address each is sent with PUT.",
         example="pvc://lines/out",
+    )
+    secret_ref: Reference | None = member(
+        REFERENCE, _FOR_THE_STORE, default=None, example={"name": "line-store"}
     )
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from shoal_operator.shell.coordinator import CoordinatorSettings, serving
-from transfer.servers import S3, Registry, Web, serve_registry, serve_s3, serve_web
+from shoal_operator.shell.transfer.addresses import Access
+from transfer.servers import S3, Registry, serve_registry, serve_s3
+from transfer.web_server import Web, serve_web
 
 
 @pytest.fixture
@@ -33,6 +35,11 @@ def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     with serve_registry(tmp_path_factory.mktemp("registry")) as server:
         yield server
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> Access:
+    return Access(base=tmp_path, insecure=True, volumes={"lines": tmp_path / "claim"})
 
 
 @pytest.fixture

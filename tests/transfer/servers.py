@@ -1,20 +1,18 @@
-"""Real servers that files are carried from and to: the web's, S3's, a registry's."""
+"""Real servers that files are carried from and to: S3's and a registry's."""
 
 import contextlib
 import hashlib
-import http.server
 import json
 import os
 import shutil
 import socket
 import subprocess
-import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,89 +21,6 @@ from shoal_cluster import MachineLacks
 from shoal_cluster.programs import find
 
 READY_SECONDS = 20.0
-
-
-@dataclass
-class Web:
-    """A server of files on loopback. What was asked is in `asked`: path and Range.
-
-    `break_after` bytes of a body the connection is cut, as often as `breaks` says. `statuses` are
-    answered to the next requests in the place of anything else. `ranges` may be switched off.
-    """
-
-    url: str = ""
-    files: dict[str, bytes] = field(default_factory=dict)
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
-    break_after: int = 0
-    breaks: int = 0
-    statuses: list[int] = field(default_factory=list)
-    ranges: bool = True
-    tags: bool = True
-    redirects: dict[str, str] = field(default_factory=dict)
-
-
-@contextlib.contextmanager
-def serve_web() -> Iterator[Web]:  # noqa: C901 - what can go wrong, in one place
-    web = Web()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            wanted = self.headers.get("Range")
-            web.asked.append((self.path, wanted))
-            web.headers.append(dict(self.headers.items()))
-            path = urllib.parse.unquote(self.path.partition("?")[0])
-            if web.statuses:
-                return self._answer(web.statuses.pop(0), b"")
-            if path in web.redirects:
-                return self._answer(302, b"", {"Location": web.redirects[path]})
-            if path not in web.files:
-                return self._answer(404, b"")
-            content = web.files[path]
-            tag = {"ETag": f'"{hashlib.sha256(content).hexdigest()[:8]}"'} if web.tags else {}
-            if wanted is None or not web.ranges:
-                return self._answer(200, content, tag)
-            first, _, last = wanted.removeprefix("bytes=").partition("-")
-            start, end = int(first), min(int(last or len(content)) + 1, len(content))
-            if start >= len(content):
-                return self._answer(416, b"", {"Content-Range": f"bytes */{len(content)}"})
-            span = {"Content-Range": f"bytes {start}-{end - 1}/{len(content)}"}
-            return self._answer(206, content[start:end], {**tag, **span})
-
-        def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-            self.send_response(status)
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if web.breaks and len(body) > web.break_after:
-                web.breaks -= 1
-                self.wfile.write(body[: web.break_after])
-                self.wfile.flush()
-                self.connection.shutdown(socket.SHUT_RDWR)
-                self.close_connection = True
-                return
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - theirs
-            pass
-
-    class Server(http.server.ThreadingHTTPServer):
-        def handle_error(self, request: object, client_address: object) -> None:
-            pass  # clients hang up as they please
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        web.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield web
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Files are carried whole, once, and on from where it broke off."""
 
-import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,57 +10,8 @@ from shoal_operator.shell.transfer.addresses import Access
 from shoal_operator.shell.transfer.copying import Copied, Progress, copy
 from shoal_operator.shell.transfer.folders import FolderSource
 from shoal_operator.shell.transfer.places import Entry, TransferBroken, TransferRefused
-from shoal_operator.shell.transfer.web import WebSource, open_session
-from transfer.servers import S3, Web
-
-LARGE = 20 << 20
-
-
-class Shaky(FolderSource):
-    """A folder whose reader breaks off after so many bytes, so many times."""
-
-    breaks = 2
-    limit_bytes = 3 << 20
-    offsets: tuple[int, ...] = ()
-
-    async def read(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
-        self.offsets = (*self.offsets, offset)
-        passed = 0
-        async for piece in FolderSource.read(self, entry, offset):
-            if self.breaks and passed + len(piece) > self.limit_bytes:
-                self.breaks -= 1
-                raise TransferBroken("the line went dead")
-            passed += len(piece)
-            yield piece
-
-
-def fill(folder: Path, *sizes: int) -> dict[str, bytes]:
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {f"{number:03}.npz": os.urandom(size) for number, size in enumerate(sizes)}
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return files
-
-
-def read(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-async def carry(source: str, target: str, access: Access) -> Copied:
-    opened = access.source(source)
-    try:
-        into = access.target(target)
-        try:
-            return await copy(opened, into, pause_seconds=0)
-        finally:
-            await into.close()
-    finally:
-        await opened.close()
-
-
-@pytest.fixture
-def access(tmp_path: Path) -> Access:
-    return Access(base=tmp_path, insecure=True, volumes={"lines": tmp_path / "claim"})
+from transfer.carrying import LARGE, Shaky, carry, fill, read
+from transfer.servers import S3
 
 
 async def test_inputs_go_to_a_coordinator_and_results_come_back(
@@ -188,79 +138,13 @@ async def test_what_is_not_in_the_bucket_is_refused(
         await carry("s3://lines/in", "out", access)
 
 
-async def test_a_file_of_the_web_is_read_on_after_a_break(web: Web, access: Access) -> None:
-    content = web.files["/lines/a b.npz"] = os.urandom(5 << 20)
-    web.break_after, web.breaks = 2 << 20, 2
-    copied = await carry(f"{web.url}/lines/a%20b.npz?signature=1", "out", access)
-    assert copied == Copied(files=1, bytes=len(content), skipped=0)
-    assert read(access.base / "out") == {"a b.npz": content}
-    asked, *wanted = (each for path, each in web.asked if path == "/lines/a%20b.npz?signature=1")
-    assert (asked, wanted[0], len(wanted)) == ("bytes=0-0", None, 3)
-    starts = [int(str(each).removeprefix("bytes=")[:-1]) for each in wanted[1:]]
-    # What was on the wire when it broke may be lost; what came is not asked for again.
-    assert 0 < starts[0] <= 2 << 20
-    assert starts[0] < starts[1] <= 4 << 20
-    assert (await carry(f"{web.url}/lines/a%20b.npz?signature=1", "out", access)).skipped == 1
-
-
-async def test_a_server_without_ranges_is_read_from_its_start(web: Web, access: Access) -> None:
-    content = web.files["/a.npz"] = os.urandom(3 << 20)
-    web.ranges, web.break_after, web.breaks = False, 1 << 20, 2
-    # The first break cuts the request that asks for the size: nothing of it is read anyway.
-    await carry(f"{web.url}/a.npz", "out", access)
-    assert read(access.base / "out") == {"a.npz": content}
-
-
-@pytest.mark.parametrize(
-    ("statuses", "error"),
-    [
-        ([404], TransferRefused),
-        ([403], TransferRefused),
-        ([503], TransferBroken),
-        ([206, 410], TransferRefused),
-        ([206, *[500] * 4], TransferBroken),
-    ],
-)
-async def test_statuses_say_whether_to_try_again(
-    web: Web, access: Access, statuses: list[int], error: type[Exception]
-) -> None:
-    web.files["/a.npz"] = b"content"
-    known: list[Entry] = []
-
-    class Known(WebSource):
-        async def entries(self) -> Sequence[Entry]:
-            return known or await WebSource.entries(self)
-
-    source = Known("a.npz", f"{web.url}/a.npz", open_session())
-    try:
-        if statuses[0] == 206:  # the first answer is good, it is the second that is not
-            known.extend(await source.entries())
-        web.statuses = [status for status in statuses if status != 206]
-        with pytest.raises(error, match=f"the server answers {statuses[-1]}"):
-            await copy(source, access.target("out"), pause_seconds=0)
-    finally:
-        await source.close()
-
-
-async def test_credentials_do_not_follow_to_another_host(
-    web: Web, access: Access, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HTTP_BEARER_TOKEN", "secret")
-    web.files["/real.npz"] = b"content"
-    web.redirects["/a.npz"] = web.url.replace("127.0.0.1", "localhost") + "/real.npz"
-    await carry(f"{web.url}/a.npz", "out", access)
-    sent = {
-        (headers["Host"].partition(":")[0], headers.get("Authorization")) for headers in web.headers
-    }
-    assert sent == {("127.0.0.1", "Bearer secret"), ("localhost", None)}
-
-
 @pytest.mark.parametrize(
     ("source", "target", "said"),
     [
         ("empty", "out", "empty: there are no files"),
         ("missing", "out", "there is no"),
-        ("in", "https://example.com/x", "nothing can be written to https://"),
+        ("in", "oci://example.com/x", "nothing can be written to oci://"),
+        ("in", "http://example.com/x", "is not encrypted"),
         ("http://example.com/x", "out", "is not encrypted"),
         ("https://me:secret@example.com/x", "out", "credentials are no part of an address"),
         ("s3:///x", "out", "write s3://BUCKET/PREFIX"),

@@ -14,7 +14,8 @@ from shoal_operator.modelling.profile import profile_model
 from shoal_operator.shell.transfer.addresses import Access
 from shoal_operator.shell.transfer.models import Fetching
 from shoal_operator.shell.transfer.places import TransferBroken, TransferRefused
-from transfer.servers import S3, Registry, Web
+from transfer.servers import S3, Registry
+from transfer.web_server import Web
 
 
 @pytest.fixture

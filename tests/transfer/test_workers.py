@@ -15,7 +15,8 @@ from made_models import TOPOLOGIES
 from shoal_operator.api.partition import document_from_json
 from shoal_operator.modelling.profile import profile_model
 from shoal_operator.shell.store import FragmentStore
-from transfer.servers import Web, free_port
+from transfer.servers import free_port
+from transfer.web_server import Web
 
 pytestmark = pytest.mark.real
 
@@ -85,7 +86,7 @@ def test_what_is_refused_ends_with_2_and_what_may_pass_with_1(
         (["inspect", model, "--digest", "sha256:1"], "64 hexadecimal digits"),
         (["partition", model, "--fragments", "2", "--digest", other, "--document"], other),
         (["copy", tmp_path / "empty", tmp_path / "out"], "there are no files"),
-        (["copy", tmp_path / "empty", "https://example.com/"], "nothing can be written"),
+        (["copy", tmp_path / "empty", "oci://example.com/"], "nothing can be written"),
     ):
         done = shoal(*arguments)
         assert done.returncode == 2, (arguments, done.stderr)

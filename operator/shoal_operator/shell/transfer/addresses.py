@@ -4,7 +4,8 @@
 |----------------------------------------------------------------------|------|-------|
 | a path, `file:///PATH`, `pvc://CLAIM/PATH`                           | yes  | yes   |
 | `s3://BUCKET/PREFIX`                                                 | yes  | yes   |
-| `https://...`: one file (`http://` on loopback)                      | yes  | no    |
+| `https://...`: one file (`http://` on loopback)                      | yes  |       |
+| `https://...`: a folder, files are PUT into it                       |      | yes   |
 | `oci://HOST/NAME:TAG`                                                | yes  | no    |
 | `coordinator://TARGET/jobs/JOB/in`, or TARGET/jobs/JOB/in; and `out` | yes  | `in`  |
 """
@@ -73,8 +74,13 @@ class Access:
 
                 bucket, key = _bucket(uri)
                 return objects.ObjectTarget(uri, objects.open_bucket(bucket), key)
-            case "https" | "http" | "oci" as scheme:
-                raise TransferRefused(f"{uri}: nothing can be written to {scheme}://")
+            case "https" | "http":
+                from shoal_operator.shell.transfer import web  # noqa: PLC0415
+
+                check_web(uri)
+                return web.WebTarget(uri, web.open_session(), web.environment_headers())
+            case "oci":
+                raise TransferRefused(f"{uri}: nothing can be written to oci://")
             case _:
                 from shoal_operator.shell.transfer.folders import FolderTarget  # noqa: PLC0415
 

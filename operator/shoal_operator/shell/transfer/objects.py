@@ -29,6 +29,7 @@ from shoal_operator.shell.transfer.places import (
     PIECE_BYTES,
     Entry,
     OnBytes,
+    Passing,
     Read,
     TransferBroken,
     TransferRefused,
@@ -156,35 +157,19 @@ class ObjectTarget:
 
     async def put(self, entry: Entry, read: Read, on_bytes: OnBytes) -> None:
         check_name(entry.name, self.address)
-        problem: list[TransferRefused | TransferBroken] = []
-
-        async def pieces() -> AsyncIterator[bytes]:
-            sent = 0
-            try:
-                async for piece in read(0):
-                    sent += len(piece)
-                    yield piece
-                    on_bytes(len(piece))
-                if sent != entry.size_bytes:
-                    raise TransferBroken(
-                        f"{entry.name} ended at {sent} of the announced {entry.size_bytes} bytes"
-                    )
-            except (TransferRefused, TransferBroken) as error:
-                problem.append(error)  # the store would tell it as an error of its own
-                raise
-
+        passing = Passing(entry, read, on_bytes)
         part = max(_PART_BYTES, -(-entry.size_bytes // _MOST_PARTS))
         try:
             if entry.size_bytes <= _PART_BYTES:
-                whole = b"".join([piece async for piece in pieces()])
+                whole = b"".join([piece async for piece in passing.pieces()])
                 await self._send(entry, whole, part)
             else:
-                await self._send(entry, pieces(), part)
+                await self._send(entry, passing.pieces(), part)
         except (TransferRefused, TransferBroken):
             raise
         except Exception as error:
-            if problem:
-                raise problem[0] from error
+            if passing.problem is not None:
+                raise passing.problem from error
             if isinstance(error, BaseError | OSError):
                 raise sorted_out(self.address, error) from error
             raise

@@ -78,6 +78,36 @@ class Target(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(slots=True)
+class Passing:
+    """A file's bytes on their way from its start, which must be as many as were announced.
+
+    `problem` is what went wrong with them: a library that takes them in tells of it otherwise.
+    """
+
+    entry: Entry
+    read: Read
+    on_bytes: OnBytes
+    problem: TransferRefused | TransferBroken | None = None
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        sent, announced = 0, self.entry.size_bytes
+        try:
+            async for piece in self.read(0):
+                sent += len(piece)
+                if sent > announced:
+                    break
+                yield piece
+                self.on_bytes(len(piece))
+            if sent != announced:
+                raise TransferBroken(
+                    f"{self.entry.name} ends at {sent} of the announced {announced} bytes"
+                )
+        except (TransferRefused, TransferBroken) as error:
+            self.problem = error
+            raise
+
+
 async def checksum(pieces: AsyncIterator[bytes]) -> str:
     """The checksum of what passes by."""
     found = hashlib.sha256()

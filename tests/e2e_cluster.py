@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ class ShoalOnNodes:
         except CommandFailed as failed:
             raise AssertionError(f"{failed}\n{self.story_of(what)}") from failed
 
-    def wait_until(self, what: str, true: Any, *, seconds: float = 120.0) -> None:
+    def wait_until(self, what: str, true: Callable[[], bool], *, seconds: float = 120.0) -> None:
         """Until `true()`; as `Access.wait_until`."""
         self.cluster.access.wait_until(what, true, seconds=seconds)
 
@@ -110,6 +110,12 @@ class ShoalOnNodes:
         """A condition of an object; empty when it has none."""
         conditions = self.get(kind, name).get("status", {}).get("conditions", [])
         return next((each for each in conditions if each["type"] == type_), {})
+
+    def events(self, kind: str, name: str) -> list[str]:
+        """The reasons of the operator's events about an object, in their order."""
+        about = f"--field-selector=involvedObject.kind={kind},involvedObject.name={name}"
+        found = self.get("events", about, "--sort-by=.metadata.creationTimestamp")["items"]
+        return [each["reason"] for each in found if each["reportingComponent"] == "shoal-operator"]
 
     def story_of(self, what: str) -> str:
         """`kubectl describe`, and everything that is not well around it."""
@@ -143,6 +149,14 @@ class ShoalOnNodes:
             command, env=environment, check=False, capture_output=True, text=True, timeout=180
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+    def volume(self, claim: str) -> Path:
+        """The folder of this machine where a claim's volume has its files."""
+        name = self.get("pvc", claim)["spec"]["volumeName"]
+        spec = self.cluster.access.get("pv", name)["spec"]
+        (term,) = spec["nodeAffinity"]["required"]["nodeSelectorTerms"]
+        (node,) = term["matchExpressions"][0]["values"]
+        return self.cluster.nodes[node].file(spec["hostPath"]["path"])
 
     def results(self) -> list[Any]:
         """The results of the job `ocr`, read back from its volume, in the order of its inputs."""

@@ -3,14 +3,16 @@
 The tests are the story's chapters and run in its order.
 """
 
-import re
+import os
 from typing import Any
 
 import pytest
+from pool import read_results
 
 from cluster_fixtures import MIB
-from e2e_cluster import SHAPES, ShoalOnNodes
+from e2e_cluster import CHART, NAMESPACE, RELEASE, SHAPES, SYSTEM, ShoalOnNodes
 from parity_with_whole import TOLERANCE
+from shoal_operator.api.kinds import KINDS
 
 pytestmark = [
     pytest.mark.real,
@@ -20,20 +22,161 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 ITEMS = 24
-NODES = sorted(shape.name for shape in SHAPES)
+TIMES = 15
+"""How often the long job reads each line."""
+NODES = {shape.name for shape in SHAPES}
+BUDGET = 24 * MIB
 
 
 @pytest.fixture(scope="module")
 def read(on_nodes: ShoalOnNodes) -> ShoalOnNodes:
     """The example applied, and its job run to its end."""
-    on_nodes.apply_example("ocr")
+    said = on_nodes.apply_example("ocr")
+    assert said.splitlines() == [
+        "inferencejob.shoal.dev/ocr created",
+        "model.shoal.dev/ppocr-rec created",
+        "partition.shoal.dev/ppocr-rec-3 created",
+        "devicepool.shoal.dev/shelf created",
+    ]
     on_nodes.wait("inferencejob/ocr", "Complete")
     return on_nodes
 
 
-def test_the_job_completes_and_its_results_are_the_whole_models(read: ShoalOnNodes) -> None:
+def test_the_release_passes_its_own_test(on_nodes: ShoalOnNodes) -> None:
+    assert "Phase:          Succeeded" in on_nodes.helm("test", RELEASE)
+
+
+def test_the_results_read_back_are_the_whole_models(read: ShoalOnNodes) -> None:
     items = read.get("inferencejob", "ocr")["status"]["items"]
     assert items == {"total": ITEMS, "active": 0, "succeeded": ITEMS, "failed": 0}
     results = read.results()
     assert len(results) == ITEMS
     assert read.difference(results) <= TOLERANCE
+
+
+def test_every_kind_is_shown_in_one_table_and_is_ready(read: ShoalOnNodes) -> None:
+    shown = {line.split()[0] for line in read.kubectl("get", "shoal", "--no-headers").splitlines()}
+    assert shown == {
+        "devicepool.shoal.dev/shelf",
+        *(f"device.shoal.dev/shelf-{node}" for node in NODES),
+        "model.shoal.dev/ppocr-rec",
+        "partition.shoal.dev/ppocr-rec-3",
+        "placement.shoal.dev/ocr",
+        "inferencejob.shoal.dev/ocr",
+    }
+    for what in sorted(shown):
+        if not what.startswith("inferencejob"):
+            read.wait(what, "Ready", seconds=1)
+
+
+def test_agents_are_on_different_nodes_and_their_limits_hold(read: ShoalOnNodes) -> None:
+    agents = read.pods("agent")
+    assert {pod["spec"]["nodeName"] for pod in agents} == NODES
+    for pod in agents:
+        memory = read.memory_of(pod)
+        print(pod["spec"]["nodeName"], memory)
+        assert memory.limit == allowance(read) + BUDGET
+        assert memory.peak <= memory.limit
+        assert memory.kills == 0
+        (container,) = pod["status"]["containerStatuses"]
+        assert container["restartCount"] == 0
+
+
+def allowance(shoal: ShoalOnNodes) -> int:
+    """What the chart allows an idle agent, in bytes."""
+    (quantity,) = [
+        line.split()[1]
+        for line in shoal.helm("get", "values", RELEASE, "--all").splitlines()
+        if line.strip().startswith("floor:")
+    ]
+    assert quantity.endswith("Mi")
+    return int(quantity.removesuffix("Mi")) * MIB
+
+
+def test_an_idle_agent_takes_less_than_the_chart_allows_it(read: ShoalOnNodes) -> None:
+    for node in NODES:
+        device = read.get("device", f"shelf-{node}")["status"]
+        print(node, "floor", device["floorBytes"] / MIB)
+        assert 0 < device["floorBytes"] <= allowance(read)
+        assert device["budgetBytes"] == BUDGET
+
+
+def test_describe_tells_the_story(read: ShoalOnNodes) -> None:
+    job = read.kubectl("describe", "inferencejob", "ocr")
+    for told in ("AllItemsSucceeded", "StartedJob", "FinishedJob", f"{ITEMS}/{ITEMS}"):
+        assert told in job
+    pool = read.kubectl("describe", "devicepool", "shelf")
+    for told in ("3 of 3 agents connected", "PoolReady", "the coordinator answers"):
+        assert told in pool
+    placement = read.kubectl("describe", "placement", "ocr")
+    assert all(node in placement for node in NODES)
+
+
+def test_a_job_goes_on_through_an_upgrade_of_everything(read: ShoalOnNodes) -> None:
+    inputs = read.volume("lines")
+    many = inputs / "many"
+    many.mkdir()
+    for line in sorted((inputs / "in").iterdir()):
+        for number in range(TIMES):
+            os.link(line, many / f"{number:02}-{line.name}")
+    read.apply(read.job("long", inputs={"uri": "pvc://lines/many"}))
+    read.wait_until("the job runs", lambda: "StartedJob" in read.events("InferenceJob", "long"))
+    for node in read.cluster.nodes.values():
+        for image in ("operator", "agent"):
+            name = f"docker.io/shoal/{image}"
+            node.tag_image(f"{name}:0.1.0", f"{name}:next")
+    tags = ("--set=images.operator.tag=next", "--set=images.agent.tag=next")
+    before = done(read, "long")
+    read.helm("upgrade", RELEASE, str(CHART), "--wait", *tags)
+    print("done before and after the upgrade:", before, done(read, "long"))
+    read.wait("inferencejob/long", "Complete")
+    counts = read.get("inferencejob", "long")["status"]["items"]
+    total = ITEMS * TIMES
+    assert counts == {"total": total, "active": 0, "succeeded": total, "failed": 0}
+    assert read.events("InferenceJob", "long").count("StartedJob") == 1
+    assert read.events("InferenceJob", "long").count("FinishedJob") == 1
+    check_results(read)
+    read.wait_until("everything is of the new version", lambda: images(read) == {"next"})
+    read.wait("devicepool/shelf")
+
+
+def done(shoal: ShoalOnNodes, job: str) -> int:
+    status: dict[str, Any] = shoal.get("inferencejob", job)["status"]
+    return int(status.get("items", {}).get("succeeded", 0))
+
+
+def images(shoal: ShoalOnNodes) -> set[str]:
+    """The tags of the images that the operator's, the coordinator's and the agents' pods run."""
+    operators = shoal.cluster.access.get("pods", f"--namespace={SYSTEM}")["items"]
+    pods = [*operators, *shoal.pods("coordinator"), *shoal.pods("agent")]
+    assert len(pods) == 2 + len(NODES)
+    return {pod["spec"]["containers"][0]["image"].rpartition(":")[2] for pod in pods}
+
+
+def check_results(shoal: ShoalOnNodes) -> None:
+    """Each line was read as often as it was given, and each time as the first job read it."""
+    found = read_results(shoal.volume("lines") / "long")
+    first = read_results(shoal.volume("lines") / "out")
+    assert len(found) == ITEMS * TIMES
+    for number, result in enumerate(found):
+        expected = first[number % ITEMS]
+        assert result.keys() == expected.keys()
+        for name, value in result.items():
+            assert abs(value - expected[name]).max() <= TOLERANCE
+
+
+def test_an_uninstall_keeps_what_users_wrote(read: ShoalOnNodes) -> None:
+    read.helm("uninstall", RELEASE, "--wait")
+    assert not read.cluster.access.get("pods", f"--namespace={SYSTEM}")["items"]
+    for names in KINDS.values():
+        read.kubectl("get", "crd", f"{names.plural}.shoal.dev")
+    assert read.condition("inferencejob", "ocr", "Complete")["status"] == "True"
+    # Who serves jobs stands; only nobody looks after it.
+    assert len(read.pods("agent")) == len(NODES)
+
+
+def test_both_namespaces_delete_without_the_operator(read: ShoalOnNodes) -> None:
+    for namespace in (NAMESPACE, SYSTEM):
+        read.cluster.kubectl("delete", "namespace", namespace, "--timeout=100s")
+    read.cluster.kubectl("delete", "crd", *(f"{each.plural}.shoal.dev" for each in KINDS.values()))
+    assert "shoal" not in read.cluster.kubectl("get", "clusterroles,crds", "--output=name")

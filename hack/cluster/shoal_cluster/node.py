@@ -76,6 +76,14 @@ class Node:
         """Put the image where this node's pods find it."""
         self._ctr("--namespace=k8s.io", "image", "import", str(image.archive))
 
+    def tag_image(self, name: str, other: str) -> None:
+        """Give an image of this node another name besides: an image of another version."""
+        self._ctr("--namespace=k8s.io", "image", "tag", "--force", name, other)
+
+    def file(self, path: str) -> Path:
+        """Where this machine has a file below the node's /opt, /run, /var/lib or /var/log."""
+        return self.folder / "own" / path.removeprefix("/")
+
     def volume_folder(self, name: str) -> Path:
         """A folder that everybody may write to, for a volume on this node."""
         folder = self.folder / "volumes" / name
@@ -275,8 +283,7 @@ class Node:
         return (self._programs["kube-proxy"], f"--config={config}")
 
     def _ctr(self, *arguments: str) -> None:
-        socket = self.folder / "own" / _SOCKET.removeprefix("/")
-        command = ("ctr", f"--address={socket}", *arguments)
+        command = ("ctr", f"--address={self.file(_SOCKET)}", *arguments)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -2,7 +2,7 @@
 # nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check bench cluster cluster-down cluster-build protos crds lock clean
+.PHONY: help run check e2e bench cluster cluster-down cluster-build protos crds lock clean
 
 PYTHON ?= python3
 EXAMPLE ?= ocr
@@ -13,7 +13,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 help: ## List what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/run.stamp ## Run the main job: a model cut over three small devices reads text (EXAMPLE=ocr)
 	@examples/run $(EXAMPLE)
@@ -27,6 +27,10 @@ check: .venv/dev.stamp ## Run every check: style, types, borders, generated code
 	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 2
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs -m "real or slow"
+
+e2e: .venv/dev.stamp ## Run the story on a cluster of three nodes, a part of check: install, read, upgrade, uninstall
+	@$(CLUSTER) build
+	$(BIN)/pytest --quiet -rs tests/e2e
 
 bench: .venv/dev.stamp ## Run every bench in its quick form
 	@for bench in streaming overhead peers; do $(BIN)/python bench/$$bench.py --quick || exit 1; done

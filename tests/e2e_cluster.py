@@ -42,6 +42,8 @@ SHAPES = (
     NodeShape("pi-4", 2048 * MIB, {POOL_LABEL: "shelf"}),
     NodeShape("pi-zero", 512 * MIB, {POOL_LABEL: "shelf"}),
 )
+_V1 = Path("/sys/fs/cgroup/memory")
+"""Where the memory controller's groups are with cgroups v1; with v2 they are one folder up."""
 Json = dict[str, Any]
 
 
@@ -182,14 +184,20 @@ class ShoalOnNodes:
 
     def memory_of(self, pod: Json) -> ContainerMemory:
         """What the kernel says of the memory of a pod's first container."""
+        group = self._group_of(pod)
+        return _memory_v1(group) if _V1.is_dir() else _memory_v2(group)
+
+    def processes_of(self, pod: Json) -> list[int]:
+        """The processes of a pod's first container, by this machine's ids."""
+        return [int(pid) for pid in (self._group_of(pod) / "cgroup.procs").read_text().split()]
+
+    def _group_of(self, pod: Json) -> Path:
         (container, *_) = pod["status"]["containerStatuses"]
         name = str(container["containerID"]).removeprefix("containerd://")
         number = self.cluster.network.number
         root = f"shoal{number}-{pod['spec']['nodeName']}"
-        v1 = Path("/sys/fs/cgroup/memory")
-        mount = v1 if v1.is_dir() else Path("/sys/fs/cgroup")
-        (group,) = (mount / root).rglob(name)
-        return _memory_v1(group) if v1.is_dir() else _memory_v2(group)
+        (group,) = ((_V1 if _V1.is_dir() else _V1.parent) / root).rglob(name)
+        return group
 
 
 def _memory_v1(group: Path) -> ContainerMemory:

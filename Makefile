@@ -2,7 +2,7 @@
 # nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check e2e bench cluster cluster-down cluster-build protos crds lock clean
+.PHONY: help run check e2e faults bench cluster cluster-down cluster-build protos crds lock clean
 
 PYTHON ?= python3
 EXAMPLE ?= ocr
@@ -26,11 +26,15 @@ check: .venv/dev.stamp ## Run every check: style, types, borders, generated code
 	$(BIN)/lint-imports
 	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 2
 	@$(CLUSTER) build
-	$(BIN)/pytest --quiet -rs -m "real or slow"
+	$(BIN)/pytest --quiet -rs -m "(real or slow) and not minutes"
 
 e2e: .venv/dev.stamp ## Run the story on a cluster of three nodes, a part of check: install, read, upgrade, uninstall
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs tests/e2e
+
+faults: .venv/dev.stamp ## Run every fault, on processes and on nodes; check leaves those out that take minutes each
+	@$(CLUSTER) build
+	$(BIN)/pytest --quiet -rs tests/faults tests/faults_on_nodes
 
 bench: .venv/dev.stamp ## Run every bench in its quick form
 	@for bench in streaming overhead peers; do $(BIN)/python bench/$$bench.py --quick || exit 1; done

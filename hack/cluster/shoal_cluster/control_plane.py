@@ -104,6 +104,11 @@ class ControlPlane:
         return f"https://{self.address}:{self._api_port}"
 
     @property
+    def port(self) -> int:
+        """The API server's port."""
+        return self._api_port
+
+    @property
     def processes(self) -> Sequence[Process]:
         """All its processes, in the order in which they start."""
         before = [self.slow_store] if self.slow_store else []

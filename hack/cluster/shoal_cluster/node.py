@@ -15,7 +15,7 @@ from pathlib import Path
 from shoal_cluster import cgroups, images
 from shoal_cluster.control_plane import ControlPlane
 from shoal_cluster.images import Image
-from shoal_cluster.network import Network
+from shoal_cluster.network import Network, within
 from shoal_cluster.processes import Process
 from shoal_cluster.programs import find_all
 
@@ -71,6 +71,21 @@ class Node:
     def restore_link(self) -> None:
         """Take its link up again."""
         self._network.set_link(self.number, "up")
+
+    def drop(self, source: str, port: int, source_port: int | None = None) -> None:
+        """Drop what a pod of the node with address `source` sends to TCP ports `port` outside of
+        the node, from its `source_port` only if one is given; its connections stay open.
+        """
+        self._filter("--insert", source, port, source_port)
+
+    def pass_on(self, source: str, port: int, source_port: int | None = None) -> None:
+        """End such a `drop`."""
+        self._filter("--delete", source, port, source_port)
+
+    def _filter(self, change: str, source: str, port: int, source_port: int | None) -> None:
+        ports = ["--dport", str(port), *(["--sport", str(source_port)] if source_port else [])]
+        rule = ("FORWARD", "--source", source, "--protocol", "tcp", *ports, "--jump", "DROP")
+        within(self._first_pid, "iptables", "--wait", change, *rule)
 
     def import_image(self, image: Image) -> None:
         """Put the image where this node's pods find it."""

@@ -1,0 +1,166 @@
+"""Links that are cut, watches that are silent, a store that is slow: noticed, told, survived."""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from e2e_cluster import Json, ShoalOnNodes
+from faults_on_nodes.runs import (
+    OPERATOR_PORT,
+    STAGES,
+    JobOnNodes,
+    Work,
+    ask,
+    is_ready,
+    restarts,
+    running_job,
+    the_pod,
+    wait_until_well,
+)
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.cluster,
+    pytest.mark.nodes,
+    pytest.mark.slow,
+    pytest.mark.minutes,
+    pytest.mark.timeout(1200),
+]
+
+
+@contextmanager
+def link_cut(shoal: ShoalOnNodes, node: str) -> Iterator[None]:
+    shoal.cluster.nodes[node].cut_link()
+    try:
+        yield
+    finally:
+        shoal.cluster.nodes[node].restore_link()
+
+
+@contextmanager
+def silent(shoal: ShoalOnNodes, pod: Json, *source_ports: int) -> Iterator[None]:
+    """Nothing that the pod sends to the API server arrives; or nothing from these ports of it."""
+    node, address = shoal.cluster.nodes[pod["spec"]["nodeName"]], pod["status"]["podIP"]
+    port = shoal.cluster.control_plane.port
+    with ExitStack() as undo:
+        for source_port in source_ports or (None,):
+            node.drop(address, port, source_port)
+            undo.callback(node.pass_on, address, port, source_port)
+        yield
+
+
+@contextmanager
+def slow_store(shoal: ShoalOnNodes, seconds: float) -> Iterator[None]:
+    shoal.cluster.control_plane.delay_store(seconds)
+    try:
+        yield
+    finally:
+        shoal.cluster.control_plane.delay_store(0)
+
+
+def connections(shoal: ShoalOnNodes, pod: Json) -> list[int]:
+    """The pod's ends of its open connections to HTTPS servers."""
+    text = Path(f"/proc/{shoal.processes_of(pod)[0]}/net/tcp").read_text()
+    https, established = f"{443:04X}", "01"
+    found = re.findall(rf"^ *\d+: \w+:(\w+) \w+:{https} {established} ", text, re.M)
+    return [int(port, 16) for port in found]
+
+
+def readiness(shoal: ShoalOnNodes) -> str:
+    """What the operator's probe says; empty while it passes."""
+    pod = the_pod(shoal, "operator")
+    status, text = ask(f"{pod['status']['podIP']}:{OPERATOR_PORT}", "/readyz")
+    return "" if status == 200 else text or "no answer"
+
+
+def epoch(shoal: ShoalOnNodes, job: JobOnNodes) -> int:
+    return int(shoal.get("placement", job.name)["status"]["epoch"])
+
+
+def device(shoal: ShoalOnNodes, node: str) -> str:
+    """Whether a device is ready: True, False or Unknown."""
+    return str(shoal.condition("device", f"shelf-{node}", "Ready")["status"])
+
+
+def test_a_node_is_gone_and_comes_back_with_an_old_plan(
+    shoal: ShoalOnNodes, work: Work, tmp_path: Path
+) -> None:
+    node = shoal.cluster.nodes["pi-zero"]
+    with running_job(shoal, work, tmp_path, "node-gone", parallelism=1) as job:
+        done, before = job.reach(0.05), epoch(shoal, job)
+        with link_cut(shoal, node.name):
+            shoal.wait_until("the device is lost", lambda: device(shoal, node.name) != "True")
+            shoal.wait_until("there is another plan", lambda: epoch(shoal, job) > before)
+            assert job.reach(done / work.items + 0.1) < work.items, "the job was too short for this"
+            shoal.wait_until("the node is lost", lambda: not node.ready())
+        shoal.wait_until("the node is back", node.ready)
+        shoal.wait_until("the device is back", lambda: device(shoal, node.name) == "True")
+        assert job.done() < work.items, "the job was too short for this"
+        job.finish(seconds=400)
+        job.check()
+        assert "LostDevice" in shoal.events("InferenceJob", job.name)
+        assert "ReplannedPlacement" in shoal.events("Placement", job.name)
+
+
+def test_an_operator_that_hears_nothing_for_minutes_is_not_ready_and_comes_back(
+    shoal: ShoalOnNodes, work: Work, tmp_path: Path
+) -> None:
+    operator = the_pod(shoal, "operator")
+    name = operator["metadata"]["name"]
+    with running_job(shoal, work, tmp_path, "silence", parallelism=2) as job:
+        with silent(shoal, operator):
+            shoal.wait_until("its probe fails", lambda: bool(readiness(shoal)), seconds=150)
+            shoal.wait_until(
+                "it is not ready", lambda: not is_ready(the_pod(shoal, "operator")), seconds=60
+            )
+            job.reach(1.0, seconds=300)
+            assert readiness(shoal)
+            assert not job.holds("Complete"), "who has told it?"
+        shoal.wait_until("its probe passes", lambda: not readiness(shoal), seconds=150)
+        job.finish()
+        job.check()
+        assert job.executed() == work.items * STAGES, "tasks were run twice"
+    now = the_pod(shoal, "operator")
+    assert (now["metadata"]["name"], restarts(now)) == (name, restarts(operator))
+
+
+def test_watches_that_are_dropped_without_a_word_are_opened_anew(
+    shoal: ShoalOnNodes, work: Work, tmp_path: Path
+) -> None:
+    operator = the_pod(shoal, "operator")
+    ports = connections(shoal, operator)
+    assert len(ports) > 5, "each kind is watched over a connection of its own"
+    with silent(shoal, operator, *ports):
+        with running_job(shoal, work, tmp_path, "dropped") as job:
+            job.finish()
+            job.check()
+        shoal.wait_until("its probe passes", lambda: not readiness(shoal), seconds=150)
+        assert set(connections(shoal, operator)).isdisjoint(ports)
+    assert restarts(the_pod(shoal, "operator")) == restarts(operator)
+
+
+def test_a_slow_store_slows_the_control_plane_and_not_the_job(
+    shoal: ShoalOnNodes, work: Work, tmp_path: Path
+) -> None:
+    with slow_store(shoal, 0.25), running_job(shoal, work, tmp_path, "slow-store") as job:
+        job.finish()
+        job.check()
+        assert job.executed() == work.items * STAGES, "tasks were run twice"
+
+
+def test_a_store_too_slow_for_the_lease_stops_the_operator_until_it_is_faster(
+    shoal: ShoalOnNodes, work: Work, tmp_path: Path
+) -> None:
+    with running_job(shoal, work, tmp_path, "crawling", parallelism=2) as job:
+        job.reach(0.05)
+        with slow_store(shoal, 4.0):
+            shoal.wait_until("its probe fails", lambda: bool(readiness(shoal)), seconds=150)
+            job.reach(0.6, seconds=300)
+        shoal.wait_until("its probe passes", lambda: not readiness(shoal), seconds=150)
+        wait_until_well(shoal)
+        job.finish()
+        job.check()
+        assert job.executed() == work.items * STAGES, "tasks were run twice"

@@ -14,7 +14,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 def targets() -> dict[str, str]:
     """The Makefile's targets for people, with their line of help."""
-    found = re.findall(r"^([a-z][a-z-]*):(?!=)(?:.*?## (.*))?", MAKEFILE, re.MULTILINE)
+    found = re.findall(r"^([a-z][a-z0-9-]*):(?!=)(?:.*?## (.*))?", MAKEFILE, re.MULTILINE)
     return dict(found)
 
 
@@ -42,7 +42,7 @@ def test_make_help_lists_every_target() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_documents_name_only_commands_that_exist(document: Path) -> None:
     code = code_of(document)
-    assert set(re.findall(r"\bmake ([a-z]+)", code)) <= targets().keys()
+    assert set(re.findall(r"\bmake ([a-z0-9-]+)", code)) <= targets().keys()
     for tool in re.findall(r"\.venv/bin/([a-z-]+)", code):
         assert (ROOT / ".venv" / "bin" / tool).exists() or not (ROOT / ".venv").exists(), tool
     for script in re.findall(r"(?:examples|hack|bench)/[\w/.-]+\w", code):

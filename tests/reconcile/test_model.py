@@ -21,7 +21,7 @@ from shoal_operator.api.kinds.model import ModelStatus
 from shoal_operator.reconcile.decision import Decision
 from shoal_operator.reconcile.model import reconcile_model
 from shoal_operator.reconcile.snapshot import ModelSnapshot, Worker, WorkerPhase
-from shoal_operator.reconcile.workers import inspect_errand, worker_key
+from shoal_operator.reconcile.workers import inspect_errand, worker_job, worker_key
 
 LATER = "2026-03-01T12:11:00Z"
 
@@ -64,6 +64,16 @@ def see(of: Model, *workers: Worker, now: str = NOW, offline: bool = False) -> D
 def told(of: Model, decision: Decision) -> Model:
     assert isinstance(decision.status, ModelStatus)
     return replace(of, status=decision.status)
+
+
+def test_a_worker_fetches_no_more_than_its_disk_holds_twice() -> None:
+    told = [
+        worker_job(model(uri), inspect_errand(model(uri)), SETTINGS)
+        for uri in ("s3://models/rec.onnx", "pvc://models/rec.onnx")
+    ]
+    fetching, mounting = (str(manifest["spec"]) for manifest in told)
+    assert f"'--max-download', '{SETTINGS.worker_disk // 2}'" in fetching
+    assert "--max-download" not in mounting
 
 
 def test_a_new_model_gets_one_worker_and_all_conditions() -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from shoal_operator.api.fields import Reference
 from shoal_operator.api.kinds import AnyKind, InferenceJob, Model, Partition
 from shoal_operator.api.kinds.inference_job import Inputs, Outputs
-from shoal_operator.reconcile.addresses import claim_of
+from shoal_operator.reconcile.addresses import claim_of, outside
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import (
     child_name,
@@ -51,7 +51,7 @@ _DELIVERS: Final = re.compile(r"-deliver-[0-9a-f]{8}$")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errand:
     """What a worker does: its command, the addresses that it opens, the Secret for them, the pool
-    whose coordinator it talks to.
+    whose coordinator it talks to. `fetches`: what it opens comes to lie on its own disk.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Errand:
     uris: tuple[str, ...]
     secret: str | None = None
     pool: str | None = None
+    fetches: bool = False
     kept_seconds: int = KEPT_SECONDS
 
 
@@ -110,6 +111,9 @@ def _pod(errand: Errand, settings: OperatorSettings) -> Json:
         command += ["--volume", f"{claim}=/volumes/{claim}"]
         mounts.append({"name": names[claim], "mountPath": f"/volumes/{claim}"})
         volumes.append({"name": names[claim], "persistentVolumeClaim": {"claimName": claim}})
+    if errand.fetches:
+        # Half, because what is cut lies there twice.
+        command += ["--max-download", str(settings.worker_disk // 2)]
     if errand.pool is not None:
         command += TLS_ARGUMENTS
         mounts.append(TLS_MOUNT)
@@ -150,6 +154,7 @@ def inspect_errand(model: Model) -> Errand:
         command=("shoal", "inspect", source.uri, *options, "--json"),
         uris=(source.uri,),
         secret=_name(model.spec.source.secret_ref),
+        fetches=outside(source.uri),
     )
 
 
@@ -168,6 +173,7 @@ def cut_errand(partition: Partition, model: Model, arguments: Sequence[str]) -> 
         command=("shoal", "partition", model.spec.source.uri, *arguments, "--document"),
         uris=(model.spec.source.uri,),
         secret=_name(model.spec.source.secret_ref),
+        fetches=outside(model.spec.source.uri),
     )
 
 
@@ -183,6 +189,7 @@ def deliver_errand(
         command=("shoal", "partition", model.spec.source.uri, *arguments, "--to", target),
         uris=(model.spec.source.uri,),
         secret=_name(model.spec.source.secret_ref),
+        fetches=outside(model.spec.source.uri),
         pool=pool,
         kept_seconds=SHARED_KEPT_SECONDS,
     )

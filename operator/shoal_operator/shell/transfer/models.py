@@ -160,7 +160,8 @@ class _Bundle:
         if self.taken_bytes > self.how.limit_bytes:
             raise TransferRefused(
                 f"{self.uri}: has {format_bytes(self.taken_bytes)} or more; "
-                f"at most {format_bytes(self.how.limit_bytes)} are fetched"
+                f"at most {format_bytes(self.how.limit_bytes)} are fetched; raise --max-download, "
+                f"or worker.disk of the chart, half of which it is in a cluster"
             )
         free = shutil.disk_usage(self.folder).free
         if entry.size_bytes > free:

@@ -35,11 +35,10 @@ NAMESPACE = "reading"
 VERSION = "0.1.0"
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 POOL_LABEL = "shoal.dev/pool"
-# The names of the example's devices. The first two have room for the operator, the coordinator and
-# workers beside an agent; the third for an agent.
+# Sizes and names like those of the example's devices.
 SHAPES = (
-    NodeShape("jetson", 4096 * MIB, {POOL_LABEL: "shelf"}),
-    NodeShape("pi-4", 2048 * MIB, {POOL_LABEL: "shelf"}),
+    NodeShape("jetson", 2048 * MIB, {POOL_LABEL: "shelf"}),
+    NodeShape("pi-4", 1024 * MIB, {POOL_LABEL: "shelf"}),
     NodeShape("pi-zero", 512 * MIB, {POOL_LABEL: "shelf"}),
 )
 _V1 = Path("/sys/fs/cgroup/memory")

@@ -215,6 +215,7 @@ def _container(pool: DevicePool, agents: AgentSet, settings: OperatorSettings) -
         settings.images,
         command,
         settings.agent_floor + agents.budget_bytes,
+        keeps_memory=True,
         env=[_field("NODE_NAME", "spec.nodeName"), _field("POD_IP", "status.podIP")],
         ports=[
             {"name": "peers", "containerPort": PEER_PORT, "protocol": "TCP"},

@@ -18,6 +18,7 @@ PEER_PORT: Final = 7401
 """Of an agent, for other agents."""
 METRICS_PORT: Final = 9400
 """Metrics and probes, of both."""
+ASKED_BYTES: Final = 192 << 20
 TLS_FOLDER: Final = "/etc/shoal/tls"
 TLS_ARGUMENTS: Final = (
     *("--tls-ca", f"{TLS_FOLDER}/ca.crt"),
@@ -51,16 +52,24 @@ def container(
     images: Images,
     command: Sequence[str],
     memory_bytes: int,
+    *,
+    keeps_memory: bool = False,
     **more: object,
 ) -> Json:
-    """A container that asks for the memory that it may use, and a little of a processor."""
+    """A container that may use so much memory, and asks for a little of a processor.
+
+    It asks for `ASKED_BYTES` of the memory, which is what our processes take while models and
+    inputs are not large; so that small nodes have room for them. `keeps_memory`: for all of it,
+    because it will use it, and must not be evicted first.
+    """
+    asked = memory_bytes if keeps_memory else min(memory_bytes, ASKED_BYTES)
     return {
         "name": name,
         "image": image,
         "imagePullPolicy": images.pull_policy,
         "command": list(command),
         "resources": {
-            "requests": {"cpu": "50m", "memory": str(memory_bytes)},
+            "requests": {"cpu": "50m", "memory": str(asked)},
             "limits": {"memory": str(memory_bytes)},
         },
         "securityContext": {

@@ -22,6 +22,7 @@ from pool import read_results
 from cluster_fixtures import MIB, or_skip
 from parity_with_whole import largest_difference, whole
 from shoal_cluster import Cluster, CommandFailed, Image, NodeShape, build_image
+from shoal_cluster.cluster import require_machine
 from shoal_cluster.control_plane import Store
 from shoal_cluster.programs import find
 
@@ -239,10 +240,12 @@ def shoal_on_nodes(
 ) -> Iterator[ShoalOnNodes]:
     """A cluster with Shoal. `folder`: for the copy of the examples; the rest as for `Cluster`.
 
-    How long each step took is in `seconds`.
+    How long each step took is in `seconds`, and printed.
     """
     seconds: dict[str, float] = {}
-    images = [shoal_image(target) for target in ("operator", "agent")]
+    or_skip(require_machine)
+    with _timed(seconds, "build"):
+        images = [shoal_image(target) for target in ("operator", "agent")]
     examples = prepared_examples(folder)
     with _timed(seconds, "cluster"):
         made = or_skip(lambda: Cluster(store=store, **cluster))
@@ -263,6 +266,8 @@ def shoal_on_nodes(
             shoal.helm("install", RELEASE, str(CHART), "--wait", "--timeout=2m")
         with _timed(seconds, "volumes"):
             shoal.volumes("fill")
+        steps = (f"{name} {spent:.0f} s" for name, spent in seconds.items())
+        print("Shoal on nodes:", ", ".join(steps))
         yield shoal
 
 

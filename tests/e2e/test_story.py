@@ -3,8 +3,10 @@
 The tests are the story's chapters and run in its order.
 """
 
+import contextlib
 import os
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from pool import read_results
@@ -122,10 +124,16 @@ def test_a_job_goes_on_through_an_upgrade_of_everything(read: ShoalOnNodes) -> N
             name = f"docker.io/shoal/{image}"
             node.tag_image(f"{name}:0.1.0", f"{name}:next")
     tags = ("--set=images.operator.tag=next", "--set=images.agent.tag=next")
-    before = done(read, "long")
+    written = Written(read.volume("shelf-coordinator") / "jobs")
+    before = written.look()
     read.helm("upgrade", RELEASE, str(CHART), "--wait", *tags)
-    print("done before and after the upgrade:", before, done(read, "long"))
-    read.wait("inferencejob/long", "Complete")
+    print("done before and after the upgrade:", before, written.look())
+
+    def ended() -> bool:
+        written.look()
+        return read.condition("inferencejob", "long", "Complete").get("status") == "True"
+
+    read.wait_until("the long job completes", ended, seconds=300)
     counts = read.get("inferencejob", "long")["status"]["items"]
     total = ITEMS * TIMES
     assert counts == {"total": total, "active": 0, "succeeded": total, "failed": 0}
@@ -137,9 +145,23 @@ def test_a_job_goes_on_through_an_upgrade_of_everything(read: ShoalOnNodes) -> N
     read.wait("devicepool/shelf")
 
 
-def done(shoal: ShoalOnNodes, job: str) -> int:
-    status: dict[str, Any] = shoal.get("inferencejob", job)["status"]
-    return int(status.get("items", {}).get("succeeded", 0))
+@dataclass(slots=True)
+class Written:
+    """Results on the coordinator's volume. A finished item is never done again, so a result that
+    was seen once stays the file that it was.
+    """
+
+    jobs: Path
+    seen: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def look(self) -> int:
+        """How many results there were so far."""
+        for result in self.jobs.glob("long-*/out/*.npz"):
+            with contextlib.suppress(FileNotFoundError):  # the job has ended and is removed
+                stat = result.stat()
+                identity = (stat.st_ino, stat.st_mtime_ns)
+                assert self.seen.setdefault(result.name, identity) == identity, result
+        return len(self.seen)
 
 
 def images(shoal: ShoalOnNodes) -> set[str]:

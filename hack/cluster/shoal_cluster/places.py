@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,17 +56,33 @@ class Home:
         self._lock.close()
 
     def remove(self) -> None:
-        """Give the number back and remove the folder."""
+        """Give the number back and remove the folder.
+
+        The lock goes last, and with it at once the folder's name: whoever comes upon a folder
+        without a lock takes it for one that was left.
+        """
         until = time.monotonic() + 10
         while True:
             try:
-                shutil.rmtree(self.folder)
+                _remove_all(path for path in self.folder.iterdir() if path.name != "lock")
                 break
             except OSError:  # the kernel has not quite let go of a node's mounts
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.05)
+        gone = self.folder.with_name(f"gone-{self.number}")
+        shutil.rmtree(gone, ignore_errors=True)
+        self.folder.rename(gone)
+        shutil.rmtree(gone)
         self.release()
+
+
+def _remove_all(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def claim(take_down: Callable[[Home], None]) -> Home:
@@ -111,7 +127,10 @@ def _unowned(*, kept: bool) -> list[Home]:
     homes: list[Home] = []
     folders = _CLUSTERS.iterdir() if _CLUSTERS.exists() else []
     for folder in sorted(entry for entry in folders if entry.name.isdecimal()):
-        lock = (folder / "lock").open("w")
+        try:
+            lock = (folder / "lock").open("w")
+        except FileNotFoundError:  # it goes at this moment
+            continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

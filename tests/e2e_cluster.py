@@ -42,8 +42,9 @@ SHAPES = (
     NodeShape("pi-4", 1024 * MIB, {POOL_LABEL: "shelf"}),
     NodeShape("pi-zero", 512 * MIB, {POOL_LABEL: "shelf"}),
 )
-_V1 = Path("/sys/fs/cgroup/memory")
-"""Where the memory controller's groups are with cgroups v1; with v2 they are one folder up."""
+_GROUPS = Path("/sys/fs/cgroup")
+_V1 = (_GROUPS / "memory").is_dir()
+"""Whether each controller has groups of its own."""
 Json = dict[str, Any]
 
 
@@ -185,18 +186,26 @@ class ShoalOnNodes:
     def memory_of(self, pod: Json) -> ContainerMemory:
         """What the kernel says of the memory of a pod's first container."""
         group = self._group_of(pod)
-        return _memory_v1(group) if _V1.is_dir() else _memory_v2(group)
+        return _memory_v1(group) if _V1 else _memory_v2(group)
 
     def processes_of(self, pod: Json) -> list[int]:
         """The processes of a pod's first container, by this machine's ids."""
         return [int(pid) for pid in (self._group_of(pod) / "cgroup.procs").read_text().split()]
 
-    def _group_of(self, pod: Json) -> Path:
+    def slow_down(self, pod: Json, cpus: float) -> None:
+        """Let a pod's first container have so much of a processor, until it is started anew."""
+        group, quota = self._group_of(pod, "cpu"), round(cpus * 100_000)
+        if _V1:
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+        else:
+            (group / "cpu.max").write_text(f"{quota} 100000")
+
+    def _group_of(self, pod: Json, controller: str = "memory") -> Path:
         (container, *_) = pod["status"]["containerStatuses"]
         name = str(container["containerID"]).removeprefix("containerd://")
         number = self.cluster.network.number
         root = f"shoal{number}-{pod['spec']['nodeName']}"
-        (group,) = ((_V1 if _V1.is_dir() else _V1.parent) / root).rglob(name)
+        (group,) = ((_GROUPS / controller if _V1 else _GROUPS) / root).rglob(name)
         return group
 
 

@@ -28,8 +28,10 @@ from e2e_cluster import NAMESPACE, SYSTEM, Json, ShoalOnNodes
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from shoal_cluster import CommandFailed
 
-COPIES: Final = 10
+COPIES: Final = 4
 """Of each of the example's inputs: a job that lasts long enough to be struck."""
+SLOW_CPUS: Final = 0.08
+"""Of an agent that is slowed down: with one item on its way at a time a job takes minutes."""
 STAGES: Final = 3
 METRICS_PORT: Final = 9400
 OPERATOR_PORT: Final = 8080
@@ -164,10 +166,22 @@ class JobOnNodes:
 
 
 @contextmanager
+def slow_agents(shoal: ShoalOnNodes) -> Iterator[None]:
+    """A job takes minutes meanwhile."""
+    for pod in shoal.pods("agent"):
+        shoal.slow_down(pod, SLOW_CPUS)
+    try:
+        yield
+    finally:
+        for pod in shoal.pods("agent"):
+            shoal.slow_down(pod, float(os.cpu_count() or 1))
+
+
+@contextmanager
 def running_job(
     shoal: ShoalOnNodes, work: Work, folder: Path, name: str, **spec: object
 ) -> Iterator[JobOnNodes]:
-    """A job that has begun; deleted at the end."""
+    """A job that has begun; deleted at the end. The rest is part of its spec."""
     before = executed(shoal)
     shoal.apply(shoal.job(name, inputs={"uri": "pvc://lines/many"}, **spec))
     uid = shoal.get("inferencejob", name)["metadata"]["uid"]

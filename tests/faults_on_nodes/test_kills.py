@@ -34,7 +34,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("strike", [crash, vanish])
+@pytest.mark.parametrize("strike", [pytest.param(crash, marks=pytest.mark.minutes), vanish])
 def test_a_killed_operator_is_not_missed_by_a_running_job(
     shoal: ShoalOnNodes, work: Work, tmp_path: Path, strike: Strike
 ) -> None:
@@ -47,7 +47,7 @@ def test_a_killed_operator_is_not_missed_by_a_running_job(
         assert job.executed() == work.items * STAGES, "tasks were run twice"
 
 
-@pytest.mark.parametrize("strike", [crash, vanish])
+@pytest.mark.parametrize("strike", [pytest.param(crash, marks=pytest.mark.minutes), vanish])
 def test_a_killed_coordinator_goes_on_with_what_is_missing(
     shoal: ShoalOnNodes, work: Work, tmp_path: Path, strike: Strike
 ) -> None:
@@ -72,6 +72,7 @@ def test_operator_and_coordinator_are_killed_at_once(
         assert job.executed() <= (2 * work.items - done) * STAGES, "finished items were run again"
 
 
+@pytest.mark.minutes
 def test_everything_is_killed_at_once(shoal: ShoalOnNodes, work: Work, tmp_path: Path) -> None:
     with running_job(shoal, work, tmp_path, "everything") as job:
         job.reach(0.2)

@@ -7,6 +7,7 @@ from shoal_operator.reconcile.snapshot import (
     ConnectedDevice,
     CoordinatorView,
     DeviceState,
+    Run,
     RunState,
     Unreachable,
 )
@@ -52,16 +53,36 @@ def test_progress_of_a_run_concerns_its_job_only() -> None:
     assert parts(VIEW, replace(VIEW, runs=runs)) == {"shelf/run/j"}
 
 
-def test_the_end_of_a_run_concerns_the_pool_as_well() -> None:
+def test_the_end_of_a_run_concerns_its_placement_and_the_pool_as_well() -> None:
+    concerned = {"shelf/run/j", "shelf/end/j", "shelf/runs"}
     runs = MappingProxyType({"j": replace(RUN, state=RunState.COMPLETE)})
-    assert parts(VIEW, replace(VIEW, runs=runs)) == {"shelf/run/j", "shelf/runs"}
+    assert parts(VIEW, replace(VIEW, runs=runs)) == concerned
+    assert parts(VIEW, replace(VIEW, runs=MappingProxyType({}))) == concerned
+
+
+def test_more_items_are_progress_but_the_first_a_failure_and_the_end_are_news() -> None:
+    def progress(old: Run, **changed: object) -> list[str]:
+        new = replace(old, **changed)  # type: ignore[arg-type]
+        before, after = (replace(VIEW, runs=MappingProxyType({"j": each})) for each in (old, new))
+        return [topic[2] for topic in views.progress("ns", "shelf", before, after)]
+
+    assert progress(RUN, succeeded=2, seconds=3.0) == ["shelf/run/j"]
+    assert progress(replace(RUN, succeeded=0), succeeded=1) == []
+    assert progress(RUN, succeeded=2, failed=1) == []
+    assert progress(RUN, succeeded=9, state=RunState.COMPLETE) == []
+    assert progress(RUN, seconds=3.0) == []
 
 
 def test_what_a_device_caches_is_nothing_to_plan_anew_for() -> None:
     cached = replace(VIEW, devices=(replace(DEVICE, cached_fragments=1),))
     assert parts(VIEW, cached) == {"shelf/devices"}
     lost = replace(VIEW, devices=(replace(DEVICE, state=DeviceState.LOST),))
-    assert parts(VIEW, lost) == {"shelf/devices", "shelf/fleet"}
+    assert parts(VIEW, lost) == {"shelf/devices", "shelf/fleet", "shelf/lost"}
+
+
+def test_a_device_that_is_silent_for_a_moment_is_nothing_to_plan_anew_for() -> None:
+    silent = replace(VIEW, devices=(replace(DEVICE, state=DeviceState.SILENT),))
+    assert parts(VIEW, silent) == {"shelf/devices"}
 
 
 def test_a_coordinator_that_goes_away_concerns_everyone_once() -> None:

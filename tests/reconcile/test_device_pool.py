@@ -275,9 +275,13 @@ def test_devices_are_told_as_the_coordinator_reports_them() -> None:
     assert (first.node, first.budget_bytes, first.last_seen_time) == ("n1", 24 * MIB, NOW)
 
 
-def test_last_seen_moves_at_most_once_a_minute() -> None:
+def test_last_seen_of_a_device_that_is_there_moves_every_five_minutes() -> None:
     of = shown(see())
-    for now, seen in ((LATER, NOW), ("2026-03-01T12:01:00Z", "2026-03-01T12:01:00Z")):
+    for now, seen in (
+        (LATER, NOW),
+        ("2026-03-01T12:04:59Z", NOW),
+        ("2026-03-01T12:05:00Z", "2026-03-01T12:05:00Z"),
+    ):
         after = shown(see(devices=of, now=now))
         assert after[0].status is not None
         assert after[0].status.last_seen_time == seen

@@ -28,8 +28,6 @@ from shoal_cluster.slow_link import set_delay
 Store = Literal["etcd", "kine"]
 SERVICE_SUBNET = "10.96.0.0/16"
 _SERVICE_ADDRESS = "10.96.0.1"
-# How long a node may be silent before it is NotReady, and before its pods are evicted.
-_NODE_GRACE = "20s"
 _WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 _AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -60,6 +58,8 @@ class ControlPlane:
         store: What keeps the objects: etcd, or kine on SQLite, as in K3s.
         audit: Write an audit log, which `api_writes` reads.
         slowable_store: Put a proxy before the store, so that `delay_store` works.
+        node_grace_seconds: How long a node may be silent before it is NotReady, and before its
+            pods are evicted.
         address: What the API server listens on.
         home: The folder and number of the cluster it is part of; its own by default.
     """
@@ -70,6 +70,7 @@ class ControlPlane:
         store: Store = "etcd",
         audit: bool = False,
         slowable_store: bool = False,
+        node_grace_seconds: int = 20,
         address: str = "127.0.0.1",
         home: Home | None = None,
     ) -> None:
@@ -79,6 +80,7 @@ class ControlPlane:
         self.home = home or places.claim(take_down)
         self.folder = self.home.folder
         self.address = address
+        self._node_grace_seconds = node_grace_seconds
         self._api_port, self._store_port, self._peer_port, self._slow_port = _free_ports(4)
         self._control = self.folder / "slow.sock"
         self.audit_log = self.folder / "log" / "audit.log" if audit else None
@@ -284,7 +286,7 @@ class ControlPlane:
             "use-service-account-credentials": "true",
             "leader-elect": "false",
             "secure-port": "0",
-            "node-monitor-grace-period": _NODE_GRACE,
+            "node-monitor-grace-period": f"{self._node_grace_seconds}s",
             # By default it spends its first five seconds waiting for its own rate limit.
             "kube-api-qps": "200",
             "kube-api-burst": "400",

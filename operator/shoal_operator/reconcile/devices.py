@@ -32,6 +32,8 @@ from shoal_operator.reconcile.told import (
 )
 
 _SEEN_SECONDS: Final = 60.0
+_THERE_SECONDS: Final = 300.0
+"""How often a device is written only because it is there: all that a pool at rest writes."""
 
 
 def device_key(pool: DevicePool, name: str) -> ObjectKey:
@@ -83,7 +85,8 @@ def _reported(
 ) -> DeviceChild:
     old = DeviceStatus() if before is None or before.status is None else before.status
     seen = earlier(snapshot.now, each.silent_seconds)
-    if old.last_seen_time is not None and seconds_since(old.last_seen_time, seen) < _SEEN_SECONDS:
+    stays = _THERE_SECONDS if each.state is DeviceState.READY else _SEEN_SECONDS
+    if old.last_seen_time is not None and seconds_since(old.last_seen_time, seen) < stays:
         seen = old.last_seen_time
     status = DeviceStatus(
         conditions=old.conditions,

@@ -69,7 +69,12 @@ from shoal_operator.reconcile.snapshot import (
 )
 from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.told import FALSE, TRUE, UNKNOWN, Told, find, message_of
-from shoal_operator.reconcile.waiting import LATER_SECONDS, SOON_SECONDS, worker_named
+from shoal_operator.reconcile.waiting import (
+    LATER_SECONDS,
+    RUNNING_SECONDS,
+    SOON_SECONDS,
+    worker_named,
+)
 from shoal_operator.reconcile.workers import (
     carry_in_errand,
 )
@@ -227,7 +232,7 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
     status = with_run(snapshot, run)
     planned = _planned(ready) if isinstance(ready, Ready) else planned_before(snapshot)
     reason = "Running" if run.state is RunState.RUNNING else "Starting"
-    result = going_on(snapshot, status, reason, planned=planned, requeue=LATER_SECONDS)
+    result = going_on(snapshot, status, reason, planned=planned, requeue=RUNNING_SECONDS)
     result = replace(result, notes=(*result.notes, *lost_devices(snapshot)))
     if isinstance(ready, Waits) or ready.epoch <= run.epoch or _refused(snapshot, ready):
         return result

@@ -6,6 +6,7 @@ that serves already, and its search grows with the classes. What the plan in for
 that devices stay where they are if others of their kind would do, is seen to here.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -84,32 +85,36 @@ def at_home(site: Site, best: Plan, previous: Plan, pinned: frozenset[str]) -> P
     """The best plan with devices of a kind exchanged, so that as many as possible keep their
     fragments. Devices that are pinned are not exchanged.
     """
+    if homes(best) == homes(previous):
+        return best
     kinds = {each.name: replace(each, name="") for each in site.devices if each.name not in pinned}
     served = {
         name: frozenset(stage.fragments) for stage in previous.stages for name in stage.devices
     }
-    free: dict[PoolDevice, list[str]] = {}
+    names_of: dict[PoolDevice, list[str]] = {}
     for name, kind in kinds.items():
-        free.setdefault(kind, []).append(name)
-    wanted = [
-        (frozenset(stage.fragments), place, seat)
-        for place, stage in enumerate(best.stages)
-        for seat, name in enumerate(stage.devices)
-        if name in kinds
-    ]
+        names_of.setdefault(kind, []).append(name)
     seats = [list(stage.devices) for stage in best.stages]
+    free: dict[tuple[int, PoolDevice], deque[int]] = {}
+    for place, names in enumerate(seats):
+        for seat, name in enumerate(names):
+            if name in kinds:
+                free.setdefault((place, kinds[name]), deque()).append(seat)
     pairs = sorted(
-        (-len(fragments & served.get(name, frozenset())), place, seat, name)
-        for fragments, place, seat in wanted
-        for name in free[kinds[best.stages[place].devices[seat]]]
+        (
+            -len(served.get(name, frozenset()).intersection(best.stages[place].fragments)),
+            place,
+            name,
+        )
+        for place, kind in free
+        for name in names_of[kind]
     )
-    taken: set[str] = set()
-    seated: set[tuple[int, int]] = set()
-    for _, place, seat, name in pairs:
-        if name not in taken and (place, seat) not in seated:
-            taken.add(name)
-            seated.add((place, seat))
-            seats[place][seat] = name
+    seated: set[str] = set()
+    for _, place, name in pairs:
+        left = free[place, kinds[name]]
+        if left and name not in seated:
+            seated.add(name)
+            seats[place][left.popleft()] = name
     before = {stage.fragments: stage.devices for stage in previous.stages}
     for stage, names in zip(best.stages, seats, strict=True):
         same = before.get(stage.fragments, ())

@@ -8,6 +8,8 @@ from shoal_operator.reconcile.times import seconds_since
 
 SOON_SECONDS: Final = 2.0
 LATER_SECONDS: Final = 15.0
+RUNNING_SECONDS: Final = 60.0
+"""While a job runs, its coordinator tells what changes; this is for the rate, which always does."""
 RETRY_SECONDS: Final = 600.0
 """After so long, a worker that failed without refusing is made again."""
 

@@ -2,6 +2,9 @@
 
 An object is looked at when it or something that its last snapshot was made of has changed, when its
 decision or snapshot asked for it, after trouble, and once in every resync.
+
+A DevicePool or a Model is made of hundreds of others: what changes of them is gathered for a
+second, so that a thousand changes cost one look. A change of the object itself does not wait.
 """
 
 import random
@@ -9,10 +12,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from shoal_operator.api.kinds import KINDS
+from shoal_operator.api.kinds import KINDS, DevicePool, Model
 from shoal_operator.shell.cluster.cache import Cache, Dependents, ObjectName, Reader, Topic
 from shoal_operator.shell.cluster.queue import WorkQueue
 
+GATHERED_SECONDS: Final = {DevicePool.__name__: 1.0, Model.__name__: 1.0}
 # Nothing is ever decided about a Device by itself.
 DECIDED: Final = tuple(kind for kind, names in KINDS.items() if names.written)
 
@@ -30,7 +34,7 @@ class Agenda:
         """Look again at whatever was made of these."""
         for topic in topics:
             for reader in self._dependents.readers(topic):
-                self.queue.add(reader)
+                self._look_again(reader)
 
     def add_all(self) -> None:
         """Look at every object once more."""
@@ -55,8 +59,11 @@ class Agenda:
         for topic in topics:
             for reader in self._dependents.readers(topic):
                 if not (by_us and reader == name):
-                    self.queue.add(reader)
+                    self._look_again(reader)
         if name[0] in DECIDED and not by_us:
             self.queue.add(name)
         for watcher in self.watchers:
             watcher(name)
+
+    def _look_again(self, reader: ObjectName) -> None:
+        self.queue.add(reader, GATHERED_SECONDS.get(reader[0], 0.0))

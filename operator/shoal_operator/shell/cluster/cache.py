@@ -7,7 +7,9 @@ included, before it reads it: what changes while the snapshot is being built is 
 Topics: `(KIND, NAMESPACE, NAME)` an object; `(KIND, NAMESPACE, "*")` any object of the namespace;
 `(KIND, NAMESPACE, "+")` which objects there are, whatever they say. Kinds of the cluster have the
 namespace "". `(KIND, NAMESPACE, "@UID")`: the children made for an object, as their label says.
-Coordinators add topics of their own.
+`(KIND, NAMESPACE, ">NAME")`: those that refer to an object: Partitions to a Model, Devices to a
+DevicePool, and which InferenceJobs, whatever they say, to a Placement. Coordinators add topics of
+their own.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from shoal_operator.api.kinds import KINDS, AnyKind
+from shoal_operator.api.kinds import KINDS, AnyKind, Device, InferenceJob, Partition
 from shoal_operator.api.schema import parse
 from shoal_operator.api.shapes import FieldError
+from shoal_operator.reconcile.references import placement_of
 from shoal_operator.shell.cluster.foreign import (
     Identity,
     JobState,
@@ -85,58 +88,61 @@ class Cache:
     """
 
     def __init__(self, changed: Callable[[ObjectName, tuple[Topic, ...], bool], None]) -> None:
-        self._states: dict[str, dict[tuple[str, str], State]] = {}
+        self._states: dict[tuple[str, str], dict[str, State]] = {}
         self._changed = changed
         self._removed: set[str] | None = None
-        self._made_for: dict[Topic, set[str]] = {}
+        self._groups: dict[Topic, set[str]] = {}
 
     def put(self, state: State, *, by_us: bool = False) -> None:
         """An object was seen. One older than what is known, or the same, changes nothing."""
         identity = state.identity
-        states = self._states.setdefault(identity.kind, {})
-        key = (identity.namespace, identity.name)
-        known = states.get(key)
+        states = self._states.setdefault((identity.kind, identity.namespace), {})
+        known = states.get(identity.name)
         if known is not None and known.identity.uid == identity.uid:
             if known.identity.version >= identity.version:
                 return
             if _same(known, state):
-                states[key] = state
+                states[identity.name] = state
                 return
         if self._removed is not None and identity.uid in self._removed:
             return
-        states[key] = state
-        if known is not None:
-            self._unlabel(known.identity)
-        if identity.owner_uid:
-            self._made_for.setdefault(_for(identity), set()).add(identity.name)
+        states[identity.name] = state
         came = known is None or known.identity.uid != identity.uid
-        self._tell(identity, came_or_went=came, by_us=by_us)
+        left = frozenset[Topic]()
+        if known is not None:
+            self._leave(known)
+            left = frozenset(_groups(known)) - frozenset(_groups(state))
+        for group in _groups(state):
+            self._groups.setdefault(group, set()).add(identity.name)
+        self._tell(state, came_or_went=came, by_us=by_us, left=left)
 
     def remove(self, identity: Identity) -> None:
         """An object is gone; nothing happens when another of its name is there."""
         if self._removed is not None:
             self._removed.add(identity.uid)
-        states = self._states.get(identity.kind, {})
-        known = states.get((identity.namespace, identity.name))
+        states = self._states.get((identity.kind, identity.namespace), {})
+        known = states.get(identity.name)
         if known is None or known.identity.uid != identity.uid:
             return
-        del states[identity.namespace, identity.name]
-        self._unlabel(known.identity)
-        self._tell(known.identity, came_or_went=True)
+        del states[identity.name]
+        if not states:
+            del self._states[identity.kind, identity.namespace]
+        self._leave(known)
+        self._tell(known, came_or_went=True)
 
     @contextmanager
     def listing(self, kind: str) -> Iterator[set[str]]:
         """While all objects of a kind are listed; the caller adds the uids on the list. At a good
         end, those known before and not on the list are removed. One list at a time.
         """
-        before = {each.identity.uid for each in self._states.get(kind, {}).values()}
+        before = {each.identity.uid for each in self.states(kind)}
         listed: set[str] = set()
         self._removed = set()
         try:
             yield listed
         finally:
             self._removed = None
-        for state in tuple(self._states.get(kind, {}).values()):
+        for state in tuple(self.states(kind)):
             if state.identity.uid in before - listed:
                 self.remove(state.identity)
 
@@ -149,43 +155,73 @@ class Cache:
 
     def state(self, kind: str, namespace: str, name: str) -> State | None:
         """An object, without subscribing."""
-        return self._states.get(kind, {}).get((namespace, name))
+        return self._states.get((kind, namespace), {}).get(name)
 
     def states(self, kind: str, namespace: str | None = None) -> Iterator[State]:
         """The objects of a kind, of one namespace or of all."""
-        for (where, _), state in self._states.get(kind, {}).items():
-            if namespace is None or where == namespace:
-                yield state
+        if namespace is not None:
+            yield from self._states.get((kind, namespace), {}).values()
+            return
+        for (each, _), states in self._states.items():
+            if each == kind:
+                yield from states.values()
 
     def made_for(self, kind: str, namespace: str, uid: str) -> tuple[State, ...]:
         """The children of a kind that carry an object's uid as their label, by name."""
-        names = sorted(self._made_for.get((kind, namespace, f"@{uid}"), ()))
-        return tuple(self._states[kind][namespace, name] for name in names)
+        return self._members((kind, namespace, f"@{uid}"))
+
+    def referring(self, kind: str, namespace: str, name: str) -> tuple[State, ...]:
+        """The objects of a kind that refer to an object, by name."""
+        return self._members((kind, namespace, f">{name}"))
 
     def count(self, kind: str) -> int:
         """How many objects of a kind there are."""
-        return len(self._states.get(kind, {}))
+        return sum(len(states) for (each, _), states in self._states.items() if each == kind)
 
-    def _unlabel(self, identity: Identity) -> None:
-        names = self._made_for.get(_for(identity))
-        if names is not None:
-            names.discard(identity.name)
+    def _members(self, group: Topic) -> tuple[State, ...]:
+        kind, namespace, _ = group
+        names = self._groups.get(group)
+        return tuple(self._states[kind, namespace][name] for name in sorted(names or ()))
+
+    def _leave(self, state: State) -> None:
+        for group in _groups(state):
+            names = self._groups[group]
+            names.discard(state.identity.name)
             if not names:
-                del self._made_for[_for(identity)]
+                del self._groups[group]
 
-    def _tell(self, identity: Identity, *, came_or_went: bool, by_us: bool = False) -> None:
-        kind, namespace = identity.kind, identity.namespace
-        name = (kind, namespace, identity.name)
-        topics: tuple[Topic, ...] = (name, (kind, namespace, ANY))
-        if identity.owner_uid:
-            topics = (*topics, _for(identity))
+    def _tell(
+        self,
+        state: State,
+        *,
+        came_or_went: bool,
+        by_us: bool = False,
+        left: frozenset[Topic] = frozenset(),
+    ) -> None:
+        kind, namespace = state.identity.kind, state.identity.namespace
+        name = (kind, namespace, state.identity.name)
+        topics: tuple[Topic, ...] = (name, (kind, namespace, ANY), *left)
         if came_or_went:
             topics = (*topics, (kind, namespace, WHICH))
+        if came_or_went or kind != InferenceJob.__name__:
+            topics = (*topics, *_groups(state))
         self._changed(name, topics, by_us)
 
 
-def _for(identity: Identity) -> Topic:
-    return (identity.kind, identity.namespace, f"@{identity.owner_uid}")
+def _groups(state: State) -> Iterator[Topic]:
+    """What an object belongs to."""
+    identity = state.identity
+    if identity.owner_uid:
+        yield (identity.kind, identity.namespace, f"@{identity.owner_uid}")
+    match state:
+        case Own(value=Partition() as partition):
+            yield (identity.kind, identity.namespace, f">{partition.spec.model_ref.name}")
+        case Own(value=Device() as device):
+            yield (identity.kind, identity.namespace, f">{device.spec.pool_ref.name}")
+        case Own(value=InferenceJob() as job):
+            yield (identity.kind, identity.namespace, f">{placement_of(job)}")
+        case _:
+            pass
 
 
 def _same(one: State, other: State) -> bool:
@@ -273,6 +309,13 @@ class Reader:
         )
         found = [value for value in values if isinstance(value, cls)]
         return tuple(sorted(found, key=lambda value: value.metadata.name))
+
+    def own_referring(self, cls: type[K], namespace: str, name: str) -> tuple[K, ...]:
+        """Our objects of a kind that parse and refer to an object, by name."""
+        self.subscribe((cls.__name__, namespace, f">{name}"))
+        states = self._cache.referring(cls.__name__, namespace, name)
+        values = (state.value for state in states if isinstance(state, Own))
+        return tuple(value for value in values if isinstance(value, cls))
 
     def state(self, kind: str, namespace: str, name: str) -> State | None:
         """Any object that is kept."""

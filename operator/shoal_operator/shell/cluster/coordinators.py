@@ -2,13 +2,18 @@
 
 One channel and one task per pool. A pool without work is asked less often; one that does not answer
 twice in a row is `Unreachable`. What a call answers is in the view at once, so that the next
-decision knows what the last one did; a look that was under way meanwhile is thrown away.
+decision knows what the last one did, and a look that was under way meanwhile says nothing of that
+job.
+
+A thousand jobs that run tell of their progress in turns, so many at each look: what a person sees
+may be a minute old then, but the API server does not write all of them every two seconds. How a run
+begins and ends is told at once.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, assert_never
@@ -26,6 +31,8 @@ from shoal_operator.shell.cluster.views import (
     View,
     device_of,
     differences,
+    progress,
+    run_differences,
     run_of,
     run_topic,
 )
@@ -37,7 +44,11 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS: Final = 2.0
 IDLE_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 5.0
+LEAST_SECONDS: Final = 0.5
+"""Between two looks, even when many calls ask for one."""
 CALL_SECONDS: Final = 15.0
+PROGRESS_AT_ONCE: Final = 40
+"""Runs whose progress is told of at one look."""
 REDIAL_SECONDS: Final = 30.0
 """A coordinator that has not answered for so long is dialled with fresh credentials."""
 _UNKNOWN: Final = Unreachable(reason="it was not asked yet")
@@ -80,7 +91,9 @@ class _Missing(CallFailed):
 
 @dataclass(slots=True)
 class _Line:
-    """The line to one coordinator. `calls` counts what was told, to know a stale look."""
+    """The line to one coordinator. `told`: jobs that a call was about since the last look began;
+    `owed`: runs whose progress is to be told of, in turns.
+    """
 
     namespace: str
     pool: str
@@ -91,7 +104,8 @@ class _Line:
     stub: Any = None
     failures: int = 0
     answered_at: float = 0.0
-    calls: int = 0
+    told: set[str] = field(default_factory=set)
+    owed: dict[Topic, None] = field(default_factory=dict)
     look: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -165,7 +179,7 @@ class Coordinators:
                 run = None
             case _:
                 assert_never(call)
-        line.calls += 1
+        line.told.add(call.job)
         self._note(line, call.job, run)
         line.look.set()
 
@@ -209,18 +223,28 @@ class Coordinators:
         if not isinstance(line.view, CoordinatorView):
             return
         runs = dict(line.view.runs)
+        before = runs.pop(job, None)
         if run is None:
-            runs.pop(job, None)
             line.refusals.pop(job, None)
         else:
             runs[job] = run
-        self._show(line, replace(line.view, runs=MappingProxyType(runs)))
-
-    def _show(self, line: _Line, view: View) -> None:
-        changed = differences(line.namespace, line.pool, line.view, view)
-        line.view = view
+        line.view = replace(line.view, runs=MappingProxyType(runs))
+        # Only this run has changed; to compare all of them for each call would be their square.
+        changed = frozenset(run_differences(line.namespace, line.pool, job, before, run))
         if changed:
             self._changed(changed)
+
+    def _show(self, line: _Line, view: View) -> None:
+        before, line.view = line.view, view
+        changed = differences(line.namespace, line.pool, before, view)
+        for each in progress(line.namespace, line.pool, before, view):
+            line.owed[each] = None
+        now = set(changed - line.owed.keys())
+        for each in tuple(line.owed)[:PROGRESS_AT_ONCE]:
+            del line.owed[each]
+            now.add(each)
+        if now:
+            self._changed(frozenset(now))
 
     async def _follow(self, line: _Line) -> None:
         loop = asyncio.get_running_loop()
@@ -228,9 +252,9 @@ class Coordinators:
         try:
             while True:
                 line.look.clear()
-                calls = line.calls
+                line.told.clear()
                 try:
-                    view: View = await self._look(line)
+                    view: View = _without(await self._look(line), line.told, line.view)
                     line.failures, line.answered_at = 0, loop.time()
                 except (DialRefused, CallFailed, ApiError) as error:
                     line.failures += 1
@@ -238,13 +262,12 @@ class Coordinators:
                     if loop.time() - line.answered_at > REDIAL_SECONDS:
                         await self._hang_up(line)
                         line.answered_at = loop.time()
-                if calls != line.calls:
-                    continue
                 # One failure may be a hiccup; a coordinator that was never reached is not.
                 if line.failures != 1 or isinstance(line.view, Unreachable):
                     self._show(line, view)
+                await asyncio.sleep(LEAST_SECONDS)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._pause(line)):
+                    async with asyncio.timeout(self._pause(line) - LEAST_SECONDS):
                         await line.look.wait()
         finally:
             await self._hang_up(line)
@@ -311,3 +334,12 @@ class Coordinators:
         if line.channel is not None:
             channel, line.channel, line.stub = line.channel, None, None
             await channel.close(0)
+
+
+def _without(look: CoordinatorView, told: Set[str], before: View) -> CoordinatorView:
+    """What a look says, but of jobs that a call was about meanwhile: those are as the call says."""
+    if not told or not isinstance(before, CoordinatorView):
+        return look
+    runs = {job: run for job, run in look.runs.items() if job not in told}
+    runs |= {job: run for job in told if (run := before.runs.get(job)) is not None}
+    return replace(look, runs=MappingProxyType(runs))

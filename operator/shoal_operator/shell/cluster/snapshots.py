@@ -18,6 +18,7 @@ from shoal_operator.api.kinds import (
     Partition,
     Placement,
 )
+from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.names import (
     authority_secret,
     coordinator_name,
@@ -117,14 +118,13 @@ class Snapshots:
         return snapshot, look.again_seconds
 
     async def _model(self, look: _Look, model: Model) -> ModelSnapshot:
-        partitions = look.reader.all_own(Partition, namespace_of(model))
-        name = model.metadata.name
+        partitions = look.reader.own_referring(Partition, namespace_of(model), model.metadata.name)
         return ModelSnapshot(
             now=now_text(),
             settings=self._settings,
             model=model,
             workers=await self._workers(look, model),
-            partitions=tuple(each for each in partitions if each.spec.model_ref.name == name),
+            partitions=partitions,
         )
 
     async def _partition(self, look: _Look, partition: Partition) -> PartitionSnapshot:
@@ -136,7 +136,7 @@ class Snapshots:
             model=look.reader.own(Model, namespace, partition.spec.model_ref.name),
             workers=await self._workers(look, partition),
             document=await self._document(look, partition, fresh=True),
-            pools=look.reader.all_own(DevicePool, namespace),
+            pools=look.reader.all_own(DevicePool, namespace) if _cut_for_pools(partition) else (),
         )
 
     async def _pool(self, look: _Look, pool: DevicePool) -> DevicePoolSnapshot:
@@ -146,7 +146,6 @@ class Snapshots:
         if claim is None or not claim.bound:
             look.again(AGAIN_SECONDS)
         agents = look.reader.made_for(DAEMON_SET.kind, namespace, uid_of(pool))
-        devices = look.reader.all_own(Device, namespace)
         return DevicePoolSnapshot(
             now=now_text(),
             settings=self._settings,
@@ -157,7 +156,7 @@ class Snapshots:
             claim=claim,
             agents=tuple([each for state in agents if (each := await self._workload(look, state))]),
             view=self._view(look, namespace, name, views.DEVICES, views.RUNS),
-            devices=tuple(each for each in devices if each.spec.pool_ref.name == name),
+            devices=look.reader.own_referring(Device, namespace, name),
             jobs=self._jobs(look, namespace),
             enrolment_authority=self._enrolment_authority(),
         )
@@ -165,7 +164,7 @@ class Snapshots:
     async def _placement(self, look: _Look, placement: Placement) -> PlacementSnapshot:
         namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
         partition = look.reader.own(Partition, namespace, placement.spec.partition_ref.name)
-        view = self._view(look, namespace, pool, views.FLEET, views.RUNS)
+        view = self._view(look, namespace, pool, views.FLEET)
         return PlacementSnapshot(
             now=now_text(),
             settings=self._settings,
@@ -174,7 +173,7 @@ class Snapshots:
             document=await self._document(look, partition),
             pool=look.reader.own(DevicePool, namespace, pool),
             view=view,
-            measured=self._measured(placement, view),
+            measured=self._measured(look, placement, view),
         )
 
     async def _job(self, look: _Look, job: InferenceJob) -> InferenceJobSnapshot:
@@ -182,21 +181,24 @@ class Snapshots:
         placement = reader.own(Placement, namespace, placement_of(job))
         partition = reader.own(Partition, namespace, partition_of(job, placement))
         pool = reader.own(DevicePool, namespace, pool_of(job, placement))
+        over = job.status is not None and has_ended(job.status)
         run = f"run/{job_id(job)}"
         name = pool_of(job, placement)
         workers = await self._workers(look, job)
-        if partition is not None:
+        if partition is not None and not over:
             workers += await self._workers(look, partition)
         view: views.View = Unreachable(reason="the job's pool is not known yet")
         if name is not None:
-            view = self._view(look, namespace, name, run, views.FLEET, views.FRAGMENTS)
+            # Of one that has ended only its run is left to be cleared away.
+            parts = () if over else (views.LOST, views.FRAGMENTS)
+            view = self._view(look, namespace, name, run, *parts)
         return InferenceJobSnapshot(
             now=now_text(),
             settings=self._settings,
             job=job,
             model=reader.own(Model, namespace, model_of(job, partition)),
             partition=partition,
-            document=await self._document(look, partition),
+            document=None if over else await self._document(look, partition),
             placement=placement,
             pool=pool,
             view=view,
@@ -210,17 +212,14 @@ class Snapshots:
             look.reader.subscribe(views.topic(namespace, pool, part))
         return self._coordinators.view(namespace, pool)
 
-    def _measured(self, placement: Placement, view: views.View) -> Run | None:
-        """The run of the newest job on a Placement."""
-        if not isinstance(view, CoordinatorView) or not view.runs:
-            return None
-        name = placement.metadata.name
+    def _measured(self, look: _Look, placement: Placement, view: views.View) -> Run | None:
+        """The run of the newest job on a Placement; looked at again when one of them ends."""
+        namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
+        jobs = look.reader.own_referring(InferenceJob, namespace, placement.metadata.name)
         newest: tuple[str, Run | None] = ("", None)
-        for state in self._cache.states(InferenceJob.__name__, namespace_of(placement)):
-            job = state.value if isinstance(state, Own) else None
-            if not isinstance(job, InferenceJob) or placement_of(job) != name:
-                continue
-            run = view.runs.get(job_id(job))
+        for job in jobs:
+            look.reader.subscribe(views.end_topic(namespace, pool, job_id(job)))
+            run = view.runs.get(job_id(job)) if isinstance(view, CoordinatorView) else None
             made = job.metadata.creation_timestamp or ""
             if run is not None and made >= newest[0]:
                 newest = (made, run)
@@ -277,3 +276,9 @@ class Snapshots:
         namespace, name = namespace_of(partition), document_name(partition.metadata.name)
         look.reader.subscribe((CONFIG_MAP.kind, namespace, name))
         return await self._documents.read(partition, fresh=fresh)
+
+
+def _cut_for_pools(partition: Partition) -> bool:
+    """Whether a Partition is cut for the smallest budget around, because it says nothing itself."""
+    spec = partition.spec
+    return spec.fragments is None and spec.max_fragment_size is None and spec.cuts is None

@@ -1,8 +1,9 @@
 """What a coordinator answers, as reconcilers see it, and what has changed since the last look.
 
 Topics: `(VIEW, NAMESPACE, "POOL/...")` with `reach` (whether it answers), `devices` (all of them),
-`fleet` (what planning needs of them), `fragments`, `runs` (which there are, and which have ended),
-`run/JOB` (one of them).
+`fleet` (those to plan with), `lost` (those given up), `fragments`, `runs` (which there are, and
+which have ended), `run/JOB` (one of them), `end/JOB` (whether it is there, and whether it has
+ended).
 """
 
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ VIEW: Final = "View"
 REACH: Final = "reach"
 DEVICES: Final = "devices"
 FLEET: Final = "fleet"
+LOST: Final = "lost"
 FRAGMENTS: Final = "fragments"
 RUNS: Final = "runs"
 MAX_FAILURES: Final = 8
@@ -89,6 +91,11 @@ def run_topic(namespace: str, pool: str, job: str) -> Topic:
     return (VIEW, namespace, f"{pool}/run/{job}")
 
 
+def end_topic(namespace: str, pool: str, job: str) -> Topic:
+    """Whether a run is there, and how it has ended."""
+    return (VIEW, namespace, f"{pool}/end/{job}")
+
+
 def topic(namespace: str, pool: str, part: str) -> Topic:
     """A part of what a pool's coordinator says."""
     return (VIEW, namespace, f"{pool}/{part}")
@@ -112,25 +119,69 @@ def _differences(
         yield topic(namespace, pool, DEVICES)
     if _fleet(old.devices) != _fleet(new.devices):
         yield topic(namespace, pool, FLEET)
+    if _lost(old.devices) != _lost(new.devices):
+        yield topic(namespace, pool, LOST)
     if old.fragments != new.fragments:
         yield topic(namespace, pool, FRAGMENTS)
-    if _outline(old) != _outline(new):
-        yield topic(namespace, pool, RUNS)
     for job in old.runs.keys() | new.runs.keys():
-        if _timeless(old.runs.get(job)) != _timeless(new.runs.get(job)):
+        yield from run_differences(namespace, pool, job, old.runs.get(job), new.runs.get(job))
+
+
+def run_differences(
+    namespace: str, pool: str, job: str, old: Run | None, new: Run | None
+) -> Iterator[Topic]:
+    """The topics that changed with one run."""
+    if _end(old) != _end(new):
+        yield topic(namespace, pool, RUNS)
+        yield end_topic(namespace, pool, job)
+    if _timeless(old) != _timeless(new):
+        yield run_topic(namespace, pool, job)
+
+
+def progress(namespace: str, pool: str, old: View, new: View) -> Iterator[Topic]:
+    """The topics of runs that have only come further: more items, and nothing that failed."""
+    if isinstance(old, Unreachable) or isinstance(new, Unreachable):
+        return
+    for job, run in new.runs.items():
+        before = old.runs.get(job)
+        if before is None or _timeless(before) == _timeless(run):
+            continue
+        if before.succeeded and _milestone(before) == _milestone(run):
             yield run_topic(namespace, pool, job)
+
+
+def _milestone(run: Run) -> Run:
+    """A run without what grows all the time."""
+    return replace(
+        run,
+        active=0,
+        succeeded=0,
+        seconds=0.0,
+        items_per_second=0.0,
+        latency_p50_seconds=0.0,
+        tier_hits=(0, 0, 0, 0),
+    )
 
 
 def _still(devices: tuple[ConnectedDevice, ...]) -> tuple[ConnectedDevice, ...]:
     return tuple(replace(device, silent_seconds=0.0) for device in devices)
 
 
-def _fleet(devices: tuple[ConnectedDevice, ...]) -> tuple[tuple[str, DeviceState, int], ...]:
-    return tuple((device.name, device.state, device.budget_bytes) for device in devices)
+def _fleet(devices: tuple[ConnectedDevice, ...]) -> tuple[tuple[str, int], ...]:
+    """Devices that a plan may use; one that is silent for a moment still counts."""
+    there = (DeviceState.READY, DeviceState.SILENT)
+    return tuple((each.name, each.budget_bytes) for each in devices if each.state in there)
 
 
-def _outline(view: CoordinatorView) -> dict[str, RunState | None]:
-    return {job: run.state if run.state in ENDED else None for job, run in view.runs.items()}
+def _lost(devices: tuple[ConnectedDevice, ...]) -> frozenset[str]:
+    return frozenset(each.name for each in devices if each.state is DeviceState.LOST)
+
+
+def _end(run: Run | None) -> RunState | bool:
+    """Whether there is a run, and how it has ended."""
+    if run is None:
+        return False
+    return run.state if run.state in ENDED else True
 
 
 def _timeless(run: Run | None) -> Run | None:

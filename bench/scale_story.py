@@ -1,0 +1,393 @@
+"""What `operator_scale` measures: a pool, its jobs from apply to Complete, rest, and a restart."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, Final
+
+from measurement import VALUE, Measurement, Report
+from played_coordinator import MIB, PlayedCoordinator, Work, serving
+from played_fleet import PlayedFleet, serving_logs
+from zoo.materialise import materialise
+
+from operator_processes import Operators, RunningOperator, operators, prepare
+from shoal_cluster import ControlPlane
+from shoal_cluster.control_plane import ApiWrite
+from shoal_operator.shell.cluster.api import Api
+from shoal_operator.shell.cluster.login import log_in
+from shoal_operator.shell.cluster.metrics import OperatorMetrics
+from shoal_operator.shell.cluster.traces import Lists, Signs, WatchAges, make_trace
+
+MODEL: Final = "squeezenet1_1"
+FRAGMENTS: Final = 3
+NAMESPACE: Final = "scale"
+API: Final = "shoal.dev/v1alpha1"
+ACCOUNT: Final = "system:serviceaccount:shoal-system:shoal-operator"
+# A job that names a Partition has a Placement and two workers of its own. What is told: its plan,
+# and how fast it was in the end; carrying in, running, carrying out, complete; and three Events.
+LEAST_WRITES: Final = 3 + 2 + 4 + 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much of everything."""
+
+    jobs: int
+    devices: int
+    work: Work
+    idle_seconds: float
+
+
+FULL = Size(jobs=1000, devices=200, work=Work(), idle_seconds=40)
+QUICK = Size(jobs=30, devices=10, work=Work(seconds=2.0), idle_seconds=4)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What workers print about the model."""
+
+    inspection: bytes
+    document: bytes
+
+    @property
+    def fragments(self) -> tuple[str, ...]:
+        """Digests of the fragments."""
+        return tuple(each["digest"] for each in json.loads(self.document)["fragments"])
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The operator at one moment."""
+
+    at: float
+    processor_seconds: float
+    resident_bytes: int
+    peak_bytes: int
+    buckets: Mapping[float, float]
+    looks: Mapping[str, float]
+
+
+# ---- what is there -------------------------------------------------------------------------------
+
+
+def answers(folder: Path) -> Answers:
+    """Inspect and cut a real model, as workers would."""
+    model = materialise(MODEL, folder)
+    shoal = (sys.executable, "-m", "shoal_operator.cli")
+
+    def run(*arguments: str) -> bytes:
+        done = subprocess.run((*shoal, *arguments), capture_output=True, check=True)
+        return done.stdout
+
+    return Answers(
+        inspection=run("inspect", str(model), "--json"),
+        document=run("partition", str(model), "--document", "--fragments", str(FRAGMENTS)),
+    )
+
+
+def manifest(kind: str, name: str, **spec: object) -> dict[str, object]:
+    """One of our objects."""
+    return {"apiVersion": API, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def volume() -> dict[str, object]:
+    """What the coordinator's claim is bound to; nothing mounts it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "shelf"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "capacity": {"storage": "5Gi"},
+            "hostPath": {"path": "/nowhere"},
+            "claimRef": {"namespace": NAMESPACE, "name": "shelf-coordinator"},
+        },
+    }
+
+
+def job(name: str) -> dict[str, object]:
+    """One of the many."""
+    return manifest(
+        "InferenceJob",
+        name,
+        partitionRef={"name": "m-3"},
+        poolRef={"name": "shelf"},
+        inputs={"uri": f"s3://lines/{name}/in"},
+        outputs={"uri": f"s3://lines/{name}/out"},
+    )
+
+
+# ---- what is measured ----------------------------------------------------------------------------
+
+
+def sample(operator: RunningOperator) -> Sample:
+    """What the operator's metrics and the kernel say."""
+    buckets: dict[float, float] = defaultdict(float)
+    looks: dict[str, float] = defaultdict(float)
+    text = operator.ask("/metrics")[1]
+    for line in text.splitlines():
+        name, _, value = line.rpartition(" ")
+        if name.startswith("shoal_operator_reconcile_seconds_bucket"):
+            buckets[float(name.partition('le="')[2].partition('"')[0])] += float(value)
+        elif name.startswith("shoal_operator_reconcile_seconds_count"):
+            looks[name.partition('kind="')[2].partition('"')[0]] += float(value)
+    status = Path(f"/proc/{operator.process.pid}/status").read_text().splitlines()
+    kernel = {line.partition(":")[0]: line.partition(":")[2] for line in status}
+    return Sample(
+        at=time.monotonic(),
+        processor_seconds=operator.metric("process_cpu_seconds_total"),
+        resident_bytes=int(kernel["VmRSS"].split()[0]) * 1024,
+        peak_bytes=int(kernel["VmHWM"].split()[0]) * 1024,
+        buckets=buckets,
+        looks=looks,
+    )
+
+
+def quantile(before: Sample, after: Sample, which: float) -> float:
+    """A quantile of the looks in between, interpolated in its bucket as Prometheus does it."""
+    bounds = sorted(after.buckets)
+    counts = [after.buckets[bound] - before.buckets.get(bound, 0.0) for bound in bounds]
+    rank = which * counts[-1]
+    place = next(index for index, count in enumerate(counts) if count >= rank)
+    lower, below = (bounds[place - 1], counts[place - 1]) if place else (0.0, 0.0)
+    upper = bounds[place] if bounds[place] != float("inf") else lower
+    share = (rank - below) / (counts[place] - below) if counts[place] > below else 1.0
+    return lower + (upper - lower) * share
+
+
+def latency(writes: Sequence[ApiWrite], which: int) -> float:
+    """A percentile of the API server's own time for patches."""
+    seconds = [each.seconds for each in writes if each.verb in ("patch", "update", "create")]
+    return quantiles(seconds, n=100)[which - 1]
+
+
+def what_was_written(writes: Sequence[ApiWrite], jobs: int) -> str:
+    """Writes per job by what was written, for people."""
+    kinds = Counter(
+        f"{each.verb} {each.resource}{'/' if each.subresource else ''}{each.subresource}"
+        f"{'' if each.status < 300 else f' -> {each.status}'}"
+        for each in writes
+    )
+    lines = (f"  {count / jobs:7.2f}  {name}" for name, count in kinds.most_common(14))
+    return "\n".join(("writes per job:", *lines))
+
+
+# ---- the story -----------------------------------------------------------------------------------
+
+
+class Bench:
+    """One control plane, with everything that a job needs."""
+
+    def __init__(
+        self, plane: ControlPlane, started: Operators, target: str, size: Size, report: Report
+    ) -> None:
+        self._plane = plane
+        self._operators = started
+        self._target = target
+        self._size = size
+        self._report = report
+
+    async def run(self) -> None:
+        """The whole story, a part after the other."""
+        operator = await self._start()
+        empty = sample(operator)
+        await self._pool(operator)
+        await self._jobs(operator, empty)
+        await self._idle(operator)
+        await self._restart(operator)
+
+    async def _start(self) -> RunningOperator:
+        operator = self._operators.start("--coordinator", f"{NAMESPACE}/shelf={self._target}")
+        await asyncio.to_thread(operator.wait_until_leading)
+        return operator
+
+    async def _pool(self, operator: RunningOperator) -> None:
+        """The pool, all its Devices, and the Partition of the model."""
+        before, start, devices = len(self._writes()), time.monotonic(), self._size.devices
+        await self._apply(
+            manifest(
+                "DevicePool",
+                "shelf",
+                nodeSelector={"shoal.dev/pool": "shelf"},
+                budget={"memory": "64Mi"},
+            ),
+            manifest("Model", "m", source={"uri": "s3://models/m.onnx"}),
+            manifest("Partition", "m-3", modelRef={"name": "m"}, fragments=FRAGMENTS),
+        )
+        await self._wait("partition/m-3", "Ready")
+        await self._wait("devicepool/shelf", "Ready")
+        await _until(lambda: operator.metric("shoal_operator_objects", kind="Device") == devices)
+        await self._wait("devices", "Ready", "--all")
+        seconds = time.monotonic() - start
+        writes = [each for each in self._writes()[before:] if each.resource == "devices"]
+        self._add(f"pool of {devices} Devices: ready", seconds, "s")
+        # Its object, and its status.
+        self._add("writes per Device", len(writes) / devices, "", peer=2.0)
+
+    async def _jobs(self, operator: RunningOperator, empty: Sample) -> None:
+        jobs, before = self._size.jobs, sample(operator)
+        mark, start = len(self._all_writes()), time.monotonic()
+        names = [f"job-{number:04}" for number in range(jobs)]
+        for first in range(0, jobs, 100):
+            await self._apply(*(job(name) for name in names[first : first + 100]))
+        applied = time.monotonic() - start
+        await self._until_complete(jobs)
+        seconds = time.monotonic() - start
+        after = sample(operator)
+        everyone = self._all_writes()[mark:]
+        writes = [each for each in everyone if each.user == ACCOUNT and each.resource != "leases"]
+        others = [each for each in everyone if each.user != ACCOUNT]
+        self._report.note(what_was_written(writes, jobs))
+        self._report.note(f"applied within {applied:.1f} s; {len(others)} writes of others")
+        self._add(f"{jobs} jobs: all Complete", seconds, "s")
+        self._add("API writes per job", len(writes) / jobs, "", peer=float(LEAST_WRITES))
+        for percent in (50, 99):
+            took, peer = quantile(before, after, percent / 100), latency(writes, percent)
+            self._add(f"reconcile p{percent}, against a write of it", took, "s", peer=peer)
+        looks = {kind: after.looks[kind] - before.looks.get(kind, 0.0) for kind in after.looks}
+        self._report.note(f"looks: {looks}")
+        self._add("looks at objects per job", sum(looks.values()) / jobs, "")
+        used = after.processor_seconds - before.processor_seconds
+        self._add("operator's processor time per job", used / jobs, "s")
+        self._add("operator's memory, at most", after.peak_bytes / MIB, "MiB", goal=VALUE <= 256)
+        size = await self._size_of_objects()
+        grown = after.resident_bytes - empty.resident_bytes
+        self._add(
+            "memory that it grew by, against its objects as JSON",
+            grown / MIB,
+            "MiB",
+            peer=size / MIB,
+        )
+
+    async def _idle(self, operator: RunningOperator) -> None:
+        """All is done: nothing is to be written, and next to nothing to be done."""
+        # Workers that have served their time are still being taken away.
+        await asyncio.sleep(2)
+        before, mark = sample(operator), len(self._writes())
+        await asyncio.sleep(self._size.idle_seconds)
+        after = sample(operator)
+        share = (after.processor_seconds - before.processor_seconds) / (after.at - before.at)
+        writes = self._writes()[mark:]
+        self._report.note(what_was_written(writes, 1))
+        self._add("idle: processor", 100 * share, "%")
+        self._add("idle: writes per minute", 60 * len(writes) / (after.at - before.at), "")
+
+    async def _restart(self, operator: RunningOperator) -> None:
+        """A new operator has to see everything once, and to write nothing."""
+        assert operator.stop() == 0, "it did not end well"
+        mark, start = len(self._writes()), time.monotonic()
+        second = await self._start()
+        looks = self._size.jobs * 2
+        await _until(
+            lambda: (
+                sum(sample(second).looks.values()) >= looks
+                and second.metric("shoal_operator_queue_depth") == 0
+            )
+        )
+        after = sample(second)
+        self._add("restart: everything looked at again", time.monotonic() - start, "s")
+        self._add("restart: processor time", after.processor_seconds, "s")
+        writes = self._writes()[mark:]
+        self._report.note(what_was_written(writes, 1))
+        self._add("restart: writes", float(len(writes)), "")
+        self._add("restart: memory", after.peak_bytes / MIB, "MiB")
+
+    # ---- how ---------------------------------------------------------------------------------
+
+    def _add(self, name: str, value: float, unit: str, **more: Any) -> None:
+        peer = more.get("peer")
+        ratio = value / peer if peer else None
+        self._report.add(Measurement(name=name, value=value, unit=unit, ratio=ratio, **more))
+
+    async def _apply(self, *manifests: dict[str, object]) -> None:
+        await asyncio.to_thread(self._plane.access.apply, *manifests, namespace=NAMESPACE)
+
+    async def _wait(self, what: str, condition: str, *more: str) -> None:
+        await asyncio.to_thread(
+            self._plane.kubectl,
+            *("wait", f"--for=condition={condition}", what, f"--namespace={NAMESPACE}", *more),
+            "--timeout=300s",
+            seconds=310,
+        )
+
+    async def _until_complete(self, jobs: int) -> None:
+        """Until all have ended; what failed is told."""
+
+        def conditions() -> Counter[str]:
+            path = '{range .items[*]}{.status.conditions[?(@.status=="True")].type}{"\\n"}{end}'
+            said = self._plane.kubectl(
+                *("get", "inferencejobs", f"--namespace={NAMESPACE}"), f"--output=jsonpath={path}"
+            )
+            return Counter(word for line in said.splitlines() for word in line.split())
+
+        while True:
+            known = await asyncio.to_thread(conditions)
+            assert not known["Failed"], f"{known['Failed']} jobs failed"
+            if known["Complete"] == jobs:
+                return
+            await asyncio.sleep(1)
+
+    def _all_writes(self) -> list[ApiWrite]:
+        return self._plane.api_writes()
+
+    def _writes(self) -> list[ApiWrite]:
+        """Of the operator, but for the Lease."""
+        return [
+            each
+            for each in self._all_writes()
+            if each.user == ACCOUNT and each.resource != "leases"
+        ]
+
+    async def _size_of_objects(self) -> int:
+        kinds = "inferencejobs,placements,partitions,models,devicepools,devices,jobs,deployments"
+        told = await asyncio.to_thread(
+            self._plane.kubectl,
+            *("get", f"{kinds},daemonsets", f"--namespace={NAMESPACE}", "--output=json"),
+        )
+        return len(json.dumps(json.loads(told), separators=(",", ":")))
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    while not await asyncio.to_thread(true):
+        await asyncio.sleep(0.2)
+
+
+async def measure(report: Report, size: Size, folder: Path) -> None:
+    """Start everything, and tell the story."""
+    said = answers(folder)
+    devices = tuple(f"node-{number:03}" for number in range(size.devices))
+    coordinator = PlayedCoordinator(
+        devices=devices, fragments=said.fragments, budget_bytes=64 * MIB, work=size.work
+    )
+    with ControlPlane(audit=True, node_grace_seconds=86_400) as plane:
+        account = prepare(plane)
+        plane.kubectl("create", "namespace", NAMESPACE)
+        plane.access.apply(volume())
+        signs = Signs(OperatorMetrics(), WatchAges(asyncio.get_running_loop().time), Lists())
+        api = Api(log_in(plane.kubeconfig), make_trace(signs), namespace=NAMESPACE)
+        outputs = {"inspect": said.inspection, "cut": said.document}
+        fleet = PlayedFleet(api, devices, {"shoal.dev/pool": "shelf"}, outputs)
+        async with (
+            serving(coordinator, folder / "coordinator.sock") as target,
+            serving_logs(fleet, folder),
+        ):
+            there = asyncio.Event()
+            playing = asyncio.create_task(fleet.run(there))
+            telling = asyncio.create_task(there.wait())
+            await asyncio.wait([playing, telling], return_when=asyncio.FIRST_COMPLETED)
+            with operators(folder, account) as started:
+                story = asyncio.create_task(Bench(plane, started, target, size, report).run())
+                done, _ = await asyncio.wait([playing, story], return_when=asyncio.FIRST_COMPLETED)
+                for task in (playing, story):
+                    task.cancel()
+                await asyncio.gather(playing, story, return_exceptions=True)
+                for task in done:
+                    task.result()
+        await api.close()

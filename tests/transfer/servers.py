@@ -32,20 +32,20 @@ class S3:
 
 
 @contextlib.contextmanager
-def serve_s3(folder: Path) -> Iterator[S3]:
+def serve_s3(folder: Path, host: str = "127.0.0.1") -> Iterator[S3]:
     """Skips the test where there is no gateway."""
     try:
         program = find("versitygw")
     except MachineLacks as lacking:
         pytest.skip(f"no S3 server: {lacking}")
     bucket = folder / "buckets" / "lines"
-    bucket.mkdir(parents=True)
-    port = free_port()
+    bucket.mkdir(parents=True, exist_ok=True)
+    port = free_port(host)
     keys = {"AWS_ACCESS_KEY_ID": "worker", "AWS_SECRET_ACCESS_KEY": "worker-secret"}
-    command = [str(program), "--port", f"127.0.0.1:{port}", "--access", keys["AWS_ACCESS_KEY_ID"]]
+    command = [str(program), "--port", f"{host}:{port}", "--access", keys["AWS_ACCESS_KEY_ID"]]
     command += ["--secret", keys["AWS_SECRET_ACCESS_KEY"], "--quiet", "posix", str(bucket.parent)]
-    with running(command, folder, f"http://127.0.0.1:{port}/"):
-        url = f"http://127.0.0.1:{port}"
+    url = f"http://{host}:{port}"
+    with running(command, folder, f"{url}/"):
         yield S3({**keys, "AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1"}, bucket)
 
 
@@ -152,8 +152,8 @@ def _answers(url: str) -> bool:
     return True
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((host, 0))
         port: int = listener.getsockname()[1]
         return port

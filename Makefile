@@ -2,18 +2,19 @@
 # nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check e2e faults bench cluster cluster-down cluster-build protos crds lock clean
+.PHONY: help run check e2e faults bench cluster cluster-images cluster-down cluster-build protos crds lock clean
 
 PYTHON ?= python3
 EXAMPLE ?= ocr
 BIN := .venv/bin
+VERSION := $(shell sed -nE 's/^version = "(.*)"/\1/p' pyproject.toml)
 CLUSTER := PYTHONPATH=hack/cluster $(BIN)/python -m shoal_cluster
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 help: ## List what can be made
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/run.stamp ## Run the main job: a model cut over three small devices reads text (EXAMPLE=ocr)
 	@examples/run $(EXAMPLE)
@@ -41,6 +42,10 @@ bench: .venv/dev.stamp ## Run every bench in its quick form
 
 cluster: .venv/run.stamp ## Make a Kubernetes cluster of three nodes on this machine and keep it
 	@$(CLUSTER) up
+
+cluster-images: .venv/run.stamp ## Build the images of operator and agent and put them on that cluster
+	@for part in operator agent; do \
+		$(CLUSTER) image docker.io/shoal/$$part:$(VERSION) --target $$part || exit 1; done
 
 cluster-down: .venv/run.stamp ## Remove that cluster, and whatever a crash has left of others
 	@$(CLUSTER) down

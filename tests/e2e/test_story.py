@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 ITEMS = 24
-TIMES = 15
+TIMES = 10
 """How often the long job reads each line."""
 NODES = {shape.name for shape in SHAPES}
 BUDGET = 24 * MIB

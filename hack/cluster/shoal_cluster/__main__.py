@@ -1,7 +1,8 @@
-"""A cluster for a person: `make cluster-build`, `make cluster`, `make cluster-down`.
+"""A cluster for a person: `make cluster-build`, `cluster`, `cluster-images`, `cluster-down`.
 
 python -m shoal_cluster build [PROGRAM...]    build programs; by default all that tests need
 python -m shoal_cluster up                    three nodes and a kubeconfig, kept until `down`
+python -m shoal_cluster image NAME            build ./Dockerfile and put the image on its nodes
 python -m shoal_cluster down                  remove it, and whatever a crash has left
 """
 
@@ -20,7 +21,7 @@ from shoal_cluster.build import (
 )
 from shoal_cluster.cluster import Cluster, require_machine
 from shoal_cluster.machine import MachineLacks
-from shoal_cluster.node import NodeShape
+from shoal_cluster.node import NodeShape, import_image
 from shoal_cluster.programs import find_all, unbuilt
 from shoal_cluster.removal import take_down
 
@@ -40,6 +41,9 @@ def main() -> None:
     builds = commands.add_parser("build", help="build programs")
     builds.add_argument("programs", nargs="*", choices=[[], *PROGRAMS], metavar="PROGRAM")
     commands.add_parser("up", help="make a cluster and keep it")
+    image = commands.add_parser("image", help="build ./Dockerfile and put it on its nodes")
+    image.add_argument("name", metavar="NAME", help="what manifests call it: docker.io/a/b:1")
+    image.add_argument("--target", default="", metavar="STAGE", help="the stage to stop at")
     commands.add_parser("down", help="remove it")
     asked = parser.parse_args()
     try:
@@ -51,6 +55,8 @@ def main() -> None:
                     prepare_tests()
             case "up":
                 up()
+            case "image":
+                bring(asked.name, asked.target)
             case "down":
                 down()
     except MachineLacks as lacking:
@@ -111,6 +117,21 @@ def up() -> None:
         raise
     _say(f"cluster: {len(SHAPES)} nodes, ready in {time.monotonic() - started:.0f} s")
     print(f"\n  export KUBECONFIG={KUBECONFIG.resolve()}\n  kubectl get nodes")
+
+
+def bring(name: str, target: str) -> None:
+    """Build an image and put it on every node of the kept cluster."""
+    standing = places.kept()
+    for home in standing:
+        home.release()
+    if not standing:
+        sys.exit("no cluster stands: `make cluster` makes one")
+    started = time.monotonic()
+    image = images.build_image(name, dockerfile=Path("Dockerfile"), context=Path(), target=target)
+    nodes = [node for home in standing for node in (home.folder / "nodes").iterdir()]
+    for node in nodes:
+        import_image(node, image)
+    _say(f"{name}: on {len(nodes)} nodes, {time.monotonic() - started:.0f} s")
 
 
 def down() -> None:

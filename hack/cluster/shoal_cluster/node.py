@@ -89,15 +89,15 @@ class Node:
 
     def import_image(self, image: Image) -> None:
         """Put the image where this node's pods find it."""
-        self._ctr("--namespace=k8s.io", "image", "import", str(image.archive))
+        import_image(self.folder, image)
 
     def tag_image(self, name: str, other: str) -> None:
         """Give an image of this node another name besides: an image of another version."""
         self._ctr("--namespace=k8s.io", "image", "tag", "--force", name, other)
 
     def file(self, path: str) -> Path:
-        """Where this machine has a file below the node's /opt, /run, /var/lib or /var/log."""
-        return self.folder / "own" / path.removeprefix("/")
+        """As `file_of`."""
+        return file_of(self.folder, path)
 
     def volume_folder(self, name: str) -> Path:
         """A folder that everybody may write to, for a volume on this node."""
@@ -298,10 +298,7 @@ class Node:
         return (self._programs["kube-proxy"], f"--config={config}")
 
     def _ctr(self, *arguments: str) -> None:
-        command = ("ctr", f"--address={self.file(_SOCKET)}", *arguments)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+        ctr(self.folder, *arguments)
 
     def _ctr_answers(self) -> bool:
         try:
@@ -309,6 +306,24 @@ class Node:
         except OSError:
             return False
         return True
+
+
+def import_image(node: Path, image: Image) -> None:
+    """Put an image on the node with this folder. Raises `OSError`."""
+    ctr(node, "--namespace=k8s.io", "image", "import", str(image.archive))
+
+
+def ctr(node: Path, *arguments: str) -> None:
+    """Run ctr on the node with this folder, whoever made it. Raises `OSError`."""
+    command = ("ctr", f"--address={file_of(node, _SOCKET)}", *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def file_of(node: Path, path: str) -> Path:
+    """Where this machine has a file below /opt, /run, /var/lib or /var/log of a node."""
+    return node / "own" / path.removeprefix("/")
 
 
 def _taint(written: str) -> dict[str, str]:

@@ -24,6 +24,8 @@ from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_bytes
 
 _FETCHES_AFTER_DAMAGE = 2
+_LIGHT_SECONDS = 0.0005
+"""A run that takes less is not worth the way to the processor's thread and back."""
 
 Result = TypeVar("Result")
 
@@ -78,6 +80,8 @@ class Fragments:
         self._loading: dict[str, asyncio.Event] = {}
         self._evicting: set[asyncio.Task[None]] = set()
         self._measured: set[str] = set()
+        self._light: dict[str, int] = {}
+        self._in_processor = 0
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self.spill: Callable[[int], int] = lambda _: 0
@@ -146,7 +150,7 @@ class Fragments:
         if digest not in self.ledger.resident:
             raise NotResident(f"{short(digest)} is not resident")
         before = self.ledger.reserved + self.ledger.moving
-        result = await self.in_processor(self._runtime.run, digest, tensors)
+        result = await self._run(digest, tensors)
         beside = max(before, self.ledger.reserved + self.ledger.moving)
         if digest not in self._measured:
             others = sum(n for key, n in self.ledger.resident.items() if key != digest)
@@ -169,7 +173,23 @@ class Fragments:
             await self.in_processor(self._runtime.shrink)
         if result.peak_bytes > self.ledger.fragments + beside:
             reckoned = self.ledger.resident.get(digest, 0)
-            await self.in_processor(self._runtime.drop_weights, digest, reckoned)
+            if reckoned < self._runtime.weight_bytes(digest):
+                self._light.pop(digest, None)  # the next run's peak is to be its own
+                await self.in_processor(self._runtime.drop_weights, digest)
+        return result
+
+    async def _run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
+        """In the processor's thread; or here, where that costs more than the run itself."""
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        result = None
+        if size <= self._light.get(digest, -1) and not self._in_processor:
+            result = self._runtime.run_in_passing(digest, tensors)
+        if result is None:
+            result = await self.in_processor(self._runtime.run, digest, tensors)
+        if result.compute_seconds > _LIGHT_SECONDS or result.peak_bytes > self.ledger.budget:
+            self._light.pop(digest, None)
+        elif digest in self._measured:
+            self._light[digest] = max(size, self._light.get(digest, 0))
         return result
 
     def stop_run(self) -> None:
@@ -229,7 +249,11 @@ class Fragments:
     async def in_processor(self, function: Callable[..., Result], *arguments: object) -> Result:
         """Run in the thread that ONNX Runtime has."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._processor, function, *arguments)
+        self._in_processor += 1
+        try:
+            return await loop.run_in_executor(self._processor, function, *arguments)
+        finally:
+            self._in_processor -= 1
 
     async def close(self) -> None:
         """Wait for what is being given up."""
@@ -274,6 +298,7 @@ class Fragments:
         freed = await self.in_processor(self._runtime.close, digest)
         self.cache.unpin(digest)
         self._measured.discard(digest)
+        self._light.pop(digest, None)
         return freed
 
     def _apply(self, event: residency.Event) -> tuple[residency.Effect, ...]:

@@ -34,6 +34,7 @@ import onnxruntime
 
 from shoal_agent.shell import rehearsal_model
 from shoal_agent.shell.memory import MemoryMeter, drop_mapped_file, trim
+from shoal_agent.shell.overseer import Overseer
 from shoal_protocol.tensors import Array
 
 _COPYING_OPTIMIZERS: Final = [
@@ -134,6 +135,8 @@ class Runtime:
         self._threads = threads
         self._open: dict[str, OpenFragment] = {}
         self._run_options: onnxruntime.RunOptions | None = None
+        self._in_passing: onnxruntime.RunOptions | None = None
+        self._overseer = Overseer(self._stop_in_passing)
         onnxruntime.set_default_logger_severity(4)
         configuration = {
             "max_mem": limit_bytes,
@@ -191,34 +194,68 @@ class Runtime:
 
     def run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds."""
+        fragment, feed = self._prepare(digest, tensors)
+        self._meter.begin_peak()
+        try:
+            outputs, compute_seconds = self._run_stoppably(fragment, feed)
+        except OutOfBudget:
+            # Items of other sizes may have left the arena in pieces: once more, in an empty one.
+            self.shrink()
+            outputs, compute_seconds = self._run_stoppably(fragment, feed)
+        return self._result(fragment, outputs, compute_seconds)
+
+    def run_in_passing(self, digest: str, tensors: Mapping[str, Array]) -> RunResult | None:
+        """Run a fragment that takes next to no time, in the event loop's own thread, while nothing
+        else runs. The peak is that since the last run of the other kind: to look at it would take
+        longer. None: it took long for once, or much, and is to be run the other way; else as `run`.
+        """
+        fragment, feed = self._prepare(digest, tensors)
+        try:
+            with self._overseer:
+                self._in_passing = onnxruntime.RunOptions()
+                outputs, compute_seconds = self._run(fragment, feed, self._in_passing)
+        except (Terminated, OutOfBudget):
+            return None
+        finally:
+            self._in_passing = None
+        return self._result(fragment, outputs, compute_seconds)
+
+    def _prepare(
+        self, digest: str, tensors: Mapping[str, Array]
+    ) -> tuple[OpenFragment, dict[str, Array]]:
         fragment = self._open.get(digest)
         if fragment is None:
             raise NotOpen(f"{digest} is not resident any more")
         check_inputs(fragment.inputs, tensors)
-        feed = {spec.name: tensors[spec.name] for spec in fragment.inputs}
-        self._meter.begin_peak()
-        try:
-            outputs, compute_seconds = self._run(fragment, feed)
-        except OutOfBudget:
-            # Items of other sizes may have left the arena in pieces: once more, in an empty one.
-            self.shrink()
-            outputs, compute_seconds = self._run(fragment, feed)
+        return fragment, {spec.name: tensors[spec.name] for spec in fragment.inputs}
+
+    def _result(
+        self, fragment: OpenFragment, outputs: list[Array], compute_seconds: float
+    ) -> RunResult:
         return RunResult(
             outputs=dict(zip(fragment.outputs, outputs, strict=True)),
             compute_seconds=compute_seconds,
             peak_bytes=self._meter.peak_since_begin_bytes(),
         )
 
-    def _run(self, fragment: OpenFragment, feed: dict[str, Array]) -> tuple[list[Array], float]:
-        options = self._run_options = onnxruntime.RunOptions()
+    def _run_stoppably(
+        self, fragment: OpenFragment, feed: dict[str, Array]
+    ) -> tuple[list[Array], float]:
+        self._run_options = onnxruntime.RunOptions()
+        try:
+            return self._run(fragment, feed, self._run_options)
+        finally:
+            self._run_options = None
+
+    def _run(
+        self, fragment: OpenFragment, feed: dict[str, Array], options: onnxruntime.RunOptions
+    ) -> tuple[list[Array], float]:
         options.log_severity_level = 4
         started = perf_counter()
         try:
             outputs = fragment.session.run(fragment.outputs, feed, options)
         except Exception as error:  # as above
             raise _failure(error, stopped=options.terminate) from error
-        finally:
-            self._run_options = None
         compute_seconds = perf_counter() - started
         # The runtime's arrays are views into its allocator; kept, they would hold all of it back.
         return [np.array(output) for output in outputs], compute_seconds
@@ -226,6 +263,11 @@ class Runtime:
     def stop(self) -> None:
         """Ask the present run to end early. From any thread."""
         if (options := self._run_options) is not None:
+            options.terminate = True
+
+    def _stop_in_passing(self) -> None:
+        """As `stop`, for a run in the event loop's thread."""
+        if (options := self._in_passing) is not None:
             options.terminate = True
 
     def close(self, digest: str) -> int:
@@ -236,15 +278,18 @@ class Runtime:
         self.shrink()
         return max(0, before - self._meter.used_bytes())
 
-    def drop_weights(self, digest: str, reckoned_bytes: int) -> None:
-        """Let mapped weights go if the fragment is reckoned with less than all of them.
+    def weight_bytes(self, digest: str) -> int:
+        """Of a fragment that is open; else none."""
+        fragment = self._open.get(digest)
+        return 0 if fragment is None else fragment.weight_bytes
 
-        Then it reads rows of a table, and those of many items have gathered in memory. All weights
-        go, of which the next run reads again what it needs, from the page cache mostly: under a
-        millisecond for 20 MB.
+    def drop_weights(self, digest: str) -> None:
+        """Let a fragment's mapped weights go: it reads rows of a table, and those of many items
+        have gathered in memory. The next run reads again what it needs, from the page cache mostly:
+        under a millisecond for 20 MB.
         """
         fragment = self._open.get(digest)
-        if fragment is not None and reckoned_bytes < fragment.weight_bytes:
+        if fragment is not None:
             drop_mapped_file(fragment.weights)
 
     def shrink(self) -> None:

@@ -286,15 +286,16 @@ def test_short_tasks_are_sent_ahead_to_the_only_device_that_serves_the_next_stag
     table.join("d2", resident=("b",))
     queue = table.submit(job(chain("a", "b", homes=homes), 200))
     late: list[Execute] = []
-    # The second device answers only when the first has nothing left to do. How deep the queues may
-    # be is looked at with the clock's ticks.
+    # Once it is known how short its tasks are, the second device answers only when the first has
+    # nothing left to do. How deep the queues may be is looked at with the clock's ticks.
     while queue or late:
-        queue += table.wait(250)
+        queue += table.wait(10)
         one = queue.pop(0) if queue else late.pop(0)
-        if isinstance(one, Execute) and one.device == "d2" and queue:
+        known = len(table.all(Execute)) > 20
+        if isinstance(one, Execute) and one.device == "d2" and queue and known:
             late.append(one)
         elif isinstance(one, Execute | FinishItem | Forward):
             queue += table.answer(one, milliseconds=0.05)
     assert table.state.ended["job"].succeeded == 200
-    # Until it is known how short they are, a few go without a route.
-    assert len(table.all(Forward)) < 10
+    # Until it is known how short they are, some go without a route.
+    assert [one.item for one in table.all(Forward) if one.item >= 50] == []

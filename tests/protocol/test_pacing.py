@@ -69,17 +69,45 @@ def test_what_ends_within_a_frame_is_refused() -> None:
         frames_in(whole + b"\x0a")
 
 
+def paced(interval_seconds: float, turns: int = 200) -> Pace:
+    """A pace after many turns at regular intervals, in each of which one thing left."""
+    pace = Pace(longest_seconds=0.02)
+    for turn in range(turns):
+        pace.leave(1, at=turn * interval_seconds)
+    return pace
+
+
+@given(st.floats(1e-6, 10.0))
+def test_a_moment_is_as_long_as_a_few_things_take_to_come_and_is_bounded(interval: float) -> None:
+    gap = paced(interval).gap_seconds
+    assert gap <= 0.02
+    if interval < 0.001:
+        assert gap == pytest.approx(16 * interval, rel=0.01)
+
+
+@given(st.floats(0.011, 10.0))
+def test_nobody_waits_where_nothing_else_would_come_meanwhile(interval: float) -> None:
+    assert paced(interval).gap_seconds == 0.0
+
+
 async def test_a_writer_waits_only_while_something_is_unanswered() -> None:
     loop = asyncio.get_running_loop()
-    pace = Pace(seconds=3600)
+    pace = Pace(longest_seconds=3600)
+    for _ in range(100):
+        pace.leave(count=1, at=loop.time())
+    for _ in range(10):
+        pace.leave(count=1, at=loop.time() + 1000)
+    assert pace.gap_seconds > 100
     async with asyncio.timeout(10):
-        await pace.turn(busy=True)
         await pace.turn(busy=False)
-    late = Pace(seconds=0.01)
-    await late.turn(busy=True)
+    brief = Pace()
+    for _ in range(100):
+        brief.leave(count=1)
     began = loop.time()
-    await late.turn(busy=True)
-    assert loop.time() - began > 0
+    brief.leave(count=1)
+    gap = brief.gap_seconds
+    await brief.turn(busy=True)
+    assert loop.time() - began >= gap > 0
 
 
 def parcel(item: int, size: int = 16) -> Parcel:

@@ -221,6 +221,7 @@ class Sender:
                 break
             transfers.append(self._waiting.popleft())
             frames += self._number(transfers[-1])
+        self._pace.leave(len(frames))
         if frames:
             await self._write_message(join_frames(frames))
         for outgoing in transfers:

@@ -205,6 +205,7 @@ class Session:
             if waiting:
                 messages = [message, *(self._outbox.get_nowait() for _ in range(waiting))]
                 message = pb.AgentMessage(batch=pb.AgentBatch(messages=messages))
+            pace.leave(1 + waiting)
             await call.write(message)
             self.last_contact = perf_counter()
             for _ in range(1 + waiting):

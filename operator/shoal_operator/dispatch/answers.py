@@ -25,6 +25,7 @@ from shoal_operator.dispatch.services import count_all_homes
 from shoal_operator.dispatch.state import (
     Device,
     Forwarding,
+    Lane,
     Running,
     State,
     Status,
@@ -32,6 +33,8 @@ from shoal_operator.dispatch.state import (
 )
 from shoal_protocol.units import Nanoseconds
 
+_WAITING_SHARE = 16
+"""What waits for the tasks of a deep queue takes at most this part of a device's budget."""
 _FREE_STRIKES = 2
 """Tasks may fail twice in a row on a device before its fragment there is suspected."""
 
@@ -100,10 +103,25 @@ def _learn(state: State, task: Task, device: Device, compute: Nanoseconds) -> No
     device.compute[digest] = time
     learn(task.lane.service, device)
     limits = state.limits
-    slots = limits.queue_depth + min(limits.turnaround // max(time, 1), limits.queue_extra)
+    slots = limits.queue_depth + _extra_slots(state, task.lane, device, time)
     if slots != device.slots:
         device.slots = slots
         state.slots_changed = True
+
+
+def _extra_slots(state: State, lane: Lane, device: Device, time: int) -> int:
+    """How many short tasks more fill the time until the next instructions come.
+
+    In powers of two: every change has the windows of all jobs reckoned anew. Growing step by step:
+    meanwhile it is learned of the devices behind how much they take.
+    """
+    limits = state.limits
+    extra = min(limits.turnaround // max(time, 1), limits.queue_extra)
+    stages = [lane.spec, *(lane.job.lanes[stage].spec for stage in lane.predecessors)]
+    moved = max(stage.output_bytes or 0 for stage in stages)
+    if moved:
+        extra = min(extra, device.budget // _WAITING_SHARE // moved)
+    return min(1 << extra.bit_length() >> 1, device.slots)
 
 
 def _note_delivered(state: State, running: Running, delivered: tuple[int, ...]) -> None:

@@ -47,7 +47,8 @@ class Limits:
 
     `queue_depth`: tasks given to a device and not ended; the second one's inputs travel while the
     first computes, a third would only wait. Only where a task is shorter than the `turnaround`
-    from its answer to the next instruction, up to `queue_extra` more are given, to fill that time.
+    from its answer to the next instruction, up to `queue_extra` more are given, to fill that time
+    (and to travel many in one message), as far as what they take is small beside the budget.
     An activation is sent ahead to a device with one task more than that at most, given or
     promised. `silence` without a sign of life is followed by a probe, `probe_patience` after that
     the device is lost (Asteroid, section 3.4, heartbeat). `settle`: how long a fragment must lie
@@ -59,8 +60,8 @@ class Limits:
     """
 
     queue_depth: int = 2
-    queue_extra: int = 6
-    turnaround: Nanoseconds = nanoseconds(0.003)
+    queue_extra: int = 32
+    turnaround: Nanoseconds = nanoseconds(0.008)
     silence: Nanoseconds = nanoseconds(6)
     probe_patience: Nanoseconds = nanoseconds(3)
     ranking_interval: Nanoseconds = nanoseconds(1)

@@ -101,6 +101,7 @@ class DeviceSession:
                 self._work.clear()
                 await self._work.wait()
             await pace.turn(busy=len(self.given) > 1)
+            pace.leave(len(outbox))
             message = outbox.popleft()
             if outbox and not message.HasField("welcome"):
                 waiting = min(len(outbox), BATCHED_MESSAGES - 1)

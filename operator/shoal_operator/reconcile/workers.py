@@ -128,9 +128,8 @@ def _pod(errand: Errand, settings: OperatorSettings) -> Json:
         command,
         settings.worker_memory,
         volumeMounts=mounts,
-        **more,
     )
-    return pod(settings.images, [worker], volumes, restartPolicy="Never")
+    return pod(settings.images, [{**worker, **more}], volumes, restartPolicy="Never")
 
 
 # ---- the errands ---------------------------------------------------------------------------------

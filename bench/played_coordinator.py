@@ -7,6 +7,7 @@ time is up. Progress comes from the clock, as nothing else happens here.
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,21 +46,24 @@ class Work:
 
 @dataclass
 class PlayedCoordinator(CoordinatorServicer):
-    """`devices` are READY unless they are in `silent`; the store has all of `fragments`."""
+    """`devices` are READY unless they are in `silent`; the store has all of `fragments`. `begun`
+    counts how often each job was begun anew.
+    """
 
     devices: tuple[str, ...]
     fragments: tuple[str, ...]
     budget_bytes: int
     work: Work
     silent: set[str] = field(default_factory=set)
-    submitted: int = 0
+    begun: Counter[str] = field(default_factory=Counter)
     _runs: dict[str, _Run] = field(default_factory=dict)
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.JobStatus:
         """Take a job, or go on with one in another epoch."""
+        if request.name not in self._runs:
+            self.begun[request.name] += 1
         run = self._runs.setdefault(request.name, _Run(request.epoch))
         run.epoch, run.cancelled = request.epoch, False
-        self.submitted += 1
         return self._status(request.name, run)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: _Context) -> pb.JobStatus:

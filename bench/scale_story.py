@@ -1,12 +1,13 @@
 """What `operator_scale` measures: a pool, its jobs from apply to Complete, rest, and a restart."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
@@ -27,6 +28,8 @@ from shoal_operator.shell.cluster.traces import Lists, Signs, WatchAges, make_tr
 
 MODEL: Final = "squeezenet1_1"
 FRAGMENTS: Final = 3
+PATIENCE_SECONDS: Final = 86_400
+"""Played nodes never say again that they are there."""
 NAMESPACE: Final = "scale"
 API: Final = "shoal.dev/v1alpha1"
 ACCOUNT: Final = "system:serviceaccount:shoal-system:shoal-operator"
@@ -211,16 +214,7 @@ class Bench:
     async def _pool(self, operator: RunningOperator) -> None:
         """The pool, all its Devices, and the Partition of the model."""
         before, start, devices = len(self._writes()), time.monotonic(), self._size.devices
-        await self._apply(
-            manifest(
-                "DevicePool",
-                "shelf",
-                nodeSelector={"shoal.dev/pool": "shelf"},
-                budget={"memory": "64Mi"},
-            ),
-            manifest("Model", "m", source={"uri": "s3://models/m.onnx"}),
-            manifest("Partition", "m-3", modelRef={"name": "m"}, fragments=FRAGMENTS),
-        )
+        await self._apply(*shelf())
         await self._wait("partition/m-3", "Ready")
         await self._wait("devicepool/shelf", "Ready")
         await _until(lambda: operator.metric("shoal_operator_objects", kind="Device") == devices)
@@ -359,35 +353,65 @@ async def _until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.2)
 
 
-async def measure(report: Report, size: Size, folder: Path) -> None:
-    """Start everything, and tell the story."""
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What is played beside a real control plane. `account`: the operator's kubeconfig; `target`:
+    where the coordinator of the pool is dialled.
+    """
+
+    account: Path
+    target: str
+    coordinator: PlayedCoordinator
+    model: Answers
+
+
+@contextlib.asynccontextmanager
+async def playing(plane: ControlPlane, size: Size, folder: Path) -> AsyncIterator[Played]:
+    """Nodes and a coordinator, and a namespace for everything else."""
     said = answers(folder)
     devices = tuple(f"node-{number:03}" for number in range(size.devices))
     coordinator = PlayedCoordinator(
         devices=devices, fragments=said.fragments, budget_bytes=64 * MIB, work=size.work
     )
-    with ControlPlane(audit=True, node_grace_seconds=86_400) as plane:
-        account = prepare(plane)
-        plane.kubectl("create", "namespace", NAMESPACE)
-        plane.access.apply(volume())
-        signs = Signs(OperatorMetrics(), WatchAges(asyncio.get_running_loop().time), Lists())
-        api = Api(log_in(plane.kubeconfig), make_trace(signs), namespace=NAMESPACE)
-        outputs = {"inspect": said.inspection, "cut": said.document}
-        fleet = PlayedFleet(api, devices, {"shoal.dev/pool": "shelf"}, outputs)
-        async with (
-            serving(coordinator, folder / "coordinator.sock") as target,
-            serving_logs(fleet, folder),
-        ):
-            there = asyncio.Event()
-            playing = asyncio.create_task(fleet.run(there))
-            telling = asyncio.create_task(there.wait())
-            await asyncio.wait([playing, telling], return_when=asyncio.FIRST_COMPLETED)
-            with operators(folder, account) as started:
-                story = asyncio.create_task(Bench(plane, started, target, size, report).run())
-                done, _ = await asyncio.wait([playing, story], return_when=asyncio.FIRST_COMPLETED)
-                for task in (playing, story):
-                    task.cancel()
-                await asyncio.gather(playing, story, return_exceptions=True)
-                for task in done:
-                    task.result()
-        await api.close()
+    account = prepare(plane)
+    plane.kubectl("create", "namespace", NAMESPACE)
+    plane.access.apply(volume())
+    signs = Signs(OperatorMetrics(), WatchAges(asyncio.get_running_loop().time), Lists())
+    api = Api(log_in(plane.kubeconfig), make_trace(signs), namespace=NAMESPACE)
+    outputs = {"inspect": said.inspection, "cut": said.document}
+    fleet = PlayedFleet(api, devices, {"shoal.dev/pool": "shelf"}, outputs)
+    async with (
+        serving(coordinator, folder / "coordinator.sock") as target,
+        serving_logs(fleet, folder),
+    ):
+        there = asyncio.Event()
+        task = asyncio.create_task(fleet.run(there))
+        await asyncio.wait(
+            [task, waiting := asyncio.create_task(there.wait())],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        waiting.cancel()
+        try:
+            yield Played(account, target, coordinator, said)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await api.close()
+
+
+def shelf() -> tuple[dict[str, object], ...]:
+    """The pool, the model, and the model cut: what every job refers to."""
+    budget = {"memory": "64Mi"}
+    return (
+        manifest("DevicePool", "shelf", nodeSelector={"shoal.dev/pool": "shelf"}, budget=budget),
+        manifest("Model", "m", source={"uri": "s3://models/m.onnx"}),
+        manifest("Partition", "m-3", modelRef={"name": "m"}, fragments=FRAGMENTS),
+    )
+
+
+async def measure(report: Report, size: Size, folder: Path) -> None:
+    """Start everything, and tell the story."""
+    with ControlPlane(audit=True, node_grace_seconds=PATIENCE_SECONDS) as plane:
+        async with playing(plane, size, folder) as played:
+            with operators(folder, played.account) as started:
+                await Bench(plane, started, played.target, size, report).run()

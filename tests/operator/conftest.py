@@ -1,13 +1,15 @@
 """A control plane with the CRDs, and operators that run against it."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from cluster_fixtures import or_skip
 from operator_processes import Operators, operators, prepare
+from played_world import World, making_world
 from shoal_cluster import ControlPlane
 
 
@@ -37,3 +39,12 @@ def running(account: Path, tmp_path: Path) -> Iterator[Operators]:
     """Operators of the test's own."""
     with operators(tmp_path, account) as started:
         yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(
+    plane: ControlPlane, account: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
+    """A pool of the module's own that really runs."""
+    async with making_world(plane, tmp_path_factory.mktemp("world")) as made:
+        yield made

@@ -6,32 +6,21 @@ are reached over a Unix socket.
 
 import asyncio
 import base64
-import contextlib
-import shutil
-import sys
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from pool import Pool, read_results, running_pool, write_items
+from pool import read_results
 
 from operator_processes import Operators, wait_until
 from parity_with_whole import TOLERANCE, largest_difference, whole
-from played_node import PlayedNode, Process, serving_logs
+from played_world import DEVICES, ITEMS, MODEL, NAMESPACE, World, job_spec, operating
 from real_models import MODELS, find
 from shoal_cluster import ControlPlane
-from shoal_operator.shell.cluster.api import Api
-from shoal_operator.shell.cluster.login import log_in
-from shoal_operator.shell.cluster.metrics import OperatorMetrics
-from shoal_operator.shell.cluster.traces import Lists, Signs, WatchAges, make_trace
 from shoal_protocol.v1 import coordinator_pb2
 from shoal_protocol.v1 import enrolment_pb2 as pb
 from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
@@ -44,161 +33,10 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-MODEL = "ppocr_cls"
-ITEMS = 24
-DEVICES = ("one", "two", "three")
-NAMESPACE = "jobs"
-API = "shoal.dev/v1alpha1"
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """Everything that a job needs."""
-
-    plane: ControlPlane
-    pool: Pool
-    claims: Path
-
-    def get(self, kind: str, name: str) -> Any:
-        return self.plane.access.get(kind, name, f"--namespace={NAMESPACE}")
-
-    def condition(self, kind: str, name: str, type_: str) -> dict[str, Any]:
-        conditions = self.get(kind, name).get("status", {}).get("conditions", [])
-        return next((each for each in conditions if each["type"] == type_), {})
-
-    def holds(self, kind: str, name: str, type_: str) -> bool:
-        return bool(self.condition(kind, name, type_).get("status") == "True")
-
-    async def wait(self, kind: str, name: str, type_: str, seconds: float = 240.0) -> None:
-        """Until a condition holds; on failure it says what the object says."""
-        try:
-            await asyncio.to_thread(
-                wait_until, type_, lambda: self.holds(kind, name, type_), seconds
-            )
-        except TimeoutError as error:
-            status = self.get(kind, name).get("status")
-            raise AssertionError(f"{kind} {name}: {type_}: {status}") from error
-
-    def apply(self, kind: str, name: str, **spec: object) -> None:
-        manifest = {"apiVersion": API, "kind": kind, "metadata": {"name": name}, "spec": spec}
-        self.plane.access.apply(manifest, namespace=NAMESPACE)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(
-    plane: ControlPlane, account: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[World]:
-    folder = tmp_path_factory.mktemp("world")
-    claims = folder / "claims"
-    (claims / "models").mkdir(parents=True)
-    shutil.copy(find(MODEL), claims / "models" / "m.onnx")
-    inputs = [MODELS[MODEL].inputs(seed) for seed in range(ITEMS)]
-    write_items(claims / "lines" / "in", inputs)
-    plane.kubectl("create", "namespace", NAMESPACE)
-    make_claims(plane)
-    signs = Signs(OperatorMetrics(), WatchAges(asyncio.get_running_loop().time), Lists())
-    api = Api(log_in(plane.kubeconfig), make_trace(signs), namespace=NAMESPACE)
-    devices = [{"name": name, "memory": "48Mi"} for name in DEVICES]
-    async with running_pool(folder / "pool", devices, cgroups=False) as pool:
-        target = pool.workspace.socket("bench.c")
-
-        def rewrite(command: Sequence[str]) -> Process:
-            return as_process(command, target, claims, folder)
-
-        labels = {"shoal.dev/pool": "shelf", "kubernetes.io/arch": "amd64"}
-        nodes = [PlayedNode(api, plane, name, labels, rewrite) for name in DEVICES]
-        async with serving_logs(nodes, folder):
-            tasks = [asyncio.create_task(node.run()) for node in nodes]
-            yield World(plane, pool, claims)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-    await api.close()
-
-
-@contextlib.contextmanager
-def operating(running: Operators, world: World) -> Any:
-    """An operator that reaches the pool's coordinator."""
-    target = world.pool.workspace.socket("bench.c")
-    operator = running.start("--coordinator", f"{NAMESPACE}/shelf={target}")
-    operator.wait_until_leading()
-    yield operator
-
-
-def as_process(command: Sequence[str], target: str, claims: Path, folder: Path) -> Process:
-    """A worker's command, with the coordinator and the claims of this machine."""
-    words = [
-        word.replace(f"shelf-coordinator.{NAMESPACE}.svc:7400", target).replace(
-            "/volumes/", f"{claims}/"
-        )
-        for word in command
-    ]
-    assert words[0] == "shoal", command
-    for option in ("--tls-ca", "--tls-certificate", "--tls-key"):
-        if option in words:
-            place = words.index(option)
-            del words[place : place + 2]
-    environment = {"HOME": str(folder), "PATH": "/usr/bin:/bin", "TMPDIR": str(folder)}
-    return Process([sys.executable, "-m", "shoal_operator.cli", *words[1:]], environment)
-
-
-def make_claims(plane: ControlPlane) -> None:
-    """Claims and volumes for them; nothing mounts them, but the scheduler wants to see them."""
-    modes, capacity = ["ReadWriteOnce"], {"storage": "5Gi"}
-    for name in ("models", "lines", "shelf-coordinator"):
-        volume = {
-            "accessModes": modes,
-            "capacity": capacity,
-            "hostPath": {"path": "/nowhere"},
-            "claimRef": {"namespace": NAMESPACE, "name": name},
-        }
-        manifests: list[dict[str, object]] = [
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolume",
-                "metadata": {"name": name},
-                "spec": volume,
-            }
-        ]
-        if name != "shelf-coordinator":
-            claim = {
-                "accessModes": modes,
-                "resources": {"requests": {"storage": "1Gi"}},
-                "volumeName": name,
-                "storageClassName": "",
-            }
-            manifests.append(
-                {
-                    "apiVersion": "v1",
-                    "kind": "PersistentVolumeClaim",
-                    "metadata": {"name": name},
-                    "spec": claim,
-                }
-            )
-        plane.access.apply(*manifests, namespace=NAMESPACE)
-
-
-def job_spec(**more: object) -> dict[str, object]:
-    return {
-        "modelRef": {"name": "m"},
-        "poolRef": {"name": "shelf"},
-        "inputs": {"uri": "pvc://lines/in"},
-        "outputs": {"uri": "pvc://lines/out"},
-    } | more
-
 
 async def test_a_job_runs_from_apply_to_complete(world: World, running: Operators) -> None:
-    shapes = [
-        {"input": name, "shape": list(shape)} for name, shape in MODELS[MODEL].shapes().items()
-    ]
     with operating(running, world):
-        world.apply("Model", "m", source={"uri": "pvc://models/m.onnx"}, shapes=shapes)
-        world.apply(
-            "DevicePool",
-            "shelf",
-            nodeSelector={"shoal.dev/pool": "shelf"},
-            budget={"memory": "48Mi"},
-        )
+        world.apply_pool()
         world.apply("InferenceJob", "ocr", **job_spec())
         await world.wait("devicepool", "shelf", "Ready")
         await world.wait("inferencejob", "ocr", "Complete")

@@ -1,6 +1,7 @@
 """One operator on a real API server: what it writes, and what it does not."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -40,6 +41,11 @@ def versions(plane: ControlPlane, namespace: str) -> dict[str, str]:
         # Other controllers tell of what is theirs.
         if each["kind"] != "Event" or each["reportingComponent"] == "shoal-operator"
     }
+
+
+def waits_for_a_node(plane: ControlPlane, namespace: str, kind: str, name: str) -> bool:
+    message = condition(plane, namespace, kind, name, "Ready").get("message", "")
+    return "Unschedulable" in message
 
 
 def test_an_edit_is_seen_at_once_in_observed_generation(
@@ -95,14 +101,12 @@ def test_nothing_is_written_when_nothing_has_changed_not_even_by_a_new_operator(
         },
         namespace=namespace,
     )
-    wait_until(
-        "the pod was seen",
-        lambda: (
-            "Unschedulable" in condition(plane, namespace, "model", "m", "Ready").get("message", "")
-        ),
-        seconds=20,
-    )
-    wait_until("the queue is empty", lambda: first.metric("shoal_operator_queue_depth") == 0)
+    for kind, name in (("model", "m"), ("partition", "p")):
+        wait_until(
+            f"why the pod waits is told of the {kind}",
+            partial(waits_for_a_node, plane, namespace, kind, name),
+            seconds=20,
+        )
     before = versions(plane, namespace)
     looks = first.metric("shoal_operator_reconcile_seconds_count")
     wait_until(

@@ -38,7 +38,7 @@ faults: .venv/dev.stamp ## Run every fault, on processes and on nodes; check lea
 	$(BIN)/pytest --quiet -rs tests/faults tests/faults_on_nodes
 
 bench: .venv/dev.stamp ## Run every bench in its quick form
-	@for bench in streaming overhead peers; do $(BIN)/python bench/$$bench.py --quick || exit 1; done
+	@for bench in streaming overhead peers operator_scale; do $(BIN)/python bench/$$bench.py --quick || exit 1; done
 
 cluster: .venv/run.stamp ## Make a Kubernetes cluster of three nodes on this machine and keep it
 	@$(CLUSTER) up

@@ -29,6 +29,8 @@ def main() -> None:
     sys.path += [str(ROOT / "hack" / "cluster"), str(ROOT / "tests")]
     from scale_story import FULL, QUICK, measure  # noqa: PLC0415 - needs the path
 
+    from shoal_cluster import MachineLacks  # noqa: PLC0415 - needs the path
+
     parser = argument_parser(__doc__)
     parser.add_argument("--jobs", type=int, metavar="N", help="so many InferenceJobs")
     parser.add_argument("--devices", type=int, metavar="N", help="so many Devices")
@@ -37,7 +39,11 @@ def main() -> None:
     size = replace(size, jobs=options.jobs or size.jobs, devices=options.devices or size.devices)
     report = Report(Arguments(json=options.json, quick=options.quick))
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(report, size, Path(folder)))
+        try:
+            asyncio.run(measure(report, size, Path(folder)))
+        except MachineLacks as lacking:
+            report.note(f"not run: {lacking}")
+            return
     report.finish()
 
 

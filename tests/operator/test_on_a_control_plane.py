@@ -64,6 +64,69 @@ def test_an_edit_is_seen_at_once_in_observed_generation(
     )
 
 
+REFERS = {"modelRef": {"name": "m"}, "poolRef": {"name": "shelf"}}
+EDITS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "Model": ({"source": {"uri": "s3://a/m.onnx"}}, {"source": {"uri": "s3://b/m.onnx"}}),
+    "Partition": ({"modelRef": {"name": "m"}}, {"fragments": 3}),
+    "DevicePool": ({"budget": {"memory": "64Mi"}}, {"budget": {"memory": "96Mi"}}),
+    "Placement": (
+        {"partitionRef": {"name": "p"}, "poolRef": {"name": "shelf"}},
+        {"pins": [{"fragment": 0, "device": "pi-4"}]},
+    ),
+    "InferenceJob": (
+        {**REFERS, "inputs": {"uri": "s3://a/in"}, "outputs": {"uri": "s3://a/out"}},
+        {"priority": 7},
+    ),
+}
+
+
+@pytest.fixture
+def bare(plane: ControlPlane, namespace: str) -> str:
+    """One object of every kind that people write; nothing that they need is there."""
+    plane.access.apply(
+        *(
+            {
+                "apiVersion": "shoal.dev/v1alpha1",
+                "kind": kind,
+                "metadata": {"name": "edited"},
+                "spec": spec,
+            }
+            for kind, (spec, _) in EDITS.items()
+        ),
+        namespace=namespace,
+    )
+    return namespace
+
+
+def test_of_every_kind_each_edit_is_seen_at_once_and_nothing_is_ready_that_lacks_something(
+    plane: ControlPlane, bare: str, running: Operators
+) -> None:
+    operator = running.start()
+    operator.wait_until_leading()
+
+    def observed(kind: str, generation: int) -> bool:
+        found = plane.access.get(kind, "edited", f"--namespace={bare}")
+        assert found["metadata"]["generation"] == generation, "nobody else edits it"
+        return bool(found.get("status", {}).get("observedGeneration") == generation)
+
+    for kind, (_, edit) in EDITS.items():
+        wait_until(f"{kind} is seen", partial(observed, kind, 1), seconds=15)
+        patch = f"--patch={json.dumps({'spec': edit})}"
+        plane.kubectl("patch", kind, "edited", f"--namespace={bare}", "--type=merge", patch)
+        wait_until(f"the edit of the {kind} is seen", partial(observed, kind, 2), seconds=10)
+        conditions = status(plane, bare, kind, "edited")["conditions"]
+        assert isinstance(conditions, list)
+        for each in conditions:
+            assert each["observedGeneration"] == 2, (kind, each)
+        told = {each["type"]: each for each in conditions}
+        type_ = "Planned" if kind == "InferenceJob" else "Ready"
+        assert told[type_]["status"] == "False"
+        assert told[type_]["message"], f"{kind} says what it lacks"
+        until = f"--for=condition={type_}=False"
+        said = plane.kubectl("wait", until, f"{kind}/edited", f"--namespace={bare}")
+        assert "condition met" in said
+
+
 def test_a_worker_is_made_owned_and_restricted(
     plane: ControlPlane, namespace: str, running: Operators
 ) -> None:

@@ -43,7 +43,7 @@ def link_cut(shoal: ShoalOnNodes, node: str) -> Iterator[None]:
 
 @contextmanager
 def silent(shoal: ShoalOnNodes, pod: Json, *source_ports: int) -> Iterator[None]:
-    """Nothing that the pod sends to the API server arrives; or nothing from these ports of it."""
+    """Nothing passes between the pod and the API server; or nothing on these ports of the pod."""
     node, address = shoal.cluster.nodes[pod["spec"]["nodeName"]], pod["status"]["podIP"]
     port = shoal.cluster.control_plane.port
     with ExitStack() as undo:
@@ -149,8 +149,9 @@ def test_watches_that_are_dropped_without_a_word_are_opened_anew(
         with running_job(shoal, work, tmp_path, "dropped") as job:
             job.finish()
             job.check()
+        others = lambda: set(connections(shoal, operator)).isdisjoint(ports)  # noqa: E731
+        shoal.wait_until("all are opened anew", others, seconds=150)
         shoal.wait_until("its probe passes", lambda: not readiness(shoal), seconds=150)
-        assert set(connections(shoal, operator)).isdisjoint(ports)
     assert restarts(the_pod(shoal, "operator")) == restarts(operator)
 
 

@@ -72,20 +72,22 @@ class Node:
         """Take its link up again."""
         self._network.set_link(self.number, "up")
 
-    def drop(self, source: str, port: int, source_port: int | None = None) -> None:
-        """Drop what a pod of the node with address `source` sends to TCP ports `port` outside of
-        the node, from its `source_port` only if one is given; its connections stay open.
+    def drop(self, pod: str, port: int, pod_port: int | None = None) -> None:
+        """Drop what passes between a pod of the node, by its address, and TCP ports `port` outside
+        of the node; only on its `pod_port` if one is given. Connections stay open.
         """
-        self._filter("--insert", source, port, source_port)
+        self._filter("--insert", pod, port, pod_port)
 
-    def pass_on(self, source: str, port: int, source_port: int | None = None) -> None:
+    def pass_on(self, pod: str, port: int, pod_port: int | None = None) -> None:
         """End such a `drop`."""
-        self._filter("--delete", source, port, source_port)
+        self._filter("--delete", pod, port, pod_port)
 
-    def _filter(self, change: str, source: str, port: int, source_port: int | None) -> None:
-        ports = ["--dport", str(port), *(["--sport", str(source_port)] if source_port else [])]
-        rule = ("FORWARD", "--source", source, "--protocol", "tcp", *ports, "--jump", "DROP")
-        within(self._first_pid, "iptables", "--wait", change, *rule)
+    def _filter(self, change: str, pod: str, port: int, pod_port: int | None) -> None:
+        for here, there in (("source", "destination"), ("destination", "source")):
+            ports = [f"--{there}-port", str(port)]
+            ports += [f"--{here}-port", str(pod_port)] if pod_port else []
+            rule = ("FORWARD", f"--{here}", pod, "--protocol", "tcp", *ports, "--jump", "DROP")
+            within(self._first_pid, "iptables", "--wait", change, *rule)
 
     def import_image(self, image: Image) -> None:
         """Put the image where this node's pods find it."""

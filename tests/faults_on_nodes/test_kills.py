@@ -34,7 +34,8 @@ while True:
 """
 
 
-@pytest.mark.parametrize("strike", [pytest.param(crash, marks=pytest.mark.minutes), vanish])
+@pytest.mark.minutes
+@pytest.mark.parametrize("strike", [crash, vanish])
 def test_a_killed_operator_is_not_missed_by_a_running_job(
     shoal: ShoalOnNodes, work: Work, tmp_path: Path, strike: Strike
 ) -> None:
@@ -47,7 +48,8 @@ def test_a_killed_operator_is_not_missed_by_a_running_job(
         assert job.executed() == work.items * STAGES, "tasks were run twice"
 
 
-@pytest.mark.parametrize("strike", [pytest.param(crash, marks=pytest.mark.minutes), vanish])
+@pytest.mark.minutes
+@pytest.mark.parametrize("strike", [crash, vanish])
 def test_a_killed_coordinator_goes_on_with_what_is_missing(
     shoal: ShoalOnNodes, work: Work, tmp_path: Path, strike: Strike
 ) -> None:

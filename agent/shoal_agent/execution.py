@@ -150,6 +150,7 @@ class TaskQueue:
     _delivering: dict[int, Made] = field(default_factory=dict)
     _in_the_way: set[int] = field(default_factory=set)
     _held: dict[Key, _Held] = field(default_factory=dict)
+    _consumers: dict[Made, set[int]] = field(default_factory=dict)
     _wanted: dict[tuple[str, int, int], set[int]] = field(default_factory=dict)
     _epochs: OrderedDict[str, int] = field(default_factory=OrderedDict)
     _arrivals: int = 0
@@ -208,6 +209,8 @@ class TaskQueue:
         effects = self._meet(key.job, key.epoch)
         expires = Nanoseconds(at + UNCLAIMED_LIFETIME)
         self._held[key] = _Held(frozenset(tensors), expires)
+        producer = Made(key.job, key.epoch, key.item, key.producer)
+        self._consumers.setdefault(producer, set()).add(key.consumer)
         self._promote_item((key.job, key.epoch, key.item))
         return effects + self._next()
 
@@ -266,12 +269,8 @@ class TaskQueue:
                 for need in self._assignment(instruction).needs
             }
             if task.stage not in claimed:
-                keys += [
-                    key
-                    for key in self._held
-                    if isinstance(key, Sent)
-                    and (*_item(task), task.stage) == (key.job, key.epoch, key.item, key.producer)
-                ]
+                consumers = self._consumers.get(task, ())
+                keys += [Sent(*_item(task), task.stage, consumer) for consumer in consumers]
         return self._drop(keys)
 
     def unload(self, digest: str) -> list[Effect]:
@@ -426,7 +425,14 @@ class TaskQueue:
             yield from (key for key, _ in self._running.inputs)
 
     def _drop(self, keys: Iterable[Key]) -> list[Effect]:
-        gone = tuple(key for key in keys if self._held.pop(key, None) is not None)
+        gone = tuple([key for key in keys if self._held.pop(key, None) is not None])
+        for key in gone:
+            if isinstance(key, Sent):
+                producer = Made(key.job, key.epoch, key.item, key.producer)
+                consumers = self._consumers[producer]
+                consumers.discard(key.consumer)
+                if not consumers:
+                    del self._consumers[producer]
         return [Drop(keys=gone)] if gone else []
 
     def _older(self, assignment: Assignment) -> Refused:

@@ -1,5 +1,7 @@
 """Items on their way: what a task waits for, where activations go, and when they may be dropped."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -220,3 +222,15 @@ def test_over_any_graph_every_task_runs_once_after_its_predecessors(data: st.Dat
         waiting += table.answer(one)
     assert len(done) == items * count
     assert table.state.ended["job"].succeeded == items
+
+
+def test_large_activations_of_short_tasks_do_not_pile_up() -> None:
+    table = Table()
+    table.join("d1", resident=("a",))
+    stages = tuple(replace(stage, output_bytes=Bytes(MIB)) for stage in chain("a"))
+    table.submit(job(stages, 50))
+    for number in range(4):
+        table.answer(table.all(Execute)[number], milliseconds=1)
+        table.wait(250)
+    # Of a budget of 24 MiB, a sixteenth may wait beyond the two that every device gets.
+    assert table.state.devices["d1"].queued == 3

@@ -5,7 +5,15 @@ Everything that leaves takes memory until it has left: the ledger is asked first
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 
 from shoal_agent.execution import Made
@@ -102,7 +110,7 @@ class Outputs:
             self._deliver(parcel, way.address) for parcel, way in _parcels(message, ways, outputs)
         ]
         result.outputs.clear()
-        answers = await asyncio.gather(*map(_delivered, work)) if work else []
+        answers = await _all_delivered(work)
         if len(ways) > len(remote) and (lost := answers.pop()) is not None:
             return pb.Reply(failure=failure_of(lost))
         self._counters.sent_bytes += len(frame)
@@ -201,6 +209,13 @@ def _result_frame(message: pb.Execute, outputs: Mapping[str, Array]) -> bytes:
     except UnsupportedTensor:
         return b""  # on its own way it fails with the reason
     return next(iter(encoded)) if encoded.encoded_bytes <= message.reply_bytes else b""
+
+
+async def _all_delivered(work: Sequence[Awaitable[int]]) -> list[Undelivered | None]:
+    """For each: None, or why not. One alone, as in every chain, needs no task of its own."""
+    if len(work) == 1:
+        return [await _delivered(work[0])]
+    return await asyncio.gather(*map(_delivered, work)) if work else []
 
 
 async def _delivered(work: Awaitable[int]) -> Undelivered | None:

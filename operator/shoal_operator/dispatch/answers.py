@@ -117,10 +117,8 @@ def _extra_slots(state: State, lane: Lane, device: Device, time: int) -> int:
     """
     limits = state.limits
     extra = min(limits.turnaround // max(time, 1), limits.queue_extra)
-    stages = [lane.spec, *(lane.job.lanes[stage].spec for stage in lane.predecessors)]
-    moved = max(stage.output_bytes or 0 for stage in stages)
-    if moved:
-        extra = min(extra, device.budget // _WAITING_SHARE // moved)
+    if extra and lane.moved_bytes:
+        extra = min(extra, device.budget // _WAITING_SHARE // lane.moved_bytes)
     return min(1 << extra.bit_length() >> 1, device.slots)
 
 

@@ -95,6 +95,7 @@ def _lay_lanes(state: State, job: Job) -> None:
         consumers = [
             other for other, following in enumerate(stages) if index in following.predecessors
         ]
+        before = [stages[number] for number in stage.predecessors]
         lane = Lane(
             job=job,
             stage=index,
@@ -103,6 +104,7 @@ def _lay_lanes(state: State, job: Job) -> None:
             predecessors=stage.predecessors,
             consumers=tuple(consumers),
             wanted=not stage.predecessors,
+            moved_bytes=max(other.output_bytes or 0 for other in (stage, *before)),
         )
         job.lanes.append(lane)
 

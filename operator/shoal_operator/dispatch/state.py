@@ -205,6 +205,7 @@ class Lane:
     `ready` holds every ready task, `held` those promised to a device that is full; a task may lie
     in both, and one that is READY no more is skipped. `passed` counts items that have finished here
     and not ended. `wanted` is set when a task before it was given: its fragment is needed soon.
+    `moved_bytes` is what one task takes or makes at most, where that is known.
     """
 
     job: "Job"
@@ -214,6 +215,7 @@ class Lane:
     predecessors: tuple[int, ...]
     consumers: tuple[int, ...]
     wanted: bool = False
+    moved_bytes: int = 0
     ready: deque["Task"] = field(default_factory=deque)
     held: dict[Device, deque["Task"]] = field(default_factory=dict)
     waiting: int = 0

@@ -5,6 +5,7 @@ The tests are the story's chapters and run in its order.
 
 import contextlib
 import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from cluster_fixtures import MIB
 from e2e_cluster import CHART, NAMESPACE, RELEASE, SHAPES, SYSTEM, ShoalOnNodes
 from parity_with_whole import TOLERANCE
 from shoal_operator.api.kinds import KINDS
+from transfer.servers import serve_s3
 
 pytestmark = [
     pytest.mark.real,
@@ -108,6 +110,45 @@ def test_describe_tells_the_story(read: ShoalOnNodes) -> None:
         assert told in pool
     placement = read.kubectl("describe", "placement", "ocr")
     assert all(node in placement for node in NODES)
+
+
+def test_a_job_reads_from_a_bucket_and_writes_to_it(read: ShoalOnNodes, tmp_path: Path) -> None:
+    """Model, inputs and results in S3, on a server outside of the cluster; cut and placed without a
+    Partition or a Placement of the user's.
+    """
+    with serve_s3(tmp_path, read.cluster.network.host_address) as server:
+        shutil.copy(read.examples / "ocr" / "models" / "rec.onnx", server.folder)
+        shutil.copytree(read.examples / "ocr" / "lines" / "in", server.folder / "in")
+        there = {"secretRef": {"name": "bucket"}}
+        shapes = read.get("model", "ppocr-rec")["spec"]["shapes"]
+        source = {"uri": "s3://lines/rec.onnx", **there}
+        read.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": "bucket"},
+                "stringData": server.environment,
+            },
+            {
+                "apiVersion": "shoal.dev/v1alpha1",
+                "kind": "Model",
+                "metadata": {"name": "from-bucket"},
+                "spec": {"source": source, "shapes": shapes},
+            },
+            {
+                "apiVersion": "shoal.dev/v1alpha1",
+                "kind": "InferenceJob",
+                "metadata": {"name": "in-bucket"},
+                "spec": {
+                    "modelRef": {"name": "from-bucket"},
+                    "poolRef": {"name": "shelf"},
+                    "inputs": {"uri": "s3://lines/in", **there},
+                    "outputs": {"uri": "s3://lines/out", **there},
+                },
+            },
+        )
+        read.wait("inferencejob/in-bucket", "Complete")
+        assert read.difference(read_results(server.folder / "out")) <= TOLERANCE
 
 
 def test_a_job_goes_on_through_an_upgrade_of_everything(read: ShoalOnNodes) -> None:

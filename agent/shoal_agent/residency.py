@@ -93,6 +93,24 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthRequested:
+    """A resident fragment has gathered pages that it does not need, but would have to read again:
+    may they stay? Beyond what is planned, it may have a quarter of what nobody else has."""
+
+    digest: str
+    size: Bytes
+    planned: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shrunk:
+    """It has let them go, and is reckoned with as before."""
+
+    digest: str
+    resident: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unloaded:
     """The fragment has been given up and its memory is back."""
 
@@ -153,6 +171,8 @@ Event = (
     | LoadFinished
     | LoadFailed
     | Measured
+    | GrowthRequested
+    | Shrunk
     | Unloaded
     | SpaceRequested
     | SpaceReturned
@@ -252,6 +272,12 @@ def step(  # noqa: C901, PLR0911, PLR0912 - one case per event
                 return ledger, ()
             resident = {**ledger.resident, digest: measured}
             return _settle(replace(ledger, resident=resident), digest)
+        case GrowthRequested():
+            return _grow(ledger, event)
+        case Shrunk(digest=digest, resident=size):
+            if size >= ledger.resident.get(digest, size):
+                return ledger, ()
+            return replace(ledger, resident={**ledger.resident, digest: size}), ()
         case Unloaded(digest=digest):
             return replace(ledger, resident=_without(ledger.resident, digest)), ()
         case SpaceRequested(size=size):
@@ -294,6 +320,17 @@ def _request(ledger: Ledger, event: LoadRequested) -> tuple[Ledger, tuple[Effect
     ledger = replace(ledger, in_flight={**ledger.in_flight, digest: need})
     ledger, spills = _make_room(ledger)
     return ledger, (*spills, Admit(digest=digest))
+
+
+def _grow(ledger: Ledger, event: GrowthRequested) -> tuple[Ledger, tuple[Effect, ...]]:
+    resident = ledger.resident.get(event.digest)
+    if resident is None:
+        return ledger, (Deny(),)
+    beyond = max(0, resident - event.planned)
+    if event.size > ledger.free or 4 * (beyond + event.size) > beyond + ledger.free:
+        return ledger, (Deny(),)
+    grown = {**ledger.resident, event.digest: Bytes(resident + event.size)}
+    return replace(ledger, resident=grown), _GRANTED
 
 
 def _settle(ledger: Ledger, digest: str) -> tuple[Ledger, tuple[Effect, ...]]:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from agent.conftest import Joined
 from agent.fragment_making import dense_model, write_fragment
@@ -93,37 +93,49 @@ async def test_under_single_two_fragments_are_never_mapped_together(
             assert joined.agent.mapped() == set()
 
 
-async def test_of_a_table_no_more_stays_in_memory_than_it_is_reckoned_with(
-    coordinator: ScriptedCoordinator, join: Join
-) -> None:
-    rows, width = 1 << 16, 128
-    table = np.random.default_rng(0).standard_normal((rows, width)).astype(np.float32)
+ROWS, WIDTH = 1 << 16, 128
+TABLE = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
+
+
+def table_model() -> ModelProto:
+    """Looks rows up in a table of 32 MiB."""
     graph = helper.make_graph(
         [helper.make_node("Gather", ["table", "x"], ["y"])],
         "words",
         [helper.make_tensor_value_info("x", TensorProto.INT64, [1, "length"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, "length", width])],
-        [numpy_helper.from_array(table, "table")],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, "length", WIDTH])],
+        [numpy_helper.from_array(TABLE, "table")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    fragment = write_fragment(coordinator.store, model, 7 * MIB)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+async def look_up(device: ConnectedDevice, digest: str, item: int, words: np.ndarray) -> pb.Reply:
+    """Rows of the table."""
+    await device.give(edge(-1, 0, item), {"x": words})
+    execute = pb.Execute(
+        task=task(0, item),
+        digest=digest,
+        inputs=[pb.InputSource(producer=-1, tensors=["x"])],
+        results=["y"],
+    )
+    reply = await device.ask("execute", execute)
+    assert reply.HasField("executed"), reply
+    assert np.array_equal((await device.result()).tensors["y"], TABLE[words])
+    return reply
+
+
+async def test_of_a_table_no_more_stays_in_memory_than_there_is_room_for(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    fragment = write_fragment(coordinator.store, table_model(), 7 * MIB)
     joined = await join(budget="12Mi")
     idle = joined.agent.status("VmRSS")
     await joined.device.load(fragment.digest, fragment.resident_bytes)
-    for item, words in enumerate(np.random.default_rng(1).integers(0, rows, (60, 1, 32))):
-        await joined.device.give(edge(-1, 0, item), {"x": words})
-        execute = pb.Execute(
-            task=task(0, item),
-            digest=fragment.digest,
-            inputs=[pb.InputSource(producer=-1, tensors=["x"])],
-            results=["y"],
-        )
-        reply = await joined.device.ask("execute", execute)
-        assert reply.HasField("executed"), reply
+    for item, words in enumerate(np.random.default_rng(1).integers(0, ROWS, (60, 1, 32))):
+        reply = await look_up(joined.device, fragment.digest, item, words)
         # 60 items read rows all over its 32 MiB; of the last ones at most some are there still.
         assert reply.executed.peak_bytes < 10 * MIB
         assert joined.agent.status("VmRSS") - idle < 10 * MIB
-        assert np.array_equal((await joined.device.result()).tensors["y"], table[words])
 
 
 @pytest.mark.slow
@@ -268,3 +280,21 @@ async def test_large_inputs_for_a_slow_device_stay_within_the_budget(
     results = {(each := await device.result()).key.item: each.tensors["y"] for _ in range(10)}
     assert all(np.allclose(results[item], item * results[1], atol=1e-4) for item in range(10))
     assert await peak_bytes(device) <= 20 * MIB
+
+
+async def test_rows_of_a_table_stay_where_there_is_room_and_go_when_another_fragment_comes(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    table = write_fragment(coordinator.store, table_model(), 7 * MIB)
+    dense = write_fragment(coordinator.store, dense_model([1024, 4096, 1024]), 40 * MIB)
+    joined = await join(budget="50Mi")
+    idle = joined.agent.status("VmRSS")
+    await joined.device.load(table.digest, table.resident_bytes)
+    for item, words in enumerate(np.random.default_rng(1).integers(0, ROWS, (60, 1, 32))):
+        await look_up(joined.device, table.digest, item, words)
+    assert joined.agent.status("VmRSS") - idle > 14 * MIB
+    reply = await joined.device.load(dense.digest, dense.resident_bytes)
+    assert reply.HasField("loaded"), reply
+    assert joined.agent.status("VmRSS") - idle < 12 * MIB
+    reply = await run(joined.device, dense.digest, 1024, item=60)
+    assert reply.executed.peak_bytes < 50 * MIB

@@ -16,6 +16,7 @@ from shoal_agent.residency import (
     Event,
     Evict,
     Grant,
+    GrowthRequested,
     Ledger,
     LoadFailed,
     LoadFinished,
@@ -26,6 +27,7 @@ from shoal_agent.residency import (
     MoveRequested,
     Postpone,
     Refuse,
+    Shrunk,
     SpaceRequested,
     SpaceReturned,
     Spill,
@@ -160,6 +162,19 @@ def test_nothing_wraps_below_zero() -> None:
 # ---- against brute force -------------------------------------------------------------------------
 
 
+def test_what_a_fragment_gathers_beyond_its_plan_has_a_quarter_of_what_is_free() -> None:
+    planned = Bytes(20)
+    ledger = Ledger(budget=Bytes(100), resident={"a": planned})
+    granted = 0
+    for _ in range(80):
+        request = GrowthRequested(digest="a", size=Bytes(1), planned=planned)
+        ledger, effects = residency.step(ledger, request)
+        granted += effects == (Grant(),)
+    assert granted == 20
+    ledger, _ = residency.step(ledger, Shrunk(digest="a", resident=planned))
+    assert ledger.free == 80
+
+
 @dataclass
 class Recount:
     """What effects promised, item by item: sums are taken anew each time."""
@@ -197,6 +212,8 @@ class Recount:
                 if room < measured <= room + self.activations + self.moving:
                     measured = min(measured, Bytes(room + self.activations))
                 self.resize(digest, max(self.size(digest), measured))
+            case Shrunk(digest=digest, resident=size) if digest in was.resident:
+                self.resize(digest, min(self.size(digest), size))
             case Unloaded(digest=digest) if digest in was.resident:
                 self.remove(digest)
             case SpaceReturned(size=size):
@@ -224,6 +241,9 @@ class Recount:
                 self.activations += size
             case Grant(), MoveRequested(size=size):
                 self.moving += size
+            case Grant(), GrowthRequested(digest=digest, size=size):
+                assert size <= self.budget - self.total()
+                self.resize(digest, self.size(digest) + size)
             case Refuse(need=need, have=have), _:
                 assert have >= 0
                 assert need > have or single
@@ -238,6 +258,8 @@ events = st.one_of(
     st.builds(LoadFinished, digest=digests, measured=st.none() | sizes),
     st.builds(LoadFailed, digest=digests),
     st.builds(Measured, digest=digests, measured=sizes),
+    st.builds(GrowthRequested, digest=digests, size=sizes, planned=sizes),
+    st.builds(Shrunk, digest=digests, resident=sizes),
     st.builds(Unloaded, digest=digests),
     st.builds(SpaceRequested, size=sizes),
     st.builds(SpaceReturned, size=sizes),

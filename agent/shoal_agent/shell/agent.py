@@ -160,8 +160,8 @@ class Agent:
             residency=pb.SINGLE if ledger.single else pb.ADAPTIVE,
             cached=[pb.CachedFragment(digest=key, bytes=size) for key, size in cached.items()],
             resident=[
-                pb.ResidentFragment(digest=key, resident_bytes=size)
-                for key, size in ledger.resident.items()
+                pb.ResidentFragment(digest=key, resident_bytes=self.fragments.planned_bytes(key))
+                for key in ledger.resident
             ],
             cache_bytes=self._cache.limit_bytes,
         )

@@ -82,6 +82,7 @@ class Fragments:
         self._measured: set[str] = set()
         self._light: dict[str, int] = {}
         self._in_processor = 0
+        self._planned: dict[str, Bytes] = {}
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self.spill: Callable[[int], int] = lambda _: 0
@@ -171,12 +172,34 @@ class Fragments:
         elif result.peak_bytes > self.ledger.budget:
             self._counters.over_budget += 1
             await self.in_processor(self._runtime.shrink)
-        if result.peak_bytes > self.ledger.fragments + beside:
-            reckoned = self.ledger.resident.get(digest, 0)
-            if reckoned < self._runtime.weight_bytes(digest):
-                self._light.pop(digest, None)  # the next run's peak is to be its own
-                await self.in_processor(self._runtime.drop_weights, digest)
+        excess = result.peak_bytes - self.ledger.fragments - beside
+        if excess > 0 and not self._may_grow(digest, excess):
+            await self._shrink(digest)
         return result
+
+    def _may_grow(self, digest: str, excess: int) -> bool:
+        """Whether a fragment may keep the rows that have gathered of its tables."""
+        reckoned = self.ledger.resident.get(digest, Bytes(0))
+        most = self._runtime.weight_bytes(digest) - reckoned
+        if most <= 0:
+            return True  # it is reckoned with all that it has: what is more is not its weights
+        size, planned = Bytes(min(excess, most)), self._planned.get(digest, reckoned)
+        request = residency.GrowthRequested(digest=digest, size=size, planned=planned)
+        if residency.Grant() not in self._apply(request):
+            return False
+        self._planned[digest] = planned
+        return True
+
+    async def _shrink(self, digest: str) -> None:
+        """Let go what a fragment has beyond its plan."""
+        self._light.pop(digest, None)  # the next run's peak is to be its own
+        await self.in_processor(self._runtime.drop_weights, digest)
+        if (planned := self._planned.pop(digest, None)) is not None:
+            self._apply(residency.Shrunk(digest=digest, resident=planned))
+
+    def planned_bytes(self, digest: str) -> int:
+        """What the plan has to reckon a resident fragment with."""
+        return self._planned.get(digest, self.ledger.resident[digest])
 
     async def _run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
         """In the processor's thread; or here, where that costs more than the run itself."""
@@ -263,6 +286,9 @@ class Fragments:
     async def _admit(self, digest: str, need_bytes: int) -> bool:
         """Whether there is something to load; `OverBudget` if it must not be."""
         while True:
+            if need_bytes > self.ledger.free:
+                for grown in list(self._planned):
+                    await self._shrink(grown)
             effects = self._apply(residency.LoadRequested(digest=digest, need=Bytes(need_bytes)))
             for effect in effects:
                 match effect:
@@ -298,6 +324,7 @@ class Fragments:
         freed = await self.in_processor(self._runtime.close, digest)
         self.cache.unpin(digest)
         self._measured.discard(digest)
+        self._planned.pop(digest, None)
         self._light.pop(digest, None)
         return freed
 

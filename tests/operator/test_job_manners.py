@@ -1,6 +1,6 @@
 """An InferenceJob behaves as people know it from `batch/v1` Job, seen with a pool that really runs.
 
-The tests go on from one another: the first one makes the pool.
+The last tests look at what the ones before have left.
 """
 
 import json
@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from pool import read_results, write_items
 
-from operator_processes import Operators
+from operator_processes import ACCOUNT, Operators
+from operator_processes import NAMESPACE as HOME
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from played_world import DEVICES, ITEMS, MODEL, NAMESPACE, World, job_spec, operating
 from real_models import MODELS, find
+from rights import of_rules, used, without
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 pytestmark = [
@@ -32,6 +34,12 @@ KINDS = (
     *(("model", "m"), ("devicepool", "shelf"), ("partition", "slow"), ("placement", "slow")),
     *(("inferencejob", "slow"), ("device", f"shelf-{DEVICES[0]}")),
 )
+
+
+@pytest.fixture(autouse=True)
+def pool(world: World) -> None:
+    """What every job refers to."""
+    world.apply_pool()
 
 
 def status_of(world: World, name: str) -> dict[str, Any]:
@@ -76,10 +84,7 @@ async def run_of(world: World, name: str) -> "pb.JobStatus | None":
 async def test_a_job_that_is_born_suspended_starts_nothing_until_it_is_resumed(
     world: World, running: Operators
 ) -> None:
-    world.apply_pool()
     with operating(running, world):
-        await world.wait("devicepool", "shelf", "Ready")
-        await world.wait("model", "m", "Ready")
         world.apply("InferenceJob", "born", **job_spec(suspend=True))
         world.kubectl("wait", "--for=condition=Suspended", "ij/born", "--timeout=60s")
         row = world.kubectl("get", "ij", "born").splitlines()[1].split()
@@ -162,11 +167,11 @@ async def test_items_that_fail_are_named_and_the_others_results_stand(
         await world.wait("inferencejob", "odd", "Failed")
     failed = world.condition("inferencejob", "odd", "Failed")
     assert failed["reason"] == "ItemsFailed"
-    assert failed["message"].startswith("1 of 4 items failed; first: odd.npz: ")
+    assert failed["message"].startswith("1 of 4 items failed; first: odd.npz[0]: has ")
     status = status_of(world, "odd")
     assert (status["items"]["succeeded"], status["items"]["failed"]) == (3, 1)
     [failure] = status["failures"]
-    assert (failure["item"], failure["input"]) == (3, "odd.npz")
+    assert (failure["item"], failure["input"]) == (3, "odd.npz[0]")
     assert len(list((world.claims / "lines" / "even").glob("*.npz"))) == 3
 
 
@@ -216,3 +221,20 @@ async def test_wait_works_for_every_kind_and_ready_is_not_told_of_what_stands_on
             os.kill(process, signal.SIGCONT)
         for kind, name in stands:
             await world.wait(kind, name, "Ready")
+
+
+# What no job of these tests needs, and what does.
+UNUSED = {
+    "inferencejobs.shoal.dev": {"get": "lists and watches tell"},
+    "daemonsets.apps": {"delete": "a size of node is gone, with budget.percent"},
+    "devices.shoal.dev": {"delete": "a node is not selected any more"},
+}
+
+
+def test_the_operator_was_never_refused_and_needs_each_right_that_it_has(world: World) -> None:
+    """The last of these tests: it reads what the others have made the operator do."""
+    allowed, forbidden = used(world.plane, f"system:serviceaccount:{HOME}:{ACCOUNT}")
+    assert forbidden == {}
+    granted = of_rules(("ClusterRole", ACCOUNT), ("Role", ACCOUNT))
+    unused = {name: verbs for (name, _), verbs in without(granted, allowed).items()}
+    assert unused == {name: set(verbs) for name, verbs in UNUSED.items()}

@@ -4,65 +4,21 @@ What the operator may do is what the chart's rules say, beside which stands why;
 agents and workers may do nothing at all, and carry no token of the API server.
 """
 
-import re
-
 import pytest
 import yaml
 
 from operator_processes import ACCOUNT, NAMESPACE, Operators, wait_until
-from rendered_chart import render
+from rights import Rights, of_rules, rights, without
 from shoal_cluster import ControlPlane
 
 pytestmark = [pytest.mark.cluster, pytest.mark.real, pytest.mark.slow]
 
-Rights = dict[tuple[str, str], set[str]]
-"""(Resource with its group, name or empty) to verbs; a path that is no resource has no name."""
-_ROW = re.compile(r"(?P<what>\S*)\s+\[(?P<urls>.*?)\]\s+\[(?P<names>.*?)\]\s+\[(?P<verbs>.*?)\]")
 API = "shoal.dev/v1alpha1"
-
-
-def rights(plane: ControlPlane, account: str, home: str, namespace: str) -> Rights:
-    """What an account of the namespace `home` may do in a namespace."""
-    said = plane.kubectl(
-        *("auth", "can-i", "--list", f"--namespace={namespace}"),
-        f"--as=system:serviceaccount:{home}:{account}",
-        *("--as-group=system:serviceaccounts", f"--as-group=system:serviceaccounts:{home}"),
-        "--as-group=system:authenticated",
-    )
-    found: Rights = {}
-    for line in said.splitlines()[1:]:
-        row = _ROW.fullmatch(line.rstrip())
-        assert row is not None, line
-        for name in row["names"].split() or [""]:
-            key = (row["what"] or row["urls"], name)
-            found.setdefault(key, set()).update(row["verbs"].split())
-    return found
 
 
 def of_anyone(plane: ControlPlane, namespace: str) -> Rights:
     """What every account may do: ask what there is, and about itself."""
     return rights(plane, "nobody-in-particular", "default", namespace)
-
-
-def without(rights: Rights, others: Rights) -> Rights:
-    left = {key: verbs - others.get(key, set()) for key, verbs in rights.items()}
-    return {key: verbs for key, verbs in left.items() if verbs}
-
-
-def of_rules(*roles: tuple[str, str]) -> Rights:
-    """What rules of the chart allow, as `can-i` calls it."""
-    found: Rights = {}
-    chart = render()
-    for role in roles:
-        for rule in chart[role]["rules"]:
-            assert not set(rule) - {"apiGroups", "resources", "verbs"}, rule
-            for group in rule["apiGroups"]:
-                for resource in rule["resources"]:
-                    whole, _, part = resource.partition("/")
-                    name = f"{whole}.{group}" if group else whole
-                    key = (f"{name}/{part}" if part else name, "")
-                    found.setdefault(key, set()).update(rule["verbs"])
-    return found
 
 
 def test_the_operator_may_do_what_the_chart_says_and_nothing_else(

@@ -206,6 +206,15 @@ def test_the_verdict_stands_even_if_the_coordinator_goes_away_meanwhile() -> Non
     assert decision.calls == ()
 
 
+def test_a_failure_that_names_its_item_is_not_named_twice() -> None:
+    failure = (2, "02.npz[0]", "02.npz[0]: has 48 where axis 1 is 3 in x")
+    failed = run(RunState.FAILED, succeeded=23, failed=1, failures=(failure,))
+    ended = knows(PLANNED, replace(failed, reason="ItemsFailed"))
+    decision = decide(works(told(ended, decide(ended)), "out", WorkerPhase.SUCCEEDED))
+    text = "1 of 24 items failed; first: 02.npz[0]: has 48 where axis 1 is 3 in x"
+    assert condition(decision.status, "Failed").message == text
+
+
 def test_results_that_cannot_be_carried_out_stay_until_the_job_is_deleted() -> None:
     ended = knows(PLANNED, run(RunState.COMPLETE, succeeded=24))
     failed = works(told(ended, decide(ended)), "out", WorkerPhase.FAILED, "claim is full")

@@ -68,7 +68,8 @@ def verdict_of(run: Run) -> Verdict | None:
             text = f"{run.failed} of {run.items} items failed"
             if run.failures:
                 item, place, reason = run.failures[0]
-                text += f"; first: {place or f'item {item}'}: {reason}"
+                named = place or f"item {item}"
+                text += f"; first: {reason if reason.startswith(named) else f'{named}: {reason}'}"
             reason = "ItemsFailed" if run.reason in ("", "ItemsFailed") else run.reason
             if reason != "ItemsFailed":
                 text = f"{run.message}; {text}"

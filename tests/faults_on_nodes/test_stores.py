@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.nodes,
     pytest.mark.slow,
+    pytest.mark.minutes,
     pytest.mark.timeout(900),
 ]
 SECRET = {"secretRef": {"name": "bucket"}}
@@ -81,7 +82,6 @@ def test_a_job_of_a_bucket_waits_for_the_right_secret_and_then_completes(
     check_finalizers(shoal)
 
 
-@pytest.mark.minutes
 def test_credentials_that_do_not_open_the_bucket_are_told_of_and_nothing_is_tried_again(
     shoal: ShoalOnNodes, tmp_path: Path
 ) -> None:

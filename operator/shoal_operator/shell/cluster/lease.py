@@ -13,7 +13,7 @@ The record is written with the version that was read, so that of two candidates 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal_operator.shell.cluster.api import Api, ApiError, Conflict, Json
@@ -21,6 +21,8 @@ from shoal_operator.shell.cluster.foreign import Raw
 from shoal_operator.shell.cluster.resources import LEASE
 
 logger = logging.getLogger(__name__)
+
+_RELEASE_TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,23 +123,27 @@ class Lease:
             await asyncio.sleep(min(self._times.renew, left) if left > 0 else self._times.renew)
 
     async def release(self) -> None:
-        """Let the next one in at once, instead of after the lease's duration."""
+        """Let the next one in at once, instead of after the lease's duration. `run` has ended."""
         if not self.leads:
             return
-        try:
-            document = await self._api.get(LEASE, self._namespace, self._name)
-            if document is not None and _record(document).holder == self.identity:
-                free = Record(
-                    holder="",
-                    duration_seconds=1,
-                    acquired=self._now(),
-                    renewed=self._now(),
-                    transitions=self.transitions,
-                )
-                await self._api.replace(self._document(free, document))
-        except ApiError as error:
-            logger.warning("the lease runs out by itself: %s", error)
+        for _ in range(_RELEASE_TRIES):
+            try:
+                await self._write_free()
+                break
+            except Conflict:
+                continue  # the last renewal, which `run` did not wait for, came in between
+            except ApiError as error:
+                logger.warning("the lease runs out by itself: %s", error)
+                break
         self._led_until = self._clock()
+
+    async def _write_free(self) -> None:
+        document = await self._api.get(LEASE, self._namespace, self._name)
+        if document is None or _record(document).holder != self.identity:
+            return
+        now = self._now()
+        free = replace(FREE, acquired=now, renewed=now, transitions=self.transitions)
+        await self._api.replace(self._document(free, document))
 
     async def _try_once(self) -> None:
         """Read, and write when it is ours to write. Counts as renewed from before the request."""

@@ -154,3 +154,32 @@ async def until_forgotten(world: World, name: str) -> None:
             if not any(each.startswith(f"{name}-") for each in runs):
                 return
             await asyncio.sleep(0.2)
+
+
+async def test_a_new_operator_has_nothing_new_to_tell_of_a_pool_at_rest(
+    world: World, running: Operators
+) -> None:
+    """Above all not that the coordinator, which it has not asked yet, does not answer."""
+    kinds = ("devicepools,devices,placements,inferencejobs", f"--namespace={NAMESPACE}")
+
+    def conditions() -> dict[str, Any]:
+        found = world.plane.access.get(*kinds)["items"]
+        return {
+            f"{each['kind']}/{each['metadata']['name']}": each["status"]["conditions"]
+            for each in found
+        }
+
+    with operating(running, world) as operator:
+        await world.wait("devicepool", "shelf", "Ready")
+        await asyncio.to_thread(
+            wait_until, "all is told", lambda: operator.metric("shoal_operator_queue_depth") == 0
+        )
+        before = conditions()
+        assert operator.stop() == 0
+    with operating(running, world) as operator:
+        await asyncio.to_thread(
+            wait_until,
+            "all was looked at",
+            lambda: operator.metric("shoal_operator_reconcile_seconds_count") >= len(before),
+        )
+        assert conditions() == before

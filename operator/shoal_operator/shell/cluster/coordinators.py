@@ -92,7 +92,7 @@ class _Missing(CallFailed):
 @dataclass(slots=True)
 class _Line:
     """The line to one coordinator. `told`: jobs that a call was about since the last look began;
-    `owed`: runs whose progress is to be told of, in turns.
+    `owed`: runs whose progress is to be told of, in turns; `asked`: it has answered or failed to.
     """
 
     namespace: str
@@ -107,6 +107,7 @@ class _Line:
     told: set[str] = field(default_factory=set)
     owed: dict[Topic, None] = field(default_factory=dict)
     look: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
 
@@ -163,6 +164,16 @@ class Coordinators:
         for namespace, pool in tuple(self._lines):
             self.leave(namespace, pool)
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def all_asked(self, seconds: float) -> None:
+        """Wait until every coordinator has answered or failed to once, but not longer than this.
+
+        Who has just begun knows nothing, and must not tell that as if it were news.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for line in tuple(self._lines.values()):
+                    await line.asked.wait()
 
     async def call(self, namespace: str, call: CoordinatorCall) -> None:
         """Tell a coordinator something. A refusal is kept; raises `CallFailed` for the rest."""
@@ -265,11 +276,13 @@ class Coordinators:
                 # One failure may be a hiccup; a coordinator that was never reached is not.
                 if line.failures != 1 or isinstance(line.view, Unreachable):
                     self._show(line, view)
+                line.asked.set()
                 await asyncio.sleep(LEAST_SECONDS)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._pause(line) - LEAST_SECONDS):
                         await line.look.wait()
         finally:
+            line.asked.set()
             await self._hang_up(line)
 
     def _pause(self, line: _Line) -> float:

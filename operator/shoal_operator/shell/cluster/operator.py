@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 LEASE_NAME: Final = "shoal-operator"
 AUTHORITY_SECRET: Final = "shoal-ca"  # noqa: S105 - a name
 AUTHORITY_SECONDS: Final = 5.0
+FIRST_ANSWERS_SECONDS: Final = 5.0
+"""How long a new leader waits for coordinators before it tells what it knows of them."""
 _CHILDREN: Final = {each.kind: each.api_version for each in CHILDREN}
 _ENDED: Final = frozenset({"Complete", "Failed"})
 
@@ -187,10 +189,10 @@ class _Operator:
                 status = 1
         await self._lost()
         await self._coordinators.close()
-        await self._lease.release()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._lease.release()
         self._agenda.queue.close()
         return status
 
@@ -229,6 +231,7 @@ class _Operator:
     async def _work(self) -> None:
         while True:
             await self._watches.first_list.wait()
+            await self._coordinators.all_asked(FIRST_ANSWERS_SECONDS)
             await self._leading.wait()
             self._agenda.add_all()
             self._workers = asyncio.create_task(self._controller.run(), name="workers")

@@ -65,12 +65,18 @@ class Bench:
     homes: tuple[tuple[str, ...], ...]
     few: Path
     many: Path
+    label: str
 
     async def run(self, name: str, inputs: Path, mode: "pb.Mode" = pb.STREAMING) -> pb.JobStatus:
         """One job; every item must succeed."""
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as outputs:
             status = await self.pool.run(
-                name, self.document, inputs, Path(outputs) / "out", homes=self.homes, mode=mode
+                f"{self.label}-{name}",
+                self.document,
+                inputs,
+                Path(outputs) / "out",
+                homes=self.homes,
+                mode=mode,
             )
         assert status.state == pb.JobStatus.COMPLETE, status
         return status
@@ -172,7 +178,7 @@ async def measure(
 ) -> None:
     """Everything, for one set of devices and one way that activations take."""
     label = f"{len(given)} devices, {'relayed' if relay else 'direct'}"
-    items, turns = (25, 3) if report.quick else (150, 7)
+    items, turns = (15, 2) if report.quick else (150, 7)
     devices = [
         {
             "name": name,
@@ -192,10 +198,11 @@ async def measure(
             homes=planned_homes(document, given),
             few=write_items(folder / "few", text_items(BATCH)),
             many=write_items(folder / "many", text_items(items)),
+            label="relayed" if relay else "direct",
         )
         report.note(f"{label}: {placed(bench.homes, given)}")
         if not relay:
-            for line in await starts(bench, label, 2 if report.quick else 5):
+            for line in await starts(bench, label, 1 if report.quick else 5):
                 report.add(line)
         report.add(await batches(bench, label, turns))
         if len(given) == STAGES:  # with several devices in a stage, none of them is its time
@@ -212,8 +219,9 @@ def main() -> None:
     """Run the bench, direct and relayed."""
     report = Report(parse_arguments(__doc__))
     for given in (THREE,) if report.quick else (THREE, FIVE):
-        for relay in (False, True):
-            with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        # In one folder: what the devices have fetched for the first pool, the second finds there.
+        with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+            for relay in (False, True):
                 asyncio.run(measure(Path(folder), report, given, relay=relay))
     report.finish()
 

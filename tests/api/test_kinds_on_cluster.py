@@ -287,6 +287,11 @@ BAD = [
         job_named("bad", outputs={"uri": "https://x/y"}),
         "must be an address with pvc://, file://, s3",
     ),
+    (document("Device", "bad", {}), "spec.poolRef: Required value"),
+    (document("Device", "bad", {"poolRef": {"name": ""}}), "spec.poolRef.name"),
+    (job_named("bad", mode="Eager"), 'Unsupported value: "Eager": supported values: "Streaming"'),
+    (job_named("bad", inputs=None), "spec.inputs: Required value"),
+    (job_named("bad", backoffLimit=-1), "should be greater than or equal to 0"),
     (job_named("bad", priority=5000), "spec.priority in body should be less than or equal to 1000"),
 ]
 

@@ -4,10 +4,11 @@ Pods are not watched, they are read when a decision needs it. A pod that waits t
 whoever has asked about one asks again after `AGAIN_SECONDS`.
 """
 
+import asyncio
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,13 +17,17 @@ from shoal_operator.reconcile.workers import REFUSED_STATUS
 from shoal_operator.shell.cluster.api import Api, ApiError
 from shoal_operator.shell.cluster.foreign import JobState, Raw, WorkloadState
 from shoal_operator.shell.cluster.resources import POD
+from shoal_operator.shell.cluster.watches import OURS
 
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS: Final = 5.0
+LISTED_SECONDS: Final = 3.0
+"""How long a list of pods is taken for what there is."""
 MAX_LOG_BYTES: Final = 16 << 20
 MAX_KEPT_BYTES: Final = 8 << 20
 _JOB: Final = "batch.kubernetes.io/job-name"
+_UNREADY: Final = "status.phase!=Running,status.phase!=Succeeded"
 _USUAL: Final = frozenset({"ContainerCreating", "PodInitializing"})
 
 
@@ -46,18 +51,24 @@ class Pods:
         self._api = api
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
         self._kept_bytes = 0
+        self._listing = asyncio.Lock()
+        self._waiting: dict[str, tuple[float, Mapping[str, Sequence[Raw]]]] = {}
 
-    async def worker(self, job: JobState) -> Worker:
-        """A worker with what its pod says."""
+    async def worker(self, job: JobState, *, answers: bool = True) -> Worker:
+        """A worker with what its pod says. Without `answers` nobody asks for what it has printed,
+        which is two requests less for each that has ended well.
+        """
         identity = job.identity
         ended, message = _Ended(output=None, message="", refused=False), ""
         match job.phase:
+            case WorkerPhase.SUCCEEDED if not answers:
+                pass
             case WorkerPhase.SUCCEEDED | WorkerPhase.FAILED:
                 ended = self._ended.get(identity.uid) or await self._read_end(job)
                 message = ended.message
             case WorkerPhase.PENDING:
-                pods = await self._pods(identity.namespace, f"{_JOB}={identity.name}")
-                message = trouble(pods)
+                unready = await self._unready(identity.namespace)
+                message = trouble(unready.get(identity.name, ()))
             case WorkerPhase.RUNNING:
                 pass
         return Worker(
@@ -82,10 +93,26 @@ class Pods:
             message=message,
         )
 
-    async def _pods(self, namespace: str, labels: str) -> list[Raw]:
+    async def _unready(self, namespace: str) -> Mapping[str, Sequence[Raw]]:
+        """The workers' pods of a namespace that neither run nor have ended well, by worker, newest
+        first. A thousand workers that wait ask for them once every few seconds together.
+        """
+        async with self._listing:
+            at, known = self._waiting.get(namespace, (-LISTED_SECONDS, {}))
+            now = asyncio.get_running_loop().time()
+            if now - at < LISTED_SECONDS:
+                return known
+            found: dict[str, list[Raw]] = {}
+            for pod in await self._pods(namespace, f"{OURS},{_JOB}", _UNREADY):
+                name = pod.table("metadata", "labels").text(_JOB)
+                found.setdefault(name, []).append(pod)
+            self._waiting[namespace] = (now, found)
+            return found
+
+    async def _pods(self, namespace: str, labels: str, fields: str = "") -> list[Raw]:
         """The pods with these labels, newest first."""
-        pods = [Raw(each) async for each in self._api.list(POD, namespace, labels=labels)]
-        return sorted(pods, key=_made_at, reverse=True)
+        listed = self._api.list(POD, namespace, labels=labels, fields=fields)
+        return sorted([Raw(each) async for each in listed], key=_made_at, reverse=True)
 
     async def _read_end(self, job: JobState) -> _Ended:
         identity = job.identity

@@ -184,9 +184,9 @@ class Snapshots:
         over = job.status is not None and has_ended(job.status)
         run = f"run/{job_id(job)}"
         name = pool_of(job, placement)
-        workers = await self._workers(look, job)
+        workers = await self._workers(look, job, answers=False)
         if partition is not None and not over:
-            workers += await self._workers(look, partition)
+            workers += await self._workers(look, partition, answers=False)
         view: views.View = Unreachable(reason="the job's pool is not known yet")
         if name is not None:
             # Of one that has ended only its run is left to be cleared away.
@@ -253,9 +253,12 @@ class Snapshots:
             look.again(AGAIN_SECONDS)
         return frozenset(found)
 
-    async def _workers(self, look: _Look, owner: AnyKind) -> tuple[Worker, ...]:
+    async def _workers(
+        self, look: _Look, owner: AnyKind, *, answers: bool = True
+    ) -> tuple[Worker, ...]:
         states = look.reader.made_for(JOB.kind, namespace_of(owner), uid_of(owner))
-        workers = [await self._pods.worker(each) for each in states if isinstance(each, JobState)]
+        jobs = [each for each in states if isinstance(each, JobState)]
+        workers = [await self._pods.worker(each, answers=answers) for each in jobs]
         if any(worker.phase is WorkerPhase.PENDING for worker in workers):
             look.again(AGAIN_SECONDS)
         return tuple(workers)

@@ -6,16 +6,16 @@ import json
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import quantiles
 from typing import Any, Final
 
 from measurement import VALUE, Measurement, Report
 from played_coordinator import MIB, PlayedCoordinator, Work, serving
 from played_fleet import PlayedFleet, serving_logs
+from scale_figures import Sample, latency, quantile, sample, what_was_written
 from zoo.materialise import materialise
 
 from operator_processes import Operators, RunningOperator, operators, prepare
@@ -63,18 +63,6 @@ class Answers:
     def fragments(self) -> tuple[str, ...]:
         """Digests of the fragments."""
         return tuple(each["digest"] for each in json.loads(self.document)["fragments"])
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The operator at one moment."""
-
-    at: float
-    processor_seconds: float
-    resident_bytes: int
-    peak_bytes: int
-    buckets: Mapping[float, float]
-    looks: Mapping[str, float]
 
 
 # ---- what is there -------------------------------------------------------------------------------
@@ -125,61 +113,6 @@ def job(name: str) -> dict[str, object]:
         inputs={"uri": f"s3://lines/{name}/in"},
         outputs={"uri": f"s3://lines/{name}/out"},
     )
-
-
-# ---- what is measured ----------------------------------------------------------------------------
-
-
-def sample(operator: RunningOperator) -> Sample:
-    """What the operator's metrics and the kernel say."""
-    buckets: dict[float, float] = defaultdict(float)
-    looks: dict[str, float] = defaultdict(float)
-    text = operator.ask("/metrics")[1]
-    for line in text.splitlines():
-        name, _, value = line.rpartition(" ")
-        if name.startswith("shoal_operator_reconcile_seconds_bucket"):
-            buckets[float(name.partition('le="')[2].partition('"')[0])] += float(value)
-        elif name.startswith("shoal_operator_reconcile_seconds_count"):
-            looks[name.partition('kind="')[2].partition('"')[0]] += float(value)
-    status = Path(f"/proc/{operator.process.pid}/status").read_text().splitlines()
-    kernel = {line.partition(":")[0]: line.partition(":")[2] for line in status}
-    return Sample(
-        at=time.monotonic(),
-        processor_seconds=operator.metric("process_cpu_seconds_total"),
-        resident_bytes=int(kernel["VmRSS"].split()[0]) * 1024,
-        peak_bytes=int(kernel["VmHWM"].split()[0]) * 1024,
-        buckets=buckets,
-        looks=looks,
-    )
-
-
-def quantile(before: Sample, after: Sample, which: float) -> float:
-    """A quantile of the looks in between, interpolated in its bucket as Prometheus does it."""
-    bounds = sorted(after.buckets)
-    counts = [after.buckets[bound] - before.buckets.get(bound, 0.0) for bound in bounds]
-    rank = which * counts[-1]
-    place = next(index for index, count in enumerate(counts) if count >= rank)
-    lower, below = (bounds[place - 1], counts[place - 1]) if place else (0.0, 0.0)
-    upper = bounds[place] if bounds[place] != float("inf") else lower
-    share = (rank - below) / (counts[place] - below) if counts[place] > below else 1.0
-    return lower + (upper - lower) * share
-
-
-def latency(writes: Sequence[ApiWrite], which: int) -> float:
-    """A percentile of the API server's own time for patches."""
-    seconds = [each.seconds for each in writes if each.verb in ("patch", "update", "create")]
-    return quantiles(seconds, n=100)[which - 1]
-
-
-def what_was_written(writes: Sequence[ApiWrite], jobs: int) -> str:
-    """Writes per job by what was written, for people."""
-    kinds = Counter(
-        f"{each.verb} {each.resource}{'/' if each.subresource else ''}{each.subresource}"
-        f"{'' if each.status < 300 else f' -> {each.status}'}"
-        for each in writes
-    )
-    lines = (f"  {count / jobs:7.2f}  {name}" for name, count in kinds.most_common(14))
-    return "\n".join(("writes per job:", *lines))
 
 
 # ---- the story -----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from reconcile.rules import decide, name_of
+from reconcile.simulated_work import SimulatedJob, SimulatedWorker
 from reconcile.values import NAMESPACE, SETTINGS, K, document, make, model, pool
 from shoal_operator.api.kinds import (
     Device,
@@ -61,31 +62,6 @@ from shoal_protocol.units import Bytes
 MIB = 1 << 20
 START = instant("2026-03-01T12:00:00Z")
 ITEMS = 6
-
-
-@dataclass(slots=True)
-class SimulatedJob:
-    """A job in the coordinator; `finished` are the items in its journal."""
-
-    state: RunState
-    epoch: int
-    finished: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
-    seconds: float = 0.0
-    message: str = ""
-    reason: str = ""
-
-
-@dataclass(slots=True)
-class SimulatedWorker:
-    """A `batch/v1` Job."""
-
-    owner: str
-    command: tuple[str, ...]
-    phase: WorkerPhase = WorkerPhase.PENDING
-    message: str = ""
-    refused: bool = False
-    ended_at: str | None = None
 
 
 @dataclass(slots=True)

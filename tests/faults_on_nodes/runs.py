@@ -156,6 +156,7 @@ class JobOnNodes:
         """Delete it, and clear away what it has left for its user."""
         self.shoal.kubectl("delete", f"inferencejob/{self.name}", "--timeout=30s")
         shutil.rmtree(self.shoal.volume("lines") / self.name, ignore_errors=True)
+        self.journal.unlink(missing_ok=True)
 
     def _folder(self) -> Path:
         return self.shoal.volume(COORDINATOR_CLAIM) / "jobs" / self.run

@@ -1,5 +1,5 @@
 {{- /*
-What the operator may do, and why. Nothing is allowed that is not asked for here, and nothing is
+What the operator may do, and why; what it watches it need not get. Nothing is allowed that is not asked for here, and nothing is
 asked for that the operator does not do: it never lists Secrets, never writes pods, roles or nodes, and
 never executes in a pod. What it makes is applied server-side, which takes create and patch; what an
 object of ours owns, Kubernetes deletes with it.
@@ -9,7 +9,7 @@ object of ours owns, Kubernetes deletes with it.
 # Nodes: which ones a pool selects, what pods may allocate on them, whether they are Ready.
 - apiGroups: [""]
   resources: [nodes]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # Enrolment: asks the API server whose token an agent shows, before a certificate is signed.
 - apiGroups: [authentication.k8s.io]
   resources: [tokenreviews]
@@ -20,19 +20,19 @@ object of ours owns, Kubernetes deletes with it.
 # What users write: read only, all of it.
 - apiGroups: [shoal.dev]
   resources: [models, devicepools]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # A job that names a Model gets a Partition and a Placement.
 - apiGroups: [shoal.dev]
   resources: [partitions, placements]
-  verbs: [get, list, watch, create, patch]
+  verbs: [list, watch, create, patch]
 # Jobs are deleted when ttlSecondsAfterFinished has passed.
 - apiGroups: [shoal.dev]
   resources: [inferencejobs]
-  verbs: [get, list, watch, delete]
+  verbs: [list, watch, delete]
 # Devices are what the coordinators report; the operator alone writes them.
 - apiGroups: [shoal.dev]
   resources: [devices]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 # What has become of each object.
 - apiGroups: [shoal.dev]
   resources:
@@ -46,15 +46,15 @@ object of ours owns, Kubernetes deletes with it.
 # Workers: inspect, cut, deliver, carry. Those that have served their time are deleted.
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 # A pool's coordinator; it goes with its pool.
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch]
+  verbs: [list, watch, create, patch]
 # A pool's agents; with budget.percent there is a set for each size of node, which may vanish.
 - apiGroups: [apps]
   resources: [daemonsets]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 # Why a pod of a pool does not start (image, OOMKilled, no node), and on which node an agent is.
 - apiGroups: [""]
   resources: [pods]

@@ -49,7 +49,7 @@ class Size:
 
 
 FULL = Size(jobs=1000, devices=200, work=Work(), idle_seconds=40)
-QUICK = Size(jobs=30, devices=10, work=Work(seconds=2.0), idle_seconds=4)
+QUICK = Size(jobs=20, devices=10, work=Work(seconds=2.0), idle_seconds=3)
 
 
 @dataclass(frozen=True, slots=True)

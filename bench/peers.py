@@ -180,7 +180,7 @@ async def measure(folder: Path, report: Report) -> None:
     turns = 1 if report.quick else 3
     devices = [{"name": name, "memory": "256Mi"} for name in DEVICES]
     for subject in subjects(folder):
-        items = (250 if report.quick else 1000) // (5 if subject.name == "MiniLM" else 1)
+        items = (150 if report.quick else 600) // (3 if subject.name == "MiniLM" else 1)
         mine: list[Figures] = []
         theirs: list[dict[str, Figures]] = []
         for turn in range(turns):
@@ -192,6 +192,8 @@ async def measure(folder: Path, report: Report) -> None:
             # One after the other, never at once: two processors do not hold both.
             theirs.append(await asyncio.to_thread(rays, pool, subject, document, items))
         compare(report, subject.name, mine, theirs)
+        if subject.name == "MiniLM":
+            continue  # its time is arithmetic, of which bare messages have none
         bare = [
             await bare_messages_per_second(1.0 if report.quick else 2.0) / MESSAGES
             for _ in range(turns)

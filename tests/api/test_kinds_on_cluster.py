@@ -284,8 +284,8 @@ BAD = [
     (job_named("bad", modelRef="m"), "spec.modelRef in body must be of type object"),
     (job_named("bad", activeDeadlineSeconds=0), "should be greater than or equal to 1"),
     (
-        job_named("bad", outputs={"uri": "https://x/y"}),
-        "must be an address with pvc://, file://, s3",
+        job_named("bad", outputs={"uri": "oci://x/y"}),
+        "must be an address with pvc://, file://, https://, s3://, or",
     ),
     (document("Device", "bad", {}), "spec.poolRef: Required value"),
     (document("Device", "bad", {"poolRef": {"name": ""}}), "spec.poolRef.name"),

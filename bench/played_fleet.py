@@ -25,6 +25,8 @@ from shoal_operator.shell.cluster.api import Api, ApiError
 CAPACITY: Final = {"cpu": "64", "memory": "1Ti", "pods": "1000", "ephemeral-storage": "100Ti"}
 _JOB: Final = "batch.kubernetes.io/job-name"
 _COMPONENT: Final = "app.kubernetes.io/component"
+_AWAY: Final = (aiohttp.ClientError, TimeoutError, ApiError)
+_AGAIN_SECONDS: Final = 0.5
 _MERGE: Final = {"Content-Type": "application/merge-patch+json"}
 
 
@@ -51,9 +53,11 @@ class PlayedFleet:
             for _ in range(8):
                 group.create_task(self._work(session, queue))
             while True:
-                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                with contextlib.suppress(*_AWAY):
                     async for pod in self._watch(session):
                         queue.put_nowait(pod)
+                # An API server that is away, or not yet itself, is asked again, but not at once.
+                await asyncio.sleep(_AGAIN_SECONDS)
 
     async def log(self, request: web.Request) -> web.Response:
         """`/containerLogs/NAMESPACE/POD/CONTAINER`, as a kubelet serves it."""
@@ -92,6 +96,8 @@ class PlayedFleet:
         # A line is as long as a pod is.
         timeout = aiohttp.ClientTimeout(total=None)
         async with session.get(url, params=query, timeout=timeout) as answer:
+            if answer.status != 200:
+                raise ApiError("GET pods", answer.status, "", await answer.text())
             async for line in answer.content:
                 event = json.loads(line)
                 if event["type"] in ("ADDED", "MODIFIED"):
@@ -101,7 +107,12 @@ class PlayedFleet:
         self, session: aiohttp.ClientSession, queue: asyncio.Queue[Mapping[str, Any]]
     ) -> None:
         while True:
-            await self._see(session, await queue.get())
+            pod = await queue.get()
+            try:
+                await self._see(session, pod)
+            except _AWAY:
+                await asyncio.sleep(_AGAIN_SECONDS)
+                queue.put_nowait(pod)
 
     async def _see(self, session: aiohttp.ClientSession, pod: Mapping[str, Any]) -> None:
         metadata = pod["metadata"]
@@ -110,11 +121,15 @@ class PlayedFleet:
         if key in self._known:
             return
         self._known.add(key)
-        if key[1] == "gone":
-            await self._send(session, path, {"gracePeriodSeconds": 0}, method="DELETE")
-        else:
-            self.pods += 1
-            await self._send(session, f"{path}/status", {"status": self._status(pod)})
+        try:
+            if key[1] == "gone":
+                await self._send(session, path, {"gracePeriodSeconds": 0}, method="DELETE")
+            else:
+                await self._send(session, f"{path}/status", {"status": self._status(pod)})
+        except _AWAY:
+            self._known.remove(key)
+            raise
+        self.pods += key[1] == "played"
 
     def _status(self, pod: Mapping[str, Any]) -> dict[str, object]:
         labels = pod["metadata"].get("labels", {})

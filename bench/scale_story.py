@@ -316,20 +316,18 @@ async def playing(plane: ControlPlane, size: Size, folder: Path) -> AsyncIterato
     async with (
         serving(coordinator, folder / "coordinator.sock") as target,
         serving_logs(fleet, folder),
+        contextlib.AsyncExitStack() as stack,
+        # Nodes that end by themselves end everything: nothing would move without them.
+        asyncio.TaskGroup() as group,
     ):
+        stack.push_async_callback(api.close)
         there = asyncio.Event()
-        task = asyncio.create_task(fleet.run(there))
-        await asyncio.wait(
-            [task, waiting := asyncio.create_task(there.wait())],
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        waiting.cancel()
+        task = group.create_task(fleet.run(there))
+        await there.wait()
         try:
             yield Played(account, target, coordinator, said)
         finally:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await api.close()
 
 
 def shelf() -> tuple[dict[str, object], ...]:

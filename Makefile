@@ -2,7 +2,7 @@
 # nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check e2e faults bench cluster cluster-images cluster-down cluster-build protos crds lock clean
+.PHONY: help run check e2e faults parity bench cluster cluster-images cluster-down cluster-build protos crds lock clean
 
 PYTHON ?= python3
 EXAMPLE ?= ocr
@@ -36,6 +36,9 @@ e2e: .venv/dev.stamp ## Run the story on a cluster of three nodes, a part of che
 faults: .venv/dev.stamp ## Run every fault, on processes and on nodes; check leaves those out that take minutes each
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs tests/faults tests/faults_on_nodes
+
+parity: .venv/dev.stamp ## Compare every model, the heavy ones too, cut in every way, with the whole model
+	$(BIN)/pytest --quiet -rs tests/parity tests/modelling/test_real_models.py
 
 bench: .venv/dev.stamp ## Run every bench in its quick form
 	@for bench in streaming overhead peers operator_scale; do $(BIN)/python bench/$$bench.py --quick || exit 1; done

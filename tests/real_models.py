@@ -136,6 +136,18 @@ MODELS: Final = {
             finest=4,
         ),
         RealModel(
+            name="silero_vad_op15",
+            package=_VAD,
+            file="data/silero_vad_16k_op15.onnx",
+            inputs=sound(512, rate=True),
+        ),
+        RealModel(
+            name="silero_vad_openvino",
+            package=_VAD,
+            file="data/silero_vad_openvino_16k.onnx",
+            inputs=sound(576, rate=False),
+        ),
+        RealModel(
             name="silero_vad_half",
             package=_VAD,
             file="data/silero_vad_half.onnx",
@@ -156,7 +168,12 @@ MODELS: Final = {
                 ("gpt2", text(24)),
                 ("resnet18", image("image", 1, 3, 224, 224)),
                 ("resnet50", image("image", 1, 3, 224, 224)),
+                ("resnet101", image("image", 1, 3, 224, 224)),
+                ("resnet152", image("image", 1, 3, 224, 224)),
+                ("vgg19", image("image", 1, 3, 224, 224)),
+                ("fcn_resnet50", image("image", 1, 3, 224, 224)),
                 ("squeezenet1_1", image("image", 1, 3, 224, 224)),
+                ("mobilenet_v1", image("image", 1, 3, 224, 224)),
                 ("mobilenet_v2", image("image", 1, 3, 224, 224)),
                 ("efficientnet_b1", image("image", 1, 3, 240, 240)),
                 ("vit_base_16", image("image", 1, 3, 224, 224)),
@@ -167,6 +184,20 @@ MODELS: Final = {
 }
 PACKAGED: Final = tuple(name for name, each in MODELS.items() if each.package != "zoo")
 ZOO: Final = tuple(name for name, each in MODELS.items() if each.package == "zoo")
+HEAVY: Final = frozenset(
+    {
+        "distilbert_sst2",
+        "fcn_resnet50",
+        "gpt2",
+        "resnet50",
+        "resnet101",
+        "resnet152",
+        "vgg19",
+        "vit_base_16",
+        "yolov3",
+    }
+)
+"""Models of 100 MB and more; to run all of them in every way takes minutes."""
 
 
 def find(name: str) -> Path:

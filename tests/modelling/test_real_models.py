@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chaining import run_chained, run_whole
-from real_models import MODELS, PACKAGED, ZOO, find
+from real_models import HEAVY, MODELS, PACKAGED, ZOO, find
 from shoal_operator.modelling.cutting import cut_model
 from shoal_operator.modelling.profile import profile_model
 from shoal_operator.planning.cuts import CutRequest, Refusal, choose_cuts
@@ -39,8 +39,14 @@ def test_a_real_model_in_pieces_gives_what_the_whole_gives(name: str, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [each for each in ZOO if each not in QUICK_ZOO])
-def test_a_large_model_in_pieces_gives_what_the_whole_gives(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [each for each in ZOO if each not in {*QUICK_ZOO, *HEAVY}])
+def test_a_larger_model_in_pieces_gives_what_the_whole_gives(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path)
+
+
+@pytest.mark.minutes
+@pytest.mark.parametrize("name", sorted(HEAVY))
+def test_a_heavy_model_in_pieces_gives_what_the_whole_gives(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 
 

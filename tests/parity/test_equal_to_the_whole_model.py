@@ -13,13 +13,13 @@ import pytest_asyncio
 from pool import Pool, cut, read_results, running_pool, write_items
 
 from parity_with_whole import TOLERANCE, difference, largest_difference, whole
-from real_models import MODELS, PACKAGED, ZOO, find
+from real_models import HEAVY, MODELS, PACKAGED, ZOO, find
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 # Half the precision is all that this model's own tensors carry.
 HALF_TOLERANCE = 2e-3
-SMALL_ZOO = tuple(name for name in ZOO if name not in ("gpt2", "vit_base_16", "yolov3"))
+LIGHT_ZOO = tuple(name for name in ZOO if name not in HEAVY)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -42,14 +42,22 @@ async def test_models_out_of_packages(
     assert await difference(pool, name, fragments, tmp_path) <= tolerance
 
 
-@pytest.mark.parametrize(("name", "fragments"), cuttings(SMALL_ZOO))
+@pytest.mark.parametrize(("name", "fragments"), cuttings(LIGHT_ZOO))
 async def test_models_of_the_zoo(pool: Pool, tmp_path: Path, name: str, fragments: int) -> None:
     assert await difference(pool, name, fragments, tmp_path) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["gpt2", "vit_base_16", "yolov3"])
-async def test_large_models_of_the_zoo(pool: Pool, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["distilbert_sst2", "gpt2", "vit_base_16"])
+async def test_heavy_models_of_the_zoo(pool: Pool, tmp_path: Path, name: str) -> None:
     assert await difference(pool, name, 5, tmp_path) <= TOLERANCE
+
+
+@pytest.mark.minutes
+@pytest.mark.parametrize(("name", "fragments"), cuttings(tuple(sorted(HEAVY))))
+async def test_heavy_models_of_the_zoo_in_every_number_of_fragments(
+    pool: Pool, tmp_path: Path, name: str, fragments: int
+) -> None:
+    assert await difference(pool, name, fragments, tmp_path) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["minilm_l6", "resnet18"])

@@ -4,7 +4,7 @@ what the whole model gives."""
 import asyncio
 import itertools
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -72,13 +72,13 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
 def check(
     runner: Runner,
     path: Path,
-    cuts: Sequence[int] | None,
+    choose: Callable[[Sequence[int]], Sequence[int]],
     items: list[Tensors],
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Cut, run, compare. Without `cuts`: at every legal position."""
+    """Cut at those that are chosen of the legal positions, run, compare."""
     profile = profile_model(path, {name: value.shape for name, value in items[0].items()})
-    chosen = Layout(profile).legal if cuts is None else cuts
+    chosen = choose(Layout(profile).legal)
     document = cut_model(path, profile, tuple(chosen), runner.pool.store)
     number = next(NUMBERS)
     with TemporaryDirectory() as place:
@@ -93,13 +93,27 @@ def check(
             assert largest_difference(given_, expected) <= tolerance
 
 
+def into(fragments: int | None) -> Callable[[Sequence[int]], Sequence[int]]:
+    """Cuts that are evenly spread, as many as there can be; None: at every legal position."""
+
+    def choose(legal: Sequence[int]) -> Sequence[int]:
+        if fragments is None or len(legal) < fragments:
+            return legal
+        return [legal[len(legal) * number // fragments] for number in range(1, fragments)]
+
+    return choose
+
+
+@pytest.mark.parametrize("fragments", [2, 3, 5, None])
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_every_made_topology_cut_everywhere(runner: Runner, tmp_path: Path, name: str) -> None:
+def test_every_made_topology_in_two_three_five_and_cut_everywhere(
+    runner: Runner, tmp_path: Path, name: str, fragments: int | None
+) -> None:
     made = TOPOLOGIES[name]
     # The runtime computes half precision in single where neighbours share a session.
     tolerance = HALF_TOLERANCE if name == "half precision" else TOLERANCE
     items = [made.inputs(seed) for seed in (0, 1)]
-    check(runner, made.save(tmp_path), None, items, tolerance)
+    check(runner, made.save(tmp_path), into(fragments), items, tolerance)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -121,4 +135,4 @@ def test_random_graphs_at_random_legal_cuts(
         profile = profile_model(path, {name: value.shape for name, value in items[0].items()})
         legal = Layout(profile).legal
         cuts = data.draw(st.sets(st.sampled_from(legal or (0,)), max_size=4)) if legal else set()
-        check(runner, path, sorted(cuts), items)
+        check(runner, path, lambda _: sorted(cuts), items)

@@ -28,6 +28,7 @@ from hop import bare_messages_per_second
 from measurement import RATIO, Report, compared, parse_arguments
 from onnx import helper, numpy_helper
 from pool import Pool, cut, running_pool, write_items
+from resident import watched
 from zoo.materialise import materialise
 
 from shoal_operator.api.partition import PartitionDocument
@@ -101,6 +102,7 @@ async def ours(
     pool: Pool, subject: Subject, document: PartitionDocument, items: int, turn: int
 ) -> Figures:
     """Shoal: one item at a time, then as many as it likes."""
+    processes = [pool.process_id(name) for name in DEVICES]
     folder = pool.workspace.root / f"{subject.name}-{turn}"
     alone = min(items // 5, 100)
     one_by_one = write_items(folder / "few", [subject.item] * alone)
@@ -109,22 +111,23 @@ async def ours(
     label = f"{subject.name.lower()}-{turn}"
     warm = write_items(folder / "warm", [subject.item] * 10)
     await pool.run(f"{label}-warm", document, warm, folder / "warm-out", homes=homes)
-    latency = await pool.run(
-        f"{label}-alone", document, one_by_one, folder / "few-out", homes=homes, parallelism=1
-    )
-    flood = await pool.run(f"{label}-many", document, many, folder / "many-out", homes=homes)
     stack = {name: np.stack([value] * STACKED) for name, value in subject.item.items()}
     stacks = write_items(folder / "stacks", [stack] * (items // STACKED))
-    stacked = await pool.run(
-        f"{label}-stacked", document, stacks, folder / "stacked-out", homes=homes
-    )
+    with watched(processes) as peaks:
+        latency = await pool.run(
+            f"{label}-alone", document, one_by_one, folder / "few-out", homes=homes, parallelism=1
+        )
+        flood = await pool.run(f"{label}-many", document, many, folder / "many-out", homes=homes)
+        stacked = await pool.run(
+            f"{label}-stacked", document, stacks, folder / "stacked-out", homes=homes
+        )
     for status in (latency, flood, stacked):
         assert status.state == pb.JobStatus.COMPLETE, status
     return Figures(
         latencies=[latency.latency.p50_seconds],
         items_per_second=items / flood.seconds,
         stacked_per_second=stacked.items / stacked.seconds,
-        worker_bytes=[pool.peak_bytes(name) for name in DEVICES],
+        worker_bytes=peaks,
     )
 
 

@@ -160,11 +160,6 @@ class Pool:
         assert number is not None, f"{name} does not run"
         return number
 
-    def peak_bytes(self, name: str) -> int:
-        """The most resident memory that a process has had, floor included (the kernel's mark)."""
-        status = Path(f"/proc/{self.process_id(name)}/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if "VmHWM" in line)
-
     def kill(self, name: str) -> None:
         """`kill -9` an agent or `coordinator`; the supervisor starts it again."""
         os.kill(self.process_id(name), signal.SIGKILL)

@@ -13,7 +13,6 @@ import logging
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -23,6 +22,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import numpy as np
 import ray
 from ray.dag import InputNode
+from resident import watched
 
 
 @ray.remote(num_cpus=0)
@@ -42,9 +42,8 @@ class FragmentActor:
         both = {**tensors, **dict(zip(self.outputs, made, strict=True))}
         return {name: both[name] for name in self.keep}
 
-    def peak_bytes(self) -> int:
-        status = Path("/proc/self/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if "VmHWM" in line)
+    def process_id(self) -> int:
+        return os.getpid()
 
 
 def measure(run_one: Any, submit: Any, items: int, in_flight: int) -> dict[str, Any]:
@@ -98,24 +97,28 @@ def main() -> None:
 
     for _ in range(request["warm"]):
         ray.get(chain())
-    answer: dict[str, Any] = {
-        "actors": measure(lambda: ray.get(chain()), chain, items, in_flight=10)
-    }
+    processes = ray.get([actor.process_id.remote() for actor in actors])
+    with watched(processes) as peaks:
+        answer = both(actors, chain, item, items, request["warm"])
+    ray.shutdown()
+    json.dump({**answer, "worker_peak_bytes": peaks}, sys.stdout)
 
+
+def both(actors: Any, chain: Any, item: Any, items: int, warm: int) -> dict[str, Any]:
+    """Actors that are called one after the other, then the same as a compiled graph."""
+    called = measure(lambda: ray.get(chain()), chain, items, in_flight=10)
     with InputNode() as source:
         node = source
         for actor in actors:
             node = actor.step.bind(node)
     compiled = node.experimental_compile()
-    for _ in range(request["warm"]):
+    for _ in range(warm):
         ray.get(compiled.execute(item))
-    answer["compiled"] = measure(
+    graph = measure(
         lambda: ray.get(compiled.execute(item)), lambda: compiled.execute(item), items, in_flight=10
     )
     compiled.teardown()
-    answer["worker_peak_bytes"] = ray.get([actor.peak_bytes.remote() for actor in actors])
-    ray.shutdown()
-    json.dump(answer, sys.stdout)
+    return {"actors": called, "compiled": graph}
 
 
 if __name__ == "__main__":

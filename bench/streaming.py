@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from measurement import RATIO, Measurement, Report, compared, measured, parse_arguments
+from measurement import RATIO, Measurement, Report, compared, parse_arguments
 from pool import Pool, cut, running_pool, write_items
 from zoo.materialise import materialise
 
@@ -130,10 +130,12 @@ async def starts(bench: Bench, label: str, turns: int) -> list[Measurement]:
         cached.append(await once(f"cached-{turn}"))
         resident.append(await once(f"resident-{turn}"))
     warm = median(resident)
+    colds = [cold] * len(cached)
     costs, peers = [taken - warm for taken in cached], [cold - warm] * len(cached)
     name = f"{label}: what a start from disk (tier 2) adds, against what a cold one adds"
     return [
-        measured(f"{label}: one item, every fragment resident (tier 1)", resident, unit="s"),
+        compared(f"{label}: one item, resident (tier 1), against cold", resident, colds, unit="s"),
+        compared(f"{label}: one item, from disk (tier 2), against cold", cached, colds, unit="s"),
         compared(name, costs, peers, unit="s", goal=RATIO <= 6 / 48),
     ]
 
@@ -201,7 +203,7 @@ async def measure(
             label="relayed" if relay else "direct",
         )
         report.note(f"{label}: {placed(bench.homes, given)}")
-        if not relay:
+        if not (relay and report.quick):
             for line in await starts(bench, label, 1 if report.quick else 5):
                 report.add(line)
         report.add(await batches(bench, label, turns))
@@ -219,10 +221,13 @@ def main() -> None:
     """Run the bench, direct and relayed."""
     report = Report(parse_arguments(__doc__))
     for given in (THREE,) if report.quick else (THREE, FIVE):
-        # In one folder: what the devices have fetched for the first pool, the second finds there.
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
             for relay in (False, True):
-                asyncio.run(measure(Path(folder), report, given, relay=relay))
+                # In its quick form in one folder: what the devices have fetched for the first pool,
+                # the second finds there. A cold start needs a folder of its own.
+                place = Path(folder) / ("both" if report.quick else f"relay-{relay}")
+                place.mkdir(exist_ok=True)
+                asyncio.run(measure(place, report, given, relay=relay))
     report.finish()
 
 

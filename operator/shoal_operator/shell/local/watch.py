@@ -7,9 +7,9 @@ the coordinator, so `DeviceTally` adds up what it sees grow.
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -100,7 +100,7 @@ class Watch:
     def __init__(self, channel: grpc.aio.Channel, requests: Sequence[pb.SubmitJobRequest]) -> None:
         self._stub: CoordinatorAsyncStub = CoordinatorStub(channel)
         self._requests = {request.name: request for request in requests}
-        self._started = time.monotonic()
+        self._started = monotonic()
         self.jobs: dict[str, pb.JobStatus] = {}
         self.devices: dict[str, DeviceTally] = {}
 
@@ -164,7 +164,7 @@ class Watch:
         """The latest of everything."""
         devices = (tally.last for _, tally in sorted(self.devices.items()))
         return Snapshot(
-            seconds=time.monotonic() - self._started,
+            seconds=monotonic() - self._started,
             jobs=tuple(self.jobs[name] for name in self._requests if name in self.jobs),
             devices=tuple(device for device in devices if device is not None),
         )
@@ -176,29 +176,40 @@ class Watch:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _follow(self, request: pb.SubmitJobRequest) -> None:
-        heard = time.monotonic()
+        """Watch one job to its end. Silence is no loss: a status comes when it changes, and a task
+        may take long. What counts is how long nobody has answered a call, from the first that
+        failed.
+        """
+        lost_at: float | None = None
         while True:
             try:
                 self.jobs[request.name] = await self._stub.SubmitJob(request, timeout=CALL_SECONDS)
+                lost_at = None
                 async for status in self._statuses(request.name):
-                    heard = time.monotonic()
                     self.jobs[request.name] = status
                     if status.state in ENDED:
                         return
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _PASSING:
                     raise JobRefused(request.name, error.details() or error.code().name) from error
-                if time.monotonic() - heard > GIVE_UP_SECONDS:
+                now = monotonic()
+                if lost_at is None:
+                    lost_at = now
+                elif now - lost_at > GIVE_UP_SECONDS:
                     raise CoordinatorGone(
                         f"no coordinator for {GIVE_UP_SECONDS:g} s: {error.details()}"
                     ) from error
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _statuses(self, name: str) -> AsyncIterator[pb.JobStatus]:
+        """The statuses of one watch. That it ends by its own deadline is no failure."""
         request = pb.WatchJobRequest(name=name, interval_seconds=WATCH_INTERVAL_SECONDS)
         call = self._stub.WatchJob(request, timeout=WATCH_SECONDS)
         try:
             async for status in call:
                 yield status
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
         finally:
             call.cancel()

@@ -6,6 +6,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -135,6 +136,25 @@ async def test_a_renewed_certificate_keeps_the_session(operator: Operator, start
                     await asyncio.sleep(0.1)
             await until_ready(CoordinatorStub(channel), "pi-4")
             assert coordinator.sessions.last["pi-4"].number == session
+
+
+@pytest.mark.slow
+async def test_an_agent_finds_its_way_to_a_pool_with_another_authority(
+    operator: Operator, start: Start
+) -> None:
+    operator.grant("token-of-pi-4", "pi-4")
+    async with serving(settings(operator)) as coordinator:
+        port = coordinator.port
+        await start("pi-4", f"localhost:{port}")
+        mine = pool_client(operator, "operator").issue("shoal-operator")
+        async with open_channel(f"localhost:{port}", mine) as channel:
+            await until_ready(CoordinatorStub(channel), "pi-4")
+    operator.pools["default"] = Authority.make("shelf", datetime.now(UTC))
+    again = replace(settings(operator), listen=f"localhost:{port}")
+    async with serving(again):
+        mine = pool_client(operator, "operator").issue("shoal-operator")
+        async with open_channel(f"localhost:{port}", mine) as channel:
+            await until_ready(CoordinatorStub(channel), "pi-4")
 
 
 async def test_an_agent_that_is_not_enrolled_is_not_ready_and_leaves_when_told(

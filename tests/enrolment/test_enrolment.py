@@ -168,6 +168,27 @@ async def test_an_identity_of_another_name_is_not_gone_on_with(operator: Operato
     assert parsed.subject.rfc4514_string() == "CN=jetson"
 
 
+async def test_a_device_that_nobody_lets_in_asks_again_with_the_same_token(
+    operator: Operator,
+) -> None:
+    device = operator.device("pi-4", "token-of-pi-4")
+    identity = Identity(device, doubt_seconds=(0.1, 0.1))
+    await obtained(identity)
+    operator.pools["default"] = Authority.make("shelf", datetime.now(UTC))
+    key = device.credentials.key.read_bytes()
+    identity.refused()
+    renewal = asyncio.create_task(anext(identity.renewals()))
+    await asyncio.sleep(0)
+    assert not renewal.done()  # one refusal may be a coordinator that starts again
+    while not renewal.done():
+        identity.refused()
+        await asyncio.sleep(0.01)
+    files = device.credentials
+    assert files.ca.read_bytes() == operator.pools["default"].certificate
+    assert is_issued_by(files.certificate.read_bytes(), files.ca.read_bytes())
+    assert files.key.read_bytes() == key  # with another one the token would be taken for stolen
+
+
 async def test_a_device_waits_for_an_operator_that_is_away(tmp_path: Path) -> None:
     operator = Operator(tmp_path)
     operator.pools["default"] = Authority.make("shelf", datetime.now(UTC))

@@ -272,6 +272,8 @@ class Agent:
                 def opened(session: Session = session) -> None:
                     self._session = session
                     self.counters.sessions += 1
+                    if self._identity is not None:
+                        self._identity.accepted()
                     log.info("session %d with %s", session.number, settings.coordinator)
 
                 await session.run(opened)
@@ -279,6 +281,8 @@ class Agent:
                 if self._session is not None and self._session.age_seconds > longest:
                     delay = shortest
                 self._why_no_session = str(error)
+                if self._identity is not None and self._session is None:
+                    self._identity.refused()
                 log.log(30 if self._session else 20, "no session: %s", error)
             finally:
                 self._session = None

@@ -11,6 +11,8 @@ FOLDER/current -> SERIAL        moved in one step
 ```
 """
 
+import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -60,20 +62,33 @@ def enrol(order: Order) -> dict[str, object]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     for private in (folder, pending):
         private.mkdir(exist_ok=True, mode=0o700)
+    token = Path(order.token).read_bytes()[: _TOKEN_BYTES + 1].decode().strip()
+    used = hashlib.sha256(token.encode()).hexdigest()
+    _keep_key(folder / "current", pending / "key.pem", used)
     key = _key(pending / "key.pem")
-    response = _ask(order, _request(key, order.name))
+    response = _ask(order, token, _request(key, order.name))
     certificate = _checked(response, key, order.name)
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     identity: dict[str, object] = {
         "name": order.name,
         "renew_at": (start + (end - start) * 2 / 3).timestamp(),
         "expires_at": end.timestamp(),
+        "token": used,
     }
     (pending / "certificate.pem").write_bytes(response.certificate_chain)
     (pending / "ca.pem").write_bytes(response.authority)
     (pending / "identity.json").write_text(json.dumps(identity))
     _make_current(folder, pending, f"{certificate.serial_number:x}")
     return identity
+
+
+def _keep_key(current: Path, pending: Path, used: str) -> None:
+    """Ask with the current key, where the token is still the one that it was signed with: a token
+    that comes with another key is taken for stolen."""
+    with contextlib.suppress(OSError, ValueError):
+        match json.loads((current / "identity.json").read_bytes()):
+            case {"token": known} if known == used:
+                _write_key(pending, (current / "key.pem").read_bytes())
 
 
 def _key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -90,10 +105,14 @@ def _key(path: Path) -> ec.EllipticCurvePrivateKey:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
+    _write_key(path, content)
+    return key
+
+
+def _write_key(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
-    return key
 
 
 def _request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
@@ -102,8 +121,7 @@ def _request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
     return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
 
 
-def _ask(order: Order, request: bytes) -> EnrolResponse:
-    token = Path(order.token).read_bytes()[: _TOKEN_BYTES + 1].decode().strip()
+def _ask(order: Order, token: str, request: bytes) -> EnrolResponse:
     credentials = grpc.ssl_channel_credentials(root_certificates=Path(order.ca).read_bytes())
     with grpc.secure_channel(order.target, credentials, options=client_options()) as channel:
         answer: EnrolResponse = EnrolmentStub(channel).Enrol(

@@ -5,6 +5,11 @@ folder and is still valid is used without asking anybody, so that a container th
 not depend on the operator. When two thirds of a certificate's life have passed a new one is fetched
 beside the session that runs; whatever connects after that shows the new one, since the paths of
 `Credentials` stay the same and are read at every connection.
+
+A certificate may be of no use long before it ends: the pool has another authority. A handshake that
+fails does not say so for sure, so whoever finds no session for half a minute asks for a new
+identity, and again later and later, at most every ten minutes. A coordinator that was only away
+costs an enrolment or two.
 """
 
 import asyncio
@@ -25,6 +30,7 @@ _SHORTEST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 _PROCESS_SECONDS: Final = 60.0
 _STEP_SECONDS: Final = 600.0
+_DOUBT_SECONDS: Final = (30.0, 600.0)
 
 
 class EnrolmentFailed(Exception):
@@ -55,10 +61,19 @@ class Identity:
     """Obtains an identity and keeps it fresh. `why` says what went wrong last."""
 
     def __init__(
-        self, enrolment: Enrolment, shortest_pause_seconds: float = _SHORTEST_PAUSE_SECONDS
+        self,
+        enrolment: Enrolment,
+        shortest_pause_seconds: float = _SHORTEST_PAUSE_SECONDS,
+        doubt_seconds: tuple[float, float] = _DOUBT_SECONDS,
     ) -> None:
+        """`doubt_seconds`: for how long nobody lets the device in before it asks for another
+        identity, the first time and at most."""
         self._enrolment = enrolment
         self._shortest = shortest_pause_seconds
+        self._doubt_seconds = doubt_seconds
+        self._patience = doubt_seconds[0]
+        self._refused_since: float | None = None
+        self._doubted = asyncio.Event()
         self._renew_at = 0.0
         self.why = "not asked yet"
         self.obtained = False
@@ -74,13 +89,33 @@ class Identity:
         self.obtained = True
 
     async def renewals(self) -> AsyncIterator[None]:
-        """Renew in time, for ever, and say when that was done."""
+        """Renew in time, or when in doubt, for ever, and say when that was done."""
         while True:
-            # In steps: a clock that is set does not make a certificate live longer.
-            await asyncio.sleep(min(_STEP_SECONDS, max(0.0, self._renew_at - time.time())))
-            if time.time() >= self._renew_at:
+            with contextlib.suppress(TimeoutError):
+                # In steps: a clock that is set does not make a certificate live longer.
+                async with asyncio.timeout(
+                    min(_STEP_SECONDS, max(0.0, self._renew_at - time.time()))
+                ):
+                    await self._doubted.wait()
+            if self._doubted.is_set() or time.time() >= self._renew_at:
                 await self._renew()
+                self._doubted.clear()
                 yield
+
+    def accepted(self) -> None:
+        """There is a session with this identity."""
+        self._refused_since, self._patience = None, self._doubt_seconds[0]
+
+    def refused(self) -> None:
+        """No session could be opened; this may be why, if that goes on."""
+        now = time.monotonic()
+        if self._refused_since is None:
+            self._refused_since = now
+        if now - self._refused_since >= self._patience:
+            log.info("no session for %.0f s: asking for another identity", self._patience)
+            self._refused_since = now
+            self._patience = min(self._doubt_seconds[1], 2 * self._patience)
+            self._doubted.set()
 
     async def _renew(self) -> None:
         """Ask until there is an answer, later and later; half of the pause is chance."""

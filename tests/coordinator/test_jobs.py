@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.scripted import STAGES, connected
 from coordinator.world import World, refusal
+from shoal_operator.api.partition import document_to_json
 from shoal_protocol.v1 import coordinator_pb2 as api
 
 
@@ -199,3 +200,39 @@ async def test_a_deadline_ends_a_job(world: World) -> None:
         last = await world.ended()
     assert (last.state, last.reason) == (api.JobStatus.FAILED, "DeadlineExceeded")
     assert "the deadline passed with 2 of 2 items not ended" in last.message
+
+
+async def test_other_terms_of_a_job_that_runs_are_taken_over(world: World) -> None:
+    world.inputs(2)
+    async with connected(world.device("a", gate=asyncio.Semaphore(0))):
+        first = await world.submit(active_deadline_seconds=1000, priority=1)
+        await world.until(lambda status: status.active > 0)
+        status = await world.submit(active_deadline_seconds=0.3, priority=2, parallelism=1)
+        assert status.terms == api.Terms(priority=2, parallelism=1, active_deadline_seconds=0.3)
+        assert (status.epoch, status.active) == (first.epoch, 2), "nothing starts over"
+        last = await world.ended()
+    assert (last.state, last.reason) == (api.JobStatus.FAILED, "DeadlineExceeded")
+    assert last.terms == status.terms
+
+
+async def test_a_partition_in_other_words_is_the_same_job(world: World) -> None:
+    world.inputs(2)
+    words = json.dumps(json.loads(document_to_json(world.document)), indent=2).encode()
+    async with connected(world.device("a", gate=asyncio.Semaphore(0))):
+        await world.submit(epoch=3)
+        await world.until(lambda status: status.active > 0)
+        stages = [api.StagePlacement(devices=["a"]) for _ in world.document.fragments]
+        status = await world.submit(epoch=4, stages=stages, partition=words)
+    assert (status.epoch, status.plan) == (4, 4)
+
+
+async def test_a_newer_plan_is_taken_by_a_job_whose_epoch_is_higher_already(world: World) -> None:
+    world.inputs(2)
+    stages = [api.StagePlacement(devices=["a"]) for _ in world.document.fragments]
+    async with connected(world.device("a", gate=asyncio.Semaphore(0))):
+        await world.submit(epoch=1)
+        await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=10)
+        again = await world.submit(epoch=1)
+        assert (again.epoch, again.plan) == (2, 1)
+        status = await world.submit(epoch=2, stages=stages)
+        assert (status.epoch, status.plan) == (3, 2)

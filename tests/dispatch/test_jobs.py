@@ -149,6 +149,39 @@ def test_a_newer_plan_moves_the_items_under_way_and_keeps_the_results() -> None:
     assert len({one.item for one in table.all(FinishItem)}) == len(table.all(FinishItem)) == 20
 
 
+def test_other_terms_are_taken_over_and_nothing_starts_over() -> None:
+    table = one_device("a")
+    spec = job(chain("a"), 20, parallelism=1)
+    first = some(table.submit(spec), Execute)
+    assert [one.item for one in first] == [0]
+    given = table.submit(replace(spec, parallelism=2, priority=4))
+    assert [one.item for one in some(given, Execute)] == [1]
+    assert some(given, Cancel) == []
+    view = views.job(table.state, "job")
+    assert view is not None
+    assert view.priority == 4
+    table.play([*first, *given])
+    assert sorted(one.item for one in table.all(FinishItem)) == list(range(20))
+
+
+def test_a_deadline_that_was_raised_in_time_is_the_one_that_counts() -> None:
+    table = Table()
+    spec = job(chain("a"), 3, deadline=nanoseconds(10))
+    table.submit(spec)
+    table.submit(replace(spec, deadline=nanoseconds(20)))
+    assert table.wait(19_900) == []
+    assert only(table.wait(250), FinishJob).failure is not None
+
+
+def test_a_job_of_higher_priority_goes_first_from_when_it_has_it() -> None:
+    table = one_device("a")
+    first = some(table.submit(job(chain("a"), 20, name="one")), Execute)
+    other = job(chain("a"), 20, name="other")
+    table.submit(other)
+    table.submit(replace(other, priority=1))
+    assert only(table.answer(first[0]), Execute).job == "other"
+
+
 def test_an_older_plan_is_ignored() -> None:
     table = one_device("a")
     table.submit(job(chain("a"), 5, epoch=3))

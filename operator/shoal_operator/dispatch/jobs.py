@@ -10,7 +10,8 @@ it is for.
 Each item ends once: `FinishItem`, answered, or `FailItem`. Each job ends once: `FinishJob`.
 
 A newer epoch of a job voids everything of the older one on every device that hears of it (the
-protocol's rule), so a new plan starts the items over that are under way; finished ones stay.
+protocol's rule), so a new plan starts the items over that are under way; finished ones stay. In the
+same epoch only priority, deadline and parallelism are taken over, and nothing starts over.
 """
 
 from collections.abc import Iterable
@@ -45,12 +46,14 @@ _STORING = 64
 
 
 def submit(state: State, event: JobSubmitted) -> None:
-    """Take a job, or a newer plan of one that runs."""
+    """Take a job, or a newer plan or other terms of one that runs."""
     spec = event.job
     known = state.jobs.get(spec.name)
     if known is not None:
         if spec.epoch > known.spec.epoch:
             _replan(state, known, spec)
+        elif spec.epoch == known.spec.epoch:
+            _amend(state, known, spec)
         return
     completed = frozenset(index for index in event.completed if 0 <= index < spec.items)
     job = Job(spec=spec, submitted_at=event.at, completed=completed)
@@ -128,6 +131,17 @@ def _replan(state: State, job: Job, spec: JobSpec) -> None:
     _begin_services(state, job)
     for lane in lanes:
         retire_service(state, lane)
+
+
+def _amend(state: State, job: Job, spec: JobSpec) -> None:
+    job.spec = replace(
+        job.spec,
+        priority=spec.priority,
+        deadline=spec.deadline,
+        parallelism=spec.parallelism,
+    )
+    job.window = _window(state, job)
+    admit(state, job)
 
 
 # ---- items ---------------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ class CoordinatorServicer:
     def SubmitJob(self, request, context):
         """Idempotent by name: a job of the same name and the same content is joined, another content is
         refused with ALREADY_EXISTS unless the first has ended. Results that stand already are not made again.
+        What may change of a job that runs is taken over: a plan of a higher epoch, and the terms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,6 +34,7 @@ class CoordinatorStub:
     SubmitJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.SubmitJobRequest, _coordinator_pb2.JobStatus]
     """Idempotent by name: a job of the same name and the same content is joined, another content is
     refused with ALREADY_EXISTS unless the first has ended. Results that stand already are not made again.
+    What may change of a job that runs is taken over: a plan of a higher epoch, and the terms.
     """
     WatchJob: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]
     """The job's status now, then whenever it changed, at most every `interval_seconds`, until it ended."""
@@ -54,6 +55,7 @@ class CoordinatorAsyncStub(CoordinatorStub):
     SubmitJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.SubmitJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """Idempotent by name: a job of the same name and the same content is joined, another content is
     refused with ALREADY_EXISTS unless the first has ended. Results that stand already are not made again.
+    What may change of a job that runs is taken over: a plan of a higher epoch, and the terms.
     """
     WatchJob: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchJobRequest, _coordinator_pb2.JobStatus]  # type: ignore[assignment]
     """The job's status now, then whenever it changed, at most every `interval_seconds`, until it ended."""
@@ -77,6 +79,7 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_coordinator_pb2.JobStatus, _abc.Awaitable[_coordinator_pb2.JobStatus]]:
         """Idempotent by name: a job of the same name and the same content is joined, another content is
         refused with ALREADY_EXISTS unless the first has ended. Results that stand already are not made again.
+        What may change of a job that runs is taken over: a plan of a higher epoch, and the terms.
         """
 
     @_abc_1.abstractmethod

@@ -20,6 +20,7 @@ from shoal_operator.shell.coordinator.driver import Driver
 from shoal_operator.shell.coordinator.ledger import KEPT_ENDED, Ledger, Submission
 from shoal_operator.shell.coordinator.runs import JobRun, open_run
 from shoal_operator.shell.coordinator.statuses import job_status
+from shoal_operator.shell.coordinator.submissions import amended, as_submitted, same_work
 from shoal_operator.shell.inputs import FolderLimits, InputsRefused
 from shoal_operator.shell.locations import LocationRefused
 from shoal_operator.shell.results import OutputsRefused
@@ -116,14 +117,13 @@ class Jobs:
         request = self._with_folders(request)
         known = self._jobs.get(request.name)
         if known is not None and not known.ended.is_set():
-            if _content(known.request) != _content(request):
+            if not same_work(known.request, request):
                 raise JobRefused(
                     f"job {request.name} runs already, with another content; "
                     f"wait for it, cancel it, or choose another name",
                     Refusal.KNOWN,
                 )
-            if request.epoch > known.epoch and known.request.stages != request.stages:
-                self._replan(known, request)
+            self._take_over(known, request)
             return known
         if sum(not job.ended.is_set() for job in self._jobs.values()) >= MAXIMUM_JOBS:
             raise JobRefused(f"{MAXIMUM_JOBS} jobs run already", Refusal.FULL)
@@ -136,14 +136,22 @@ class Jobs:
         job.task = asyncio.create_task(self._live(job, document))
         return job
 
-    def _replan(self, job: Job, request: pb.SubmitJobRequest) -> None:
-        """Go on by another plan: what has ended stays, what is under way begins again."""
-        document = self._checked(request)
-        self._note(request, request.epoch)
-        job.request, job.epoch = request, request.epoch
-        logger.info("job %s has a new plan, of epoch %d", request.name, request.epoch)
+    def _take_over(self, job: Job, request: pb.SubmitJobRequest) -> None:
+        """Go on by other terms, which touches nothing that is under way; or by a newer plan: what
+        has ended stays, what is under way begins again."""
+        wanted = amended(job.request, request)
+        if wanted == job.request:
+            return
+        document = self._checked(wanted)
+        moves = list(wanted.stages) != list(job.request.stages)
+        # Devices may know of a higher epoch than the plan's: each restart has one of its own.
+        epoch = max(wanted.epoch, job.epoch + 1) if moves else job.epoch
+        self._note(wanted, epoch)
+        job.request, job.epoch = wanted, epoch
+        logger.info("job %s goes on by plan %d, in epoch %d", wanted.name, wanted.epoch, epoch)
         if job.run is not None:
-            job.run.begin_epoch(job.epoch)
+            self._set_deadline(job)
+            job.run.begin_epoch(epoch)
             self._submit_to_dispatcher(job, document, job.run, frozenset())
 
     def _note(self, request: pb.SubmitJobRequest, epoch: int) -> None:
@@ -213,12 +221,12 @@ class Jobs:
             return job.status
         view = None if job.run is None else views.job(self._driver.state, job.request.name)
         if job.run is None or view is None:
-            return pb.JobStatus(name=job.request.name, epoch=job.epoch)
+            return as_submitted(pb.JobStatus(name=job.request.name, epoch=job.epoch), job.request)
         status = job_status(view, job.run.inputs.place, Nanoseconds(monotonic_ns()))
         if status.state in ENDED:
             # The dispatcher is done; the last results are still being written.
             status.state = pb.JobStatus.RUNNING
-        return status
+        return as_submitted(status, job.request)
 
     async def close(self) -> None:
         """Let go of everything, without ending any job."""
@@ -291,15 +299,19 @@ class Jobs:
     ) -> None:
         """Hand a job to the dispatcher."""
         name = job.request.name
-        if job.request.active_deadline_seconds:
-            self._driver.deadlines[name] = Nanoseconds(
-                job.submitted_at + nanoseconds(job.request.active_deadline_seconds)
-            )
+        self._set_deadline(job)
         self._driver.runs[name] = run
         run.begin_epoch(job.epoch)  # a newer one may have come while the inputs were counted
         self._submit_to_dispatcher(job, document, run, completed)
         if job.cancelled is not None:
             self.cancel(job, job.cancelled)
+
+    def _set_deadline(self, job: Job) -> None:
+        seconds, name = job.request.active_deadline_seconds, job.request.name
+        self._driver.deadlines.pop(name, None)
+        if seconds:
+            deadline = Nanoseconds(job.submitted_at + nanoseconds(seconds))
+            self._driver.deadlines[name] = deadline
 
     def _submit_to_dispatcher(
         self, job: Job, document: PartitionDocument, run: JobRun, completed: frozenset[int]
@@ -327,7 +339,7 @@ class Jobs:
         name = job.request.name
         state = pb.JobStatus.State.Name(status.state).lower()
         logger.info("job %s: %s %s", name, state, status.message)
-        job.status, job.run = status, None
+        job.status, job.run = as_submitted(status, job.request), None
         job.ended.set()
         job.stirred.set()
         try:
@@ -353,15 +365,6 @@ def _ended_before(submission: Submission, status: pb.JobStatus) -> Job:
     for event in (job.prepared, job.ended, job.stirred):
         event.set()
     return job
-
-
-def _content(request: pb.SubmitJobRequest) -> bytes:
-    """What makes two submissions the same: everything but the plan and its number."""
-    content = pb.SubmitJobRequest()
-    content.CopyFrom(request)
-    content.ClearField("epoch")
-    content.ClearField("stages")
-    return content.SerializeToString(deterministic=True)
 
 
 def _failed(job: Job, reason: str, message: str) -> pb.JobStatus:

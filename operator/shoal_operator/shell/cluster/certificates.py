@@ -1,8 +1,12 @@
 """The Secrets that hold certificates: made when they are missing or wrong, renewed in time.
 
 A Secret has `tls.crt`, `tls.key` and `ca.crt`. An authority that cannot be read any more, or that
-has ended, is made anew, and with it all that it had signed. With cert-manager its objects are
-applied instead, and it makes the Secrets.
+has ended, is made anew, and with it the Secrets that it had signed; agents notice by themselves
+that theirs is of no use. With cert-manager its objects are applied instead, and it makes the
+Secrets; those that it left when it is not asked any more are taken over.
+
+A pool that was deleted and made again finds the Secrets of the old one, which Kubernetes has yet to
+collect. They are good, so they are kept, as the new pool's.
 """
 
 import base64
@@ -23,24 +27,29 @@ from shoal_operator.shell.authority import (
 from shoal_operator.shell.cluster.api import Api, Conflict, Json, key_of_manifest
 from shoal_operator.shell.cluster.children import Children, NameTaken
 from shoal_operator.shell.cluster.clock import now
-from shoal_operator.shell.cluster.foreign import Identity, Raw
+from shoal_operator.shell.cluster.foreign import Identity, Raw, identity_of
 from shoal_operator.shell.cluster.resources import SECRET
 from shoal_operator.shell.cluster.watches import MANAGED_BY, MANAGER
 
 KEPT_SECONDS: Final = 30.0
 """How long a Secret that was read is taken for what is there."""
 SIGNED_FOR: Final = "shoal.dev/signed-for"
+_CERT_MANAGERS: Final = "cert-manager.io/certificate-name"
 _TLS: Final = "kubernetes.io/tls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A Secret's content, PEM. `signed_for`: for what it was made, where it was made here."""
+    """A Secret's content, PEM. `signed_for`: for what it was made, where it was made here; `owner`:
+    the uid of the pool that it is of; `asked_as`: the Certificate that cert-manager made it for.
+    """
 
     certificate: bytes
     key: bytes
     authority: bytes
     signed_for: str = ""
+    owner: str = ""
+    asked_as: str = ""
 
 
 class Certificates:
@@ -85,10 +94,13 @@ class Certificates:
             authority = await self.authority(owner.namespace, wanted.authority)
             if authority is None:
                 return False  # It is wanted as well, and comes first.
-        if pair is not None and _is_good(pair, wanted, authority):
-            return False
-        secret = _secret(_made(wanted, authority), wanted, owner.namespace)
-        changed = await self._children.apply(secret, owner)
+        left = pair is not None and pair.asked_as == wanted.secret and not pair.owner
+        if pair is None or not _is_good(pair, wanted, authority):
+            pair = _made(wanted, authority)
+        elif pair.owner == owner.uid or not (pair.owner or left):
+            return False  # An authority that somebody else has made is as good.
+        secret = _secret(pair, wanted, owner.namespace)
+        changed = await self._children.apply(secret, owner, take_over=left)
         self._read.pop((owner.namespace, wanted.secret), None)
         return changed
 
@@ -173,4 +185,6 @@ def _pair(document: Json) -> Pair | None:
         key=key,
         authority=authority or certificate,
         signed_for=raw.table("metadata", "annotations").text(SIGNED_FOR),
+        owner=next((each.uid for each in identity_of(document).owners if each.is_shoals), ""),
+        asked_as=raw.table("metadata", "annotations").text(_CERT_MANAGERS),
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_operator.api.schema import API_VERSION, GROUP
+from shoal_operator.api.schema import API_VERSION
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.shell.cluster.api import Api, Json, key_of_manifest
 from shoal_operator.shell.cluster.cache import Cache, Topic, reduce
@@ -61,16 +61,16 @@ class Children:
         self._applied: dict[ObjectKey, _Applied] = {}
         self._removed: dict[ObjectKey, float] = {}
 
-    async def apply(self, manifest: Manifest, owner: Identity) -> bool:
-        """Have a child be as the manifest says; whether something was written. Raises `NameTaken`
-        or `ApiError`.
+    async def apply(self, manifest: Manifest, owner: Identity, *, take_over: bool = False) -> bool:
+        """Have a child be as the manifest says; whether something was written. `take_over`: even
+        if somebody else has made it. Raises `NameTaken` or `ApiError`.
         """
         key = key_of_manifest(manifest)
         full, digest = _complete(manifest, owner)
         if (key.api_version, key.kind) in _WATCHED:
             wanted = self._differs_from_cache(key, digest)
         else:
-            wanted = await self._differs_from_last(key, digest)
+            wanted = take_over or await self._differs_from_last(key, digest)
         if not wanted:
             return False
         answer = await self._api.apply(full)
@@ -174,4 +174,4 @@ def _table(metadata: Mapping[str, object], name: str) -> Mapping[str, object]:
 
 
 def _is_ours(identity: Identity) -> bool:
-    return any(owner.api_version.partition("/")[0] == GROUP for owner in identity.owners)
+    return any(owner.is_shoals for owner in identity.owners)

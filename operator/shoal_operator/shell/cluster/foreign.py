@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from shoal_operator.api.schema import GROUP
 from shoal_operator.reconcile.names import OWNER_UID
 from shoal_operator.reconcile.snapshot import Node, WorkerPhase
 from shoal_protocol.units import Bytes, parse_quantity
@@ -72,6 +73,11 @@ class Owner:
     name: str
     uid: str
     controller: bool
+
+    @property
+    def is_shoals(self) -> bool:
+        """Whether it is an object of ours."""
+        return self.api_version.partition("/")[0] == GROUP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,11 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((*RUN[:3], "pool.yaml", *RUN[4:]), "is a file; inputs are a folder of .npz and .npy"),
         ((*RUN[:3], "empty", *RUN[4:]), "has no .npz or .npy file"),
         ((*RUN[:5], "in"), "would write over its own inputs"),
+        (
+            ("run", "text.onnx", *RUN[2:5], "pool.yaml/out"),
+            "cannot be written: Not a directory",
+        ),
+        (("run", "text.onnx", *RUN[2:5], "/proc/out"), "cannot be written: No such file"),
         (("coordinator", "--listen", "nowhere", "--store", "s"), "neither unix:/path nor"),
         (("coordinator", "--listen", "unix:s", "--store", "pool.yaml"), "pool.yaml"),
     ],

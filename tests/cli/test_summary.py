@@ -54,6 +54,15 @@ def test_a_run_that_began_nothing_shows_its_reason_alone() -> None:
     assert text.strip() == "ocr: out: cannot be written"
 
 
+def test_a_run_in_which_something_failed_names_its_logs_if_they_stay() -> None:
+    assert "/work/logs" not in shown(REPORT, 100)
+    assert "/work/logs" in shown(MANY, 100)
+    assert "/work/logs" not in shown(replace(MANY, interrupted=True), 100)
+    file = io.StringIO()
+    print_summary(Console(file=file), MANY, logs_stay=False)
+    assert "/work/logs" not in file.getvalue()
+
+
 def test_a_pipe_is_wide_and_has_no_colours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -207,6 +207,20 @@ def test_an_interrupted_run_leaves_nothing_and_the_next_one_resumes(
     assert_results_are_the_whole_models(busy)
 
 
+def test_a_signal_while_it_stops_does_not_break_the_stopping_off(bench: Workbench) -> None:
+    process = bench.start("run", bench.manifest, "--report", bench.report, "--progress", "plain")
+    assert process.stderr is not None
+    while process.stderr.readline() != "stopping\n":
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert_nothing_is_left(bench, process.pid)
+    report = json.loads(bench.report.read_bytes())
+    assert report["jobs"][0]["state"] == "Complete"
+    assert [device["name"] for device in report["devices"]] == ["one", "two", "three"]
+
+
 @pytest.mark.slow
 def test_a_killed_run_leaves_no_process_and_the_next_one_sweeps_and_resumes(
     busy: Workbench,

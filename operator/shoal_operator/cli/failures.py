@@ -69,6 +69,7 @@ def title_of(error: Exception) -> str | None:
         steps.StepCrashed: "a step failed",
         runner.NoPlan: "does not fit",
         runner.NoInputs: "job refused",
+        runner.OutputsUnwritable: "job refused",
         watch.JobRefused: "job refused",
         runner.EnforcementImpossible: "budgets cannot be enforced",
         workspace.WorkspaceBusy: "work folder in use",

@@ -201,7 +201,7 @@ def run_manifests(
     brought = asyncio.run(remote.bring(manifests, folder, _say))
     orders = read_orders(brought.manifests, volumes)
     try:
-        status = execute(orders, folder, how.run_options(), show)
+        status = execute(orders, folder, how, show)
         if status != INTERRUPTED:
             asyncio.run(remote.deliver(brought, _say))
         return status
@@ -224,7 +224,7 @@ def _check_report(path: Path) -> None:
         raise typer.BadParameter(f"--report {path}: {path.parent} cannot be written")
 
 
-def execute(orders: "Orders", folder: Path, run_options: "RunOptions", show: Show) -> int:
+def execute(orders: "Orders", folder: Path, how: How, show: Show) -> int:
     """Run, print, report; the exit status."""
     from rich.console import Console
 
@@ -243,9 +243,9 @@ def execute(orders: "Orders", folder: Path, run_options: "RunOptions", show: Sho
     for note in orders.notes:
         observer.note(note)
     with open_workspace(folder) as workspace:
-        report = asyncio.run(run_orders(orders, workspace, run_options, observer))
+        report = asyncio.run(run_orders(orders, workspace, how.run_options(), observer))
     if not show.quiet:
-        print_summary(output(), report)
+        print_summary(output(), report, logs_stay=how.keep)
     if show.report is not None:
         write_report(report, show.report)
     if report.interrupted:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, TypeVar
 
 from rich.box import SIMPLE_HEAD
@@ -39,8 +40,10 @@ def output() -> Console:
     return Console(width=LOG_COLUMNS)
 
 
-def print_summary(console: Console, report: RunReport) -> None:
-    """What the run did: jobs, devices, how budgets were held, verification."""
+def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True) -> None:
+    """What the run did: jobs, devices, how budgets were held, verification; where the logs are,
+    if something failed and they stay.
+    """
     begun = any(job.items for job in report.jobs)
     if begun:
         console.print(titled("Jobs", job_table(report.jobs, console.width)))
@@ -57,11 +60,18 @@ def print_summary(console: Console, report: RunReport) -> None:
             if not device.within_budget:
                 console.print(Text(over_budget_line(device), style="bold red"))
     for job in report.jobs:
-        if job.verification_error:
-            text = f"{job.name}: not verified: {job.verification_error}"
-            console.print(Text(text, style="bold red"))
-        if job.verification is not None:
-            console.print(_verification_line(job.verification, report.devices), highlight=False)
+        _print_verification(console, job, report.devices)
+    if begun and logs_stay and not (report.succeeded or report.interrupted):
+        text = f"logs of the coordinator and of each device: {Path(report.work) / 'logs'}"
+        console.print(Text(text), soft_wrap=True)
+
+
+def _print_verification(console: Console, job: JobReport, devices: Sequence[DeviceReport]) -> None:
+    if job.verification_error:
+        text = f"{job.name}: not verified: {job.verification_error}"
+        console.print(Text(text, style="bold red"))
+    if job.verification is not None:
+        console.print(_verification_line(job.verification, devices), highlight=False)
 
 
 def job_table(jobs: Sequence[JobReport], width: int) -> Table:

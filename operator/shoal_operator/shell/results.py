@@ -29,6 +29,7 @@ import contextlib
 import fcntl
 import json
 import os
+import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,20 @@ class OutputsRefused(Exception):
         super().__init__(f"outputs {folder}: {reason}")
         self.folder = folder
         self.reason = reason
+
+
+def check_outputs(outputs: Path, job: str) -> None:
+    """Whether results of a job could be written now, found by trying; nothing is left behind.
+
+    Raises `OutputsRefused`.
+    """
+    try:
+        for folder in (outputs, outputs / ".shoal" / job):
+            nearest = next(path for path in (folder, *folder.parents) if path.exists())
+            with tempfile.TemporaryFile(dir=nearest):
+                pass
+    except OSError as e:
+        raise OutputsRefused(outputs, f"cannot be written: {e.strerror or e}") from e
 
 
 @dataclass(frozen=True, slots=True)

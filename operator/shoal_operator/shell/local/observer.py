@@ -1,6 +1,6 @@
 """What the runner tells whoever looks on: the seam between running and showing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,13 +9,27 @@ from shoal_protocol.v1 import coordinator_pb2 as pb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A run at one moment; `limits` are the cgroups' limits in bytes."""
+    """A run at one moment; `limits` are the cgroups' limits in bytes.
+
+    Devices have the names that are theirs alone in the whole run.
+    """
 
     seconds: float
     jobs: tuple[pb.JobStatus, ...]
     devices: tuple[pb.DeviceStatus, ...]
     limits: Mapping[str, int] = field(default_factory=dict)
     restarts: Mapping[str, int] = field(default_factory=dict)
+
+
+def joined(parts: Sequence[Snapshot]) -> Snapshot:
+    """One snapshot of several pools."""
+    return Snapshot(
+        seconds=max(part.seconds for part in parts),
+        jobs=tuple(job for part in parts for job in part.jobs),
+        devices=tuple(device for part in parts for device in part.devices),
+        limits={name: size for part in parts for name, size in part.limits.items()},
+        restarts={name: count for part in parts for name, count in part.restarts.items()},
+    )
 
 
 class Observer(Protocol):

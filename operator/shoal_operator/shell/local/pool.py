@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Final
 
 from shoal_operator.api.choices import Mode, Policy
@@ -41,11 +42,12 @@ _POLICIES: Final = {
 class AgentsMissing(Exception):
     """Agents that opened no session in time."""
 
-    def __init__(self, names: Sequence[str], log_tail: str) -> None:
+    def __init__(self, names: Sequence[str], log: Path) -> None:
+        """`log` is the first one's."""
         self.names = tuple(names)
         super().__init__(
             f"no session from {', '.join(names)} within {SESSIONS_SECONDS:g} s; "
-            f"the end of the first one's log:\n{log_tail}"
+            f"the end of {log}:\n{tail(log)}"
         )
 
 
@@ -155,7 +157,7 @@ class PoolRun:
         except TimeoutError:
             missing = [name for name in budgets if name not in self.watch.devices]
             log = self._settings.workspace.log(self.label((missing or list(budgets))[0]))
-            raise AgentsMissing(missing or list(budgets), tail(log)) from None
+            raise AgentsMissing(missing or list(budgets), log) from None
 
     async def close(self) -> None:
         """Close the channel to the coordinator."""
@@ -163,16 +165,22 @@ class PoolRun:
             await self._channel.close()
 
     def snapshot(self) -> Snapshot:
-        """The watch's snapshot, with limits and restarts."""
+        """The watch's snapshot, with limits and restarts; devices are called by their labels."""
         seen = self.watch.snapshot()
-        names = [device.name for device in self.devices]
+        labels = [self.label(device.name) for device in self.devices]
         return Snapshot(
             seconds=seen.seconds,
             jobs=seen.jobs,
-            devices=seen.devices,
-            limits=dict(self.limits),
-            restarts={name: self._supervisor.restarts(self.label(name)) for name in names},
+            devices=tuple(self._labelled(device) for device in seen.devices),
+            limits={self.label(name): size for name, size in self.limits.items()},
+            restarts={label: self._supervisor.restarts(label) for label in labels},
         )
+
+    def _labelled(self, status: pb.DeviceStatus) -> pb.DeviceStatus:
+        labelled = pb.DeviceStatus()
+        labelled.CopyFrom(status)
+        labelled.name = self.label(status.name)
+        return labelled
 
     def _coordinator_spec(self) -> ProcessSpec:
         workspace = self._settings.workspace

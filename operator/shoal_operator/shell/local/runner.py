@@ -5,8 +5,9 @@ coordinator and the agents of each pool, each agent in its cgroup, 4. wait for t
 set the limits, 5. submit and watch, 6. stop everything, 7. verify, 8. report.
 
 The first SIGINT or SIGTERM cancels the jobs and stops everything politely; a second one kills.
-Whatever happens, no process, cgroup or socket is left. Results that were written stay, and a later
-run resumes.
+Phase 6 itself is broken off by nothing: a signal that comes while it stops is the first all the
+same, and what it leaves out is the verification. Whatever happens, no process, cgroup or socket is
+left. Results that were written stay, and a later run resumes.
 """
 
 import asyncio
@@ -18,14 +19,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from typing import Final
 
 from shoal_operator.planning.outcome import Infeasible, Plan
 from shoal_operator.planning.placement import local_pool, plan
 from shoal_operator.shell.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
-from shoal_operator.shell.local.observer import Observer, Snapshot
-from shoal_operator.shell.local.orders import CutOrder, Orders, PlanOrder
+from shoal_operator.shell.local.observer import Observer, joined
+from shoal_operator.shell.local.orders import CutOrder, JobOrder, Orders, PlanOrder
 from shoal_operator.shell.local.pool import PlannedJob, PoolRun, PoolSettings
 from shoal_operator.shell.local.preparation import Prepared, prepare
 from shoal_operator.shell.local.report import (
@@ -43,6 +43,7 @@ from shoal_operator.shell.local.verification import (
     verify,
 )
 from shoal_operator.shell.local.workspace import Workspace
+from shoal_operator.shell.results import OutputsRefused, check_outputs
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -64,6 +65,10 @@ class NoPlan(Exception):
 
 class NoInputs(Exception):
     """A job's folder of inputs is not there, or has none."""
+
+
+class OutputsUnwritable(Exception):
+    """A job's results could not be written."""
 
 
 class Interrupted(Exception):
@@ -115,14 +120,19 @@ def plan_on_pool(order: PlanOrder, prepared: Prepared) -> Plan:
     return found
 
 
-def _check_inputs(job: str, folder: Path) -> None:
+def _check_folders(order: JobOrder) -> None:
     """What would end the job at once is said before anything is cut or started."""
+    job, folder = order.name, order.inputs
     if folder.is_file():
         raise NoInputs(f"job {job}: {folder} is a file; inputs are a folder of .npz and .npy files")
     if not folder.is_dir():
         raise NoInputs(f"job {job}: there is no folder of inputs {folder}")
     if not any(path.suffix in {".npz", ".npy"} for path in folder.iterdir()):
         raise NoInputs(f"job {job}: the folder of inputs {folder} has no .npz or .npy file")
+    try:
+        check_outputs(order.outputs, job)
+    except OutputsRefused as error:
+        raise OutputsUnwritable(f"job {job}: {error}") from error
 
 
 class _Run:
@@ -137,6 +147,7 @@ class _Run:
         self._devices: list[DeviceReport] = []
         self._enforcement = Enforcement(mode="none", reason="asked for with --enforce none")
         self._interrupted = False
+        self._stopping = False
         self._started = time.monotonic()
         self._start_time = datetime.datetime.now(datetime.UTC)
 
@@ -147,7 +158,7 @@ class _Run:
             try:
                 jobs = await self._plan_jobs(orders)
                 await self._run_pools(jobs)
-                if self._options.verify:
+                if self._options.verify and not self._interrupted:
                     verified = await self._verify(jobs)
             except asyncio.CancelledError:
                 if not self._interrupted:
@@ -175,7 +186,7 @@ class _Run:
     async def _plan_jobs(self, orders: Orders) -> list[PlannedJob]:
         """Phases 1 and 2."""
         for order in orders.jobs:
-            _check_inputs(order.name, order.inputs)
+            _check_folders(order)
         cuts = [order.plan.cut for order in orders.jobs]
         prepared = await prepare_all(cuts, self._workspace, self._observer)
         jobs = []
@@ -262,20 +273,36 @@ class _Run:
             )
 
     async def _stop(self, groups: RunGroups | None) -> None:
-        """Phase 6: what has not ended is cancelled, then every process goes, then the cgroups."""
+        """Phase 6: what has not ended is cancelled, then every process goes, then the cgroups.
+
+        Each step is taken whatever became of those before it.
+        """
         self._observer.phase("stopping")
-        await asyncio.gather(*(pool.watch.cancel("interrupted") for pool in self._pools))
-        # The agents first: each sends its last readings before it goes.
+        self._stopping = True
+        try:
+            async with contextlib.AsyncExitStack() as steps:  # taken in reverse
+                if groups is not None:
+                    steps.callback(groups.remove)
+                for pool in self._pools:
+                    steps.push_async_callback(pool.close)
+                steps.callback(self._take_readings)
+                steps.push_async_callback(self._supervisor.stop)
+                steps.push_async_callback(self._stop_agents)
+                await asyncio.gather(*(pool.watch.cancel("interrupted") for pool in self._pools))
+        finally:
+            self._stopping = False
+
+    async def _stop_agents(self) -> None:
+        """The agents before the coordinators: each sends its last readings before it goes."""
         agents = [pool.label(device.name) for pool in self._pools for device in pool.devices]
         await self._supervisor.stop(agents)
         for pool in self._pools:
-            await pool.watch.poll()
-        await self._supervisor.stop()
+            await pool.watch.last_poll()
+
+    def _take_readings(self) -> None:
+        """Every process has ended, and its cgroup is still there."""
         for pool in self._pools:
             self._devices += device_reports(pool, self._restarts(pool))
-            await pool.close()
-        if groups is not None:
-            groups.remove()
 
     async def _verify(self, jobs: Sequence[PlannedJob]) -> dict[str, Verification | str]:
         """Phase 7, one job after another: each has the machine's memory for itself.
@@ -301,16 +328,7 @@ class _Run:
         return found
 
     def _on_snapshot(self) -> None:
-        parts = [pool.snapshot() for pool in self._pools]
-        self._observer.running(
-            Snapshot(
-                seconds=max(part.seconds for part in parts),
-                jobs=tuple(job for part in parts for job in part.jobs),
-                devices=tuple(device for part in parts for device in part.devices),
-                limits={name: size for part in parts for name, size in part.limits.items()},
-                restarts={name: count for part in parts for name, count in part.restarts.items()},
-            )
-        )
+        self._observer.running(joined([pool.snapshot() for pool in self._pools]))
 
     def _on_death(self, death: Death) -> None:
         self._observer.note(f"{death.title} {death.cause}; starting it again")
@@ -331,7 +349,8 @@ class _Run:
                 self._supervisor.kill()
                 return
             self._interrupted = True
-            task.cancel()
+            if not self._stopping:
+                task.cancel()
 
         for number in _SIGNALS:
             loop.add_signal_handler(number, interrupt)

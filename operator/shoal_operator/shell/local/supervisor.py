@@ -153,6 +153,8 @@ class Supervisor:
             assert child.process is not None
             born = time.monotonic()
             status = await child.process.wait()
+            if self._stopping:
+                return
             if time.monotonic() - born >= STABLE_SECONDS:
                 delay, deaths = FIRST_DELAY_SECONDS, 0
             deaths += 1

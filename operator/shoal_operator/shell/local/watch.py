@@ -131,6 +131,11 @@ class Watch:
             self.devices.setdefault(status.name, DeviceTally()).add(status)
         return response.devices
 
+    async def last_poll(self) -> None:
+        """Hear the last word of every device, if there still is a coordinator to ask."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self.poll()
+
     async def run(self, on_snapshot: Callable[[], None]) -> None:
         """Submit every job and watch all of them to their ends."""
         followers = [asyncio.create_task(self._follow(one)) for one in self._requests.values()]
@@ -146,7 +151,7 @@ class Watch:
             for task in (*followers, poller):
                 task.cancel()
             await asyncio.gather(*followers, poller, ended, return_exceptions=True)
-        await self.poll()  # the last word of every device
+        await self.last_poll()
         on_snapshot()
 
     async def cancel(self, reason: str) -> None:

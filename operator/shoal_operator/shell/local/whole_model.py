@@ -4,6 +4,8 @@ Memory is measured as an agent measures its own: the floor is what is resident o
 loaded and has run a first tiny model, freed heap given back. The peak is the kernel's mark of
 resident memory (`VmHWM`) less the floor. The mark is reset before the session is made and before
 each run, and read after each, so that reading inputs and comparing results have no part in it.
+Where the mark cannot be reset (a hardened container), one that has grown meanwhile says the same;
+where it has not, what is resident afterwards is counted, which is less than the peak may have been.
 """
 
 import ctypes
@@ -20,6 +22,8 @@ Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 
 _PROVIDERS: Final = ["CPUExecutionProvider"]
+_CLEAR: Final = Path("/proc/self/clear_refs")
+_RESET_MARK: Final = "5"
 
 
 class ModelUnusable(Exception):
@@ -33,7 +37,8 @@ class WholeModel:
         """Raises `ModelUnusable`."""
         warm_up()
         _trim()
-        self.floor_bytes = _begin_mark()
+        self._mark = _Mark()
+        self.floor_bytes = _status_bytes("VmRSS")
         self.peak_bytes = 0
         options = onnxruntime.SessionOptions()
         if not optimised:
@@ -46,7 +51,7 @@ class WholeModel:
 
     def run(self, names: Sequence[str], inputs: Arrays) -> dict[str, Array]:
         """The outputs of these names. Raises `ModelUnusable`."""
-        _begin_mark()
+        self._mark.begin()
         try:
             outputs = self._session.run(list(names), dict(inputs))
         except Exception as error:  # as above
@@ -55,7 +60,7 @@ class WholeModel:
         return dict(zip(names, outputs, strict=True))
 
     def _read_mark(self) -> None:
-        self.peak_bytes = max(self.peak_bytes, _status_bytes("VmHWM") - self.floor_bytes)
+        self.peak_bytes = max(self.peak_bytes, self._mark.read() - self.floor_bytes)
 
 
 def warm_up() -> None:
@@ -69,10 +74,24 @@ def warm_up() -> None:
     session.run(None, {"x": np.zeros(1, np.float32)})
 
 
-def _begin_mark() -> int:
-    """Let the kernel's mark start at what is resident now; those bytes."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status_bytes("VmRSS")
+class _Mark:
+    """The kernel's mark of the most that was resident, from its making or from `begin` on."""
+
+    def __init__(self) -> None:
+        self._standing: int | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Let it start at what is resident now."""
+        try:
+            _CLEAR.write_text(_RESET_MARK)
+        except OSError:
+            self._standing = _status_bytes("VmHWM")
+
+    def read(self) -> int:
+        """The most since then, in bytes."""
+        mark = _status_bytes("VmHWM")
+        return _status_bytes("VmRSS") if mark == self._standing else mark
 
 
 def _trim() -> None:

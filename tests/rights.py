@@ -41,13 +41,14 @@ def of_rules(*roles: tuple[str, str]) -> Rights:
     chart = render()
     for role in roles:
         for rule in chart[role]["rules"]:
-            assert not set(rule) - {"apiGroups", "resources", "verbs"}, rule
+            assert not set(rule) - {"apiGroups", "resources", "resourceNames", "verbs"}, rule
             for group in rule["apiGroups"]:
                 for resource in rule["resources"]:
                     whole, _, part = resource.partition("/")
                     name = f"{whole}.{group}" if group else whole
-                    key = (f"{name}/{part}" if part else name, "")
-                    found.setdefault(key, set()).update(rule["verbs"])
+                    for named in rule.get("resourceNames", [""]):
+                        key = (f"{name}/{part}" if part else name, named)
+                        found.setdefault(key, set()).update(rule["verbs"])
     return found
 
 

@@ -39,9 +39,10 @@ def release(plane: ControlPlane) -> ControlPlane:
     return plane
 
 
-def may(plane: ControlPlane, verb: str, resource: str, *more: str) -> bool:
+def may(plane: ControlPlane, verb: str, resource: str, *more: str, name: str = "") -> bool:
     whole, _, part = resource.partition("/")
-    asked = ("auth", "can-i", verb, whole, f"--subresource={part}", f"--as={ACCOUNT}")
+    what = f"{whole}/{name}" if name else whole
+    asked = ("auth", "can-i", verb, what, f"--subresource={part}", f"--as={ACCOUNT}")
     try:
         plane.kubectl(*asked, *more)
     except CommandFailed:
@@ -122,7 +123,24 @@ def test_the_operator_may_do_nothing_else(release: ControlPlane, verb: str, reso
 
 
 def test_the_operator_may_take_its_lease_at_home(release: ControlPlane) -> None:
-    assert may(release, "update", "leases.coordination.k8s.io", f"--namespace={NAMESPACE}")
+    lease, home = "leases.coordination.k8s.io", f"--namespace={NAMESPACE}"
+    assert may(release, "update", lease, home, name="shoal-operator")
+    assert not may(release, "update", lease, home, name="another")
+
+
+def test_a_namespaced_operator_may_read_one_secret_at_home(release: ControlPlane) -> None:
+    helm, home = release.access.helm, f"--namespace={NAMESPACE}"
+    values = ("--set=rbac.namespaced=true", "--set=rbac.namespaces={default}")
+    helm("upgrade", "shoal", str(CHART), home, *values)
+    for namespace, name, allowed in (
+        (NAMESPACE, "shoal-ca", True),
+        (NAMESPACE, "another", False),
+        ("default", "shelf-ca", True),
+        ("kube-system", "another", False),
+    ):
+        where = f"--namespace={namespace}"
+        assert may(release, "get", "secrets", where, name=name) is allowed, (namespace, name)
+    helm("upgrade", "shoal", str(CHART), home, "--set=rbac.namespaced=false")
 
 
 def test_who_edits_a_namespace_may_write_jobs_in_it(release: ControlPlane) -> None:

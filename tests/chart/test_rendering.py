@@ -13,6 +13,7 @@ from shoal_operator.api.crd import definition
 from shoal_operator.api.kinds import KINDS
 from shoal_operator.cli.operator import operator as operator_command
 from shoal_operator.reconcile.settings import OperatorSettings
+from shoal_operator.shell.cluster.operator import AUTHORITY_SECRET, LEASE_NAME
 from shoal_operator.shell.cluster.resources import CHILDREN, SHOAL
 from shoal_operator.shell.cluster.settings import read_settings
 
@@ -332,6 +333,21 @@ def test_secrets_are_never_listed_and_pods_never_written() -> None:
     assert granted["", "pods"] == {"get", "list"}
     assert ("rbac.authorization.k8s.io", "roles") not in granted
     assert not [resource for _, resource in granted if resource.endswith(("/exec", "/attach"))]
+
+
+def test_at_home_the_operator_may_read_its_own_secret_and_lease_and_no_others() -> None:
+    named = {
+        (resource, *rule["resourceNames"]): set(rule["verbs"])
+        for rule in rules({}, "Role", OPERATOR)
+        for resource in rule["resources"]
+        if "resourceNames" in rule
+    }
+    assert named == {
+        ("leases", LEASE_NAME): {"get", "update"},
+        ("secrets", AUTHORITY_SECRET): {"get"},
+    }
+    others = [rule for rule in rules({}, "Role", OPERATOR) if "resourceNames" not in rule]
+    assert {verb for rule in others for verb in rule["verbs"]} == {"create"}
 
 
 def test_what_the_operator_watches_it_may_watch() -> None:

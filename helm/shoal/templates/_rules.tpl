@@ -101,12 +101,22 @@ object of ours owns, Kubernetes deletes with it.
 {{- end }}
 
 {{- define "shoal.ownRules" -}}
-# The Lease that keeps two operators from acting at once.
+# The Lease that keeps two operators from acting at once. What is to be made has no name yet.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  verbs: [get, create, update]
-# shoal-ca, the authority that signs the certificate of enrolment.
+  verbs: [create]
+# This Lease, and no other.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [shoal-operator]
+  verbs: [get, update]
+# shoal-ca, the authority that signs the certificate of enrolment. It is made once and never changed.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create, patch]
+  verbs: [create]
+# This Secret, and no other of the release's namespace, unless pools may be in it.
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: [shoal-ca]
+  verbs: [get]
 {{- end }}

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 
+from shoal_operator.shell.coordinator.submissions import as_submitted
 from shoal_protocol.channels import server_options
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import (
@@ -30,7 +31,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class _Run:
     """One job; `started` is 0 until its turn."""
 
-    epoch: int
+    request: pb.SubmitJobRequest
     started: float = 0.0
     cancelled: bool = False
 
@@ -59,11 +60,11 @@ class PlayedCoordinator(CoordinatorServicer):
     _runs: dict[str, _Run] = field(default_factory=dict)
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.JobStatus:
-        """Take a job, or go on with one in another epoch."""
+        """Take a job, or go on with one by another plan."""
         if request.name not in self._runs:
             self.begun[request.name] += 1
-        run = self._runs.setdefault(request.name, _Run(request.epoch))
-        run.epoch, run.cancelled = request.epoch, False
+        run = self._runs.setdefault(request.name, _Run(request))
+        run.request, run.cancelled = request, False
         return self._status(request.name, run)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: _Context) -> pb.JobStatus:
@@ -143,10 +144,10 @@ class PlayedCoordinator(CoordinatorServicer):
             state = pb.JobStatus.CANCELLED
         elif done == work.items:
             state = pb.JobStatus.COMPLETE
-        return pb.JobStatus(
+        status = pb.JobStatus(
             name=name,
             state=state,
-            epoch=run.epoch,
+            epoch=run.request.epoch,
             items=work.items,
             active=min(4, work.items - done) if state == pb.JobStatus.RUNNING else 0,
             succeeded=done,
@@ -155,6 +156,7 @@ class PlayedCoordinator(CoordinatorServicer):
             latency=pb.Latency(p50_seconds=0.5),
             tier_hits=pb.TierHits(resident=done),
         )
+        return as_submitted(status, run.request)
 
 
 @contextlib.asynccontextmanager

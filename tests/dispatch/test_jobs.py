@@ -151,7 +151,7 @@ def test_a_newer_plan_moves_the_items_under_way_and_keeps_the_results() -> None:
 
 def test_other_terms_are_taken_over_and_nothing_starts_over() -> None:
     table = one_device("a")
-    spec = job(chain("a"), 20, parallelism=1)
+    spec = replace(job(chain("a"), 20), parallelism=1)
     first = some(table.submit(spec), Execute)
     assert [one.item for one in first] == [0]
     given = table.submit(replace(spec, parallelism=2, priority=4))

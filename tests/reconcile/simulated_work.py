@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.snapshot import RunState, WorkerPhase
 
 
@@ -10,7 +11,8 @@ class SimulatedJob:
     """A job in the coordinator; `finished` are the items in its journal."""
 
     state: RunState
-    epoch: int
+    plan: int
+    terms: Terms
     finished: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     seconds: float = 0.0

@@ -127,7 +127,8 @@ class Cluster:
             state=job.state,
             message=job.message,
             reason=job.reason,
-            epoch=job.epoch,
+            plan=job.plan,
+            terms=job.terms,
             items=ITEMS,
             active=int(job.state is RunState.RUNNING),
             succeeded=len(job.finished),
@@ -337,17 +338,17 @@ class Cluster:
         if not self.reachable:
             return
         match call:
-            case SubmitJob(job=name, epoch=epoch):
+            case SubmitJob(job=name, plan=plan, terms=terms):
                 known = self.runs.get(name)
                 if known is not None and known.state in (RunState.PENDING, RunState.RUNNING):
-                    known.epoch = max(known.epoch, epoch)
+                    known.plan, known.terms = max(known.plan, plan), terms
                 elif name not in self.inputs:
                     self.runs[name] = SimulatedJob(
-                        RunState.FAILED, epoch, message="no inputs", reason="FolderRefused"
+                        RunState.FAILED, plan, terms, message="no inputs", reason="FolderRefused"
                     )
                 else:
                     assert known is None or known.state is RunState.CANCELLED, "run twice"
-                    again = SimulatedJob(RunState.PENDING, epoch)
+                    again = SimulatedJob(RunState.PENDING, plan, terms)
                     if known is not None:
                         again.finished, again.failed = known.finished, known.failed
                     self.runs[name] = again

@@ -11,7 +11,7 @@ from reconcile.values import MIB, NAMESPACE, NOW, SETTINGS, condition, passes_it
 from shoal_operator.api.kinds import Device, DevicePool
 from shoal_operator.api.kinds.device_pool import DevicePoolStatus
 from shoal_operator.api.schema import parse
-from shoal_operator.reconcile.decision import CancelJob, Decision, RemoveJob
+from shoal_operator.reconcile.decision import CancelJob, Decision, RemoveJob, Terms
 from shoal_operator.reconcile.names import device_object_name
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import (
@@ -42,7 +42,8 @@ def run(job: str, state: RunState) -> Run:
         job=job,
         state=state,
         message="",
-        epoch=1,
+        plan=1,
+        terms=Terms(),
         items=1,
         active=0,
         succeeded=0,

@@ -12,7 +12,7 @@ from reconcile.simulation import Cluster, started
 from reconcile.values import MIB, NOW, SETTINGS, condition, make, word
 from shoal_operator.api.kinds import InferenceJob, Partition
 from shoal_operator.api.kinds.inference_job import InferenceJobStatus
-from shoal_operator.reconcile.decision import CancelJob, Decision, RemoveJob, SubmitJob
+from shoal_operator.reconcile.decision import CancelJob, Decision, RemoveJob, SubmitJob, Terms
 from shoal_operator.reconcile.names import job_id
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
@@ -65,7 +65,8 @@ def run(state: RunState, succeeded: int = 0, failed: int = 0, **more: object) ->
         job=job_id(job()),
         state=state,
         message="",
-        epoch=1,
+        plan=1,
+        terms=Terms(),
         items=24,
         active=2 if state is RunState.RUNNING else 0,
         succeeded=succeeded,
@@ -139,7 +140,7 @@ def test_inputs_are_carried_in_before_the_job_is_submitted() -> None:
     done = decide(works(PLANNED, "in", WorkerPhase.SUCCEEDED))
     (call,) = done.calls
     assert isinstance(call, SubmitJob)
-    assert (call.job, call.epoch, len(call.stages)) == ("ocr-aabbccdd", 1, 3)
+    assert (call.job, call.plan, len(call.stages)) == ("ocr-aabbccdd", 1, 3)
 
 
 def test_fragments_that_the_store_lacks_are_delivered_by_a_worker_of_the_partition() -> None:
@@ -256,6 +257,26 @@ def test_the_deadline_holds_while_nothing_runs_and_nobody_answers() -> None:
     assert decision.calls == ()
 
 
+def test_what_is_finished_at_the_deadline_waits_for_a_coordinator_that_is_away() -> None:
+    limited = knows(
+        replace(PLANNED, job=job(activeDeadlineSeconds=600)), run(RunState.RUNNING, succeeded=8)
+    )
+    late = replace(told(limited, decide(limited)), now=LATER)
+    away = silent(late)
+    decision = decide(away)
+    assert word(decision.status, "Failed") == "False DeadlineExceeded"
+    assert word(decision.status, "Complete") == "False CarryingOut"
+    back = told(replace(away, view=late.view), decision)
+    decision = decide(back)
+    assert [type(call) for call in decision.calls] == [CancelJob]
+    assert decision.children == (), "nothing is carried out of a run that goes on"
+    stopped = knows(told(back, decision), run(RunState.CANCELLED, succeeded=11))
+    decision = decide(stopped)
+    assert kinds(decision) == ["Job"]
+    decision = decide(works(told(stopped, decision), "out", WorkerPhase.SUCCEEDED))
+    assert word(decision.status, "Failed") == "True DeadlineExceeded"
+
+
 def test_a_deadline_does_not_count_while_the_job_is_suspended() -> None:
     limited = replace(PLANNED, job=job(activeDeadlineSeconds=600, suspend=True))
     limited = told(limited, decide(limited))
@@ -297,16 +318,56 @@ def test_a_newer_plan_is_given_to_a_run_and_a_refusal_of_it_is_not_asked_again()
     going = knows(replanned, run(RunState.RUNNING, succeeded=8))
     (call,) = decide(going).calls
     assert isinstance(call, SubmitJob)
-    assert call.epoch == 2
-    refused = replace(going, refusal=Refusal(epoch=2, message="another content"))
+    assert call.plan == 2
+    refused = replace(going, refusal=Refusal(plan=2, terms=Terms(), message="another content"))
     decision = decide(refused)
     assert decision.calls == ()
-    assert word(decision.status, "Failed") == "False NotFailed"
+    assert word(decision.status, "Complete") == "False Running"
+    assert "another content" in condition(decision.status, "Complete").message
+
+
+@pytest.mark.parametrize(
+    ("edit", "terms"),
+    [
+        ({"priority": 7}, Terms(priority=7)),
+        ({"parallelism": 2}, Terms(parallelism=2)),
+        ({"activeDeadlineSeconds": 9000}, Terms(active_deadline_seconds=9000.0)),
+    ],
+)
+def test_an_edit_of_a_running_job_reaches_the_coordinator_once(
+    edit: dict[str, Any], terms: Terms
+) -> None:
+    running = run(RunState.RUNNING, succeeded=8)
+    edited = knows(replace(PLANNED, job=job(generation=2, **edit)), running)
+    (call,) = decide(edited).calls
+    assert isinstance(call, SubmitJob)
+    assert (call.plan, call.terms) == (1, terms)
+    taken = knows(edited, replace(running, terms=terms))
+    assert decide(taken).calls == ()
+    refused = replace(edited, refusal=Refusal(plan=1, terms=terms, message="busy"))
+    assert decide(refused).calls == ()
+    other = replace(refused, job=job(generation=3, priority=-1))
+    assert [type(call) for call in decide(other).calls] == [SubmitJob]
+
+
+def test_a_deadline_that_was_raised_is_not_failed_by_the_bound_that_the_coordinator_had() -> None:
+    bound = Terms(active_deadline_seconds=60.0)
+    failed = run(RunState.FAILED, succeeded=8, reason="DeadlineExceeded", terms=bound)
+    raised = knows(replace(PLANNED, job=job(generation=2, activeDeadlineSeconds=9000)), failed)
+    decision = decide(raised)
+    assert word(decision.status, "Complete") == "False Submitting"
+    assert [type(call) for call in decision.calls] == [SubmitJob]
+    same = knows(replace(PLANNED, job=job(activeDeadlineSeconds=60)), failed)
+    decision = decide(same)
+    assert word(decision.status, "Failed") == "False DeadlineExceeded"
+    assert kinds(decision) == ["Job"], "what is finished is carried out"
 
 
 def test_a_refused_submission_fails_the_job() -> None:
     ready = works(PLANNED, "in", WorkerPhase.SUCCEEDED)
-    refused = replace(ready, refusal=Refusal(epoch=1, message="stage 1 has no device"))
+    refused = replace(
+        ready, refusal=Refusal(plan=1, terms=Terms(), message="stage 1 has no device")
+    )
     decision = decide(refused)
     assert word(decision.status, "Failed") == "True SubmissionRefused"
     assert condition(decision.status, "Failed").message == "stage 1 has no device"

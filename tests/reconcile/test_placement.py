@@ -11,7 +11,7 @@ from reconcile.test_partition import told as told_partition
 from reconcile.values import MIB, NOW, SETTINGS, condition, make, pool, word
 from shoal_operator.api.kinds import Partition, Placement
 from shoal_operator.api.kinds.placement import Cost, PlacementStatus
-from shoal_operator.reconcile.decision import Decision
+from shoal_operator.reconcile.decision import Decision, Terms
 from shoal_operator.reconcile.documents import read_document
 from shoal_operator.reconcile.snapshot import (
     ConnectedDevice,
@@ -206,7 +206,8 @@ def test_what_the_last_job_measured_is_told() -> None:
         job="ocr-1",
         state=RunState.COMPLETE,
         message="",
-        epoch=1,
+        plan=1,
+        terms=Terms(),
         items=24,
         active=0,
         succeeded=24,

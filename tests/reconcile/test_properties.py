@@ -20,6 +20,7 @@ from shoal_operator.api.kinds import DevicePool
 from shoal_operator.api.kinds.placement import PlacementStatus
 from shoal_operator.api.partition import document_to_json
 from shoal_operator.reconcile.agents import selected_nodes
+from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.snapshot import (
     Claim,
@@ -255,6 +256,8 @@ def test_device_pools(snapshot: DevicePoolSnapshot) -> None:
 
 # ---- InferenceJob --------------------------------------------------------------------------------
 
+TERMS = st.builds(Terms, active_deadline_seconds=st.sampled_from([0.0, 60.0]))
+REFUSALS = st.builds(Refusal, plan=st.integers(0, 2), terms=TERMS, message=TEXTS)
 RUNS = st.builds(
     run,
     st.sampled_from(RunState),
@@ -262,7 +265,8 @@ RUNS = st.builds(
     failed=st.integers(0, 3),
     message=TEXTS,
     reason=TEXTS,
-    epoch=st.integers(0, 3),
+    plan=st.integers(0, 3),
+    terms=TERMS,
     items_per_second=RATES,
     seconds=st.floats(0, 1e6),
     tier_hits=st.tuples(COUNTS, COUNTS, COUNTS, COUNTS),
@@ -277,7 +281,7 @@ def looks_at_a_job(draw: st.DrawFn) -> InferenceJobSnapshot:
     base = replace(
         PLANNED,
         workers=draw(workers(names, st.none())),
-        refusal=draw(st.none() | st.builds(Refusal, epoch=st.integers(0, 2), message=TEXTS)),
+        refusal=draw(st.none() | REFUSALS),
         now=draw(TIMES),
     )
     for missing in draw(st.sets(st.sampled_from(["model", "partition", "placement", "pool"]))):

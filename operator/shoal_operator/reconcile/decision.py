@@ -59,26 +59,33 @@ class DeviceChild:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What of a job may change while it runs; 0 where there is no bound."""
+
+    priority: int = 0
+    parallelism: int = 0
+    active_deadline_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitJob:
-    """Have the pool's coordinator run a job, or go on with it in a newer epoch.
+    """Have the pool's coordinator run a job, or go on with it by another plan or on other terms.
 
     `job` is the coordinator's name for it (`names.job_id`); `partition` the document as it was cut;
-    `stages`: per fragment the devices that serve it, best first. `mode` and `policy` are words of
-    `api.choices`; `parallelism` and `active_deadline_seconds` are 0 where there is no bound. Inputs
-    and results are in the job's own folders on the coordinator's volume.
+    `stages`: per fragment the devices that serve it, best first; `plan` the epoch of the Placement.
+    `mode` and `policy` are words of `api.choices`. Inputs and results are in the job's own folders
+    on the coordinator's volume.
     """
 
     pool: str
     job: str
     partition: bytes
     stages: tuple[tuple[str, ...], ...]
-    epoch: int
+    plan: int
     mode: str
     policy: str
-    priority: int
     backoff_limit: int
-    parallelism: int
-    active_deadline_seconds: float
+    terms: Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

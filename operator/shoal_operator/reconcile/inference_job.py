@@ -10,7 +10,8 @@ In order of precedence:
 3. the deadline has passed: the run is stopped, what it has finished is carried out, Failed;
 4. it is suspended: the run is stopped;
 5. it runs, or what it needs is brought about: plan, fragments, inputs, submission.
- A coordinator that does not answer is told nothing and asked nothing; the counts stay as they were.
+
+A coordinator that does not answer is told nothing and asked nothing; the counts stay as they were.
 What the coordinator knows of the run is the truth. Where it answers and does not know a run that
 was seen before, its volume was replaced (or it forgot a run that ended long ago): the inputs are
 brought again and the job is submitted again; results that stand are not made again.
@@ -57,6 +58,7 @@ from shoal_operator.reconcile.job_status import (
     lost_devices,
     planned_before,
     status_before,
+    terms_of,
     with_run,
 )
 from shoal_operator.reconcile.names import job_id
@@ -136,10 +138,10 @@ def _overdue(snapshot: InferenceJobSnapshot) -> Verdict | None:
 
 
 def _stop(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> Decision:
-    """The run is stopped; what it has finished is carried out."""
-    if run is None:
+    """The run is stopped; what it has finished is carried out, once the coordinator answers."""
+    if run is None and not isinstance(snapshot.view, Unreachable):
         return end(snapshot, status_before(snapshot), verdict, None)
-    if run.state not in ACTIVE:
+    if run is None or run.state not in ACTIVE:
         return carry_out(snapshot, verdict, run)
     result = going_on(
         snapshot, with_run(snapshot, run), "Stopping", verdict.message, requeue=SOON_SECONDS
@@ -232,11 +234,20 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
     status = with_run(snapshot, run)
     planned = _planned(ready) if isinstance(ready, Ready) else planned_before(snapshot)
     reason = "Running" if run.state is RunState.RUNNING else "Starting"
-    result = going_on(snapshot, status, reason, planned=planned, requeue=RUNNING_SECONDS)
-    result = replace(result, notes=(*result.notes, *lost_devices(snapshot)))
-    if isinstance(ready, Waits) or ready.epoch <= run.epoch or _refused(snapshot, ready):
-        return result
-    return replace(result, calls=(_submission(snapshot, ready),))
+    message, calls = "", tuple[CoordinatorCall, ...]()
+    if isinstance(ready, Ready) and _is_behind(snapshot, ready, run):
+        if _refused(snapshot, ready):
+            assert snapshot.refusal is not None, "`_refused` has looked"
+            message = f"it goes on as before, for the coordinator says: {snapshot.refusal.message}"
+        else:
+            calls = (_submission(snapshot, ready),)
+    result = going_on(snapshot, status, reason, message, planned=planned, requeue=RUNNING_SECONDS)
+    return replace(result, notes=(*result.notes, *lost_devices(snapshot)), calls=calls)
+
+
+def _is_behind(snapshot: InferenceJobSnapshot, ready: Ready, run: Run) -> bool:
+    """Whether the coordinator goes by an older plan, or on other terms than those wanted."""
+    return ready.plan > run.plan or terms_of(snapshot.job) != run.terms
 
 
 def _prepare(
@@ -300,7 +311,10 @@ def _as_new(before: InferenceJobStatus) -> InferenceJobStatus:
 
 def _refused(snapshot: InferenceJobSnapshot, ready: Ready) -> bool:
     """Whether the coordinator has refused just this already."""
-    return snapshot.refusal is not None and snapshot.refusal.epoch == ready.epoch
+    refusal = snapshot.refusal
+    if refusal is None:
+        return False
+    return (refusal.plan, refusal.terms) == (ready.plan, terms_of(snapshot.job))
 
 
 def _submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
@@ -310,12 +324,9 @@ def _submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
         job=job_id(snapshot.job),
         partition=document_to_json(ready.document).encode(),
         stages=ready.stages,
-        epoch=ready.epoch,
+        plan=ready.plan,
         mode=spec.mode.value,
         policy=spec.policy.value,
-        priority=spec.priority,
         backoff_limit=spec.backoff_limit,
-        parallelism=spec.parallelism or 0,
-        # The coordinator's own bound, should the operator be away when the time is up.
-        active_deadline_seconds=float(spec.active_deadline_seconds or 0),
+        terms=terms_of(snapshot.job),
     )

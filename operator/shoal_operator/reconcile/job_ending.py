@@ -24,6 +24,7 @@ from shoal_operator.reconcile.job_status import (
     not_suspended,
     planned_before,
     status_before,
+    terms_of,
     verdict_of,
     verdict_told,
     with_run,
@@ -38,8 +39,9 @@ from shoal_operator.reconcile.snapshot import (
 )
 from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.told import FALSE, TRUE, Told, find
-from shoal_operator.reconcile.waiting import LATER_SECONDS, worker_named, worker_text
+from shoal_operator.reconcile.waiting import LATER_SECONDS, SOON_SECONDS, worker_named, worker_text
 from shoal_operator.reconcile.workers import (
+    Errand,
     carry_in_errand,
     carry_out_errand,
     worker_job,
@@ -107,23 +109,22 @@ def verdict_so_far(snapshot: InferenceJobSnapshot, run: Run | None) -> Verdict |
         worker = worker_named(snapshot.workers, errand.name)
         known = run is not None or worker is not None or isinstance(snapshot.view, Unreachable)
         return told if known else None
-    return None if run is None else verdict_of(run)
+    return None if run is None else verdict_of(run, terms_of(snapshot.job))
 
 
 def carry_out(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> Decision:
+    """The results are brought to where the user wants them, then the verdict is told."""
     status = status_before(snapshot) if run is None else with_run(snapshot, run)
-    items = status.items
-    if items is None or items.succeeded + items.failed == 0:
+    if run is not None and run.state in ACTIVE:
+        text = "the run is being stopped"
+        carrying = replace(_carrying(snapshot, status, verdict, text), requeue_seconds=SOON_SECONDS)
+        return replace(carrying, calls=_clear(snapshot, run))
+    if not _may_have_results(snapshot, status):
         return end(snapshot, status, verdict, run)
     errand = carry_out_errand(snapshot.job, pool_name(snapshot))
     worker = worker_named(snapshot.workers, errand.name)
     if worker is None:
-        if isinstance(snapshot.view, Unreachable):
-            text = f"the coordinator does not answer: {snapshot.view.reason}"
-            return _carrying(snapshot, status, verdict, text)
-        text = f"results are about to be brought to {snapshot.job.spec.outputs.uri}"
-        child = worker_job(snapshot.job, errand, snapshot.settings)
-        return replace(_carrying(snapshot, status, verdict, text), children=(child,))
+        return _about_to_carry(snapshot, status, verdict, errand)
     match worker.phase:
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
             text = worker_text(worker, "results are being carried out")
@@ -138,6 +139,25 @@ def carry_out(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None)
             return ended(snapshot, status, verdict, run)
         case _:
             assert_never(worker.phase)
+
+
+def _about_to_carry(
+    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict, errand: Errand
+) -> Decision:
+    if isinstance(snapshot.view, Unreachable):
+        text = f"the coordinator does not answer: {snapshot.view.reason}"
+        return _carrying(snapshot, status, verdict, text)
+    text = f"results are about to be brought to {snapshot.job.spec.outputs.uri}"
+    child = worker_job(snapshot.job, errand, snapshot.settings)
+    return replace(_carrying(snapshot, status, verdict, text), children=(child,))
+
+
+def _may_have_results(snapshot: InferenceJobSnapshot, status: InferenceJobStatus) -> bool:
+    """Whether items have ended, or may have since their coordinator was last heard of."""
+    items = status.items
+    if items is None:
+        return False
+    return items.succeeded + items.failed > 0 or isinstance(snapshot.view, Unreachable)
 
 
 def _carrying(

@@ -46,12 +46,12 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A plan to run by."""
+    """A plan to run by; `plan` is its epoch."""
 
     document: PartitionDocument
     placement: Placement
     stages: tuple[tuple[str, ...], ...]
-    epoch: int
+    plan: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Waits:
         document=document,
         placement=placement,
         stages=tuple(homes[index] for index in range(len(homes))),
-        epoch=status.epoch or 1,
+        plan=status.epoch or 1,
     )
 
 

@@ -1,5 +1,6 @@
 """An InferenceJob's status: what is told of it, its counts, and the verdict at its end. Pure.
- Four conditions: Planned, Suspended, Complete, Failed. While a job goes on, Complete is False and
+
+Four conditions: Planned, Suspended, Complete, Failed. While a job goes on, Complete is False and
 its reason says how far the job is. Between the end of the run and the end of the job (results are
 carried out) the verdict stands already in the reason of Failed, which is still False; so it is
 known even when the coordinator is not there any more.
@@ -11,13 +12,14 @@ from typing import Final
 
 from shoal_operator.api.columns import as_rate, print_job
 from shoal_operator.api.conditions import holds
+from shoal_operator.api.kinds import InferenceJob
 from shoal_operator.api.kinds.inference_job import (
     InferenceJobStatus,
     ItemCounts,
     ItemFailure,
     TierHits,
 )
-from shoal_operator.reconcile.decision import Decision, Note
+from shoal_operator.reconcile.decision import Decision, Note, Terms
 from shoal_operator.reconcile.references import model_of, pool_of
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
@@ -33,6 +35,7 @@ ACTIVE: Final = (RunState.PENDING, RunState.RUNNING)
 CARRYING_OUT: Final = "CarryingOut"
 NOT_FAILED: Final = "NotFailed"
 _FAILURES: Final = 8
+_DEADLINE: Final = "DeadlineExceeded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +57,28 @@ def has_ended(status: InferenceJobStatus) -> bool:
     return holds(status.conditions, "Complete") or holds(status.conditions, "Failed")
 
 
+def terms_of(job: InferenceJob) -> Terms:
+    """What of a job may change while it runs. The deadline is the coordinator's own bound, should
+    the operator be away when the time is up.
+    """
+    spec = job.spec
+    return Terms(
+        priority=spec.priority,
+        parallelism=spec.parallelism or 0,
+        active_deadline_seconds=float(spec.active_deadline_seconds or 0),
+    )
+
+
 # ---- the verdict ---------------------------------------------------------------------------------
 
 
-def verdict_of(run: Run) -> Verdict | None:
-    """How a run has ended; None while it goes on, and when it was only stopped."""
+def verdict_of(run: Run, terms: Terms) -> Verdict | None:
+    """How a run has ended; None while it goes on, and when it was only stopped: also by a deadline
+    that is not the job's any more.
+    """
+    deadline = run.terms.active_deadline_seconds
+    if run.reason == _DEADLINE and deadline != terms.active_deadline_seconds:
+        return None
     match run.state:
         case RunState.COMPLETE if not run.failed:
             rate = f"; {as_rate(run.items_per_second)}" if run.items_per_second > 0 else ""

@@ -1,5 +1,6 @@
 """What an InferenceJob leads to: the names of its Placement, Partition, Model and DevicePool. Pure.
- A job that names a Model gets a Partition of its own, and one without a Placement gets a Placement
+
+A job that names a Model gets a Partition of its own, and one without a Placement gets a Placement
 of its own; both are called as the job is.
 """
 

@@ -17,6 +17,7 @@ from shoal_operator.api.kinds import (
     Placement,
 )
 from shoal_operator.api.partition import PartitionDocument
+from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.units import Bytes
 
@@ -136,13 +137,15 @@ class RunState(StrEnum):
 class Run:
     """A job as its coordinator reports it. `failures`: item, input, reason; the first eight.
 
-    `reason` is the coordinator's one word for why it failed or was cancelled.
+    `reason` is the coordinator's one word for why it failed or was cancelled. `plan` and `terms`
+    are what it was submitted with last.
     """
 
     job: str
     state: RunState
     message: str
-    epoch: int
+    plan: int
+    terms: Terms
     items: int
     active: int
     succeeded: int
@@ -157,11 +160,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The coordinator's last answer to `SubmitJob` of this epoch, where asking again would bring
-    the same (invalid, or another content under the same name); never that it is busy or away.
+    """The coordinator's last answer to `SubmitJob` of this plan on these terms, where asking again
+    would bring the same (invalid, or other work under the same name); never that it is busy or
+    away.
     """
 
-    epoch: int
+    plan: int
+    terms: Terms
     message: str
 
 

@@ -1,5 +1,6 @@
 """Times as the API server writes them (RFC 3339), and the seconds between them. Pure.
- The calendar is Howard Hinnant's `days_from_civil`; `datetime` knows what time it is, so pure
+
+The calendar is Howard Hinnant's `days_from_civil`; `datetime` knows what time it is, so pure
 modules do without it.
 """
 

@@ -199,18 +199,18 @@ class Coordinators:
             name=call.job,
             partition=call.partition,
             stages=[pb.StagePlacement(devices=stage) for stage in call.stages],
-            epoch=call.epoch,
+            epoch=call.plan,
             mode=_MODES[Mode(call.mode)],
             policy=_POLICIES[Policy(call.policy)],
-            priority=call.priority,
+            priority=call.terms.priority,
             backoff_limit=call.backoff_limit,
-            parallelism=call.parallelism,
-            active_deadline_seconds=call.active_deadline_seconds,
+            parallelism=call.terms.parallelism,
+            active_deadline_seconds=call.terms.active_deadline_seconds,
         )
         try:
             answer: pb.JobStatus = await self._ask(line, "SubmitJob", request)
         except _Refused as error:
-            refusal = Refusal(epoch=call.epoch, message=error.reason)
+            refusal = Refusal(plan=call.plan, terms=call.terms, message=error.reason)
             if line.refusals.get(call.job) != refusal:
                 line.refusals[call.job] = refusal
                 self._changed(frozenset({run_topic(line.namespace, line.pool, call.job)}))
@@ -247,6 +247,8 @@ class Coordinators:
 
     def _show(self, line: _Line, view: View) -> None:
         before, line.view = line.view, view
+        if isinstance(view, Unreachable):
+            line.refusals.clear()  # The one that comes back may be of another version.
         changed = differences(line.namespace, line.pool, before, view)
         for each in progress(line.namespace, line.pool, before, view):
             line.owed[each] = None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.snapshot import (
     ConnectedDevice,
     CoordinatorView,
@@ -56,7 +57,12 @@ def run_of(status: pb.JobStatus) -> Run:
         job=status.name,
         state=_STATES[status.state],
         message=status.message,
-        epoch=status.epoch,
+        plan=status.plan,
+        terms=Terms(
+            priority=status.terms.priority,
+            parallelism=status.terms.parallelism,
+            active_deadline_seconds=status.terms.active_deadline_seconds,
+        ),
         items=status.items,
         active=status.active,
         succeeded=status.succeeded,

@@ -5,6 +5,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -137,10 +138,35 @@ async def test_the_next_coordinator_knows_how_a_job_ended(tmp_path: Path) -> Non
         assert (again.state, again.epoch) == (api.JobStatus.FAILED, first.epoch + 1)
 
 
+async def test_a_deadline_counts_from_the_submission_over_restarts(tmp_path: Path) -> None:
+    document = put_model(tmp_path / "store")
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in" / "0.npz", x=np.ones((2, 1, 8), np.float32))
+    target = f"unix:{tmp_path}/s"
+    state = tmp_path / "state"
+    settings = CoordinatorSettings(listen=target, store=tmp_path / "store", state=state)
+    request = submission(
+        document, tmp_path / "in", tmp_path / "out", active_deadline_seconds=1000.0
+    )
+    async with serving(settings), open_channel(target) as channel:
+        first = await CoordinatorStub(channel).SubmitJob(request, timeout=10)
+        assert first.state == api.JobStatus.PENDING
+    ledger = Ledger(state)  # as if that had been 2,000 seconds ago
+    noted = ledger.load()["job"]
+    assert noted.submitted_seconds is not None
+    ledger.put(replace(noted, submitted_seconds=noted.submitted_seconds - 2000))
+    ledger.close()
+    async with serving(settings), open_channel(target) as channel:
+        watch = api.WatchJobRequest(name="job", interval_seconds=0.05)
+        call = CoordinatorStub(channel).WatchJob(watch, timeout=20)
+        last = [status async for status in call][-1]
+    assert (last.state, last.reason) == (api.JobStatus.FAILED, "DeadlineExceeded")
+
+
 def test_the_ledger_keeps_requests_and_epochs(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     request = api.SubmitJobRequest(name="a", partition=b"\x00\xff", epoch=1 << 40, lossy=True)
-    ledger.put(Submission(name="a", epoch=5, request=request))
+    ledger.put(Submission(name="a", epoch=5, request=request, submitted_seconds=1.75e9))
     ledger.put(Submission(name="b", epoch=1, request=request))
     ended = api.JobStatus(name="b", state=api.JobStatus.FAILED, message="no", failed=3)
     ledger.put(Submission(name="b", epoch=2, status=ended))
@@ -151,7 +177,7 @@ def test_the_ledger_keeps_requests_and_epochs(tmp_path: Path) -> None:
     ledger.close()
     ledger = Ledger(tmp_path)
     assert ledger.load() == {
-        "a": Submission(name="a", epoch=5, request=request),
+        "a": Submission(name="a", epoch=5, request=request, submitted_seconds=1.75e9),
         "b": Submission(name="b", epoch=2, status=ended),
     }
     ledger.close()

@@ -7,9 +7,9 @@ its results are brought to their end.
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from time import monotonic_ns
+from time import monotonic_ns, time
 from typing import Final
 
 from shoal_operator.api.partition import DocumentRefused, PartitionDocument, document_from_json
@@ -59,11 +59,15 @@ class JobRefused(Exception):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
-    """One submission. `status` is the last word once it has ended."""
+    """One submission. `submitted_at` is when, in nanoseconds of this process's clock;
+    `submitted_seconds` the same by the clock on the wall, for the next coordinator. `status` is the
+    last word once it has ended.
+    """
 
     request: pb.SubmitJobRequest
     epoch: int
     submitted_at: int = field(default_factory=monotonic_ns)
+    submitted_seconds: float = field(default_factory=time)
     run: JobRun | None = None
     cancelled: str | None = None
     status: pb.JobStatus | None = None
@@ -105,13 +109,13 @@ class Jobs:
             if submission.request is not None:
                 logger.info("going on with job %s", name)
                 try:
-                    self.submit(submission.request)
+                    self.submit(submission.request, submission.submitted_seconds)
                 except JobRefused as error:
                     logger.warning("job %s cannot go on: %s", name, error)
 
-    def submit(self, request: pb.SubmitJobRequest) -> Job:
-        """Take a job, join the one that runs already, or give that a newer plan. Raises
-        `JobRefused`."""
+    def submit(self, request: pb.SubmitJobRequest, submitted_seconds: float | None = None) -> Job:
+        """Take a job, join the one that runs already, or give that a newer plan. One that an
+        earlier coordinator took was submitted at `submitted_seconds`. Raises `JobRefused`."""
         if self.closed:
             raise JobRefused("the coordinator stops", Refusal.STOPPING)
         request = self._with_folders(request)
@@ -129,8 +133,11 @@ class Jobs:
             raise JobRefused(f"{MAXIMUM_JOBS} jobs run already", Refusal.FULL)
         document = self._checked(request)
         epoch = max(request.epoch, self._epochs.get(request.name, 0) + 1)
-        self._note(request, epoch)
         job = Job(request=request, epoch=epoch)
+        if submitted_seconds is not None:
+            job.submitted_seconds = submitted_seconds
+            job.submitted_at -= nanoseconds(max(0.0, time() - submitted_seconds))
+        self._note(job)
         self._jobs.pop(request.name, None)
         self._jobs[request.name] = job
         job.task = asyncio.create_task(self._live(job, document))
@@ -146,7 +153,7 @@ class Jobs:
         moves = list(wanted.stages) != list(job.request.stages)
         # Devices may know of a higher epoch than the plan's: each restart has one of its own.
         epoch = max(wanted.epoch, job.epoch + 1) if moves else job.epoch
-        self._note(wanted, epoch)
+        self._note(replace(job, request=wanted, epoch=epoch))
         job.request, job.epoch = wanted, epoch
         logger.info("job %s goes on by plan %d, in epoch %d", wanted.name, wanted.epoch, epoch)
         if job.run is not None:
@@ -154,12 +161,19 @@ class Jobs:
             job.run.begin_epoch(epoch)
             self._submit_to_dispatcher(job, document, job.run, frozenset())
 
-    def _note(self, request: pb.SubmitJobRequest, epoch: int) -> None:
+    def _note(self, job: Job) -> None:
+        name = job.request.name
+        noted = Submission(
+            name=name,
+            epoch=job.epoch,
+            request=job.request,
+            submitted_seconds=job.submitted_seconds,
+        )
         try:
-            self._ledger.put(Submission(name=request.name, epoch=epoch, request=request))
+            self._ledger.put(noted)
         except OSError as error:
             raise JobRefused(f"the job cannot be noted: {error}", Refusal.FULL) from error
-        self._epochs[request.name] = epoch
+        self._epochs[name] = job.epoch
 
     def _with_folders(self, request: pb.SubmitJobRequest) -> pb.SubmitJobRequest:
         """A request that names no folders is about those of the job on this volume."""

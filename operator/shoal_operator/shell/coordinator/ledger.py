@@ -26,12 +26,14 @@ KEPT_ENDED: Final = 1000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A job that was submitted: its `request` while it runs, its `status` once it has ended,
-    neither when it was removed."""
+    neither when it was removed. `submitted_seconds` is when, by the clock on the wall (since 1970),
+    which is the only one that two coordinators share; None where nobody noted it."""
 
     name: str
     epoch: int
     request: SubmitJobRequest | None = None
     status: JobStatus | None = None
+    submitted_seconds: float | None = None
 
 
 class Ledger:
@@ -75,6 +77,8 @@ class Ledger:
         }
         if submission.request is not None:
             document["request"] = json_format.MessageToDict(submission.request)
+        if submission.submitted_seconds is not None:
+            document["submitted_seconds"] = submission.submitted_seconds
         if submission.status is not None:
             document["status"] = json_format.MessageToDict(submission.status)
         replace_file(self._path(submission.name), json.dumps(document).encode())
@@ -98,6 +102,13 @@ def _parse(content: bytes) -> Submission:
                     status = json_format.ParseDict(described, JobStatus())
                 case _:
                     pass  # it was removed
-            return Submission(name=name, epoch=epoch, request=request, status=status)
+            submitted = rest.get("submitted_seconds")
+            return Submission(
+                name=name,
+                epoch=epoch,
+                request=request,
+                status=status,
+                submitted_seconds=submitted if isinstance(submitted, float) else None,
+            )
         case _:
             raise ValueError("it is of another version")

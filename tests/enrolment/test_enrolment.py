@@ -98,6 +98,28 @@ async def test_who_may_not_have_a_certificate_is_told_why(operator: Operator) ->
     )
 
 
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        ("shoal-operator", "the name shoal-operator is kept for Shoal itself"),
+        ("shoal-worker", "the name shoal-worker is kept for Shoal itself"),
+        (
+            "shelf-coordinator.default.svc",
+            "a name that ends in .svc could be a coordinator's",
+        ),
+        ("n" * 64, "its name has 64 characters, and a device's at most 63"),
+    ],
+)
+async def test_a_node_whose_name_would_make_it_somebody_else_is_refused(
+    operator: Operator, node: str, why: str
+) -> None:
+    operator.grant("its-token", node)
+    assert await refusal(operator, "its-token", csr(node)) == (
+        grpc.StatusCode.PERMISSION_DENIED,
+        f"node {node} cannot be a device: {why}",
+    )
+
+
 async def test_a_token_that_somebody_read_is_of_no_use(operator: Operator) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     await ask(operator, "token-of-pi-4", csr("pi-4", key))

@@ -212,6 +212,20 @@ def test_missing_agents_are_named() -> None:
     assert "OOMKilled on n3" in condition(status, "Ready").message
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("shoal-worker", "the name shoal-worker is kept for Shoal itself"),
+        ("n" * 64, "its name has 64 characters, and a device's at most 63"),
+    ],
+)
+def test_a_node_whose_name_no_device_may_have_is_told_why(name: str, why: str) -> None:
+    status = see(nodes=(node("n1"), node(name)), view=view(device("n1"))).status
+    assert condition(status, "AgentsReady").message == (
+        f"1 of 2 agents connected; node {name} cannot be a device: {why}"
+    )
+
+
 def test_a_selector_that_matches_nothing_says_what_to_do() -> None:
     status = see(nodes=(node("n1", labels={}),), view=view()).status
     assert condition(status, "Ready").message == (

@@ -32,7 +32,7 @@ from shoal_operator.reconcile.decision import (
     RemoveJob,
 )
 from shoal_operator.reconcile.devices import device_children, device_key, devices_gone
-from shoal_operator.reconcile.names import namespace_of
+from shoal_operator.reconcile.names import namespace_of, why_no_device
 from shoal_operator.reconcile.networks import network_policies, pod_monitor
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
@@ -179,6 +179,8 @@ def _agents(snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[
 
 def _whereabouts(node: Node, states: dict[str, DeviceState]) -> str:
     state = states.get(node.name)
+    if (problem := why_no_device(node.name)) is not None:
+        return f"node {node.name} cannot be a device: {problem}"
     if state is None or state is DeviceState.LOST:
         return f"the agent on node {node.name} is not connected"
     return f"the agent on node {node.name} is {state.value.lower()}"

@@ -22,6 +22,7 @@ COMPONENT: Final = "app.kubernetes.io/component"
 WORKER_IDENTITY: Final = "shoal-worker"
 OPERATOR_IDENTITY: Final = "shoal-operator"
 
+_COORDINATOR_HOST: Final = ".svc"
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
@@ -67,6 +68,19 @@ def coordinator_name(pool: str) -> str:
 def coordinator_host(pool: str, namespace: str) -> str:
     """The host in the coordinator's certificate."""
     return f"{coordinator_name(pool)}.{namespace}.svc"
+
+
+def why_no_device(node: str) -> str | None:
+    """Why a node's name cannot be a device's; None: it can. Nodes may choose their names, and a
+    name is all that a coordinator knows of who calls.
+    """
+    if node in (WORKER_IDENTITY, OPERATOR_IDENTITY):
+        return f"the name {node} is kept for Shoal itself"
+    if node.endswith(_COORDINATOR_HOST):
+        return f"a name that ends in {_COORDINATOR_HOST} could be a coordinator's"
+    if len(node) > MAX_NAME:
+        return f"its name has {len(node)} characters, and a device's at most {MAX_NAME}"
+    return None
 
 
 def agent_name(pool: str) -> str:

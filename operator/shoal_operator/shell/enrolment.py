@@ -2,7 +2,8 @@
 
 Who asks is said by a token, and what the token means by two functions that the cluster's shell
 gives: `review` asks the API server, `find` knows which pool's authority a reviewed account gets its
-certificates from. The name that is signed is that of the node that the pod is on.
+certificates from. The name that is signed is that of the node that the pod is on, unless it would
+make its owner somebody else: nodes may choose their names.
 
 A token may be used again with the same key, since an answer can be lost. With another key it is
 refused: somebody has read it. What was used is remembered for a day, longer than tokens last; a
@@ -20,6 +21,7 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
+from shoal_operator.reconcile.names import why_no_device
 from shoal_operator.shell.authority import (
     DEVICE_LIFETIME,
     Authority,
@@ -108,6 +110,9 @@ class EnrolmentService(EnrolmentServicer):
         who = f"service account {reviewed.service_account} of namespace {reviewed.namespace}"
         if authority is None:
             await _refuse(context, denied, f"{who} is no pool's agents'")
+        if (problem := why_no_device(reviewed.node)) is not None:
+            text = f"node {reviewed.node} cannot be a device: {problem}"
+            await _refuse(context, denied, text)
         if not self._first_use(request.token, wanted.fingerprint, now):
             await _refuse(context, denied, "the token was used already, with another key")
         try:

@@ -1,12 +1,15 @@
 """What the chart makes of its values."""
 
 import json
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
 from rendered_chart import CHART, PROMETHEUS, Refused, helm, render, rendered_text
 from shoal_operator.api.crd import definition
@@ -16,6 +19,7 @@ from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.shell.cluster.operator import AUTHORITY_SECRET, LEASE_NAME
 from shoal_operator.shell.cluster.resources import CHILDREN, SHOAL
 from shoal_operator.shell.cluster.settings import read_settings
+from shoal_protocol.exposition import ExpositionServer
 
 OPERATOR = "shoal-operator"
 EVERYTHING: dict[str, Any] = {
@@ -81,6 +85,8 @@ def test_every_value_is_in_the_schema_and_every_field_of_it_has_a_value() -> Non
     [
         ("agent.floor", "96", "does not match pattern"),
         ("agent.floor", 96, "want string"),
+        ("images.registry", "http://mirror/", "does not match pattern"),
+        ("images.registry", "mirror/a b", "does not match pattern"),
         ("images.pullPolicy", "Sometimes", "value must be one of"),
         ("images.agent.digest", "latest", "does not match pattern"),
         ("images.operator.repository", "shoal/operator:1", "does not match pattern"),
@@ -203,6 +209,37 @@ def test_service_and_policies_find_the_operator() -> None:
         "enrolment": 8443,
         "metrics": 8080,
     }
+
+
+def test_an_operator_that_is_not_ready_still_signs_and_says_why() -> None:
+    assert render()["Service", OPERATOR]["spec"]["publishNotReadyAddresses"] is True
+
+
+def test_the_release_test_says_what_it_found_in_one_line(tmp_path: Path) -> None:
+    """The pod's own program, run against an operator that is well, unready, and not there."""
+    (container,) = render()["Pod", "shoal-test"]["spec"]["containers"]
+    _, option, program, url = container["command"]
+    answers = iter([None, "the watch of Model has been silent for 113 s"])
+    with ExpositionServer(
+        lambda: next(answers), host="127.0.0.1", port=0, registry=CollectorRegistry()
+    ) as server:
+        here = url.replace("http://shoal-operator.shoal-system.svc:8080", server.url)
+        asked = [sys.executable, option, program, here]
+        well, unready = (run(asked, tmp_path) for _ in range(2))
+    away = run(asked, tmp_path)
+    assert well[0] == 0
+    assert unready == (1, f"{here} 503 the watch of Model has been silent for 113 s\n")
+    assert away[0] == 1
+    assert away[1].startswith(f"{here} does not answer: ")
+    assert away[1].count("\n") == 1
+
+
+def run(command: list[str], folder: Path) -> tuple[int, str]:
+    """Exit status, and what was said on standard error."""
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
+    return done.returncode, done.stderr
 
 
 def test_a_pod_that_only_tests_is_let_in() -> None:

@@ -9,16 +9,18 @@ from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6
+from socket import AF_INET, AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, has_dualstack_ipv6
 from socketserver import TCPServer
 from threading import Thread
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 from urllib.parse import urlsplit
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+ANY: Final = "0.0.0.0"  # noqa: S104 - a name for it
+"""All addresses of the machine, of IPv6 too where it has any, as gRPC takes it."""
 Readiness = Callable[[], str | None]
 """None when ready, else the reason why not. Called from the server's threads."""
 
@@ -81,8 +83,11 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = AF_INET6 if ":" in address[0] else AF_INET
-        super().__init__(address, handler)
+        host, port = address
+        if host == ANY and has_dualstack_ipv6():
+            host = "::"
+        self.address_family = AF_INET6 if ":" in host else AF_INET
+        super().__init__((host, port), handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
         # Clients that go before they have read the answer are no news; anything else is a mistake.
@@ -91,6 +96,8 @@ class _Server(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         # HTTPServer's own asks the resolver for the host's full name, which may take seconds.
+        if self.address_family == AF_INET6:
+            self.socket.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
         host, port = self.socket.getsockname()[:2]
         self.server_name, self.server_port = str(host), int(port)

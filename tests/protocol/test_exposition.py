@@ -56,7 +56,8 @@ def test_it_is_reachable_on_loopback_only_unless_told_otherwise() -> None:
     with ExpositionServer(lambda: None) as server:
         assert server.host == "127.0.0.1"
     with ExpositionServer(lambda: None, host="0.0.0.0") as server:  # noqa: S104 - the point
-        assert get(f"http://127.0.0.1:{server.port}/healthz")[0] == 200
+        for host in ("127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])):
+            assert get(f"http://{host}:{server.port}/healthz")[0] == 200
 
 
 def test_ipv6_is_served() -> None:

@@ -8,6 +8,7 @@ import pytest
 from reconcile.rules import decide, name_of, pods_in
 from reconcile.test_placement import device
 from reconcile.values import MIB, NAMESPACE, NOW, SETTINGS, condition, passes_its_schema, pool, word
+from shoal_agent.shell.agent import advertised
 from shoal_operator.api.kinds import Device, DevicePool
 from shoal_operator.api.kinds.device_pool import DevicePoolStatus
 from shoal_operator.api.schema import parse
@@ -129,6 +130,18 @@ def test_an_agents_memory_limit_is_the_floor_and_the_budget() -> None:
     assert isinstance(containers, list)
     assert containers[0]["resources"]["limits"] == {"memory": str((64 + 64) * MIB)}
     assert spec["nodeSelector"] == {"shoal.dev/pool": "shelf"}
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
+def test_an_agent_is_dialled_at_its_pods_address_of_either_family(address: str) -> None:
+    (agents,) = children(see(), "DaemonSet").values()
+    (spec,) = pods_in(agents)
+    containers = spec["containers"]
+    assert isinstance(containers, list)
+    words = containers[0]["command"]
+    told = words[words.index("--advertise") + 1].replace("$(POD_IP)", address)
+    host = f"[{address}]" if ":" in address else address
+    assert advertised(told, 7401) == f"{host}:7401"
 
 
 def test_nodes_of_one_size_to_16_mebibytes_share_a_daemon_set() -> None:

@@ -201,7 +201,8 @@ def _container(pool: DevicePool, agents: AgentSet, settings: OperatorSettings) -
         *("python", "-m", "shoal_agent"),
         *("--name", "$(NODE_NAME)"),
         *("--coordinator", coordinator_address(pool.metadata.name, namespace_of(pool))),
-        *("--listen", f"0.0.0.0:{PEER_PORT}", "--advertise", f"$(POD_IP):{PEER_PORT}"),
+        # With a port, an IPv6 address would need brackets; without, the agent adds what it bound.
+        *("--listen", f"0.0.0.0:{PEER_PORT}", "--advertise", "$(POD_IP)"),
         *("--budget", str(agents.budget_bytes), "--residency", spec.residency.value),
         *("--cache", _CACHE, "--cache-size", str(spec.cache.size)),
         *("--metrics-address", f"0.0.0.0:{METRICS_PORT}"),

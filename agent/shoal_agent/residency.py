@@ -13,10 +13,15 @@ The invariant, after every step: **resident + in flight + reserved + moving <= b
 what is moving, everything else goes, and the moving goes by itself.)
 
 Fragments come before activations: an activation has another place to be (the disk), a fragment has
-not. So a load that would fit but for the reserved bytes is admitted, and the step says how many
-bytes of activations must be spilled first. What moves cannot be spilled, but ends soon: a load that
-would fit but for that is postponed. What the ledger grants it has subtracted already; the shell
-carries effects out in their order before it does anything else.
+not. A load that would fit but for the reserved bytes makes room first: so many bytes of activations
+are to be spilled, then it is asked for again. What moves cannot be spilled, but ends soon: a load
+that would fit but for that is postponed.
+
+The ledger holds what is so, not what is hoped for: spilled bytes are subtracted when they are on
+disk (`SpaceReturned`). Where something that has happened leaves too little room for what waits in
+memory, the step says what to spill (`Spill`), and the invariant holds again when that is done; if
+it cannot be done (`SpillFailed`), fragments go instead. The shell carries effects out in their
+order before it does anything else.
 
 An estimate is corrected upwards only. A fragment that was measured below its estimate keeps it: the
 estimate is for the largest item of the plan, the measurement for the items seen so far.
@@ -160,6 +165,13 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpillFailed:
+    """What was to be spilled has no place on disk; `digest` as the `Spill` had it."""
+
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetChanged:
     """The device may use more or less from now on."""
 
@@ -180,6 +192,7 @@ Event = (
     | MoveEnded
     | MoveBegun
     | Arrived
+    | SpillFailed
     | BudgetChanged
 )
 
@@ -219,10 +232,20 @@ class Postpone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MakeRoom:
+    """It fits as soon as that many bytes of activations are on disk: spill them, then ask again."""
+
+    digest: str
+    size: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spill:
-    """Bring at least that many bytes of activations to disk, before the effects that follow."""
+    """Bring at least that many bytes of activations to disk; `digest` is the fragment that needs
+    their room, None: no single one does."""
 
     size: Bytes
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +268,7 @@ class Deny:
     """There is no room in memory: the activation goes to disk, or by another way."""
 
 
-Effect = Admit | AlreadyThere | Refuse | Postpone | Spill | Evict | Grant | Deny
+Effect = Admit | AlreadyThere | Refuse | Postpone | MakeRoom | Spill | Evict | Grant | Deny
 _GRANTED: Final = (Grant(),)
 
 
@@ -295,7 +318,12 @@ def step(  # noqa: C901, PLR0911, PLR0912 - one case per event
         case MoveBegun(size=size):
             return _shift(ledger, -min(size, ledger.reserved)), ()
         case Arrived(size=size):
-            return _make_room(_shift(ledger, min(size, ledger.moving)))
+            ledger = _shift(ledger, min(size, ledger.moving))
+            return ledger, _spills(ledger)
+        case SpillFailed(digest=digest):
+            reason = "the activations that need room in memory have none on disk"
+            first = () if digest is None else (digest,)
+            return _give_up(ledger, first, ledger.reserved, reason)
         case BudgetChanged(budget=budget):
             return _resize(replace(ledger, budget=budget))
     assert_never(event)
@@ -317,9 +345,10 @@ def _request(ledger: Ledger, event: LoadRequested) -> tuple[Ledger, tuple[Effect
         reason = f"would need {format_bytes(need)}, have {format_bytes(have)} of a budget of "
         reason += format_bytes(ledger.budget)
         return ledger, (Refuse(digest=digest, need=need, have=have, reason=reason),)
+    if (excess := need - ledger.free_for_fragments + ledger.reserved) > 0 and ledger.reserved:
+        return ledger, (MakeRoom(digest=digest, size=Bytes(excess)),)
     ledger = replace(ledger, in_flight={**ledger.in_flight, digest: need})
-    ledger, spills = _make_room(ledger)
-    return ledger, (*spills, Admit(digest=digest))
+    return ledger, (Admit(digest=digest),)
 
 
 def _grow(ledger: Ledger, event: GrowthRequested) -> tuple[Ledger, tuple[Effect, ...]]:
@@ -340,41 +369,49 @@ def _settle(ledger: Ledger, digest: str) -> tuple[Ledger, tuple[Effect, ...]]:
     have = others.free_for_fragments
     if have < need <= have + ledger.moving:
         # Measured while much moved: the ledger takes what there is, and the shell measures again.
-        resident = {**ledger.resident, digest: have}
-        return _make_room(replace(ledger, resident=resident))
+        ledger = replace(ledger, resident={**ledger.resident, digest: have})
+        return ledger, _spills(ledger, digest)
     if need > have:
         reason = f"measured {format_bytes(need)}, have {format_bytes(have)} of a budget of "
         reason += format_bytes(ledger.budget)
         return others, (Evict(digest=digest, need=need, have=have, reason=reason),)
-    return _make_room(ledger)
+    return ledger, _spills(ledger, digest)
 
 
 def _resize(ledger: Ledger) -> tuple[Ledger, tuple[Effect, ...]]:
-    """Under a smaller budget, what became resident first goes first; loads in flight go before."""
+    """Under a smaller budget fragments go, until what moves has room beside the others."""
+    reason = f"the budget is {format_bytes(ledger.budget)} now"
+    ledger, effects = _give_up(ledger, (), NOTHING, reason)
+    return ledger, (*effects, *_spills(ledger))
+
+
+def _give_up(
+    ledger: Ledger, first: tuple[str, ...], beside: Bytes, reason: str
+) -> tuple[Ledger, tuple[Effect, ...]]:
+    """Evict until what stays has room with `beside` bytes of activations: `first`, then loads in
+    flight, then what became resident first."""
     effects: list[Effect] = []
-    for digest in [*ledger.in_flight, *ledger.resident]:
-        if ledger.fragments + ledger.moving <= ledger.budget:
+    for digest in dict.fromkeys((*first, *ledger.in_flight, *ledger.resident)):
+        if ledger.fragments + ledger.moving + beside <= ledger.budget:
             break
-        need = ledger.in_flight.get(digest) or ledger.resident.get(digest, Bytes(0))
+        need = ledger.in_flight.get(digest) or ledger.resident.get(digest)
+        if need is None:
+            continue
         ledger = replace(
             ledger,
             in_flight=_without(ledger.in_flight, digest),
             resident=_without(ledger.resident, digest),
         )
-        reason = f"the budget is {format_bytes(ledger.budget)} now"
         have = ledger.free_for_fragments
         effects.append(Evict(digest=digest, need=need, have=have, reason=reason))
-    ledger, spills = _make_room(ledger)
-    return ledger, (*effects, *spills)
+    return ledger, tuple(effects)
 
 
-def _make_room(ledger: Ledger) -> tuple[Ledger, tuple[Spill, ...]]:
-    """Take from the activations what the fragments need."""
+def _spills(ledger: Ledger, digest: str | None = None) -> tuple[Spill, ...]:
+    """What of the activations has to leave memory, now that others have its room."""
     wanted = ledger.fragments + ledger.moving + ledger.reserved
     excess = Bytes(min(ledger.reserved, max(0, wanted - ledger.budget)))
-    if not excess:
-        return ledger, ()
-    return replace(ledger, reserved=Bytes(ledger.reserved - excess)), (Spill(size=excess),)
+    return (Spill(size=excess, digest=digest),) if excess else ()
 
 
 def _with_amounts(ledger: Ledger, reserved: int, moving: int) -> Ledger:

@@ -22,6 +22,7 @@ from shoal_protocol.services import PeerClient
 from shoal_protocol.tensors import encode_activation
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest, FrameHeader
+from small_disk import small_disk
 
 Join = Callable[..., Awaitable[Joined]]
 MIB = 1 << 20
@@ -281,6 +282,28 @@ async def test_sigterm_lets_the_running_task_end_and_answers_the_others(
     await asyncio.wait_for(device.gone.wait(), 10)
 
 
+async def test_a_task_that_is_cancelled_as_soon_as_it_is_given_does_not_run(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    slow = write_fragment(coordinator.store, slow_model(1_000_000), 8 * MIB)
+    device = (await join()).device
+    await device.load(slow.digest, 8 * MIB)
+    await device.give(edge(-1, 0), {"x": np.ones((256, 256), np.float32)})
+    order = execute(slow)
+    running = device.begin("execute", order)
+    assert device.down.get_nowait() is not None
+    device.send(
+        batch=pb.CoordinatorBatch(
+            messages=[
+                pb.CoordinatorMessage(execute=order),
+                pb.CoordinatorMessage(cancel=pb.Cancel(instruction=order.instruction)),
+            ]
+        )
+    )
+    reply = await asyncio.wait_for(running, 10)
+    assert (reply.failure.code, reply.failure.message) == (pb.CANCELLED, "stopped before it began")
+
+
 @pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]])
 async def test_sigint_or_a_second_sigterm_ends_at_once(
     coordinator: ScriptedCoordinator, join: Join, numbers: list[signal.Signals]
@@ -422,10 +445,11 @@ async def test_activations_beyond_memory_are_spilled_and_beyond_the_disk_are_put
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
     fragment = write_fragment(coordinator.store, dense_model([1024, 16]), 14 * MIB)
-    joined = await join("pi-4", "--cache-size", "16Mi", budget="16Mi")
+    joined = await join("pi-4", "--cache-size", "24Mi", budget="16Mi")
     await joined.device.load(fragment.digest, 14 * MIB)
     outcomes = []
-    for item in range(8):  # a megabyte each: two fit into memory, four onto the disk
+    # A megabyte each: two fit into memory, four onto the disk, which has a place for all six.
+    for item in range(8):
         x = np.full((256, 1024), item, np.float32)
         outcomes.append((await joined.device.give(edge(-1, 0, item), {"x": x})).outcome)
     accepted, busy = Acknowledgement.ACCEPTED, Acknowledgement.BUSY
@@ -441,3 +465,31 @@ async def test_activations_beyond_memory_are_spilled_and_beyond_the_disk_are_put
         received = await joined.device.result()
         np.testing.assert_allclose(received.tensors["y"], expected, rtol=1e-4, atol=1e-4)
     assert list((joined.agent.cache / "activations").iterdir()) == []
+
+
+@pytest.mark.real
+async def test_a_load_that_finds_no_disk_for_activations_says_so_and_works_when_there_is_room(
+    coordinator: ScriptedCoordinator, join: Join, folder: Path
+) -> None:
+    small, large = (
+        write_fragment(coordinator.store, dense_model([64, 512, 64], seed), 2 * MIB)
+        for seed in range(2)
+    )
+    with small_disk(folder / "cache-pi-4", "3m"):
+        joined = await join(budget="16Mi")
+        device = joined.device
+        await runs(device, small)
+        x = np.zeros((4096, 64), np.float32)
+        for item in range(1, 11):  # a megabyte each, in memory
+            answer = await device.give(edge(-1, 0, item), {"x": x})
+            assert answer.outcome == Acknowledgement.ACCEPTED
+        for _ in range(2):
+            reply = await device.load(large.digest, 12 * MIB)
+            assert reply.failure.code == pb.DISK_FULL, reply
+            assert "No space left on device" in reply.failure.message
+        for item in range(1, 11):  # what waited is unharmed, also that which found a place
+            reply = await device.ask("execute", execute(small, item))
+            assert reply.HasField("executed"), reply
+            assert (await device.result()).tensors["y"].shape == (4096, 64)
+        await runs(device, large, 11)
+        assert joined.agent.errors.read_text().count("nobody foresaw") == 0

@@ -86,7 +86,7 @@ async def test_a_task_waits_where_there_is_no_room_for_what_came_with_it(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
     fragment = write_fragment(coordinator.store, dense_model([1024, 16]), 14 * MIB)
-    device = (await join("pi-4", "--cache-size", "16Mi", budget="16Mi")).device
+    device = (await join("pi-4", "--cache-size", "24Mi", budget="16Mi")).device
     await device.load(fragment.digest, 14 * MIB)
     x = np.ones((256, 1024), np.float32)
     outcomes = [(await device.give(edge(-1, 0, item), {"x": x})).outcome for item in range(7)]

@@ -21,6 +21,7 @@ from shoal_agent.residency import (
     LoadFailed,
     LoadFinished,
     LoadRequested,
+    MakeRoom,
     Measured,
     MoveBegun,
     MoveEnded,
@@ -31,6 +32,7 @@ from shoal_agent.residency import (
     SpaceRequested,
     SpaceReturned,
     Spill,
+    SpillFailed,
     Unloaded,
 )
 from shoal_protocol.units import Bytes
@@ -96,10 +98,24 @@ def test_an_estimate_is_corrected_upwards_only() -> None:
 def test_activations_are_spilled_for_a_fragment_and_not_the_other_way_round() -> None:
     ledger, effects = residency.step(Ledger(budget=Bytes(100)), SpaceRequested(size=Bytes(70)))
     assert effects == (Grant(),)
-    ledger, effects = residency.step(ledger, LoadRequested(digest="a", need=Bytes(50)))
-    assert effects == (Spill(size=Bytes(20)), Admit(digest="a"))
+    again, effects = residency.step(ledger, LoadRequested(digest="a", need=Bytes(50)))
+    assert effects == (MakeRoom(digest="a", size=Bytes(20)),)
+    assert again == ledger
+    ledger, _ = residency.step(ledger, SpaceReturned(size=Bytes(20)))
+    ledger = load(ledger, "a", 50)
     _, effects = residency.step(ledger, SpaceRequested(size=Bytes(1)))
     assert effects == (Deny(),)
+
+
+def test_a_fragment_that_grew_is_given_up_where_activations_have_no_place_on_disk() -> None:
+    ledger = load(load(Ledger(budget=Bytes(100)), "a", 40), "b", 30)
+    ledger, _ = residency.step(ledger, SpaceRequested(size=Bytes(30)))
+    ledger, effects = residency.step(ledger, Measured(digest="b", measured=Bytes(35)))
+    assert effects == (Spill(size=Bytes(5), digest="b"),)
+    ledger, effects = residency.step(ledger, SpillFailed(digest="b"))
+    assert [effect.digest for effect in effects if isinstance(effect, Evict)] == ["b"]
+    assert (ledger.resident, ledger.reserved) == ({"a": 40}, 30)
+    assert residency.step(ledger, SpillFailed(digest="b")) == (ledger, ())
 
 
 def test_what_moves_gets_what_is_free_and_pushes_nothing_out() -> None:
@@ -236,7 +252,9 @@ class Recount:
                 self.remove(digest)
             case Spill(size=size), _:
                 assert 0 < size <= self.activations
-                self.activations -= size
+            case MakeRoom(size=size), LoadRequested(need=need):
+                assert 0 < size <= self.activations
+                assert self.total() - size + need <= self.budget
             case Grant(), SpaceRequested(size=size):
                 self.activations += size
             case Grant(), MoveRequested(size=size):
@@ -247,7 +265,7 @@ class Recount:
             case Refuse(need=need, have=have), _:
                 assert have >= 0
                 assert need > have or single
-            case Admit() | Grant(), _:
+            case Admit() | Grant() | MakeRoom(), _:
                 raise AssertionError(f"{effect} in answer to {event}")
 
 
@@ -272,22 +290,33 @@ events = st.one_of(
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.booleans(), st.lists(events, max_size=40))
+@given(st.booleans(), st.booleans(), st.lists(events, max_size=40))
 def test_the_invariant_holds_after_every_step_and_matches_a_recount(
-    single: bool, history: list[Event]
+    single: bool, disk_full: bool, history: list[Event]
 ) -> None:
     ledger = Ledger(budget=Bytes(100), single=single)
     recount = Recount(100)
-    for event in history:
+
+    def step(event: Event) -> None:
+        nonlocal ledger
         recount.meet(event, ledger)
         ledger, effects = residency.step(ledger, event)
         for effect in effects:
             recount.follow(effect, event, single=single)
+            if isinstance(effect, Spill) and disk_full:
+                step(SpillFailed(digest=effect.digest))
+            elif isinstance(effect, Spill):
+                step(SpaceReturned(size=effect.size))
+
+    for event in history:
+        step(event)
         held = dict(ledger.resident) | dict(ledger.in_flight)
         assert held == dict(recount.fragments)
         assert ledger.reserved == recount.activations
         assert ledger.moving == recount.moving
-        # A budget can shrink below what moves: nothing else is there then.
-        within = recount.total() <= max(recount.budget, recount.moving)
+        # A budget can shrink below what moves: no fragment is there then, nor anything that the
+        # disk had a place for.
+        beside = recount.activations if disk_full else 0
+        within = recount.total() <= max(recount.budget, recount.moving + beside)
         assert within, f"over the budget after {event}"
         assert not single or len(recount.fragments) <= 1

@@ -1,8 +1,7 @@
 """Disks that are full, and files that are damaged: noticed, said, and survived."""
 
-import contextlib
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -14,25 +13,12 @@ from parity_with_whole import TOLERANCE, largest_difference, whole
 from real_models import MODELS, find
 from shoal_operator.api.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as pb
+from small_disk import small_disk
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
 MODEL = "ppocr_cls"
 ITEMS = 20
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[None]:
-    """A file system of its own, that is soon full."""
-    folder.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "shoal-test", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"NO SMALL DISK: this user may not mount one ({done.stderr.strip()})")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest_asyncio.fixture

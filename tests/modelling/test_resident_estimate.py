@@ -20,7 +20,7 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from shoal_agent.shell.memory import MemoryMeter, tune_allocator
-from shoal_agent.shell.runtime import Runtime
+from shoal_agent.shell.runtime import Runtime, Stopper
 tune_allocator()
 meter = MemoryMeter()
 runtime = Runtime(meter, threads=1, limit_bytes=256 << 20)
@@ -30,7 +30,7 @@ meter.settle()
 runtime.open("it", Path(sys.argv[1]))
 for _ in range(3):
     with np.load(sys.argv[2]) as file:
-        runtime.run("it", dict(file))
+        runtime.run("it", dict(file), Stopper())
 print(json.dumps(meter.peak_bytes()))
 """
 

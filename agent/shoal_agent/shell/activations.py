@@ -4,7 +4,7 @@ room, else on disk.
 What the ledger grants stays in memory. What it does not, and what a load needs the room of, is
 written to a file and mapped back when it is wanted, so that a full device slows down instead of
 failing or deadlocking. The disk's share is bounded too; beyond it a sender is told to come again
-(BUSY).
+(BUSY). What has memory counts there as well, since it may have to leave for a fragment.
 
 What is received goes where it will be: into memory that was granted before the first byte, or into
 a mapped file whose pages are let go after every frame (`Landing`). What is sent is lent
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from shoal_agent.execution import Key
 from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
+from shoal_protocol.units import Bytes, format_bytes
 
 _ALIGNMENT: Final = 64
 _NUMBERS: Final = count(1)
@@ -109,13 +110,22 @@ class Landing:
         """It will not come whole."""
         self._space.end_move(self.granted)
         self.granted = 0
+        self.store.held_bytes -= self.size
         if self.file is not None:
             self.file.unlink(missing_ok=True)
             self.store.spilled_bytes -= self.size
 
 
 class SpillFull(Exception):
-    """Neither memory nor the disk's share has room."""
+    """Neither memory nor the disk has room for activations; carries how much is wanted and how much
+    there is, in bytes."""
+
+    def __init__(self, need_bytes: int, have_bytes: int, reason: str = "") -> None:
+        text = f"activations would need {format_bytes(Bytes(need_bytes))} on disk, have "
+        text += format_bytes(Bytes(have_bytes))
+        super().__init__(f"{text}: {reason or 'raise --cache-size'}")
+        self.need_bytes = need_bytes
+        self.have_bytes = have_bytes
 
 
 class ActivationStore:
@@ -134,12 +144,13 @@ class ActivationStore:
         self._limit_bytes = limit_bytes
         self._space = space
         self._stored: OrderedDict[Key, _Stored] = OrderedDict()
+        self.held_bytes = 0
         self.spilled_bytes = 0
         self.spilled_total_bytes = 0
 
     def has_room(self, size: int) -> bool:
-        """Whether tensors of that size have a place, in memory or on disk."""
-        return self.spilled_bytes + size <= self._limit_bytes
+        """Whether tensors of that size have a place, and keep one when memory is wanted back."""
+        return self.held_bytes + size <= self._limit_bytes
 
     def land(self, decoded_bytes: int, encoded_bytes: int) -> Landing:
         """A place for an activation that is to be received; raises `SpillFull`.
@@ -149,9 +160,10 @@ class ActivationStore:
         # Frames there must be, wherever their contents go: a full device takes them without.
         for beside in (encoded_bytes + frame_bytes(decoded_bytes), 0):
             if self._space.request_move(decoded_bytes + beside):
+                self.held_bytes += decoded_bytes
                 return Landing(self, self._space, decoded_bytes, decoded_bytes + beside, None)
-        if not self.has_room(decoded_bytes):
-            raise SpillFull(f"no room for {decoded_bytes} bytes of activations")
+        self._check_disk(decoded_bytes)
+        self.held_bytes += decoded_bytes
         self.spilled_bytes += decoded_bytes
         return Landing(self, self._space, decoded_bytes, 0, self._path())
 
@@ -166,7 +178,10 @@ class ActivationStore:
         landing.arrive()
 
     def put(self, key: Key, tensors: Mapping[str, Array]) -> None:
-        """Keep tensors; those under the key before are replaced. Raises `SpillFull`, `OSError`."""
+        """Keep tensors; those under the key before are replaced. Raises `SpillFull`, `OSError`.
+
+        They are here already, so memory is enough for them: `has_room` is not asked.
+        """
         self.drop([key])
         size = sum(tensor.nbytes for tensor in tensors.values())
         granted = size if self._space.request_space(size) else 0
@@ -174,6 +189,7 @@ class ActivationStore:
         if not granted and size:
             self._spill(stored)
         self._stored[key] = stored
+        self.held_bytes += size
 
     def get(self, key: Key) -> Mapping[str, Array] | None:
         """The tensors under a key, mapped back where they are on disk; None if there are none."""
@@ -215,7 +231,7 @@ class ActivationStore:
     def uncover(self, key: Key) -> None:
         """The task has ended: what is still wanted of its inputs has a place of its own again.
 
-        Raises `SpillFull`, `OSError`.
+        Raises `SpillFull`, `OSError` where it has not; it is not kept any longer then.
         """
         stored = self._stored.get(key)
         if stored is None:
@@ -225,8 +241,12 @@ class ActivationStore:
         elif not stored.granted and stored.size:
             if self._space.request_space(stored.size):
                 stored.granted = stored.size
-            else:
+                return
+            try:
                 self._spill(stored)
+            except (SpillFull, OSError):
+                self.drop([key])
+                raise
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Forget tensors."""
@@ -240,54 +260,69 @@ class ActivationStore:
         """Forget all."""
         self.drop(list(self._stored))
 
-    def spill(self, size: int) -> int:
-        """Bring at least that many granted bytes to disk; how many it was.
+    def spill(self, size: int) -> None:
+        """Bring at least that many granted bytes to disk, and return them to the ledger.
 
-        The ledger has subtracted `size` already; what is beyond it is given back here.
+        Raises `SpillFull` where only a part of them, or none, could be: that part is returned.
         """
-        freed = 0
+        freed, why = 0, "what is left in memory is text, or on its way"
         for stored in self._stored.values():
             if freed >= size:
-                break
-            if stored.granted and not stored.lent:
-                freed += stored.granted
-                stored.granted = 0
+                return
+            if not stored.granted or stored.lent or stored.file is not None:
+                continue
+            try:
                 self._spill(stored)
-        if freed > size:
-            self._space.return_space(freed - size)
-        return freed
+            except SpillFull:
+                why = "raise --cache-size"  # a smaller one may have a place
+                continue
+            except OSError as error:
+                raise SpillFull(size, freed, str(error)) from error
+            text = sum(array.nbytes for array in stored.tensors.values() if array.dtype == object)
+            gone = max(0, stored.granted - text)
+            stored.granted -= gone
+            self._space.return_space(gone)
+            freed += gone
+        if freed < size:
+            raise SpillFull(size, freed, why)
 
     def _spill(self, stored: _Stored) -> None:
-        """Write to a file and replace the arrays by views of its mapping."""
+        """Write to a file and replace the arrays by views of its mapping; nothing has changed where
+        that fails."""
         arrays = {name: array for name, array in stored.tensors.items() if array.dtype != object}
         if not arrays:
             return
-        if not self.has_room(stored.size):
-            raise SpillFull(f"no room for {stored.size} bytes of activations on disk")
+        self._check_disk(stored.size)
         path = self._path()
         starts: dict[str, int] = {}
         try:
-            with path.open("wb") as file:
+            with path.open("w+b") as file:
                 for name, array in arrays.items():
                     file.write(bytes(-file.tell() % _ALIGNMENT))
                     starts[name] = file.tell()
                     file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
                 length = file.tell()
+                file.flush()
+                if length:
+                    stored.mapping = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ)
         except OSError:
             path.unlink(missing_ok=True)
             raise
         stored.file = path
         self.spilled_bytes += stored.size
         self.spilled_total_bytes += stored.size
-        if not length:
+        if stored.mapping is None:
             return
-        with path.open("rb") as file:
-            stored.mapping = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ)
         mapped = np.frombuffer(stored.mapping, np.uint8)
         for name, array in arrays.items():
             start = starts[name]
             view = mapped[start : start + array.nbytes].view(array.dtype)
             stored.tensors[name] = view.reshape(array.shape)
+
+    def _check_disk(self, size: int) -> None:
+        have = self._limit_bytes - self.spilled_bytes
+        if size > have:
+            raise SpillFull(size, max(0, have))
 
     def _path(self) -> Path:
         return self._folder / str(next(_NUMBERS))
@@ -295,6 +330,7 @@ class ActivationStore:
     def _discard(self, stored: _Stored) -> None:
         if stored.granted:
             self._space.return_space(stored.granted)
+        self.held_bytes -= stored.size
         if stored.file is not None:
             self.spilled_bytes -= stored.size
             # Who uses the mapping still may go on: the pages live as long as it does.

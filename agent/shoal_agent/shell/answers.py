@@ -1,6 +1,7 @@
 """Failures as the protocol says them: which exception becomes which code."""
 
 from shoal_agent.execution import Reason
+from shoal_agent.shell.activations import SpillFull
 from shoal_agent.shell.cache import CacheFull, CorruptFragment, is_disk_full
 from shoal_agent.shell.fetching import FragmentCorrupt, FragmentUnavailable
 from shoal_agent.shell.fragments import NotResident, OverBudget
@@ -16,6 +17,7 @@ EXPECTED = (
     FragmentUnavailable,
     CorruptFragment,
     CacheFull,
+    SpillFull,
     Undelivered,
     InputMismatch,
     RuntimeFailed,
@@ -59,12 +61,15 @@ def failure_of(error: BaseException) -> pb.Failure:  # noqa: C901, PLR0911 - one
             return failure(pb.CORRUPT, str(error))
         case FragmentUnavailable():
             return failure(pb.UNAVAILABLE, str(error))
-        case CacheFull(need_bytes=need, have_bytes=have):
+        case (
+            CacheFull(need_bytes=need, have_bytes=have)
+            | SpillFull(need_bytes=need, have_bytes=have)
+        ):
             return failure(pb.DISK_FULL, str(error), need=need, have=have)
         case Undelivered(outcome=None | Acknowledgement.BUSY):
             return failure(pb.UNREACHABLE, str(error))
         case Undelivered(outcome=Acknowledgement.STALE):
-            return failure(pb.CANCELLED, f"the receiver knows a newer epoch: {error}")
+            return failure(pb.CANCELLED, f"the activation was not taken: {error}")
         case Undelivered():
             return failure(pb.RUNTIME, f"the receiver refused the activation: {error}")
         case InputMismatch():

@@ -15,11 +15,13 @@ from typing import TypeVar, assert_never
 
 from shoal_agent import residency
 from shoal_agent.residency import Ledger, short
+from shoal_agent.shell.activations import SpillFull
 from shoal_agent.shell.cache import CorruptFragment, FragmentCache
 from shoal_agent.shell.counters import Counters
 from shoal_agent.shell.fetching import Fetched, Fetcher, Source
+from shoal_agent.shell.logs import log
 from shoal_agent.shell.memory import MemoryMeter
-from shoal_agent.shell.runtime import RunResult, Runtime
+from shoal_agent.shell.runtime import RunResult, Runtime, Stopper
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_bytes
 
@@ -82,47 +84,54 @@ class Fragments:
         self._measured: set[str] = set()
         self._light: dict[str, int] = {}
         self._in_processor = 0
+        self._stopper = Stopper()
         self._planned: dict[str, Bytes] = {}
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
-        self.spill: Callable[[int], int] = lambda _: 0
+        self.spill: Callable[[int], None] = lambda _: None
 
     # ---- what sessions ask for ---------------------------------------------------------------
 
     async def load(self, digest: str, need_bytes: int, sources: Sequence[Source]) -> LoadResult:
         """Make a fragment resident.
 
-        Raises `OverBudget`, `FragmentUnavailable`, `CorruptFragment`, `CacheFull`, `RuntimeFailed`,
-        `OSError`.
+        Raises `OverBudget`, `SpillFull`, `FragmentUnavailable`, `CorruptFragment`, `CacheFull`,
+        `RuntimeFailed`, `OSError`.
         """
         started = perf_counter()
-        async with self._turn:
-            admitted = await self._admit(digest, need_bytes)
-        if not admitted:
-            if (loading := self._loading.get(digest)) is not None:
-                await loading.wait()
-            if digest not in self.ledger.resident:
-                raise OverBudget(need_bytes, 0, f"{short(digest)} was given up while it was loaded")
-            return LoadResult(self.ledger.resident[digest], perf_counter() - started, 0)
-        done = self._loading[digest] = asyncio.Event()
+        while True:
+            async with self._turn:
+                admitted = await self._admit(digest, need_bytes)
+            if admitted:
+                break
+            if digest in self.ledger.resident:
+                return LoadResult(self.ledger.resident[digest], perf_counter() - started, 0)
+            # Somebody else loads it. Where that fails, this load is one of its own.
+            await self._loading[digest].wait()
+        self._loading[digest] = asyncio.Event()
         self.cache.pin(digest)
-        resident = False
         try:
             fetched = await self._open(digest, sources)
             self._apply(residency.LoadFinished(digest=digest))
-            resident = digest in self.ledger.resident
         finally:
-            if not resident:
-                await self.in_processor(self._runtime.close, digest)
-                self.cache.unpin(digest)
-                self._apply(residency.LoadFailed(digest=digest))
-            del self._loading[digest]
-            done.set()
-        if not resident:
-            raise OverBudget(need_bytes, 0, f"{short(digest)} was given up while it was loaded")
+            await self._end_load(digest)
+        if digest not in self.ledger.resident:
+            have = self.ledger.free_for_fragments
+            raise OverBudget(need_bytes, have, f"{short(digest)} was given up while it was loaded")
         seconds = perf_counter() - started
         self._counters.load.observe(seconds)
         return LoadResult(self.ledger.resident[digest], seconds, fetched)
+
+    async def _end_load(self, digest: str) -> None:
+        """Whichever way a load has ended, nothing is left of one that failed."""
+        try:
+            if digest not in self.ledger.resident:
+                await self.in_processor(self._runtime.close, digest)
+        finally:
+            if digest not in self.ledger.resident:
+                self.cache.unpin(digest)
+                self._apply(residency.LoadFailed(digest=digest))
+            self._loading.pop(digest).set()
 
     async def unload(self, digest: str) -> int:
         """Give a fragment up; the bytes that came back. Its memory is back on return.
@@ -134,9 +143,7 @@ class Fragments:
                 await loading.wait()
             if digest not in self.ledger.resident:
                 raise NotResident(f"{short(digest)} is not resident")
-            freed = await self._close(digest)
-            self._apply(residency.Unloaded(digest=digest))
-            return freed
+            return await self._close(digest)
 
     async def prefetch(self, digest: str, sources: Sequence[Source]) -> Fetched:
         """Bring a fragment into the cache; raises as `load` does."""
@@ -208,7 +215,8 @@ class Fragments:
         if size <= self._light.get(digest, -1) and not self._in_processor:
             result = self._runtime.run_in_passing(digest, tensors)
         if result is None:
-            result = await self.in_processor(self._runtime.run, digest, tensors)
+            self._stopper = Stopper()
+            result = await self.in_processor(self._runtime.run, digest, tensors, self._stopper)
         if result.compute_seconds > _LIGHT_SECONDS or result.peak_bytes > self.ledger.budget:
             self._light.pop(digest, None)
         elif digest in self._measured:
@@ -216,8 +224,8 @@ class Fragments:
         return result
 
     def stop_run(self) -> None:
-        """Ask the present run to end early."""
-        self._runtime.stop()
+        """Ask the present run to end early, also when it still waits for the processor."""
+        self._stopper.stop()
 
     def change_budget(self, budget: Bytes) -> None:
         """Use more or less from now on; what does not fit any more is given up."""
@@ -270,13 +278,29 @@ class Fragments:
         await self._changed.wait()
 
     async def in_processor(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Run in the thread that ONNX Runtime has."""
+        """Run in the thread that ONNX Runtime has.
+
+        What was asked for is done, also when whoever waits for it is cancelled: they see that when
+        it has been done, so that they can say what is so now.
+        """
         loop = asyncio.get_running_loop()
+        call = loop.run_in_executor(self._processor, function, *arguments)
         self._in_processor += 1
-        try:
-            return await loop.run_in_executor(self._processor, function, *arguments)
-        finally:
-            self._in_processor -= 1
+        call.add_done_callback(self._left_processor)
+        cancelled: asyncio.CancelledError | None = None
+        while not call.done():
+            try:
+                await asyncio.wait((call,))
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            if not call.cancelled():
+                call.exception()  # seen, so that nobody is warned of it
+            raise cancelled
+        return call.result()
+
+    def _left_processor(self, _: object) -> None:
+        self._in_processor -= 1
 
     async def close(self) -> None:
         """Wait for what is being given up."""
@@ -284,22 +308,26 @@ class Fragments:
         await self._fetcher.close()
 
     async def _admit(self, digest: str, need_bytes: int) -> bool:
-        """Whether there is something to load; `OverBudget` if it must not be."""
+        """Whether there is something to load. `OverBudget` if it must not be, `SpillFull` if what
+        is in its way has no other place."""
         while True:
             if need_bytes > self.ledger.free:
                 for grown in list(self._planned):
                     await self._shrink(grown)
-            effects = self._apply(residency.LoadRequested(digest=digest, need=Bytes(need_bytes)))
-            for effect in effects:
+            for effect in self._apply(
+                residency.LoadRequested(digest=digest, need=Bytes(need_bytes))
+            ):
                 match effect:
                     case residency.Refuse(need=need, have=have, reason=reason):
                         raise OverBudget(need, have, reason)
                     case residency.AlreadyThere():
                         return False
-            if residency.Postpone(digest=digest) not in effects:
-                break
-            await self._change()
-        return True
+                    case residency.Admit():
+                        return True
+                    case residency.MakeRoom(size=size):
+                        self.spill(size)
+                    case residency.Postpone():
+                        await self._change()
 
     async def _open(self, digest: str, sources: Sequence[Source]) -> int:
         """Fetch, verify and open; a damaged copy on disk is fetched anew. Bytes fetched."""
@@ -318,23 +346,30 @@ class Fragments:
         raise AssertionError("the loop returns or raises")
 
     async def _close(self, digest: str) -> int:
+        """Let a fragment go, once nothing of it is in use; the bytes that came back."""
         while self._held[digest] > 0:
             await self._change()
         del self._held[digest]
-        freed = await self.in_processor(self._runtime.close, digest)
-        self.cache.unpin(digest)
-        self._measured.discard(digest)
-        self._planned.pop(digest, None)
-        self._light.pop(digest, None)
-        return freed
+        try:
+            return await self.in_processor(self._runtime.close, digest)
+        finally:
+            self.cache.unpin(digest)
+            self._measured.discard(digest)
+            self._planned.pop(digest, None)
+            self._light.pop(digest, None)
+            self._apply(residency.Unloaded(digest=digest))
 
     def _apply(self, event: residency.Event) -> tuple[residency.Effect, ...]:
         """Step the ledger; carry out what needs no answer to whoever asked."""
         self.ledger, effects = residency.step(self.ledger, event)
         for effect in effects:
             match effect:
-                case residency.Spill(size=size):
-                    self.spill(size)
+                case residency.Spill(size=size, digest=needs):
+                    try:
+                        self.spill(size)
+                    except SpillFull as error:
+                        log.warning("fragments give way to activations: %s", error)
+                        self._apply(residency.SpillFailed(digest=needs))
                 case residency.Evict(digest=digest, reason=reason):
                     # A load under way sees that it lost its place, and closes what it opened.
                     if digest not in self._loading:
@@ -344,6 +379,7 @@ class Fragments:
                     | residency.AlreadyThere()
                     | residency.Refuse()
                     | residency.Postpone()
+                    | residency.MakeRoom()
                     | residency.Grant()
                     | residency.Deny()
                 ):

@@ -93,6 +93,23 @@ class Terminated(RuntimeFailed):
     """A run was stopped because it was asked to."""
 
 
+class Stopper:
+    """Ends one run early, from any thread; one that has not begun ends as it begins."""
+
+    def __init__(self) -> None:
+        self.options = onnxruntime.RunOptions()
+        self.options.log_severity_level = 4
+
+    def stop(self) -> None:
+        """Ask the run to end."""
+        self.options.terminate = True
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was asked to."""
+        return bool(self.options.terminate)
+
+
 class InputMismatch(ValueError):
     """An input's name, type or shape does not suit the fragment: trying again does not help."""
 
@@ -128,14 +145,13 @@ class RunResult:
 
 
 class Runtime:
-    """The fragments that are open. Not thread-safe but for `stop`: use one thread."""
+    """The fragments that are open. Not thread-safe: use one thread."""
 
     def __init__(self, meter: MemoryMeter, *, threads: int, limit_bytes: int) -> None:
         self._meter = meter
         self._threads = threads
         self._open: dict[str, OpenFragment] = {}
-        self._run_options: onnxruntime.RunOptions | None = None
-        self._in_passing: onnxruntime.RunOptions | None = None
+        self._in_passing: Stopper | None = None
         self._overseer = Overseer(self._stop_in_passing)
         onnxruntime.set_default_logger_severity(4)
         configuration = {
@@ -192,16 +208,16 @@ class Runtime:
         trim()  # parsing and optimising leave freed heap behind
         return fragment
 
-    def run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
+    def run(self, digest: str, tensors: Mapping[str, Array], stopper: Stopper) -> RunResult:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds."""
         fragment, feed = self._prepare(digest, tensors)
         self._meter.begin_peak()
         try:
-            outputs, compute_seconds = self._run_stoppably(fragment, feed)
+            outputs, compute_seconds = self._run(fragment, feed, stopper)
         except OutOfBudget:
             # Items of other sizes may have left the arena in pieces: once more, in an empty one.
             self.shrink()
-            outputs, compute_seconds = self._run_stoppably(fragment, feed)
+            outputs, compute_seconds = self._run(fragment, feed, stopper)
         return self._result(fragment, outputs, compute_seconds)
 
     def run_in_passing(self, digest: str, tensors: Mapping[str, Array]) -> RunResult | None:
@@ -212,7 +228,7 @@ class Runtime:
         fragment, feed = self._prepare(digest, tensors)
         try:
             with self._overseer:
-                self._in_passing = onnxruntime.RunOptions()
+                self._in_passing = Stopper()
                 outputs, compute_seconds = self._run(fragment, feed, self._in_passing)
         except (Terminated, OutOfBudget):
             return None
@@ -238,37 +254,24 @@ class Runtime:
             peak_bytes=self._meter.peak_since_begin_bytes(),
         )
 
-    def _run_stoppably(
-        self, fragment: OpenFragment, feed: dict[str, Array]
-    ) -> tuple[list[Array], float]:
-        self._run_options = onnxruntime.RunOptions()
-        try:
-            return self._run(fragment, feed, self._run_options)
-        finally:
-            self._run_options = None
-
     def _run(
-        self, fragment: OpenFragment, feed: dict[str, Array], options: onnxruntime.RunOptions
+        self, fragment: OpenFragment, feed: dict[str, Array], stopper: Stopper
     ) -> tuple[list[Array], float]:
-        options.log_severity_level = 4
+        if stopper.stopped:
+            raise Terminated("stopped before it began")
         started = perf_counter()
         try:
-            outputs = fragment.session.run(fragment.outputs, feed, options)
+            outputs = fragment.session.run(fragment.outputs, feed, stopper.options)
         except Exception as error:  # as above
-            raise _failure(error, stopped=options.terminate) from error
+            raise _failure(error, stopped=stopper.stopped) from error
         compute_seconds = perf_counter() - started
         # The runtime's arrays are views into its allocator; kept, they would hold all of it back.
         return [np.array(output) for output in outputs], compute_seconds
 
-    def stop(self) -> None:
-        """Ask the present run to end early. From any thread."""
-        if (options := self._run_options) is not None:
-            options.terminate = True
-
     def _stop_in_passing(self) -> None:
-        """As `stop`, for a run in the event loop's thread."""
-        if (options := self._in_passing) is not None:
-            options.terminate = True
+        """End the run in the event loop's thread."""
+        if (stopper := self._in_passing) is not None:
+            stopper.stop()
 
     def close(self, digest: str) -> int:
         """Give a fragment up; the bytes that came back. Its memory is back on return."""
@@ -357,7 +360,7 @@ def _failure(error: Exception, *, stopped: bool) -> RuntimeFailed:
     line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     line = line[:_ERROR_CHARACTERS]
     if stopped:
-        return Terminated(line)
+        return Terminated(f"stopped while it ran: {line}")
     if any(sign in text for sign in _OUT_OF_MEMORY):
         return OutOfBudget(line)
     return RuntimeFailed(line)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -13,6 +12,7 @@ from shoal_agent.shell.answers import EXPECTED, failure, failure_of, refusal
 from shoal_agent.shell.counters import Counters
 from shoal_agent.shell.fragments import Fragments
 from shoal_agent.shell.links import Parcel
+from shoal_agent.shell.logs import log
 from shoal_agent.shell.machine import steady_nanoseconds
 from shoal_agent.shell.outputs import Outputs, made
 from shoal_agent.shell.runtime import RunResult
@@ -221,7 +221,7 @@ class Tasks:
             await self._finish(start, order, outcome)
         else:
             if stopped is not None:
-                outcome = refusal(stopped, f"{outcome.message} while it ran")
+                outcome = refusal(stopped, outcome.message)
             self._computed(start)
             self._fail(instruction, outcome)
         self._do(self._queue.delivered(instruction))
@@ -257,10 +257,15 @@ class Tasks:
         instruction = start.assignment.instruction
         self._do(self._queue.computed(instruction, kept, in_the_way=in_the_way))
         for key, _ in start.inputs:
-            with suppress(SpillFull, OSError):
+            try:
                 self._store.uncover(key)
+            except (SpillFull, OSError) as error:
+                # Whoever asks for it is told that it is missing, and has it made again.
+                log.warning("let the activation %s go: %s", key, error)
 
     async def _compute(self, start: execution.Start) -> RunResult | pb.Failure:
+        if self._queue.stopped_because(start.assignment.instruction) is not None:
+            return failure(pb.CANCELLED, "stopped before it began")
         tensors: dict[str, Array] = {}
         for key, names in start.inputs:
             held = self._store.get(key)

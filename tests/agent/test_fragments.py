@@ -1,0 +1,202 @@
+"""Fragments and the processor's thread, in this process: what is cancelled, stopped, and fails."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from agent.fragment_making import MadeFragment, dense_model, slow_model, write_fragment
+from shoal_agent.execution import Made
+from shoal_agent.residency import Ledger
+from shoal_agent.shell.activations import ActivationStore, SpillFull
+from shoal_agent.shell.cache import FragmentCache
+from shoal_agent.shell.counters import Counters
+from shoal_agent.shell.fetching import Fetcher, FragmentUnavailable
+from shoal_agent.shell.fragments import Fragments
+from shoal_agent.shell.memory import MemoryMeter
+from shoal_agent.shell.runtime import Runtime, Terminated
+from shoal_protocol.units import Bytes
+
+MIB = 1 << 20
+BUDGET = Bytes(64 * MIB)
+
+
+async def at_once(_: int) -> None:
+    """A link of any speed."""
+
+
+class Processor(ThreadPoolExecutor):
+    """The one thread, and how many calls it was given."""
+
+    given = 0
+
+    def submit(self, *arguments: Any, **options: Any) -> Any:
+        self.given += 1
+        return super().submit(*arguments, **options)
+
+
+@pytest_asyncio.fixture
+async def processor() -> AsyncIterator[Processor]:
+    with Processor(1, "processor") as thread:
+        yield thread
+
+
+@pytest.fixture
+def make(tmp_path: Path, processor: Processor) -> Callable[..., Fragments]:
+    """Fragments over a cache that holds what the test wrote to it."""
+
+    def make(budget: int = BUDGET) -> Fragments:
+        cache = FragmentCache(tmp_path, 1 << 30)
+        meter = MemoryMeter()
+        runtime = processor.submit(Runtime, meter, threads=1, limit_bytes=64 * MIB).result()
+        processor.submit(meter.settle).result()
+        return Fragments(
+            ledger=Ledger(budget=Bytes(budget)),
+            cache=cache,
+            fetcher=Fetcher(cache, lambda *_: None, at_once),
+            runtime=runtime,
+            meter=meter,
+            processor=processor,
+            counters=Counters(),
+            on_evicted=lambda *_: None,
+        )
+
+    return make
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> MadeFragment:
+    return write_fragment(tmp_path, dense_model([64, 64]), 8 * MIB)
+
+
+@contextmanager
+def occupied(processor: Processor) -> Iterator[threading.Event]:
+    """Something else has the processor until the event is set, or the block ends."""
+    free = threading.Event()
+    processor.submit(free.wait)
+    try:
+        yield free
+    finally:
+        free.set()
+
+
+async def a_moment() -> None:
+    """Whatever can go on without waiting for anybody does."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+X = {"x": np.ones((1, 64), np.float32)}
+
+
+async def test_a_run_is_stopped_also_while_it_waits_for_the_processor(
+    make: Callable[..., Fragments], processor: Processor, dense: MadeFragment, tmp_path: Path
+) -> None:
+    slow = write_fragment(tmp_path, slow_model(1_000_000), 8 * MIB)
+    fragments = make()
+    await fragments.load(slow.digest, 8 * MIB, [])
+    with occupied(processor) as free:
+        running = asyncio.create_task(
+            fragments.run(slow.digest, {"x": np.ones((256, 256), np.float32)})
+        )
+        await a_moment()
+        fragments.stop_run()
+        free.set()
+        with pytest.raises(Terminated):
+            await asyncio.wait_for(running, 20)
+    # It was that run's end only.
+    await fragments.load(dense.digest, 8 * MIB, [])
+    assert (await fragments.run(dense.digest, X)).outputs["y"].shape == (1, 64)
+
+
+async def test_nothing_runs_beside_the_processor_whose_caller_was_cancelled(
+    make: Callable[..., Fragments], dense: MadeFragment
+) -> None:
+    fragments = make()
+    await fragments.load(dense.digest, 8 * MIB, [])
+    for _ in range(5):  # from now on it is run in passing, where nothing else runs
+        await fragments.run(dense.digest, X)
+    free = threading.Event()
+    abandoned = asyncio.create_task(fragments.in_processor(free.wait))
+    await a_moment()
+    abandoned.cancel()
+    await a_moment()
+    running = asyncio.create_task(fragments.run(dense.digest, X))
+    try:
+        await a_moment()
+        assert not running.done()
+        assert not abandoned.done()
+    finally:
+        free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await abandoned
+    assert (await running).outputs["y"].shape == (1, 64)
+
+
+@pytest.mark.parametrize("unload", [False, True])
+async def test_a_load_or_unload_that_is_cancelled_again_and_again_leaves_no_trace(
+    make: Callable[..., Fragments],
+    processor: Processor,
+    dense: MadeFragment,
+    *,
+    unload: bool,
+) -> None:
+    fragments = make()
+    if unload:
+        await fragments.load(dense.digest, 8 * MIB, [])
+    with occupied(processor) as free:
+        given = processor.given
+        work = asyncio.create_task(
+            fragments.unload(dense.digest) if unload else fragments.load(dense.digest, MIB, [])
+        )
+        while processor.given == given:
+            await asyncio.sleep(0)
+        work.cancel()
+        await a_moment()
+        free.set()
+        while not work.done():
+            work.cancel()
+            await asyncio.sleep(0)
+    assert work.cancelled()
+    assert fragments.ledger == Ledger(budget=BUDGET)
+    loaded = await asyncio.wait_for(fragments.load(dense.digest, 8 * MIB, []), 20)
+    assert loaded.resident_bytes == 8 * MIB
+    assert (await fragments.run(dense.digest, X)).outputs["y"].shape == (1, 64)
+
+
+async def test_who_waits_for_another_s_load_that_fails_learns_the_same_reason(
+    make: Callable[..., Fragments],
+) -> None:
+    fragments = make()
+    loads = [fragments.load("sha256:" + "0" * 64, MIB, []) for _ in range(2)]
+    for error in await asyncio.gather(*loads, return_exceptions=True):
+        assert isinstance(error, FragmentUnavailable)
+    assert fragments.ledger == Ledger(budget=BUDGET)
+
+
+async def test_a_load_whose_room_cannot_be_made_books_nothing_and_works_later(
+    make: Callable[..., Fragments], dense: MadeFragment, tmp_path: Path
+) -> None:
+    fragments = make(budget=16 * MIB)
+    store = ActivationStore(tmp_path / "disk", 3 * MIB, fragments)
+    fragments.spill = store.spill
+    keys = [Made("j", 1, item, 0) for item in range(12)]
+    for key in keys:
+        store.put(key, {"y": np.zeros(MIB, np.uint8)})
+    assert fragments.ledger.reserved == 12 * MIB
+    with pytest.raises(SpillFull, match=r"need 4 MiB on disk, have 3 MiB: raise --cache-size"):
+        await fragments.load(dense.digest, 8 * MIB, [])
+    # What is on disk has left memory, what is not has not: the ledger knows both.
+    assert (fragments.ledger.in_flight, fragments.ledger.reserved) == ({}, 9 * MIB)
+    assert store.spilled_bytes == 3 * MIB
+    store.drop(keys[-1:])
+    assert (await fragments.load(dense.digest, 8 * MIB, [])).resident_bytes == 8 * MIB
+    store.clear()
+    assert (fragments.ledger.reserved, store.held_bytes, store.spilled_bytes) == (0, 0, 0)

@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 import http.client
 import random
+from pathlib import Path
 
 import grpc
 import pytest
 
 from coordinator.scripted import connected
 from coordinator.world import World, refusal
+from shoal_operator.shell.coordinator import CoordinatorSettings, serving
 from shoal_protocol import PROTOCOL
 from shoal_protocol.files import FileReceiver
 from shoal_protocol.services import SessionClient
+from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
@@ -98,6 +101,7 @@ async def test_the_status_of_devices_is_what_they_told(world: World) -> None:
         await device.telemetry(used_bytes=11, peak_bytes=22, sent_bytes=33, fetched_bytes=44)
         await world.submit()
         await world.ended()
+        assert world.coordinator.driver.state.devices["a"].fetched == 44
         response = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=5)
     (status,) = response.devices
     assert (status.name, status.state, status.architecture) == ("a", 0, "aarch64")
@@ -192,6 +196,20 @@ async def come_and_go(world: World, name: str, seed: int) -> None:
         with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
             async with asyncio.timeout(chance.uniform(0.05, 0.5)):
                 await device.run()
+
+
+@pytest.mark.parametrize(("task", "overdue"), [(5.0, 600.0), (540.0, 600.0), (3600.0, 3660.0)])
+async def test_an_answer_is_awaited_for_longer_than_a_task_may_take(
+    tmp_path: Path, task: float, overdue: float
+) -> None:
+    settings = CoordinatorSettings(
+        listen=f"unix:{tmp_path}/s",
+        store=tmp_path / "store",
+        state=tmp_path / "state",
+        task_seconds=task,
+    )
+    async with serving(settings) as coordinator:
+        assert seconds(coordinator.driver.state.limits.overdue) == overdue
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -151,11 +151,18 @@ class Table:
         session = self.state.devices[name].session
         return self.tell(DeviceLost(at=self.at(), device=name, session=session))
 
-    def measure(self, name: str, telemetry: Telemetry) -> list[Instruction]:
-        """A device sends readings."""
-        session = self.state.devices[name].session
+    def measure(
+        self, name: str, telemetry: Telemetry | None = None, *, fetched_mib: float = 0
+    ) -> list[Instruction]:
+        """A device sends readings, and how much of fragments it has fetched so far."""
         return self.tell(
-            DeviceTelemetry(at=self.at(), device=name, session=session, telemetry=telemetry)
+            DeviceTelemetry(
+                at=self.at(),
+                device=name,
+                session=self.state.devices[name].session,
+                telemetry=telemetry or Telemetry(),
+                fetched=Bytes(int(fetched_mib * MIB)),
+            )
         )
 
     def submit(self, spec: JobSpec, completed: frozenset[int] = frozenset()) -> list[Instruction]:
@@ -202,10 +209,12 @@ class Table:
         instruction: Load | Unload | Prefetch | Execute | Forward,
         kind: FailureKind,
         need_mib: float | None = None,
+        have_mib: float = 0,
     ) -> list[Instruction]:
         """A device cannot do what it was asked for."""
         need = None if need_mib is None else Bytes(int(need_mib * MIB))
-        failure = Failure(kind=kind, message="it went wrong", need=need)
+        have = None if need_mib is None else Bytes(int(have_mib * MIB))
+        failure = Failure(kind=kind, message="it went wrong", need=need, have=have)
         return self.tell(
             InstructionFailed(at=self.at(), instruction=instruction.instruction, failure=failure)
         )

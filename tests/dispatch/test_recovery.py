@@ -134,6 +134,47 @@ def test_a_device_that_lives_but_never_answers_is_given_up() -> None:
     assert table.all(Disconnect)[0].reason == "instruction 4 was not answered"
 
 
+def live(table: Table, name: str, seconds: int, mib_per_second: float) -> None:
+    """Time passes, and the device tells every four seconds how much it has fetched."""
+    start = table.state.devices[name].fetched / MIB
+    for passed in range(4, seconds + 1, 4):
+        table.wait(4000)
+        if name in table.state.devices:
+            table.measure(name, fetched_mib=start + passed * mib_per_second)
+
+
+def test_a_device_that_fetches_a_large_fragment_is_not_given_up_while_bytes_come() -> None:
+    table = Table()
+    table.join("d1")
+    load = only(table.submit(job(chain("a"))), Load)
+    live(table, "d1", 2000, mib_per_second=0.5)
+    assert not table.all(Disconnect)
+    live(table, "d1", 580, mib_per_second=0)
+    assert not table.all(Disconnect)
+    assert only(table.answer(load), Execute).device == "d1"
+
+
+def test_a_device_to_which_no_bytes_come_any_more_is_given_up() -> None:
+    table = Table()
+    table.join("d1")
+    load = only(table.submit(job(chain("a"))), Load)
+    live(table, "d1", 800, mib_per_second=0.5)
+    live(table, "d1", 640, mib_per_second=0)
+    gone = table.all(Disconnect)[0]
+    assert gone.reason == f"instruction {load.instruction} was not answered"
+
+
+def test_a_fetch_that_breaks_off_and_gets_on_is_tried_for_as_long_as_it_takes() -> None:
+    table = Table()
+    table.join("d1")
+    table.submit(job(chain("a")))
+    for _ in range(3 * table.state.limits.load_tries):
+        live(table, "d1", 8, mib_per_second=0.5)
+        table.fail(table.all(Load)[-1], FailureKind.UNAVAILABLE)
+        table.wait(500)
+    assert only(table.answer(table.all(Load)[-1]), Execute).device == "d1"
+
+
 def test_a_draining_device_gets_nothing_new_and_finishes_what_it_has() -> None:
     table = three_devices(items=9)
     device = table.state.devices["d2"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dispatch.driving import MIB, Table, brief, chain, digest, job, only, some
-from shoal_operator.dispatch.events import FailureKind, Stage
+from dispatch.driving import MIB, MILLISECOND, Table, brief, chain, digest, job, only, some
+from shoal_operator.dispatch.events import FailureKind, Stage, Telemetry
 from shoal_operator.dispatch.instructions import (
     Execute,
     FinishJob,
@@ -12,7 +12,7 @@ from shoal_operator.dispatch.instructions import (
     Tier,
     Unload,
 )
-from shoal_protocol.units import Bytes
+from shoal_protocol.units import Bytes, Nanoseconds
 
 
 def test_a_task_is_given_only_where_its_fragment_is_resident() -> None:
@@ -217,6 +217,17 @@ def test_a_fragment_that_turns_out_too_large_everywhere_ends_the_job() -> None:
     assert "needs 18 MiB resident; d1 has 12 MiB" in failure.message
 
 
+def test_a_refusal_where_there_was_room_says_nothing_about_the_fragment_s_size() -> None:
+    table = Table()
+    table.join("d1", 12)
+    load = only(table.submit(job(chain("a"))), Load)
+    assert some(table.fail(load, FailureKind.BUDGET, need_mib=10, have_mib=11), FinishJob) == []
+    assert digest("a") not in table.state.devices["d1"].needs
+    again = only(table.wait(1000), Load)
+    assert again.resident == load.resident
+    assert only(table.answer(again), Execute).device == "d1"
+
+
 def test_a_full_disk_is_avoided_for_a_while() -> None:
     table = Table()
     table.join("d1", 12)
@@ -279,3 +290,13 @@ def test_a_load_names_peers_that_have_the_fragment() -> None:
     given = table.submit(job(chain("a", homes={"a": ("d2",)})))
     assert some(given, Load) == []
     assert only(table.join("d2"), Load).peers == ("d1",)
+
+
+def test_a_peer_of_unknown_distance_is_neither_the_nearest_nor_the_farthest() -> None:
+    table = Table()
+    for name, milliseconds in (("far", 9), ("unknown", None), ("near", 1)):
+        table.join(name, cached=("a",))
+        trip = None if milliseconds is None else Nanoseconds(milliseconds * MILLISECOND)
+        table.measure(name, Telemetry(round_trip=trip))
+    table.submit(job(chain("a", homes={"a": ("new",)})))
+    assert only(table.join("new"), Load).peers == ("near", "unknown", "far")

@@ -31,6 +31,7 @@ def pool_run(name: str, folder: Path, workspace: Workspace) -> PoolRun:
         groups=None,
         relay=False,
         threads=None,
+        task_seconds=540.0,
         log_level="info",
         prefix=f"{name}.",
     )

@@ -27,6 +27,9 @@ _BARE: Final = "A bare model"
 _HOW: Final = "How to run"
 _SHOW: Final = "What to show"
 SECURITY: Final = "Security"
+TASK_SECONDS_HELP: Final = (
+    "The longest that one task may take on a device, its wait for another one there included."
+)
 
 
 class LogLevel(StrEnum):
@@ -150,6 +153,10 @@ Threads = Annotated[
         "processors[/dim]",
         rich_help_panel=_HOW,
     ),
+]
+TaskSeconds = Annotated[
+    float,
+    typer.Option(min=0.1, help=TASK_SECONDS_HELP, rich_help_panel=_HOW),
 ]
 RunWork = Annotated[
     Path | None,

@@ -49,6 +49,7 @@ def run(
     enforce: options.Enforce = Enforce.AUTO,
     relay: options.RelayAlways = False,
     threads: options.Threads = None,
+    task_seconds: options.TaskSeconds = 540.0,
     work: options.RunWork = None,
     keep: options.Keep = True,
     log_level: options.RunLogLevel = options.LogLevel.INFO,
@@ -80,6 +81,7 @@ def run(
         enforce=enforce,
         relay=relay,
         threads=threads,
+        task_seconds=task_seconds,
         work=work,
         keep=keep,
         log_level=log_level,
@@ -159,6 +161,7 @@ class How:
     enforce: Enforce
     relay: bool
     threads: int | None
+    task_seconds: float
     work: Path | None
     keep: bool
     log_level: options.LogLevel
@@ -174,6 +177,7 @@ class How:
             verify=self.verify,
             tolerance=self.tolerance,
             threads=self.threads,
+            task_seconds=self.task_seconds,
             log_level=self.log_level.value,
         )
 

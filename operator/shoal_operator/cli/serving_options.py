@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shoal_operator.cli.options import SECURITY, LogLevel
+from shoal_operator.cli.options import SECURITY, TASK_SECONDS_HELP, LogLevel
 
 
 class RelayChoice(StrEnum):
@@ -55,7 +55,7 @@ SilenceSeconds = Annotated[
 PatienceSeconds = Annotated[
     float, typer.Option(min=0.1, help="A probed device that is silent for so long is lost.")
 ]
-TaskSeconds = Annotated[float, typer.Option(min=0.1, help="The longest that one task may take.")]
+TaskSeconds = Annotated[float, typer.Option(min=0.1, help=TASK_SECONDS_HELP)]
 Clients = Annotated[
     list[str] | None,
     typer.Option(

@@ -137,12 +137,15 @@ class DeviceDraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTelemetry:
-    """Also a sign of life."""
+    """Also a sign of life. `fetched` counts the bytes of fragments that ever came to the agent: by
+    its growing a device that fetches a large one shows that it gets on.
+    """
 
     at: Nanoseconds
     device: str
     session: int
     telemetry: Telemetry
+    fetched: Bytes = Bytes(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@
 The ledger counts a fragment from the moment when Load is given until Unload is answered.
 """
 
+from itertools import islice
+
 from shoal_operator.api.partition import Digest
 from shoal_operator.dispatch.instructions import Load, Prefetch, Tier, Unload
 from shoal_operator.dispatch.servers import review
@@ -107,16 +109,21 @@ def note_dropped(state: State, device: Device, digest: Digest) -> None:
 
 
 def _peers(state: State, device: Device, digest: Digest) -> tuple[str, ...]:
+    """Who has the fragment on disk, those with little to do first, then those that are near; a
+    distance that is unknown counts as the mean of the others'.
+    """
     if digest in device.cached:
         return ()
-    near: list[tuple[int, int, str]] = []
-    for holder in state.holders.get(digest, ()):
-        if holder is not device:
-            trip = holder.telemetry.round_trip
-            near.append((holder.load, trip if trip is not None else 0, holder.name))
-        if len(near) >= 4 * _PEERS:
-            break
-    return tuple(name for _, _, name in sorted(near)[:_PEERS])
+    others = (holder for holder in state.holders.get(digest, ()) if holder is not device)
+    holders = list(islice(others, 4 * _PEERS))
+    trips = [holder.telemetry.round_trip for holder in holders]
+    known = [trip for trip in trips if trip is not None]
+    mean = sum(known) / max(len(known), 1)
+    near = sorted(
+        (holder.load, mean if trip is None else trip, holder.name)
+        for holder, trip in zip(holders, trips, strict=True)
+    )
+    return tuple(name for _, _, name in near[:_PEERS])
 
 
 def prefetch_idle(state: State) -> None:

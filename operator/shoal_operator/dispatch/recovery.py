@@ -48,6 +48,7 @@ from shoal_operator.dispatch.state import (
     Forwarding,
     Job,
     Loading,
+    Pending,
     Prefetching,
     Running,
     Service,
@@ -179,13 +180,21 @@ def silent(state: State) -> list[tuple[Device, str]]:
     for number, pending in state.pending.items():
         if now - pending.since < limits.overdue:
             break  # the numbers grow, and with them the times
+        if _fetches(pending) and now - pending.device.fetched_at < limits.overdue:
+            continue
         if all(device is not pending.device for device, _ in given_up):
             given_up.append((pending.device, f"instruction {number} was not answered"))
     return given_up
 
 
+def _fetches(pending: Pending) -> bool:
+    return isinstance(pending, Loading | Prefetching)
+
+
 def note_telemetry(state: State, device: Device, event: DeviceTelemetry) -> None:
     """Readings have come; the ranking follows at its own pace."""
+    if event.fetched != device.fetched:
+        device.fetched, device.fetched_at = event.fetched, state.now
     if device.telemetry != event.telemetry:
         device.telemetry = event.telemetry
         state.telemetry_changed = True
@@ -271,6 +280,8 @@ def load_failed(state: State, loading: Loading, failure: Failure) -> None:
         device.disk_full_until = Nanoseconds(state.now + 4 * state.limits.retry_delay)
     if failure.kind in {FailureKind.CORRUPT, FailureKind.UNAVAILABLE}:
         note_dropped(state, device, digest)
+    if failure.kind is FailureKind.UNAVAILABLE and device.fetched_at > loading.since:
+        device.avoid.pop(digest, None)  # it got on: what came stays, so this is no try in a row
     strike(state, device, digest, failure)
     for service in list(state.by_digest.get(digest, ())):
         call_for(state, service)
@@ -291,10 +302,15 @@ def _clear_disk(state: State, device: Device, digest: Digest) -> bool:
 
 
 def _learn_need(device: Device, loading: Loading, failure: Failure) -> None:
-    known = loading.size
-    if failure.need is not None and failure.need > known:
-        device.needs[loading.digest] = failure.need
-    elif not device.resident:
+    """What a refusal says about the fragment's size: nothing, where there was room for it by the
+    refusal's own numbers, or where tasks may have been in its way.
+    """
+    need, have = failure.need, failure.have
+    if need is not None and have is not None and need <= have:
+        return
+    if need is not None and need > loading.size:
+        device.needs[loading.digest] = need
+    elif not device.resident and not device.queued:
         # Alone, and still too large, whatever the numbers say.
         device.needs[loading.digest] = Bytes(device.budget + 1)
 

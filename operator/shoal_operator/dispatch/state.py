@@ -56,7 +56,8 @@ class Limits:
     serves waits for a better moment to evict; `turn`: how long a fragment is served, at least,
     while one of equal priority waits for the device. `load_tries` and `kills` bound what a
     fragment, and an item, may cost; `overdue` is when a device that lives but does not answer an
-    instruction counts as lost.
+    instruction counts as lost: for one that fetches a fragment, from when it last told of bytes
+    that came.
     """
 
     queue_depth: int = 2
@@ -131,6 +132,8 @@ class Device:
     draining: bool = False
     lost: bool = False
     telemetry: Telemetry = field(default_factory=Telemetry)
+    fetched: int = 0
+    fetched_at: Nanoseconds = Nanoseconds(0)
     # ---- memory and disk
     resident: dict[Digest, Bytes] = field(default_factory=dict)
     resident_bytes: int = 0

@@ -24,7 +24,7 @@ from shoal_operator.shell.coordinator.runs import JobRun
 from shoal_operator.shell.coordinator.sessions import DeviceSession
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.frames import TransferError
-from shoal_protocol.units import Nanoseconds, nanoseconds, seconds
+from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
@@ -294,8 +294,11 @@ class Driver:
             case "telemetry":
                 session.telemetry = message.telemetry
                 telemetry = wire.telemetry_of(message.telemetry)
+                fetched = Bytes(message.telemetry.fetched_bytes)
                 self.feed(
-                    ev.DeviceTelemetry(at=at, device=device, session=number, telemetry=telemetry)
+                    ev.DeviceTelemetry(
+                        at=at, device=device, session=number, telemetry=telemetry, fetched=fetched
+                    )
                 )
             case "probe_reply":
                 self.feed(ev.ProbeAnswered(at=at, device=device, session=number))

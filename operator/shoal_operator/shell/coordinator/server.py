@@ -44,6 +44,10 @@ from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS: Final = 5.0
+OVERDUE_SECONDS: Final = 600.0
+"""When a device that lives but does not answer is given up, at the earliest."""
+ANSWER_SECONDS: Final = 60.0
+"""How much longer than a task an answer may take: the device is to say itself that it gave up."""
 STUCK_SECONDS: Final = 5.0
 FETCHES: Final = 64
 """Files that are read for devices at once; more wait their turn."""
@@ -58,7 +62,8 @@ class CoordinatorSettings:
 
     A device without a sign of life for `silence_seconds` is probed, and lost when it does not
     answer within `patience_seconds`. `metrics` is HOST:PORT. `clients` are the common names that
-    may submit jobs where TLS is used.
+    may submit jobs where TLS is used. `task_seconds` is the longest that a task may take on a
+    device, its wait for another one there included.
     """
 
     listen: str
@@ -122,6 +127,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         limits=Limits(
             silence=nanoseconds(settings.silence_seconds),
             probe_patience=nanoseconds(settings.patience_seconds),
+            overdue=nanoseconds(max(OVERDUE_SECONDS, settings.task_seconds + ANSWER_SECONDS)),
         ),
         relay=settings.relay,
         named_peers=tls,

@@ -158,12 +158,12 @@ _KINDS: Final[Mapping[pb.FailureCode, ev.FailureKind]] = {
 def failure_of(message: pb.Failure) -> ev.Failure:
     """A device's failure; one of a code that is not known counts as the runtime's."""
     kind = _KINDS.get(message.code, ev.FailureKind.RUNTIME)
-    budget = kind is ev.FailureKind.BUDGET
+    told = kind is ev.FailureKind.BUDGET and message.need_bytes > 0
     return ev.Failure(
         kind=kind,
         message=message.message[:_TEXT],
-        need=Bytes(message.need_bytes) if budget else None,
-        have=Bytes(message.have_bytes) if budget else None,
+        need=Bytes(message.need_bytes) if told else None,
+        have=Bytes(message.have_bytes) if told else None,
     )
 
 

@@ -86,6 +86,7 @@ class PoolSettings:
     groups: RunGroups | None
     relay: bool
     threads: int | None
+    task_seconds: float
     log_level: str
     prefix: str = ""
 
@@ -193,6 +194,7 @@ class PoolRun:
         command += ["--listen", self.target, "--store", str(workspace.store)]
         command += ["--state", str(state), "--log-level", self._settings.log_level]
         command += ["--telemetry-seconds", str(TELEMETRY_SECONDS), "--exit-with-parent"]
+        command += ["--task-seconds", str(self._settings.task_seconds)]
         if self._settings.relay:
             command += ["--relay", "Always"]
         log = workspace.log(self.coordinator)

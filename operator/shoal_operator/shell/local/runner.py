@@ -84,6 +84,7 @@ class RunOptions:
     verify: bool = False
     tolerance: float = DEFAULT_TOLERANCE
     threads: int | None = None
+    task_seconds: float = 540.0
     log_level: str = "info"
 
 
@@ -256,6 +257,7 @@ class _Run:
                 groups=groups,
                 relay=self._options.relay,
                 threads=self._options.threads,
+                task_seconds=self._options.task_seconds,
                 log_level=self._options.log_level,
                 prefix=f"{name}." if len(names) > 1 else "",
             )

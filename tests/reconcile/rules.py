@@ -9,18 +9,12 @@ from reconcile.values import passes_its_schema
 from shoal_operator.api.conditions import holds
 from shoal_operator.api.kinds import AnyKind, Device, InferenceJob
 from shoal_operator.api.schema import parse
-from shoal_operator.reconcile.decision import AnyStatus, Decision, Manifest
-from shoal_operator.reconcile.device_pool import reconcile_device_pool
-from shoal_operator.reconcile.inference_job import reconcile_inference_job
-from shoal_operator.reconcile.model import reconcile_model
-from shoal_operator.reconcile.partition import reconcile_partition
-from shoal_operator.reconcile.placement import reconcile_placement
+from shoal_operator.reconcile import deciding
+from shoal_operator.reconcile.deciding import subject
+from shoal_operator.reconcile.decision import AnyStatus, Applied, Decision, Manifest
 from shoal_operator.reconcile.snapshot import (
-    DevicePoolSnapshot,
-    InferenceJobSnapshot,
     ModelSnapshot,
     PartitionSnapshot,
-    PlacementSnapshot,
     Snapshot,
     Unreachable,
 )
@@ -41,40 +35,15 @@ _SOUND: set[tuple[str, AnyStatus]] = set()
 _FOREIGN = {"status", "managedFields", "resourceVersion", "uid", "generation", "finalizers"}
 
 
-def decide(snapshot: Snapshot) -> Decision:
-    """The decision about any object, after every rule was asked of it."""
-    decision = _reconcile(snapshot)
-    check(snapshot, decision)
+def decide(snapshot: Snapshot, *refused: str) -> Decision:
+    """The decision about any object, after every rule was asked of it. `refused`: what the cluster
+    did not let the decision before do.
+    """
+    generation = subject(snapshot).metadata.generation or 0
+    applied = Applied(generation=generation, refused=refused)
+    decision = deciding.decide(snapshot, applied)
+    check(snapshot, applied, decision)
     return decision
-
-
-def _reconcile(snapshot: Snapshot) -> Decision:
-    match snapshot:
-        case ModelSnapshot():
-            return reconcile_model(snapshot)
-        case PartitionSnapshot():
-            return reconcile_partition(snapshot)
-        case DevicePoolSnapshot():
-            return reconcile_device_pool(snapshot)
-        case PlacementSnapshot():
-            return reconcile_placement(snapshot)
-        case InferenceJobSnapshot():
-            return reconcile_inference_job(snapshot)
-
-
-def subject(snapshot: Snapshot) -> AnyKind:
-    """The object that a snapshot is about."""
-    match snapshot:
-        case ModelSnapshot():
-            return snapshot.model
-        case PartitionSnapshot():
-            return snapshot.partition
-        case DevicePoolSnapshot():
-            return snapshot.pool
-        case PlacementSnapshot():
-            return snapshot.placement
-        case InferenceJobSnapshot():
-            return snapshot.job
 
 
 def with_status(snapshot: S, decision: Decision) -> S:
@@ -91,7 +60,7 @@ def with_status(snapshot: S, decision: Decision) -> S:
     return replace(snapshot, **change)
 
 
-def check(snapshot: Snapshot, decision: Decision) -> None:
+def check(snapshot: Snapshot, applied: Applied | None, decision: Decision) -> None:
     """Every rule."""
     about = subject(snapshot)
     kind = type(about).__name__
@@ -118,8 +87,8 @@ def check(snapshot: Snapshot, decision: Decision) -> None:
     ):
         assert decision.calls == (), "an unreachable coordinator is called"
     _check_the_end(about, decision)
-    assert _reconcile(snapshot) == decision, "the same is decided about the same"
-    again = _reconcile(with_status(snapshot, decision))
+    assert deciding.decide(snapshot, applied) == decision, "the same is decided about the same"
+    again = deciding.decide(with_status(snapshot, decision), applied)
     assert again.status == status, "the status alone changes nothing"
     if not _just_ended(about, decision):
         assert (again.children, again.removals) == (decision.children, decision.removals)

@@ -1,13 +1,13 @@
 """What a reconciler answers: the status to show, the children to have, what to tell and to ask.
 
 The shell carries a decision out in this order: status first (so that what is shown never lags
-behind what is done), then children, removals, coordinator calls, Events.
+behind what is done), then certificates, children, Devices, removals, coordinator calls, Events, and
+last the object's own deletion.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal_operator.api.kinds import AnyKind
 from shoal_operator.api.kinds.device import DeviceStatus
 from shoal_operator.api.kinds.device_pool import DevicePoolStatus
 from shoal_operator.api.kinds.inference_job import InferenceJobStatus
@@ -144,6 +144,11 @@ class CertificateWanted:
     hosts: tuple[str, ...] = ()
 
 
-def key_of(value: AnyKind) -> tuple[str, str, str]:
-    """Kind, namespace and name of one of our objects."""
-    return type(value).__name__, value.metadata.namespace or "", value.metadata.name
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What came of carrying a decision out: of which generation of the object it was, and what the
+    cluster refused of it and will refuse again, in words.
+    """
+
+    generation: int
+    refused: tuple[str, ...] = ()

@@ -8,10 +8,13 @@ There is no PodDisruptionBudget: of one coordinator it would only keep nodes fro
 the pods of a DaemonSet are not evicted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, assert_never
 
 from shoal_operator.api.columns import print_device_pool
+from shoal_operator.api.fields import Condition
+from shoal_operator.api.kinds import DevicePool
 from shoal_operator.api.kinds.device_pool import DeviceCounts, DevicePoolStatus
 from shoal_operator.reconcile.agents import (
     AgentSet,
@@ -28,12 +31,15 @@ from shoal_operator.reconcile.decision import (
     CancelJob,
     CoordinatorCall,
     Decision,
+    Manifest,
     Note,
+    ObjectKey,
     RemoveJob,
 )
 from shoal_operator.reconcile.devices import device_children, device_key, devices_gone
 from shoal_operator.reconcile.names import namespace_of, why_no_device
 from shoal_operator.reconcile.networks import network_policies, pod_monitor
+from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
     DevicePoolSnapshot,
@@ -47,6 +53,8 @@ from shoal_operator.reconcile.workers import coordinator_address
 
 LOOK_SECONDS: Final = 30.0
 _NAMED: Final = 5
+_POLICIES: Final = "networking.k8s.io"
+"""The API group of network policies, which every cluster has."""
 _ENDED: Final = (RunState.COMPLETE, RunState.FAILED, RunState.CANCELLED)
 
 
@@ -56,17 +64,14 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
     nodes = selected_nodes(pool, snapshot.nodes)
     sets = agent_sets(pool, nodes, settings)
     children = [
-        *certificate_children(pool, settings),
         *coordinator_objects(pool, settings, snapshot.claim),
         *agent_workloads(pool, sets, settings, snapshot.enrolment_authority),
-        *network_policies(pool, settings),
-        *pod_monitor(pool, settings),
+        *_optional(pool, settings),
     ]
     wanted = {each.name for each in sets}
     stale = [each.name for each in snapshot.agents if each.name not in wanted]
     namespace = namespace_of(pool)
-    told = _told(snapshot, nodes, sets)
-    status = _status(snapshot, sets, told)
+    status = _status(snapshot, sets, _told(snapshot, nodes, sets))
     gone = devices_gone(snapshot, frozenset(node.name for node in nodes))
     return Decision(
         status=status,
@@ -74,12 +79,43 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
         devices=device_children(snapshot, gone),
         removals=(
             *(daemon_set_key(namespace, name) for name in stale),
+            *_switched_off(pool, settings),
             *(device_key(pool, name) for name in sorted(gone)),
         ),
         calls=_orphans(snapshot),
-        notes=_notes(snapshot, told),
         certificates=certificates_wanted(pool, settings),
         requeue_seconds=LOOK_SECONDS,
+    )
+
+
+def _optional(pool: DevicePool, settings: OperatorSettings) -> tuple[Manifest, ...]:
+    """What an installation may do without."""
+    return (
+        *certificate_children(pool, settings),
+        *network_policies(pool, settings),
+        *pod_monitor(pool, settings),
+    )
+
+
+def _switched_off(pool: DevicePool, settings: OperatorSettings) -> tuple[ObjectKey, ...]:
+    """Where that would be which this installation does without; it may have been another."""
+    everything = replace(settings, cert_manager=True, network_policies=True, pod_monitors=True)
+    wanted = {_key(each) for each in _optional(pool, settings)}
+    known = (_POLICIES, *settings.other_groups)
+    keys = (_key(each) for each in _optional(pool, everything))
+    return tuple(
+        key for key in keys if key not in wanted and key.api_version.partition("/")[0] in known
+    )
+
+
+def _key(child: Manifest) -> ObjectKey:
+    metadata = child["metadata"]
+    assert isinstance(metadata, Mapping), "a manifest without metadata"
+    return ObjectKey(
+        api_version=str(child["apiVersion"]),
+        kind=str(child["kind"]),
+        namespace=str(metadata["namespace"]),
+        name=str(metadata["name"]),
     )
 
 
@@ -224,10 +260,9 @@ def _status(
     return print_device_pool(status)
 
 
-def _notes(snapshot: DevicePoolSnapshot, told: Sequence[Told]) -> tuple[Note, ...]:
-    pool = snapshot.pool
+def pool_notes(pool: DevicePool, ready: Condition) -> tuple[Note, ...]:
+    """What has become of a pool, by the Ready that is told now."""
     before = pool.status or DevicePoolStatus()
-    ready = told[-1]
     was_ready = holds_for(before.conditions, "Ready", pool.metadata.generation or 0)
     if ready.status is TRUE and not was_ready:
         return (Note(reason="PoolReady", message=ready.message),)

@@ -2,8 +2,8 @@
 
 Every step writes only what differs, so carrying out the same decision again writes nothing. A step
 that fails does not keep the others from being done, except for the status: where that is out of
-date, so is the decision. What failed is raised at the end, and told on the object if it will fail
-again.
+date, so is the decision. What failed is raised at the end; what will fail again is remembered, so
+that the next decision tells it in the object's conditions.
 """
 
 import logging
@@ -13,8 +13,10 @@ from functools import partial
 from shoal_operator.api.kinds import KINDS
 from shoal_operator.api.schema import API_VERSION
 from shoal_operator.api.writing import write
+from shoal_operator.reconcile.deciding import APPLYING, NOT_APPLIED
 from shoal_operator.reconcile.decision import (
     AnyStatus,
+    Applied,
     CoordinatorCall,
     Decision,
     DeviceChild,
@@ -23,7 +25,7 @@ from shoal_operator.reconcile.decision import (
     ObjectKey,
 )
 from shoal_operator.shell.cluster.api import Api, ApiError, Gone, Refused, Trouble, key_of_manifest
-from shoal_operator.shell.cluster.cache import Cache, Own, reduce
+from shoal_operator.shell.cluster.cache import Cache, ObjectName, Own, reduce
 from shoal_operator.shell.cluster.certificates import Certificates
 from shoal_operator.shell.cluster.children import Children, NameTaken
 from shoal_operator.shell.cluster.clock import now_text
@@ -34,6 +36,7 @@ from shoal_operator.shell.cluster.foreign import Identity
 logger = logging.getLogger(__name__)
 
 Failure = ApiError | CallFailed | NameTaken
+_Step = tuple[str, Callable[[], Awaitable[bool]]]
 
 
 class NotLeading(Exception):
@@ -60,6 +63,16 @@ class Actions:
         self._coordinators = coordinators
         self._events = Events(api)
         self._leads = leads
+        self._applied: dict[ObjectName, tuple[str, Applied]] = {}
+
+    def applied(self, own: Own) -> Applied | None:
+        """What came of the last decision about an object; None where there was none yet."""
+        uid, applied = self._applied.get(own.name, ("", None))
+        return applied if uid == own.identity.uid else None
+
+    def forget(self, name: ObjectName) -> None:
+        """An object is gone."""
+        self._applied.pop(name, None)
 
     async def carry_out(self, own: Own, decision: Decision) -> bool:
         """Do what was decided about an object; whether something but its status has changed.
@@ -71,8 +84,8 @@ class Actions:
         if decision.status != own.value.status:
             self._check()
             identity = await self._write_status(identity, decision.status)
-        changed, failures = False, list[Failure]()
-        for step in self._steps(identity, decision):
+        changed, failures, refused = False, list[Failure](), list[str]()
+        for what, step in self._steps(identity, decision):
             self._check()
             try:
                 changed |= await step()
@@ -80,7 +93,10 @@ class Actions:
                 raise
             except (ApiError, CallFailed, NameTaken) as error:
                 failures.append(error)
-        await self._tell(identity, decision, failures)
+                if isinstance(error, Refused | NameTaken):
+                    refused.append(_refusal(what, error))
+        changed |= self._remember(own, decision, tuple(refused))
+        await self._tell(identity, decision)
         if decision.delete_self and not failures:
             self._check()
             version = str(identity.version)
@@ -105,18 +121,36 @@ class Actions:
         note = Note(reason="Invalid", message=message, warning=True)
         await self._events.tell(own.identity, note)
 
+    def _remember(self, own: Own, decision: Decision, refused: tuple[str, ...]) -> bool:
+        """Note what was refused; whether the next decision will tell something else for it."""
+        before = self.applied(own)
+        applied = Applied(generation=own.identity.generation, refused=refused)
+        self._applied[own.name] = (own.identity.uid, applied)
+        reasons = {each.reason for each in decision.status.conditions}
+        return applied != before and bool(refused or reasons & {APPLYING, NOT_APPLIED})
+
     def _check(self) -> None:
         if not self._leads():
             raise NotLeading
 
-    def _steps(self, identity: Identity, decision: Decision) -> list[Callable[[], Awaitable[bool]]]:
-        """What a decision asks for besides the status, in order."""
+    def _steps(self, identity: Identity, decision: Decision) -> list[_Step]:
+        """What a decision asks for besides the status, in order; each with what it is about."""
+        want, apply, remove = self._certificates.want, self._children.apply, self._children.remove
         return [
-            *(partial(self._certificates.want, each, identity) for each in decision.certificates),
-            *(partial(self._children.apply, each, identity) for each in decision.children),
-            *(partial(self._device, each, identity) for each in decision.devices),
-            *(partial(self._children.remove, each) for each in decision.removals),
-            *(partial(self._call, identity.namespace, each) for each in decision.calls),
+            *((f"Secret {c.secret}", partial(want, c, identity)) for c in decision.certificates),
+            *(
+                (_named(key_of_manifest(each)), partial(apply, each, identity))
+                for each in decision.children
+            ),
+            *(
+                (_named(key_of_manifest(each.device)), partial(self._device, each, identity))
+                for each in decision.devices
+            ),
+            *((f"to delete {_named(key)}", partial(remove, key)) for key in decision.removals),
+            *(
+                (type(call).__name__, partial(self._call, identity.namespace, call))
+                for call in decision.calls
+            ),
         ]
 
     async def _call(self, namespace: str, call: CoordinatorCall) -> bool:
@@ -154,13 +188,9 @@ class Actions:
         self._cache.put(state, by_us=True)
         return state.identity
 
-    async def _tell(self, identity: Identity, decision: Decision, failures: list[Failure]) -> None:
+    async def _tell(self, identity: Identity, decision: Decision) -> None:
         """Events never keep a decision from being done."""
-        notes = list(decision.notes)
-        for failure in failures:
-            if isinstance(failure, Refused | NameTaken):
-                notes.append(Note(reason="NotApplied", message=str(failure), warning=True))
-        for note in notes:
+        for note in decision.notes:
             try:
                 await self._events.tell(identity, note)
             except ApiError as error:
@@ -176,3 +206,14 @@ def _key(identity: Identity) -> ObjectKey:
         namespace=identity.namespace,
         name=identity.name,
     )
+
+
+def _named(key: ObjectKey) -> str:
+    return f"{key.kind} {key.name}"
+
+
+def _refusal(what: str, error: Refused | NameTaken) -> str:
+    """What is in the way, and what to do."""
+    if isinstance(error, NameTaken):
+        return str(error)
+    return f"{what} is refused: {error.message}; undo what asks for it, or allow it"

@@ -51,6 +51,11 @@ class Own:
     value: AnyKind | None
     errors: tuple[FieldError, ...] = ()
 
+    @property
+    def name(self) -> ObjectName:
+        """Kind, namespace and name."""
+        return self.identity.kind, self.identity.namespace, self.identity.name
+
 
 State = Own | JobState | WorkloadState | NodeState
 

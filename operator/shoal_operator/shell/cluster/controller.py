@@ -3,23 +3,10 @@
 import asyncio
 import logging
 from time import perf_counter
-from typing import Final, assert_never
+from typing import Final
 
 from shoal_operator.api.kinds import InferenceJob
-from shoal_operator.reconcile.decision import Decision
-from shoal_operator.reconcile.device_pool import reconcile_device_pool
-from shoal_operator.reconcile.inference_job import reconcile_inference_job
-from shoal_operator.reconcile.model import reconcile_model
-from shoal_operator.reconcile.partition import reconcile_partition
-from shoal_operator.reconcile.placement import reconcile_placement
-from shoal_operator.reconcile.snapshot import (
-    DevicePoolSnapshot,
-    InferenceJobSnapshot,
-    ModelSnapshot,
-    PartitionSnapshot,
-    PlacementSnapshot,
-    Snapshot,
-)
+from shoal_operator.reconcile.deciding import decide
 from shoal_operator.shell.cluster.actions import Actions, NotLeading
 from shoal_operator.shell.cluster.agenda import Agenda
 from shoal_operator.shell.cluster.api import ApiError, Conflict
@@ -34,23 +21,6 @@ logger = logging.getLogger(__name__)
 WORKERS: Final = 8
 CONFLICT_SECONDS: Final = 0.1
 """Time for the watch to bring what somebody else has written."""
-
-
-def reconcile(snapshot: Snapshot) -> Decision:
-    """What is to be done, whatever the kind."""
-    match snapshot:
-        case ModelSnapshot():
-            return reconcile_model(snapshot)
-        case PartitionSnapshot():
-            return reconcile_partition(snapshot)
-        case DevicePoolSnapshot():
-            return reconcile_device_pool(snapshot)
-        case PlacementSnapshot():
-            return reconcile_placement(snapshot)
-        case InferenceJobSnapshot():
-            return reconcile_inference_job(snapshot)
-        case _:
-            assert_never(snapshot)
 
 
 class Controller:
@@ -113,6 +83,7 @@ class Controller:
         own = self._agenda.cache.state(*name)
         if not isinstance(own, Own):
             self._agenda.forget(name)
+            self._actions.forget(name)
             self._refused.pop(name, None)
             return
         if own.value is None:
@@ -128,7 +99,7 @@ class Controller:
             return
         self._agenda.has_read(name, reader)
         snapshot, again_seconds = seen
-        decision = reconcile(snapshot)
+        decision = decide(snapshot, self._actions.applied(own))
         changed = await self._actions.carry_out(own, decision)
         for seconds in (decision.requeue_seconds, again_seconds):
             if seconds is not None:

@@ -1,0 +1,122 @@
+"""What is to be done about an object of any kind, and whether the cluster lets the operator do it.
+
+What a decision asks for may be refused: by a quota, an admission rule, a storage class that cannot
+grow, or because a name is taken. The status was written by then, so it is told at the next look:
+Ready (of an InferenceJob: Complete) is False, and says what was refused. Of a new spec Ready is not
+told before its children were applied, for nobody knows yet whether they will be. Pure.
+"""
+
+from dataclasses import replace
+from typing import Final, assert_never
+
+from shoal_operator.api.conditions import holds
+from shoal_operator.api.fields import Condition
+from shoal_operator.api.kinds import AnyKind, DevicePool, InferenceJob
+from shoal_operator.reconcile.decision import AnyStatus, Applied, Decision, Note
+from shoal_operator.reconcile.device_pool import pool_notes, reconcile_device_pool
+from shoal_operator.reconcile.inference_job import reconcile_inference_job
+from shoal_operator.reconcile.model import reconcile_model
+from shoal_operator.reconcile.partition import reconcile_partition
+from shoal_operator.reconcile.placement import reconcile_placement
+from shoal_operator.reconcile.snapshot import (
+    DevicePoolSnapshot,
+    InferenceJobSnapshot,
+    ModelSnapshot,
+    PartitionSnapshot,
+    PlacementSnapshot,
+    Snapshot,
+)
+from shoal_operator.reconcile.told import FALSE, Told, conditions, find
+
+NOT_APPLIED: Final = "NotApplied"
+APPLYING: Final = "Applying"
+
+
+def decide(snapshot: Snapshot, applied: Applied | None) -> Decision:
+    """What is to be done. `applied`: what came of the decision before this one; None where this
+    operator has not carried out any about the object.
+    """
+    decision = reconcile(snapshot)
+    about = subject(snapshot)
+    told = _told(about, decision, applied)
+    if told is not None:
+        decision = _instead(decision, about, told, snapshot.now)
+    if isinstance(about, DevicePool):
+        ready = find(decision.status.conditions, "Ready")
+        assert ready is not None, "a pool always tells"
+        decision = replace(decision, notes=(*decision.notes, *pool_notes(about, ready)))
+    return decision
+
+
+def _instead(decision: Decision, about: AnyKind, told: Told, now: str) -> Decision:
+    """The decision with one condition told otherwise."""
+    generation, known = about.metadata.generation or 0, _conditions(about.status)
+    (changed,) = conditions(known, [told], generation=generation, now=now)
+    status = replace(
+        decision.status,
+        conditions=tuple(
+            changed if each.type == told.type else each for each in decision.status.conditions
+        ),
+    )
+    notes = decision.notes
+    if told.reason == NOT_APPLIED:
+        notes = (*notes, Note(reason=NOT_APPLIED, message=told.message, warning=True))
+    return replace(decision, status=status, notes=notes)
+
+
+def reconcile(snapshot: Snapshot) -> Decision:
+    """What is to be done, if nothing is refused."""
+    match snapshot:
+        case ModelSnapshot():
+            return reconcile_model(snapshot)
+        case PartitionSnapshot():
+            return reconcile_partition(snapshot)
+        case DevicePoolSnapshot():
+            return reconcile_device_pool(snapshot)
+        case PlacementSnapshot():
+            return reconcile_placement(snapshot)
+        case InferenceJobSnapshot():
+            return reconcile_inference_job(snapshot)
+        case _:
+            assert_never(snapshot)
+
+
+def subject(snapshot: Snapshot) -> AnyKind:
+    """The object that a snapshot is about."""
+    match snapshot:
+        case ModelSnapshot():
+            return snapshot.model
+        case PartitionSnapshot():
+            return snapshot.partition
+        case DevicePoolSnapshot():
+            return snapshot.pool
+        case PlacementSnapshot():
+            return snapshot.placement
+        case InferenceJobSnapshot():
+            return snapshot.job
+        case _:
+            assert_never(snapshot)
+
+
+def _told(about: AnyKind, decision: Decision, applied: Applied | None) -> Told | None:
+    """What is to be told instead; None where the decision's own words stand."""
+    type_ = "Complete" if isinstance(about, InferenceJob) else "Ready"
+    after = decision.status.conditions
+    if any(holds(after, end) for end in ("Complete", "Failed")):
+        return None
+    generation = about.metadata.generation or 0
+    before = find(_conditions(about.status), type_)
+    is_new = before is None or before.observed_generation != generation
+    if applied is None and before is not None and not is_new and before.reason == NOT_APPLIED:
+        return Told(type_, FALSE, NOT_APPLIED, before.message)
+    if applied is not None and applied.generation == generation and applied.refused:
+        return Told(type_, FALSE, NOT_APPLIED, "; ".join(applied.refused))
+    unknown = applied is None or applied.generation != generation
+    untried = is_new or (before is not None and before.reason == APPLYING)
+    if untried and unknown and decision.children and holds(after, type_):
+        return Told(type_, FALSE, APPLYING, f"generation {generation} is being applied")
+    return None
+
+
+def _conditions(status: AnyStatus | None) -> tuple[Condition, ...]:
+    return () if status is None else status.conditions

@@ -1,5 +1,6 @@
 """The examples' manifests, pictures and scripts agree with each other."""
 
+import json
 import runpy
 import shutil
 import subprocess
@@ -52,6 +53,18 @@ def test_a_folder_of_an_example_can_be_applied_to_a_cluster_as_it_is(name: str) 
     ]
     assert len(uris) == 3
     assert all(uri.startswith("pvc://") for uri in uris)
+
+
+@pytest.mark.parametrize(("difference", "holds"), [(9e-6, True), (1.1e-5, False), (None, False)])
+def test_an_example_is_held_to_the_difference_that_is_promised(
+    tmp_path: Path, difference: float | None, holds: bool
+) -> None:
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"jobs": [{"name": "ocr", "max_abs_diff": difference}]}))
+    command = [sys.executable, str(EXAMPLES / "check.py"), str(report)]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (ended.returncode == 0) is holds
+    assert ("job ocr differs by" in ended.stderr) is not holds
 
 
 def test_every_picture_has_a_label_and_every_label_a_picture() -> None:

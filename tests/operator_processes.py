@@ -25,11 +25,16 @@ agentFloor: 96Mi
 coordinatorMemory: 512Mi
 workerMemory: 1Gi
 workerDisk: 10Gi
+coordinatorPlace: {nodeSelector: {}, tolerations: [], affinity: {}}
+workerPlace: {nodeSelector: {}, tolerations: [], affinity: {}}
 certManager: false
 podMonitors: false
 monitorLabels: {}
+monitorInterval: ""
 networkPolicies: true
+metricsFrom: []
 offline: false
+otherGroups: []
 """
 CRDS = Path(__file__).parents[1] / "crds"
 CHART = Path(__file__).parents[1] / "helm" / "shoal"

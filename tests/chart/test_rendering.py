@@ -15,7 +15,7 @@ from rendered_chart import CHART, PROMETHEUS, Refused, helm, render, rendered_te
 from shoal_operator.api.crd import definition
 from shoal_operator.api.kinds import KINDS
 from shoal_operator.cli.operator import operator as operator_command
-from shoal_operator.reconcile.settings import OperatorSettings
+from shoal_operator.reconcile.settings import OperatorSettings, Place
 from shoal_operator.shell.cluster.operator import AUTHORITY_SECRET, LEASE_NAME
 from shoal_operator.shell.cluster.resources import CHILDREN, SHOAL
 from shoal_operator.shell.cluster.settings import read_settings
@@ -118,6 +118,8 @@ def test_the_operator_can_read_its_settings(tmp_path: Path) -> None:
 
 def test_values_become_settings(tmp_path: Path) -> None:
     digest = "sha256:" + "0c1f" * 16
+    readers = [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]
+    tolerations = [{"key": "edge", "operator": "Exists"}]
     values = {
         "images.registry": "mirror.example/edge/",
         "images.agent.digest": digest,
@@ -129,6 +131,11 @@ def test_values_become_settings(tmp_path: Path) -> None:
         "networkPolicies.enabled": False,
         "podMonitor.enabled": True,
         "podMonitor.additionalLabels": {"release": "prometheus"},
+        "podMonitor.interval": "15s",
+        "networkPolicies.metricsFrom": readers,
+        "coordinator.nodeSelector": {"disk": "ssd"},
+        "coordinator.affinity": {"nodeAffinity": {}},
+        "worker.tolerations": tolerations,
     }
     settings = settings_of(tmp_path, values, PROMETHEUS)
     assert settings.images.agent == f"mirror.example/edge/shoal/agent@{digest}"
@@ -138,6 +145,13 @@ def test_values_become_settings(tmp_path: Path) -> None:
     assert (settings.offline, settings.cert_manager, settings.pod_monitors) == (True, True, True)
     assert not settings.network_policies
     assert settings.monitor_labels == {"release": "prometheus"}
+    assert settings.monitor_interval == "15s"
+    assert settings.metrics_from == tuple(readers)
+    assert settings.coordinator_place == Place(
+        node_selector={"disk": "ssd"}, affinity={"nodeAffinity": {}}
+    )
+    assert settings.worker_place == Place(tolerations=tuple(tolerations))
+    assert settings.other_groups == ("monitoring.coreos.com",)
     assert not settings_of(tmp_path, values).pod_monitors, "the cluster has no such kind"
 
 
@@ -343,8 +357,11 @@ def test_a_second_release_clashes_with_nothing_but_the_kinds() -> None:
 # ---- what it is allowed --------------------------------------------------------------------------
 
 
-def rules(values: dict[str, Any], kind: str, name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = render(values, PROMETHEUS)[kind, name]["rules"]
+OTHERS = (PROMETHEUS, "--api-versions=cert-manager.io/v1")
+
+
+def rules(values: dict[str, Any], kind: str, name: str, *arguments: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = render(values, *arguments)[kind, name]["rules"]
     return found
 
 
@@ -424,8 +441,21 @@ def test_a_namespaced_operator_has_roles_in_its_namespaces_only() -> None:
 def test_what_is_switched_off_is_not_granted() -> None:
     groups = {group for group, _ in verbs(rules({}, "ClusterRole", OPERATOR))}
     assert not {"monitoring.coreos.com", "cert-manager.io"} & groups
-    off = verbs(rules({"networkPolicies.enabled": False}, "ClusterRole", OPERATOR))
-    assert ("networking.k8s.io", "networkpolicies") not in off
+
+
+def test_what_was_switched_off_may_only_be_removed() -> None:
+    off = verbs(rules({"networkPolicies.enabled": False}, "ClusterRole", OPERATOR, *OTHERS))
+    for key in (
+        ("networking.k8s.io", "networkpolicies"),
+        ("monitoring.coreos.com", "podmonitors"),
+        ("cert-manager.io", "issuers"),
+        ("cert-manager.io", "certificates"),
+    ):
+        assert off[key] == {"get", "delete"}
+    on = verbs(rules(EVERYTHING, "ClusterRole", OPERATOR, *OTHERS))
+    for key in off:
+        if key[0] in {"networking.k8s.io", "monitoring.coreos.com", "cert-manager.io"}:
+            assert on[key] == {"get", "create", "patch"}
 
 
 def test_no_roles_are_made_when_others_make_them() -> None:

@@ -15,11 +15,16 @@ agentFloor: 96Mi
 coordinatorMemory: 512Mi
 workerMemory: 1Gi
 workerDisk: 10Gi
+coordinatorPlace: {nodeSelector: {}, tolerations: [], affinity: {}}
+workerPlace: {nodeSelector: {}, tolerations: [], affinity: {}}
 certManager: false
 podMonitors: true
 monitorLabels: {release: prometheus}
+monitorInterval: ""
 networkPolicies: true
+metricsFrom: []
 offline: false
+otherGroups: []
 """
 
 

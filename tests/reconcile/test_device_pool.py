@@ -12,9 +12,9 @@ from shoal_agent.shell.agent import advertised
 from shoal_operator.api.kinds import Device, DevicePool
 from shoal_operator.api.kinds.device_pool import DevicePoolStatus
 from shoal_operator.api.schema import parse
-from shoal_operator.reconcile.decision import CancelJob, Decision, RemoveJob, Terms
+from shoal_operator.reconcile.decision import CancelJob, Decision, ObjectKey, RemoveJob, Terms
 from shoal_operator.reconcile.names import device_object_name
-from shoal_operator.reconcile.settings import OperatorSettings
+from shoal_operator.reconcile.settings import OperatorSettings, Place
 from shoal_operator.reconcile.snapshot import (
     Claim,
     ConnectedDevice,
@@ -376,6 +376,55 @@ def test_cert_manager_is_asked_where_it_is_there() -> None:
     assert list(children(decision, "Issuer")) == ["shelf-self-signed", "shelf-ca"]
 
 
+def test_metrics_are_for_those_who_are_named_else_for_all_where_they_are_read() -> None:
+    def readers(**more: object) -> object:
+        policy = children(see(settings=settings(**more)), "NetworkPolicy")["shelf-agents"]
+        spec = policy["spec"]
+        assert isinstance(spec, Mapping)
+        return [rule["from"] for rule in spec["ingress"] if rule["ports"][0]["port"] == 9400]
+
+    named = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
+    assert readers() == []
+    assert readers(pod_monitors=True) == [[{"namespaceSelector": {}}]]
+    assert readers(metrics_from=(named,)) == [[named]]
+    assert readers(metrics_from=(named,), pod_monitors=True) == [[named]]
+
+
+def test_what_was_switched_off_is_removed() -> None:
+    everything = settings(cert_manager=True, pod_monitors=True)
+    assert see(settings=everything).removals == ()
+    assert see(settings=settings(network_policies=False)).removals == tuple(
+        ObjectKey(
+            api_version="networking.k8s.io/v1",
+            kind="NetworkPolicy",
+            namespace=NAMESPACE,
+            name=f"shelf-{name}",
+        )
+        for name in ("closed", "coordinator", "agents", "workers")
+    )
+    both = settings(other_groups=("cert-manager.io", "monitoring.coreos.com"))
+    assert [(key.kind, key.name) for key in see(settings=both).removals] == [
+        ("Issuer", "shelf-self-signed"),
+        ("Certificate", "shelf-ca"),
+        ("Issuer", "shelf-ca"),
+        ("Certificate", "shelf-coordinator-tls"),
+        ("Certificate", "shelf-worker-tls"),
+        ("PodMonitor", "shelf-pods"),
+    ]
+    assert see(settings=replace(everything, other_groups=both.other_groups)).removals == ()
+
+
+def test_the_coordinators_pod_is_where_the_installation_says() -> None:
+    place = Place(node_selector={"disk": "ssd"}, tolerations=({"operator": "Exists"},))
+    workload = children(see(settings=settings(coordinator_place=place)), "Deployment")
+    (pod,) = pods_in(workload["shelf-coordinator"])
+    assert (pod["nodeSelector"], pod["tolerations"]) == (
+        {"disk": "ssd"},
+        [{"operator": "Exists"}],
+    )
+    assert "affinity" not in pod
+
+
 def test_a_pod_monitor_is_made_where_it_means_something() -> None:
     assert not children(see(), "PodMonitor")
     asked = settings(pod_monitors=True, monitor_labels={"release": "prometheus"})
@@ -383,6 +432,16 @@ def test_a_pod_monitor_is_made_where_it_means_something() -> None:
     metadata = monitor["metadata"]
     assert isinstance(metadata, Mapping)
     assert metadata["labels"]["release"] == "prometheus"
+    assert intervals(monitor) == [None]
+    often = replace(asked, monitor_interval="15s")
+    (monitor,) = children(see(settings=often), "PodMonitor").values()
+    assert intervals(monitor) == ["15s"]
+
+
+def intervals(monitor: Mapping[str, object]) -> list[object]:
+    spec = monitor["spec"]
+    assert isinstance(spec, Mapping)
+    return [each.get("interval") for each in spec["podMetricsEndpoints"]]
 
 
 def test_what_becomes_of_a_pool_is_an_event_once() -> None:

@@ -60,6 +60,15 @@ app.kubernetes.io/component: operator
 {{- if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}true{{ end }}
 {{- end }}
 
+{{- /* Those of the groups that only some clusters have which this one has, as JSON. */ -}}
+{{- define "shoal.otherGroups" -}}
+{{- $found := list }}
+{{- range list "cert-manager.io" "monitoring.coreos.com" }}
+{{- if $.Capabilities.APIVersions.Has (printf "%s/v1" .) }}{{ $found = append $found . }}{{ end }}
+{{- end }}
+{{- $found | toJson }}
+{{- end }}
+
 {{- /* What Pod Security's restricted level asks of a container. */ -}}
 {{- define "shoal.containerSecurity" -}}
 allowPrivilegeEscalation: false
@@ -69,6 +78,11 @@ runAsUser: 65532
 runAsGroup: 65532
 capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- /* Where pods may run, as JSON: (dict "of" .Values.worker) */ -}}
+{{- define "shoal.place" -}}
+{{- dict "nodeSelector" .of.nodeSelector "tolerations" .of.tolerations "affinity" .of.affinity | toJson }}
 {{- end }}
 
 {{- /* OperatorSettings, as the operator reads them. */ -}}
@@ -86,9 +100,14 @@ agentFloor: {{ .Values.agent.floor }}
 coordinatorMemory: {{ .Values.coordinator.memory }}
 workerMemory: {{ .Values.worker.memory }}
 workerDisk: {{ .Values.worker.disk }}
+coordinatorPlace: {{ include "shoal.place" (dict "of" .Values.coordinator) }}
+workerPlace: {{ include "shoal.place" (dict "of" .Values.worker) }}
 certManager: {{ .Values.certManager.enabled }}
 podMonitors: {{ and .Values.podMonitor.enabled (eq (include "shoal.hasPrometheus" .) "true") }}
 monitorLabels: {{ .Values.podMonitor.additionalLabels | toJson }}
+monitorInterval: {{ .Values.podMonitor.interval | quote }}
 networkPolicies: {{ .Values.networkPolicies.enabled }}
+metricsFrom: {{ .Values.networkPolicies.metricsFrom | toJson }}
 offline: {{ .Values.offline }}
+otherGroups: {{ include "shoal.otherGroups" . }}
 {{- end }}

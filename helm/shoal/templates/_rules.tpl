@@ -80,23 +80,39 @@ object of ours owns, Kubernetes deletes with it.
 - apiGroups: [""]
   resources: [events]
   verbs: [create, list]
+{{- $others := include "shoal.otherGroups" . | fromJsonArray }}
 {{- if .Values.networkPolicies.enabled }}
 # Who may connect to a pool's pods.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, create, patch]
+{{- else }}
+# Those of pools that were made while networkPolicies.enabled was true are removed.
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, delete]
 {{- end }}
 {{- if .Values.podMonitor.enabled }}
 # A pool's PodMonitor.
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
   verbs: [get, create, patch]
+{{- else if has "monitoring.coreos.com" $others }}
+# Those of pools that were made while podMonitor.enabled was true are removed.
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors]
+  verbs: [get, delete]
 {{- end }}
 {{- if .Values.certManager.enabled }}
 # A pool's authority and certificates, asked of cert-manager.
 - apiGroups: [cert-manager.io]
   resources: [issuers, certificates]
   verbs: [get, create, patch]
+{{- else if has "cert-manager.io" $others }}
+# Those that were asked for while certManager.enabled was true are removed.
+- apiGroups: [cert-manager.io]
+  resources: [issuers, certificates]
+  verbs: [get, delete]
 {{- end }}
 {{- end }}
 

@@ -136,6 +136,7 @@ def _deployment(
         volumes,
         serviceAccountName=name,
         terminationGracePeriodSeconds=GRACE_SECONDS,
+        **settings.coordinator_place.fields(),
     )
     return {
         "apiVersion": "apps/v1",

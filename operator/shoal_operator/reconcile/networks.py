@@ -9,7 +9,7 @@ All of a pool's pods are closed both ways first; then
 | agents      | the operator          | enrolment                           |
 | agents, workers | DNS               |                                     |
 | workers     | anywhere, unless offline | stores of models, inputs, results |
-| anybody in the cluster | metrics     | where a PodMonitor is made          |
+| who is named, else anybody where a PodMonitor is made | metrics         |
 """
 
 from typing import Final
@@ -94,10 +94,11 @@ def _operator(settings: OperatorSettings) -> Json:
 
 
 def _metrics(settings: OperatorSettings) -> list[Json]:
-    """Whoever reads metrics may be in any namespace."""
-    if not settings.pod_monitors:
-        return []
-    return [{"from": [{"namespaceSelector": {}}], "ports": _ports(METRICS_PORT)}]
+    """Whoever is named; if nobody is, Prometheus may be in any namespace."""
+    readers = [dict(each) for each in settings.metrics_from]
+    if settings.pod_monitors and not readers:
+        readers = [{"namespaceSelector": {}}]
+    return [{"from": readers, "ports": _ports(METRICS_PORT)}] if readers else []
 
 
 def _ports(*numbers: int) -> list[Json]:
@@ -131,6 +132,9 @@ def pod_monitor(pool: DevicePool, settings: OperatorSettings) -> tuple[Manifest,
         return ()
     among = {"key": COMPONENT, "operator": "In", "values": ["coordinator", "agent"]}
     labels = labels_of(pool, "metrics", pool=pool.metadata.name) | dict(settings.monitor_labels)
+    endpoint = {"port": "metrics", "path": "/metrics"}
+    if settings.monitor_interval:
+        endpoint["interval"] = settings.monitor_interval
     monitor: Manifest = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
@@ -141,7 +145,7 @@ def pod_monitor(pool: DevicePool, settings: OperatorSettings) -> tuple[Manifest,
                 "matchExpressions": [among],
             },
             "podTargetLabels": [POOL, COMPONENT],
-            "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics"}],
+            "podMetricsEndpoints": [endpoint],
         },
     }
     return (monitor,)

@@ -51,7 +51,8 @@ _DELIVERS: Final = re.compile(r"-deliver-[0-9a-f]{8}$")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errand:
     """What a worker does: its command, the addresses that it opens, the Secret for them, the pool
-    whose coordinator it talks to. `fetches`: what it opens comes to lie on its own disk.
+    whose coordinator it talks to. `fetches`: what it opens comes to lie on its own disk;
+    `writes`: it puts something there.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Errand:
     secret: str | None = None
     pool: str | None = None
     fetches: bool = False
+    writes: bool = False
     kept_seconds: int = KEPT_SECONDS
 
 
@@ -109,8 +111,11 @@ def _pod(errand: Errand, settings: OperatorSettings) -> Json:
     volumes = [scratch(settings.worker_disk)]
     for claim in claims:
         command += ["--volume", f"{claim}=/volumes/{claim}"]
-        mounts.append({"name": names[claim], "mountPath": f"/volumes/{claim}"})
-        volumes.append({"name": names[claim], "persistentVolumeClaim": {"claimName": claim}})
+        # What is only read is not handed to our group either, as what is written is.
+        only = {} if errand.writes else {"readOnly": True}
+        mounts.append({"name": names[claim], "mountPath": f"/volumes/{claim}", **only})
+        of = {"claimName": claim, **only}
+        volumes.append({"name": names[claim], "persistentVolumeClaim": of})
     if errand.fetches:
         # Half, because what is cut lies there twice.
         command += ["--max-download", str(settings.worker_disk // 2)]
@@ -129,7 +134,8 @@ def _pod(errand: Errand, settings: OperatorSettings) -> Json:
         settings.worker_memory,
         volumeMounts=mounts,
     )
-    return pod(settings.images, [{**worker, **more}], volumes, restartPolicy="Never")
+    place = settings.worker_place.fields()
+    return pod(settings.images, [{**worker, **more}], volumes, restartPolicy="Never", **place)
 
 
 # ---- the errands ---------------------------------------------------------------------------------
@@ -223,6 +229,7 @@ def _carry(
         uris=(place.uri,),
         secret=_name(place.secret_ref),
         pool=pool,
+        writes=place is job.spec.outputs,
     )
 
 

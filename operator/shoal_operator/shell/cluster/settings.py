@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from shoal_operator.reconcile.settings import Images, OperatorSettings
+from shoal_operator.reconcile.settings import Images, OperatorSettings, Place
 from shoal_protocol.units import Bytes, parse_quantity
 
 
@@ -35,11 +35,16 @@ def read_settings(file: Path) -> OperatorSettings:
         coordinator_memory=top.size("coordinatorMemory"),
         worker_memory=top.size("workerMemory"),
         worker_disk=top.size("workerDisk"),
+        coordinator_place=_place(top.reader("coordinatorPlace")),
+        worker_place=_place(top.reader("workerPlace")),
         cert_manager=top.flag("certManager"),
         pod_monitors=top.flag("podMonitors"),
         monitor_labels=top.reader("monitorLabels").texts(),
+        monitor_interval=top.text("monitorInterval", empty=True),
         network_policies=top.flag("networkPolicies"),
+        metrics_from=top.tables("metricsFrom"),
         offline=top.flag("offline"),
+        other_groups=top.words("otherGroups"),
     )
     top.refuse_unknown()
     return settings
@@ -56,6 +61,16 @@ def _images(reader: "_Reader") -> Images:
     return images
 
 
+def _place(reader: "_Reader") -> Place:
+    place = Place(
+        node_selector=reader.reader("nodeSelector").texts(),
+        tolerations=reader.tables("tolerations"),
+        affinity=reader.reader("affinity").table(),
+    )
+    reader.refuse_unknown()
+    return place
+
+
 class _Reader:
     """A mapping of the file; every complaint names file and field."""
 
@@ -67,9 +82,9 @@ class _Reader:
         self._value = value
         self._known: set[str] = set()
 
-    def text(self, name: str) -> str:
+    def text(self, name: str, *, empty: bool = False) -> str:
         value = self._field(name)
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not (value or empty):
             raise self._refused(name, f"{value!r} is no text")
         return value
 
@@ -96,6 +111,15 @@ class _Reader:
         if not all(isinstance(each, str) for pair in self._value.items() for each in pair):
             raise SettingsRefused(self._file, self._where, "is no mapping of texts")
         return dict(self._value)
+
+    def table(self) -> Mapping[str, object]:
+        return {str(name): value for name, value in self._value.items()}
+
+    def tables(self, name: str) -> tuple[Mapping[str, object], ...]:
+        value = self._field(name)
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            raise self._refused(name, f"{value!r} is no list of mappings")
+        return tuple(value)
 
     def reader(self, name: str) -> "_Reader":
         where = f"{self._where}.{name}" if self._where else name

@@ -27,15 +27,16 @@ check: .venv/dev.stamp ## Run every check: style, types, borders, generated code
 	$(BIN)/lint-imports
 	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 2
 	@$(CLUSTER) build
-	$(BIN)/pytest --quiet -rs -m "(real or slow) and not minutes"
+	$(BIN)/pytest --quiet -rs -m "(real or slow) and not minutes" \
+		--numprocesses 3 --dist loadgroup --no-loadscope-reorder
 
 e2e: .venv/dev.stamp ## Run the story on a cluster of three nodes, a part of check: install, read, upgrade, uninstall
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs tests/e2e
 
-faults: .venv/dev.stamp ## Run every fault, on processes and on nodes; check leaves those out that take minutes each
+faults: .venv/dev.stamp ## Run every fault, on processes and on nodes; check leaves those out that take minutes
 	@$(CLUSTER) build
-	$(BIN)/pytest --quiet -rs tests/faults tests/faults_on_nodes
+	$(BIN)/pytest --quiet -rs tests/faults tests/faults_on_nodes tests/operator/test_many_jobs.py
 
 parity: .venv/dev.stamp ## Compare every model, the heavy ones too, cut in every way, with the whole model
 	$(BIN)/pytest --quiet -rs tests/parity tests/modelling/test_real_models.py

@@ -1,5 +1,22 @@
-"""Fixtures that tests of every area may ask for."""
+"""Fixtures that tests of every area may ask for, and the order in which several processes test."""
+
+import pytest
 
 from cluster_fixtures import api_access, cluster, control_plane
 
 __all__ = ["api_access", "cluster", "control_plane"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `--dist loadgroup`: the tests of a file stay together, since they share what it starts,
+    and all that needs nodes does too, so that there is one cluster at a time. What waits most, for
+    a cluster, begins first.
+    """
+    for item in items:
+        group = "nodes" if _needs(item, "nodes") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: (not _needs(item, "nodes"), not _needs(item, "cluster")))
+
+
+def _needs(item: pytest.Item, what: str) -> bool:
+    return item.get_closest_marker(what) is not None

@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.real,
     pytest.mark.slow,
+    pytest.mark.minutes,
     pytest.mark.timeout(600),
 ]
 

@@ -138,6 +138,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start the control plane and cluster DNS; nodes are added afterwards."""
+        machine.allow_file_watchers()
         self.network.make()
         self.control_plane.start()
         self.access.kubectl(

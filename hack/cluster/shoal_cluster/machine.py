@@ -1,5 +1,6 @@
 """What the machine has and lacks for a cluster, and putting it there where that is possible."""
 
+import contextlib
 import os
 import platform
 import shutil
@@ -21,6 +22,9 @@ NODE_PROGRAMS: Mapping[str, str] = {
 TEST_PROGRAMS: Mapping[str, str] = {"docker-registry": "docker-registry"}
 IMAGE_PROGRAMS: Mapping[str, str] = {"buildah": "buildah", "mmdebstrap": "mmdebstrap"}
 _CAP_SYS_ADMIN = 21
+# A control plane and its nodes watch some forty files and folders; the kernel's usual bound is 128
+# for all processes of a user together.
+_FILE_WATCHERS = 1024
 
 
 class MachineLacks(Exception):
@@ -73,6 +77,17 @@ def install(programs: Mapping[str, str]) -> tuple[str, ...]:
     _run(("apt-get", "update", "--quiet"), environment)
     _run(command, environment)
     return packages
+
+
+def allow_file_watchers() -> None:
+    """Let more processes of this machine watch files, for several clusters at once; it stays so.
+
+    Where that may not be set nothing is changed: one cluster fits in what a kernel usually allows.
+    """
+    setting = Path("/proc/sys/fs/inotify/max_user_instances")
+    with contextlib.suppress(OSError):
+        if int(setting.read_text()) < _FILE_WATCHERS:
+            setting.write_text(str(_FILE_WATCHERS))
 
 
 def _run(command: Iterable[str], environment: Mapping[str, str]) -> None:

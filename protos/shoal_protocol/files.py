@@ -10,6 +10,9 @@ from typing import BinaryIO, Final
 from shoal_protocol.frames import MalformedFrame, join_frame, split_frame
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest, FileSlice, FrameHeader
 
+MAXIMUM_MANIFEST_BYTES: Final = 16 << 20
+"""A `fragment.json` has at most that many bytes, wherever it is made, kept or fetched: about a
+hundred thousand weights. A device reads it whole."""
 FILE_FRAME_BYTES: Final = 128 << 10
 """Small, since several stand in the buffers of either side, and both may be devices on a budget."""
 

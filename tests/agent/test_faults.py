@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from agent.fragment_making import MadeFragment, dense_model, slow_model, write_f
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_memory_of_fragments import run
 from agent.test_running import edge, task
+from shoal_agent.shell.cache import CorruptFragment, FragmentCache
 from shoal_protocol.channels import open_channel
 from shoal_protocol.frames import join_frame, split_frame
 from shoal_protocol.services import PeerClient
@@ -194,6 +196,60 @@ async def test_a_full_disk_fails_the_load_cleans_up_and_leaves_the_agent_alive(
     assert reply.failure.code == pb.DISK_FULL, reply
     assert list((joined.agent.cache / "fragments").iterdir()) == []
     await runs(joined.device, fragment)
+
+
+@pytest.mark.real
+async def test_a_full_disk_drops_as_many_fragments_as_the_new_one_needs(
+    coordinator: ScriptedCoordinator, join: Join, folder: Path
+) -> None:
+    small = [
+        write_fragment(coordinator.store, dense_model([256, 512, 8], seed)) for seed in range(4)
+    ]
+    large = write_fragment(coordinator.store, dense_model([1024, 512, 8]))  # 2 MiB
+    with small_disk(folder / "cache-pi-4", "2700k"):
+        joined = await join()
+        for each in small:
+            reply = await joined.device.ask("prefetch", pb.Prefetch(digest=each.digest))
+            assert reply.HasField("prefetched"), reply
+        reply = await joined.device.ask("prefetch", pb.Prefetch(digest=large.digest))
+        assert list(reply.prefetched.dropped) == [each.digest for each in small[:3]], reply
+        assert (await joined.device.load(large.digest, 8 * MIB)).loaded.fetched_bytes == 0
+
+
+@pytest.mark.parametrize("change", ["another byte", "another file", "gone"])
+def test_a_cached_fragment_that_changed_since_it_was_verified_is_verified_again(
+    tmp_path: Path, change: str
+) -> None:
+    made = write_fragment(tmp_path, dense_model([64, 512, 64]))
+    cache = FragmentCache(tmp_path, 1 << 30)
+    assert cache.verify(made.digest) == cache.verify(made.digest) == made.folder
+    weights = made.folder / "weights.bin"
+    data, before = bytearray(weights.read_bytes()), weights.stat()
+    data[5000] ^= 1
+    match change:
+        case "another byte":
+            with weights.open("r+b") as file:
+                file.write(data)
+        case "another file":
+            weights.unlink()
+            weights.write_bytes(data)
+        case _:
+            weights.unlink()
+    if change != "gone":  # not even the time that people see gives it away
+        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(CorruptFragment, match=str(weights)):
+        cache.verify(made.digest)
+    assert made.digest not in cache
+
+
+def test_a_cached_fragment_that_is_as_it_was_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = write_fragment(tmp_path, dense_model([64, 512, 64]))
+    cache = FragmentCache(tmp_path, 1 << 30)
+    cache.verify(made.digest)
+    monkeypatch.setattr("shoal_agent.shell.cache.file_sha256", lambda path: pytest.fail(str(path)))
+    assert cache.verify(made.digest) == made.folder
 
 
 # ---- sessions ------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from shoal_operator.api.segments import Layout
 from shoal_operator.modelling.cutting import cut_model
 from shoal_operator.modelling.errors import ModelRefused
 from shoal_operator.modelling.profile import profile_model
+from shoal_operator.shell.local.orders import CutOrder
+from shoal_operator.shell.local.preparation import cut_into_store
 
 CHAIN = TOPOLOGIES["a chain"]
 
@@ -23,6 +25,25 @@ CHAIN = TOPOLOGIES["a chain"]
 def cut(path: Path, store: Path, made: Made = CHAIN) -> PartitionDocument:
     profile = profile_model(path, made.shapes)
     return cut_model(path, profile, Layout(profile).legal[::2], store)
+
+
+def cut_order(path: Path) -> CutOrder:
+    return CutOrder(
+        name="chain",
+        model="chain",
+        path=path,
+        digest=None,
+        shapes={name: tuple(shape) for name, shape in CHAIN.shapes.items()},
+        sample=None,
+        fragments=2,
+        max_bytes=None,
+        tensors=(),
+        budgets=(),
+    )
+
+
+def no_progress(_done: int, _total: int | None) -> None:
+    """Nobody looks."""
 
 
 def content(store: Path) -> dict[str, str]:
@@ -250,3 +271,86 @@ def test_large_tensors_inside_branches_go_to_the_weights_too(tmp_path: Path) -> 
         feeds = made.inputs(seed)
         got = run_chained(tmp_path / "store", document, feeds)["y"]
         np.testing.assert_array_equal(got, run_whole(path, feeds)["y"])
+
+
+# ---- damage --------------------------------------------------------------------------------------
+
+DAMAGES = ("a file is missing", "a byte is another", "a file is cut short", "the manifest is empty")
+
+
+def damage(folder: Path, kind: str) -> None:
+    """Spoil a fragment in the store, as a disk or a person may."""
+    weights = folder / "weights.bin"
+    match kind:
+        case "a file is missing":
+            weights.unlink()
+        case "a byte is another":
+            changed = bytearray(weights.read_bytes())
+            changed[len(changed) // 2] ^= 1
+            weights.write_bytes(changed)
+        case "a file is cut short":
+            weights.write_bytes(weights.read_bytes()[:-1])
+        case _:
+            (folder / "fragment.json").write_bytes(b"")
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_fragment_that_is_damaged_in_the_store_is_made_again_and_others_are_left(
+    tmp_path: Path, kind: str
+) -> None:
+    store, path = tmp_path / "store", CHAIN.save(tmp_path)
+    document = cut(path, store)
+    right = content(store)
+    folders = [
+        store / "fragments" / each.digest.removeprefix("sha256:") for each in document.fragments
+    ]
+    stood = {folder: folder.stat().st_ino for folder in folders}
+    damage(folders[0], kind)
+    assert cut(path, store) == document
+    assert content(store) == right
+    assert [folder for folder in folders if folder.stat().st_ino != stood[folder]] == folders[:1]
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_what_was_cut_before_is_read_before_it_is_used_again(tmp_path: Path, kind: str) -> None:
+    store = tmp_path / "store"
+    order = cut_order(CHAIN.save(tmp_path))
+    assert cut_into_store(order, store, no_progress)["warm"] is False
+    right = content(store)
+    assert cut_into_store(order, store, no_progress)["warm"] is True
+    damage(next((store / "fragments").glob("*/weights.bin")).parent, kind)
+    assert cut_into_store(order, store, no_progress)["warm"] is False
+    assert content(store) == right
+    assert cut_into_store(order, store, no_progress)["warm"] is True
+
+
+# ---- without a store -----------------------------------------------------------------------------
+
+
+def test_what_a_cut_would_make_is_known_without_writing_it(tmp_path: Path) -> None:
+    path = CHAIN.save(tmp_path)
+    before = content(tmp_path)
+    profile = profile_model(path, CHAIN.shapes)
+    cuts = Layout(profile).legal[::2]
+    document = cut_model(path, profile, cuts, None)
+    assert content(tmp_path) == before
+    assert document == cut_model(path, profile, cuts, tmp_path / "store")
+
+
+def test_without_fragments_only_the_partition_is_kept(tmp_path: Path) -> None:
+    order = cut_order(CHAIN.save(tmp_path))
+    only, store = tmp_path / "only", tmp_path / "store"
+    cut_into_store(order, only, no_progress, fragments=False)
+    cut_into_store(order, store, no_progress)
+    assert not (only / "fragments").exists()
+    name = "partitions/chain/partition.json"
+    assert (only / name).read_bytes() == (store / name).read_bytes()
+
+
+def test_a_fragment_that_no_device_would_take_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal_operator.modelling.fragments.MAXIMUM_MANIFEST_BYTES", 100)
+    with pytest.raises(ModelRefused, match=r"at most 100 B are taken: cut it into more fragments"):
+        cut(CHAIN.save(tmp_path), tmp_path / "store")
+    assert not list((tmp_path / "store" / "fragments").glob("[0-9a-f]*"))

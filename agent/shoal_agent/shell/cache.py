@@ -5,7 +5,11 @@ files are continued where they end. What is believed when:
 
 - at start-up: manifests by their digest, the other files by their sizes;
 - when it is fetched, and on the first load in this process: every file by its digest;
+- on every later load: files that are the same as then by inode, size, and times of change;
 - what does not match is removed, and is fetched again when it is asked for.
+
+What is not seen: bytes that the medium itself lost or changed after they were verified, since that
+leaves no time of change (the next process sees it); and changes to a fragment while it is resident.
 
 The cache is bounded. What was used longest ago goes first; what is resident or in use stays. All
 methods do disk work and are called from a thread; a lock makes them safe from several.
@@ -24,12 +28,12 @@ from typing import Final
 
 from shoal_agent.shell.manifest import (
     MANIFEST,
-    MAXIMUM_MANIFEST_BYTES,
     Manifest,
     ManifestError,
     is_digest,
     parse_manifest,
 )
+from shoal_protocol.files import MAXIMUM_MANIFEST_BYTES
 from shoal_protocol.units import format_bytes
 
 _PART: Final = ".part"
@@ -49,10 +53,16 @@ class CorruptFragment(Exception):
     """Bytes on disk that do not match their digest; they have been removed."""
 
 
+_Stamps = tuple[tuple[int, int, int, int], ...]
+"""Inode, size and times of change of a fragment's files."""
+
+
 @dataclass(slots=True)
 class _Entry:
+    """`verified`: the files' stamps when their bytes were right; None: nobody has looked."""
+
     manifest: Manifest
-    verified: bool
+    verified: _Stamps | None
     used_at: int
 
 
@@ -106,7 +116,8 @@ class FragmentCache:
                 self._pinned[digest] -= 1
 
     def verify(self, digest: str) -> Path:
-        """The folder of a cached fragment, its bytes checked once in this process.
+        """The folder of a cached fragment, its bytes checked if they were not before, or its files
+        have changed since.
 
         Raises `CorruptFragment` when they are wrong (it is not cached any more then), `KeyError`
         when it is not cached.
@@ -115,7 +126,8 @@ class FragmentCache:
             entry = self._entries[digest]
             self._touch(digest, entry)
         folder = self.path(digest)
-        if entry.verified:
+        stamps = _stamps(folder, entry.manifest)  # before the bytes: a change meanwhile is seen
+        if stamps is not None and stamps == entry.verified:
             return folder
         for name, expected in entry.manifest.files.items():
             try:
@@ -124,8 +136,8 @@ class FragmentCache:
                 actual = str(error)
             if actual != expected.sha256:
                 self.drop(digest)
-                raise CorruptFragment(f"{name} of {digest} does not match its digest")
-        entry.verified = True
+                raise CorruptFragment(f"{folder / name} does not match its digest")
+        entry.verified = stamps
         return folder
 
     def open_for_peer(self, digest: str, file: str) -> tuple[Path, int] | None:
@@ -199,7 +211,7 @@ class FragmentCache:
                 shutil.rmtree(folder)
             part.rename(folder)
             _sync(self.folder)
-            entry = _Entry(manifest, verified=True, used_at=0)
+            entry = _Entry(manifest, verified=_stamps(folder, manifest), used_at=0)
             self._entries[manifest.digest] = entry
             self._expected.pop(manifest.digest, None)
             self._touch(manifest.digest, entry)
@@ -253,7 +265,7 @@ class FragmentCache:
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
             self._clock += 1
-            self._entries[digest] = _Entry(manifest, verified=False, used_at=self._clock)
+            self._entries[digest] = _Entry(manifest, verified=None, used_at=self._clock)
 
 
 def _read_cached(digest: str, folder: Path) -> Manifest | None:
@@ -268,6 +280,15 @@ def _read_cached(digest: str, folder: Path) -> Manifest | None:
     except (OSError, ManifestError):
         return None
     return manifest
+
+
+def _stamps(folder: Path, manifest: Manifest) -> _Stamps | None:
+    """None where a file cannot be looked at."""
+    try:
+        states = [(folder / name).stat() for name in manifest.files]
+    except OSError:
+        return None
+    return tuple((s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in states)
 
 
 def file_sha256(path: Path) -> str:

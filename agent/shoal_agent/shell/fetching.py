@@ -19,12 +19,11 @@ import grpc
 from shoal_agent.shell.cache import CacheFull, FragmentCache, file_sha256, is_disk_full
 from shoal_agent.shell.manifest import (
     MANIFEST,
-    MAXIMUM_MANIFEST_BYTES,
     Manifest,
     ManifestError,
     parse_manifest,
 )
-from shoal_protocol.files import FileReceiver
+from shoal_protocol.files import MAXIMUM_MANIFEST_BYTES, FileReceiver
 from shoal_protocol.frames import MalformedFrame
 from shoal_protocol.services import FileStream
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
@@ -193,19 +192,20 @@ class _Transfer:
             raise MalformedFrame(f"{path.name} has {receiver.position} bytes, not {limit_bytes}")
 
     async def _append(self, file: FileIO, payload: memoryview) -> None:
-        """Write; when the disk is full, drop what was used longest ago and try once more."""
+        """Write; while the disk is full, drop what was used longest ago, as long as that is left."""
         start = file.tell()
-        try:
-            await asyncio.to_thread(_write_all, file, payload)
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
-            gone = await asyncio.to_thread(self.cache.drop_oldest)
-            if gone is None:
-                raise
-            self.dropped.append(gone)
-            file.truncate(start)
-            await asyncio.to_thread(_write_all, file, payload)
+        while True:
+            try:
+                await asyncio.to_thread(_write_all, file, payload)
+                return
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+                gone = await asyncio.to_thread(self.cache.drop_oldest)
+                if gone is None:
+                    raise
+                self.dropped.append(gone)
+                file.truncate(start)
 
 
 def _write_all(file: FileIO, payload: memoryview) -> None:

@@ -11,7 +11,6 @@ MANIFEST: Final = "fragment.json"
 MODEL: Final = "model.onnx"
 WEIGHTS: Final = "weights.bin"
 FILES: Final = (MANIFEST, MODEL, WEIGHTS)
-MAXIMUM_MANIFEST_BYTES: Final = 16 << 20
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _HEX: Final = re.compile(r"[0-9a-f]{64}")

@@ -76,18 +76,26 @@ def partition(
         budgets=(),
     )
     with tempfile.TemporaryDirectory(prefix="shoal-partition-") as folder:
-        made = _cut(order, out or Path(folder), access, to=to, as_document=document)
+        kept = out is not None or to is not None
+        made = _cut(order, out or Path(folder), access, to=to, as_document=document, kept=kept)
     if out is not None and not document:
         typer.echo(f"kept in {made}")
 
 
 def _cut(
-    order: "CutOrder", store: Path, access: "Access", *, to: str | None, as_document: bool
+    order: "CutOrder",
+    store: Path,
+    access: "Access",
+    *,
+    to: str | None,
+    as_document: bool,
+    kept: bool,
 ) -> Path:
-    """Cut into a store, deliver from there, and print what was made; the document's path."""
+    """Cut into a store, deliver from there, and print what was made; the document's path. What is
+    not `kept` is not written at all."""
     from shoal_operator.shell.local.preparation import prepare
 
-    prepared = asyncio.run(prepare(order, store, lambda done, total: None))
+    prepared = asyncio.run(prepare(order, store, lambda done, total: None, fragments=kept))
     said = "" if to is None else asyncio.run(_deliver(prepared.document, store, to, access))
     if as_document:
         # As it was written, in one line: what a worker's log is read for.

@@ -1,14 +1,15 @@
 """A model and where to cut it -> fragments in the store.
 
 The layout of the store is docs/ARCHITECTURE.md's, the nodes of each fragment are `api.segments`'.
-Cutting again finds what stands; a cut that was killed leaves `*.part` folders, which the next one
-removes. One cut at a time works on a store: a lock on it sees to that.
+Cutting again finds what stands, and makes anew what of it is damaged; a cut that was killed leaves
+`*.part` folders, which the next one removes. One cut at a time works on a store: a lock on it sees
+to that.
 """
 
 import fcntl
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -43,10 +44,11 @@ def cut_model(
     path: Path,
     profile: Profile,
     cuts: Sequence[int],
-    store: Path,
+    store: Path | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PartitionDocument:
-    """Write the fragments to `store`; `progress` is told (fragments done, fragments in all).
+    """Write the fragments to `store`, or without one only say what they would be; `progress` is
+    told (fragments done, fragments in all).
 
     `profile` is of the same file, `cuts` are what `planning.cuts` chose. Raises `ModelRefused`: the
     model is not the one that was profiled, or cannot be cut there.
@@ -59,10 +61,10 @@ def cut_model(
     fragments: list[Fragment] = []
     builder = _Builder(graph, profile, Sources())
     try:
-        with _locked(Path(store)):
+        with nullcontext() if store is None else _locked(store):
             for index, piece in enumerate(pieces):
                 files = builder.files(piece)
-                digest = files.write(Path(store))
+                digest = files.write(store)
                 fragments.append(
                     Fragment(
                         index=index,

@@ -3,7 +3,8 @@
 `fragment.json` is a pure function of the sub-graph: it holds the digests of the other two files,
 and its own digest is the fragment's name. So the weights are read twice: once for their digest,
 which shows whether the fragment stands already, and once to copy them, by the kernel where it can
-(`copy_file_range`). They never pass through more memory than one buffer.
+(`copy_file_range`), or to see that what stands is right. They never pass through more memory than
+one buffer.
 """
 
 import hashlib
@@ -20,11 +21,15 @@ import onnx
 from shoal_operator.api.partition import Digest, TensorSpec, spec_value
 from shoal_operator.modelling.errors import ModelRefused
 from shoal_operator.modelling.graph import Weight
-from shoal_operator.modelling.profile import dtype_name
+from shoal_operator.modelling.profile import dtype_name, sha256_of
 from shoal_operator.modelling.safety import Range
 from shoal_operator.modelling.wire import LARGE
+from shoal_protocol.files import MAXIMUM_MANIFEST_BYTES
+from shoal_protocol.units import format_bytes
 
 ALIGNMENT: Final = 4096
+MANIFEST_FILE: Final = "fragment.json"
+MODEL_FILE: Final = "model.onnx"
 WEIGHTS_FILE: Final = "weights.bin"
 _CHUNK: Final = 1 << 20
 
@@ -52,25 +57,26 @@ class FragmentFiles:
     resident_bytes: int
     sources: "Sources"
 
-    def write(self, store: Path) -> Digest:
-        """Write to `store/fragments/DIGEST/`, or find it there. Raises `ModelRefused`."""
+    def write(self, store: Path | None) -> Digest:
+        """Write to `store/fragments/DIGEST/`, or find it there, whole; what is there and is not
+        right, byte by byte, is replaced. Without a store only the name is found out. Raises
+        `ModelRefused`."""
         content = self.model.SerializeToString(deterministic=True)
-        manifest = self._manifest(content)
-        name = hashlib.sha256(manifest).hexdigest()
-        target = store / "fragments" / name
-        if not target.is_dir():
-            self._write(target, {"model.onnx": content, "fragment.json": manifest})
-        return Digest(f"sha256:{name}")
-
-    def _manifest(self, content: bytes) -> bytes:
-        files = {
-            "model.onnx": {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-        }
+        files = {MODEL_FILE: _described(content)}
         if self.stored:
             files[WEIGHTS_FILE] = {
                 "sha256": self._weights_digest(),
                 "bytes": self.stored[-1].offset + self.stored[-1].weight.bytes,
             }
+        manifest = self._manifest(files)
+        name = hashlib.sha256(manifest).hexdigest()
+        if store is not None:
+            target = store / "fragments" / name
+            if not _is_whole(target, {**files, MANIFEST_FILE: _described(manifest)}):
+                self._write(target, {MODEL_FILE: content, MANIFEST_FILE: manifest})
+        return Digest(f"sha256:{name}")
+
+    def _manifest(self, files: Mapping[str, Mapping[str, str | int]]) -> bytes:
         value = {
             "version": 1,
             "files": files,
@@ -88,7 +94,14 @@ class FragmentFiles:
                 for each in self.stored
             },
         }
-        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+        manifest = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+        if len(manifest) > MAXIMUM_MANIFEST_BYTES:
+            raise ModelRefused(
+                f"makes a fragment with {len(self.stored)} weights, whose {MANIFEST_FILE} would "
+                f"have {format_bytes(len(manifest))}; at most "
+                f"{format_bytes(MAXIMUM_MANIFEST_BYTES)} are taken: cut it into more fragments"
+            )
+        return manifest
 
     def _weights_digest(self) -> str:
         digest, at = hashlib.sha256(), 0
@@ -116,8 +129,31 @@ class FragmentFiles:
                 os.fsync(file.fileno())
         sync_folder(part)
         self.sources.check_unchanged()
-        part.rename(target)
+        if target.exists():  # damaged; out of the way as a whole, as a killed cut would leave it
+            damaged = target.with_name(f"{target.name}.damaged.part")
+            shutil.rmtree(damaged, ignore_errors=True)
+            target.rename(damaged)
+            part.rename(target)
+            shutil.rmtree(damaged, ignore_errors=True)
+        else:
+            part.rename(target)
         sync_folder(target.parent)
+
+
+def _described(content: bytes) -> dict[str, str | int]:
+    return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+
+
+def _is_whole(folder: Path, files: Mapping[str, Mapping[str, str | int]]) -> bool:
+    """Whether these files are there and are what they should be."""
+    try:
+        return all(
+            (folder / name).stat().st_size == described["bytes"]
+            and sha256_of(folder / name) == described["sha256"]
+            for name, described in files.items()
+        )
+    except OSError:
+        return False
 
 
 def sync_folder(path: Path) -> None:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from shoal_operator.api.partition import Digest
+from shoal_protocol.files import MAXIMUM_MANIFEST_BYTES
 from shoal_protocol.units import format_bytes
 
 MANIFEST: Final = "fragment.json"
 FILES: Final = (MANIFEST, "model.onnx", "weights.bin")
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
-MAXIMUM_MANIFEST_BYTES: Final = 64 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
 
 
@@ -99,17 +99,26 @@ class FragmentStore:
         differs."""
         for name, described in self.files(digest).items():
             file, size = self.open(digest, name)
+            path = self._folder(digest) / name
             with file:
                 if size != described.size_bytes:
                     raise FragmentDamaged(
-                        f"{name} of {digest} has {format_bytes(size)} "
+                        f"{path} has {format_bytes(size)} "
                         f"instead of {format_bytes(described.size_bytes)}"
                     )
                 found = hashlib.sha256()
                 while piece := file.read(_READ_BYTES):
                     found.update(piece)
             if found.hexdigest() != described.sha256:
-                raise FragmentDamaged(f"{name} of {digest} does not match its checksum")
+                raise FragmentDamaged(f"{path} does not match its checksum")
+
+    def is_sound(self, digest: Digest) -> bool:
+        """Whether all of a fragment is there and is right: it is read."""
+        try:
+            self.verify(digest)
+        except (OSError, FragmentMissing, FragmentDamaged):
+            return False
+        return True
 
     def _folder(self, digest: str) -> Path:
         match = _DIGEST.fullmatch(digest)
@@ -126,6 +135,8 @@ def described_files(path: Path, digest: Digest) -> dict[str, StoredFile]:
             content = file.read(MAXIMUM_MANIFEST_BYTES + 1)
     except OSError as e:
         raise FragmentMissing(f"{digest} is not in the store") from e
+    if len(content) > MAXIMUM_MANIFEST_BYTES:
+        raise FragmentDamaged(f"{path} has more than {format_bytes(MAXIMUM_MANIFEST_BYTES)}")
     if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
         raise FragmentDamaged(f"{path} is not what its name says; put the fragment there again")
     files: dict[str, StoredFile] = {}

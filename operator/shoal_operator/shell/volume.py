@@ -28,7 +28,6 @@ from shoal_operator.api.partition import Digest
 from shoal_operator.shell.journal import sync_folder
 from shoal_operator.shell.store import (
     MANIFEST,
-    MAXIMUM_MANIFEST_BYTES,
     FragmentDamaged,
     FragmentMissing,
     FragmentStore,
@@ -45,6 +44,7 @@ from shoal_operator.shell.volume_paths import (
     is_job,
     is_name,
 )
+from shoal_protocol.files import MAXIMUM_MANIFEST_BYTES
 from shoal_protocol.units import format_bytes
 
 RESERVE_BYTES: Final = 16 << 20

@@ -47,9 +47,12 @@ class Prepared:
     advice: str = ""
 
 
-async def prepare(order: CutOrder, store: Path, on_progress: Progress) -> Prepared:
-    """Cut a model in a process of its own. Raises `StepRefused` or `StepCrashed`."""
-    request = {**dataclasses.asdict(order), "store": str(store)}
+async def prepare(
+    order: CutOrder, store: Path, on_progress: Progress, *, fragments: bool = True
+) -> Prepared:
+    """Cut a model in a process of its own; without `fragments` only `partition.json` is written.
+    Raises `StepRefused` or `StepCrashed`."""
+    request = {**dataclasses.asdict(order), "store": str(store), "keep": fragments}
     request = {key: str(v) if isinstance(v, Path) else v for key, v in request.items()}
     result = await run_step("cutting", _MODULE, request, on_progress)
     path = partition_path(store, order.name)
@@ -66,10 +69,10 @@ def partition_path(store: Path, name: str) -> Path:
 
 def _work(request: Json, on_progress: Progress) -> Json:
     values = dict(request)
-    store = Path(str(values.pop("store")))
+    store, keep = Path(str(values.pop("store"))), bool(values.pop("keep"))
     order = _order_from_json(values)
     try:
-        return cut_into_store(order, store, on_progress)
+        return cut_into_store(order, store, on_progress, fragments=keep)
     except OSError as error:
         if error.filename is None:
             raise
@@ -107,7 +110,9 @@ def _order_from_json(values: Mapping[str, object]) -> CutOrder:
     raise AssertionError(f"not a CutOrder: {values}")
 
 
-def cut_into_store(order: CutOrder, store: Path, on_progress: Progress) -> Json:
+def cut_into_store(
+    order: CutOrder, store: Path, on_progress: Progress, *, fragments: bool = True
+) -> Json:
     """Do what is ordered; `warm` and `advice` of `Prepared`."""
     from shoal_operator.modelling.cutting import cut_model  # noqa: PLC0415 - needs onnx
     from shoal_operator.modelling.profile import profile_model  # noqa: PLC0415
@@ -134,7 +139,7 @@ def cut_into_store(order: CutOrder, store: Path, on_progress: Progress) -> Json:
     advice = _advice(order, profile, cuts)
     if _stands(path, FragmentStore(store), source):
         return {"warm": True, "advice": advice}
-    document = cut_model(order.path, profile, cuts, store, on_progress)
+    document = cut_model(order.path, profile, cuts, store if fragments else None, on_progress)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, document_to_json(document).encode())
     replace_file(path.with_name("source.json"), json.dumps(source).encode())
@@ -192,14 +197,15 @@ def _advice(order: CutOrder, profile: Profile, cuts: tuple[int, ...]) -> str:
 
 
 def _stands(path: Path, store: FragmentStore, source: Mapping[str, object]) -> bool:
-    """Whether these very fragments are in the store."""
+    """Whether these very fragments are in the store. They are read: a fragment that is damaged
+    there would be refused by every device, again and again."""
     try:
         if json.loads(path.with_name("source.json").read_bytes()) != json.loads(json.dumps(source)):
             return False
         document = document_from_json(path.read_bytes())
     except (OSError, ValueError):
         return False
-    return all(store.has(fragment.digest) for fragment in document.fragments)
+    return all(store.is_sound(fragment.digest) for fragment in document.fragments)
 
 
 def _refusals() -> tuple[type[Exception], ...]:

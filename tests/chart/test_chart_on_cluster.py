@@ -143,6 +143,33 @@ def test_a_namespaced_operator_may_read_one_secret_at_home(release: ControlPlane
     helm("upgrade", "shoal", str(CHART), home, "--set=rbac.namespaced=false")
 
 
+def test_a_release_that_would_see_what_another_sees_is_refused(release: ControlPlane) -> None:
+    helm = release.access.helm
+    elsewhere = ("--namespace=elsewhere", "--create-namespace", "--set=crds.install=false")
+
+    def install(name: str, *namespaces: str) -> None:
+        given = [f"--set=rbac.namespaces={{{','.join(namespaces)}}}"] if namespaces else []
+        flag = f"--set=rbac.namespaced={str(bool(namespaces)).lower()}"
+        helm("upgrade", "--install", name, str(CHART), *elsewhere, flag, *given)
+
+    for namespaces in ((), ("elsewhere",)):
+        with pytest.raises(
+            CommandFailed, match="shoal in namespace shoal-system sees all namespaces"
+        ):
+            install("second", *namespaces)
+    home = f"--namespace={NAMESPACE}"
+    some = ("--set=rbac.namespaced=true", "--set=rbac.namespaces={default}")
+    helm("upgrade", "shoal", str(CHART), home, *some)
+    with pytest.raises(CommandFailed, match="sees default already, and this one would too"):
+        install("second")
+    with pytest.raises(CommandFailed, match="sees default already, and this one would too"):
+        install("second", "elsewhere", "default")
+    install("second", "elsewhere")
+    install("second", "elsewhere", "kube-system")  # what it sees itself is no hindrance
+    helm("uninstall", "second", "--namespace=elsewhere")
+    helm("upgrade", "shoal", str(CHART), home, "--set=rbac.namespaced=false")
+
+
 def test_who_edits_a_namespace_may_write_jobs_in_it(release: ControlPlane) -> None:
     release.kubectl("create", "rolebinding", "anna", "--clusterrole=edit", "--user=anna")
 

@@ -56,6 +56,32 @@ app.kubernetes.io/component: operator
 {{- default (list .Release.Namespace) .Values.rbac.namespaces | uniq | toJson }}
 {{- end }}
 
+{{- /* The namespaces that this operator sees, or a star. */ -}}
+{{- define "shoal.sees" -}}
+{{- if .Values.rbac.namespaced }}{{ include "shoal.namespaces" . | fromJsonArray | join "," }}{{ else }}*{{ end }}
+{{- end }}
+
+{{- /*
+Refuses a release that would see what another sees: each has a Lease in its own namespace, so both would lead, and
+undo each other's work. Only a cluster can say so: `helm template` knows of no other releases.
+*/ -}}
+{{- define "shoal.refuseAnother" -}}
+{{- $mine := splitList "," (include "shoal.sees" .) }}
+{{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "").items }}
+{{- $notes := .metadata.annotations | default dict }}
+{{- $theirs := splitList "," (get $notes "shoal.dev/namespaces") }}
+{{- $release := get $notes "meta.helm.sh/release-name" }}
+{{- $home := get $notes "meta.helm.sh/release-namespace" }}
+{{- if and (hasKey (.metadata.labels | default dict) "shoal.dev/sees") (or (ne $release $.Release.Name) (ne $home $.Release.Namespace)) }}
+{{- range $mine }}
+{{- if or (eq . "*") (has "*" $theirs) (has . $theirs) }}
+{{- fail (printf "release %s in namespace %s sees %s already, and this one would too: two operators would undo each other's work. Uninstall that one, or give both namespaces of their own with rbac.namespaced and rbac.namespaces" $release $home (has "*" $theirs | ternary "all namespaces" (eq . "*" | ternary (join ", " $theirs) .))) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "shoal.hasPrometheus" -}}
 {{- if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}true{{ end }}
 {{- end }}

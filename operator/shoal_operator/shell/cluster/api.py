@@ -22,6 +22,8 @@ PAGE: Final = 250
 OWN: Final = "shoal"
 """Marks requests that are not kopf's, for the traces."""
 
+_OVERLAP: Final = "Apply failed with"
+
 Json = dict[str, object]
 
 
@@ -42,6 +44,10 @@ class Gone(ApiError):
 
 class Conflict(ApiError):
     """Somebody else has written, or made it, in between."""
+
+
+class Overlap(Conflict):
+    """What would be applied is set by somebody else, and otherwise."""
 
 
 class Refused(ApiError):
@@ -105,11 +111,13 @@ class Api:
                 return
             query["continue"] = more
 
-    async def apply(self, manifest: Manifest, subresource: str = "") -> Json:
-        """Server-side apply, taking over fields that somebody else has set."""
+    async def apply(self, manifest: Manifest, subresource: str = "", *, force: bool = True) -> Json:
+        """Server-side apply, taking over fields that somebody else has set; without `force` that is
+        `Overlap`.
+        """
         key = key_of_manifest(manifest)
         path = resource_for(key).path(key.namespace, key.name, subresource)
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
         kind = "application/apply-patch+yaml"
         return await self._json("PATCH", path, query=query, body=manifest, content_type=kind)
 
@@ -227,7 +235,7 @@ def _error(asked: str, status: int, answer: bytes) -> ApiError:
         case 404 | 410:
             kind: type[ApiError] = Gone
         case 409:
-            kind = Conflict
+            kind = Overlap if message.startswith(_OVERLAP) else Conflict
         case 401 | 408 | 429:
             kind = Trouble
         case _:

@@ -1,9 +1,10 @@
 """Children applied and removed, each only when there is something to do.
 
 A child carries the digest of the manifest that made it (`shoal.dev/applied`), so that defaults
-which the API server fills in are no difference. Of watched kinds the cache says what is there, and
-a generation that moved without us says that somebody has edited it; others are read once, then
-applied anew every `REPAIR_SECONDS`, which changes nothing when nothing has changed.
+which the API server fills in are no difference. Of watched kinds the cache says what is there: when
+one is first seen its spec is compared with the manifest, and from then on a generation that moved
+without us says that somebody has edited it. Others are read once, then applied anew every
+`REPAIR_SECONDS`, which changes nothing when nothing has changed.
 
 A `batch/v1` Job is made and never changed: its template cannot be.
 """
@@ -16,8 +17,9 @@ from typing import Final
 
 from shoal_operator.api.schema import API_VERSION
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
-from shoal_operator.shell.cluster.api import Api, Json, key_of_manifest
-from shoal_operator.shell.cluster.cache import Cache, Topic, reduce
+from shoal_operator.shell.cluster.api import Api, Json, Overlap, key_of_manifest
+from shoal_operator.shell.cluster.cache import Cache, State, Topic, reduce
+from shoal_operator.shell.cluster.drift import stands
 from shoal_operator.shell.cluster.foreign import APPLIED, Identity, identity_of
 from shoal_operator.shell.cluster.resources import JOB, WATCHED, resource_for
 from shoal_operator.shell.cluster.watches import MANAGED_BY, MANAGER
@@ -68,12 +70,17 @@ class Children:
         key = key_of_manifest(manifest)
         full, digest = _complete(manifest, owner)
         if (key.api_version, key.kind) in _WATCHED:
-            wanted = self._differs_from_cache(key, digest)
+            wanted = self._differs_from_cache(key, manifest, digest)
         else:
             wanted = take_over or await self._differs_from_last(key, digest)
         if not wanted:
             return False
-        answer = await self._api.apply(full)
+        # What the cache does not know, because it is not labelled as ours, may be somebody else's.
+        unknown = (key.api_version, key.kind) in _WATCHED and self._find(key) is None
+        try:
+            answer = await self._api.apply(full, force=not unknown)
+        except Overlap as error:
+            raise NameTaken(key) from error
         identity = identity_of(answer)
         self._applied[key] = _Applied(digest, identity.generation, self._clock())
         self._removed.pop(key, None)
@@ -88,7 +95,7 @@ class Children:
         Raises `ApiError`.
         """
         if (key.api_version, key.kind) in _WATCHED:
-            state = self._cache.state(key.kind, key.namespace, key.name)
+            state = self._find(key)
             identity = None if state is None else state.identity
         elif self._clock() - self._removed.get(key, -REPAIR_SECONDS) < REPAIR_SECONDS:
             return False
@@ -116,8 +123,11 @@ class Children:
             if not watched and applied.at < 2 * oldest - self._clock():
                 del self._applied[key]
 
-    def _differs_from_cache(self, key: ObjectKey, digest: str) -> bool:
-        state = self._cache.state(key.kind, key.namespace, key.name)
+    def _find(self, key: ObjectKey) -> State | None:
+        return self._cache.state(key.kind, key.namespace, key.name)
+
+    def _differs_from_cache(self, key: ObjectKey, manifest: Manifest, digest: str) -> bool:
+        state = self._find(key)
         if state is None:
             return True
         identity = state.identity
@@ -126,8 +136,12 @@ class Children:
         if key.kind == JOB.kind:
             return False
         known = self._applied.get(key)
-        edited = known is not None and known.generation != identity.generation
-        return identity.applied != digest or edited
+        if known is None and identity.applied == digest and stands(manifest, state):
+            known = _Applied(digest, identity.generation, self._clock())
+            self._applied[key] = known
+        return (
+            known is None or identity.applied != digest or identity.generation != known.generation
+        )
 
     async def _differs_from_last(self, key: ObjectKey, digest: str) -> bool:
         known = self._applied.get(key)

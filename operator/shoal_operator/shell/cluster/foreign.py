@@ -4,7 +4,7 @@ What comes from the API server is well formed; what a field does not say is take
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from shoal_operator.api.schema import GROUP
@@ -110,7 +110,8 @@ class JobState:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadState:
     """A Deployment or a DaemonSet; `selector` finds its pods. `current`: all pods are of the
-    newest template. `message`: why its controller cannot make pods.
+    newest template. `message`: why its controller cannot make pods. `spec` as it stands: there are
+    few of them.
     """
 
     identity: Identity
@@ -119,6 +120,7 @@ class WorkloadState:
     current: bool
     selector: str
     message: str = ""
+    spec: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +198,7 @@ def workload_state(document: Mapping[str, object]) -> WorkloadState:
         current=seen and updated >= wanted,
         selector=",".join(f"{name}={value}" for name, value in sorted(labels.items())),
         message=raw.condition("ReplicaFailure").text("message"),
+        spec=raw.table("spec").value,
     )
 
 

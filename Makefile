@@ -32,7 +32,7 @@ check: .venv/dev.stamp ## Run every check: style, types, borders, generated code
 
 e2e: .venv/dev.stamp ## Run the story on a cluster of three nodes, a part of check: install, read, upgrade, uninstall
 	@$(CLUSTER) build
-	$(BIN)/pytest --quiet -rs tests/e2e
+	$(BIN)/pytest --quiet -rs -m "not minutes" tests/e2e
 
 faults: .venv/dev.stamp ## Run every fault, on processes and on nodes; check leaves those out that take minutes
 	@$(CLUSTER) build

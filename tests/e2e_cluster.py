@@ -1,8 +1,8 @@
 """Shoal on a cluster of three nodes, as its users have it: images from the Dockerfile, the chart
 installed, the `ocr` example's model and inputs on claims of a namespace.
 
-`shoal_on_nodes()` makes such a cluster and takes it down; the fixture `on_nodes` is one of the
-module's own. What a test does with it is what a person does with kubectl and helm.
+`shoal_on_nodes()` makes such a cluster and takes it down. What a test does with it is what a person
+does with kubectl and helm.
 """
 
 import contextlib
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pool import read_results
 
 from cluster_fixtures import MIB, or_skip
@@ -294,10 +293,3 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     started = time.monotonic()
     yield
     seconds[name] = time.monotonic() - started
-
-
-@pytest.fixture(scope="module")
-def on_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalOnNodes]:
-    """A cluster with Shoal, of the module's own."""
-    with shoal_on_nodes(tmp_path_factory.mktemp("shoal")) as shoal:
-        yield shoal

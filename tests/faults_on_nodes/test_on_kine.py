@@ -1,5 +1,5 @@
-"""The same on kine with SQLite, the datastore of K3s, in the place of etcd: the story, the faults
-that a store could matter for, and the end.
+"""On kine with SQLite, the datastore of K3s, in the place of etcd: the faults that a store could
+matter for, and the end. The story itself is in tests/e2e, for either store.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,6 @@ from faults_on_nodes.runs import (
     the_pod,
     wait_until_well,
 )
-from parity_with_whole import TOLERANCE
 
 pytestmark = [
     pytest.mark.real,
@@ -39,15 +38,6 @@ def on_kine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalOnNodes]:
 @pytest.fixture(scope="module")
 def kine_work(on_kine: ShoalOnNodes) -> Work:
     return put_work(on_kine)
-
-
-def test_the_example_completes_and_its_results_are_the_whole_models(on_kine: ShoalOnNodes) -> None:
-    on_kine.apply_example("ocr")
-    on_kine.wait("inferencejob/ocr", "Complete")
-    assert on_kine.difference(on_kine.results()) <= TOLERANCE
-    shown = on_kine.kubectl("get", "shoal")
-    for line in ("devicepool.shoal.dev/shelf", "inferencejob.shoal.dev/ocr"):
-        assert line in shown
 
 
 def test_a_job_survives_operator_coordinator_and_api_server(

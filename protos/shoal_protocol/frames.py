@@ -124,6 +124,13 @@ def acknowledgement(
     return join_frame(header)
 
 
+def ping(transfer: int) -> bytes:
+    """The frame of a transfer that only wants its answer."""
+    header = FrameHeader(transfer=transfer, last=True)
+    header.ping.SetInParent()
+    return join_frame(header)
+
+
 def transfer_frames(
     first: FrameHeader, buffers: Iterable[memoryview], total_bytes: int, frame_bytes: int
 ) -> Iterator[bytes]:

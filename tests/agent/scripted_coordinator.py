@@ -108,6 +108,8 @@ class ScriptedCoordinator:
         self.interval_seconds = 0.2
         self.outcomes: list[Any] = []
         self.relay = True
+        self.pong = asyncio.Event()
+        self.pong.set()
         self.cut_fetch_after_bytes: int | None = None
         self._sessions = itertools.count(1)
         self._server: grpc.aio.Server | None = None
@@ -182,6 +184,11 @@ class ScriptedCoordinator:
             header, payload = split_frame(frame)
             if header.WhichOneof("kind") == "acknowledgement":
                 device.acknowledged.pop(header.transfer).set_result(header.acknowledgement)
+                continue
+            if header.WhichOneof("kind") == "ping":
+                await self.pong.wait()
+                async with device.turn:
+                    await context.write(acknowledgement(header.transfer))
                 continue
             received = assembler.add(header, payload)
             if received is None:

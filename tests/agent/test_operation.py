@@ -131,10 +131,26 @@ async def test_telemetry_leaves_out_what_the_machine_does_not_have(join: Join) -
     assert not first.HasField("cpu_fraction")
     assert 0 <= second.cpu_fraction <= 1
     assert second.memory_available_bytes > 0
-    assert not second.HasField("round_trip_seconds")
     readings = Machine().read()
     assert second.HasField("battery_fraction") == (readings.battery_fraction is not None)
     assert second.HasField("temperature_celsius") == (readings.temperature_celsius is not None)
+
+
+async def test_every_session_knows_its_round_trip_also_where_nothing_is_sent(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    coordinator.pong.clear()
+    joined = await join("pi-4", "--telemetry-interval", "0.05")
+    for _ in range(3):
+        assert not (await joined.device.telemetry.get()).HasField("round_trip_seconds")
+    coordinator.pong.set()
+    telemetry = pb.Telemetry()
+    while not telemetry.HasField("round_trip_seconds"):
+        telemetry = await asyncio.wait_for(joined.device.telemetry.get(), PATIENCE_SECONDS)
+    first = telemetry.round_trip_seconds
+    assert first > 0
+    while telemetry.round_trip_seconds == first:  # it is measured again and again
+        telemetry = await asyncio.wait_for(joined.device.telemetry.get(), PATIENCE_SECONDS)
 
 
 async def test_hello_says_what_the_device_is(join: Join) -> None:

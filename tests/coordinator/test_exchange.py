@@ -10,7 +10,7 @@ from shoal_operator.shell.coordinator import exchange
 from shoal_operator.shell.coordinator.deliveries import ByteBudget
 from shoal_operator.shell.coordinator.exchange import ExchangeHub, ExchangeLink, LinkBroken
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
-from shoal_protocol.frames import TransferError, acknowledgement, frames_in, split_frame
+from shoal_protocol.frames import TransferError, acknowledgement, frames_in, ping, split_frame
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
@@ -112,6 +112,14 @@ async def test_a_relayed_transfer_arrives_untouched_and_its_answer_returns(
     assert hub.relayed_bytes == 2000
     await a.hang_up()
     await b.hang_up()
+
+
+async def test_a_ping_is_answered_and_nobody_else_learns_of_it(hub: ExchangeHub) -> None:
+    a = Wire(hub, "a")
+    a.send(ping(3), *frames("", 4), ping(5))
+    assert [(await a.answer())[0] for _ in range(3)] == [3, 4, 5]
+    assert len(hub.taker.taken) == 1  # type: ignore[attr-defined]
+    await a.hang_up()
 
 
 async def test_two_devices_that_relay_to_each_other_do_not_hold_each_other_up(

@@ -36,19 +36,11 @@ from shoal_protocol.channels import add_port, open_channel, server_options
 from shoal_protocol.services import SessionClient, add_peer_service
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
-from shoal_protocol.v1 import tensors_pb2
 
 if TYPE_CHECKING:
     from shoal_agent.shell.metrics import Gauges
     from shoal_protocol.exposition import ExpositionServer
 
-_CODECS: Final = (
-    tensors_pb2.NONE,
-    tensors_pb2.LZ4,
-    tensors_pb2.ZSTD,
-    tensors_pb2.ZLIB,
-    tensors_pb2.FP16,
-)
 _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _SILENT_SECONDS: Final = 15.0
 _GOODBYE_SECONDS: Final = 1.0
@@ -153,7 +145,6 @@ class Agent:
                 processors=self._machine.processors,
                 memory_bytes=self._machine.memory_bytes,
                 runtime=f"onnxruntime {onnxruntime.__version__}",
-                codecs=_CODECS,
             ),
             budget_bytes=ledger.budget,
             floor_bytes=self._meter.floor_bytes,
@@ -298,7 +289,7 @@ class Agent:
             await self.fragments.in_processor(self._runtime.rehearse)
         except RuntimeFailed as error:
             log.warning("no model could be rehearsed, the floor is too low: %s", error)
-        await rehearse_transfers(_CODECS)
+        await rehearse_transfers()
         pb.AgentMessage(hello=self.hello()).SerializeToString()
 
     async def _enrolled(self) -> bool:

@@ -192,7 +192,7 @@ class _Transfer:
             raise MalformedFrame(f"{path.name} has {receiver.position} bytes, not {limit_bytes}")
 
     async def _append(self, file: FileIO, payload: memoryview) -> None:
-        """Write; while the disk is full, drop what was used longest ago, as long as that is left."""
+        """Write; while the disk is full, drop what was used longest ago, if there is anything."""
         start = file.tell()
         while True:
             try:

@@ -8,8 +8,8 @@ reached.
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import count
 from time import perf_counter
 from typing import Final
@@ -25,6 +25,7 @@ from shoal_protocol.frames import (
     MalformedFrame,
     frames_in,
     join_frames,
+    ping,
     split_frame,
 )
 from shoal_protocol.pacing import Pace
@@ -67,10 +68,15 @@ class Parcel:
 
 @dataclass(slots=True, eq=False)
 class _Outgoing:
-    """A transfer on its way; `written_at` when its last frame was."""
+    """A transfer on its way: `frames` are made from its number, `size` is that of what they carry,
+    `left_at` when their turn came, `written_at` when the last one was written."""
 
-    encoded: EncodedActivation
-    answered: asyncio.Future[Acknowledgement]
+    frames: Callable[[int], Iterable[bytes]]
+    size: int
+    answered: asyncio.Future[Acknowledgement] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    left_at: float = math.inf
     written_at: float = math.inf
 
 
@@ -100,7 +106,6 @@ class Sender:
         self._writing_since = math.inf
         self._watch: asyncio.TimerHandle | None = None
         self._broken: str | None = None
-        self.round_trip_seconds: float | None = None
 
     async def send(self, parcel: Parcel) -> int:
         """Deliver; the bytes that it took on the wire. Raises `Undelivered`."""
@@ -116,6 +121,13 @@ class Sender:
                 raise Undelivered(answer.message, answer.outcome)
             await asyncio.sleep(delay)
             delay = min(1.0, 2 * delay)
+
+    async def ping(self) -> float:
+        """How long the way to the other side and back takes, in seconds, for next to nothing that
+        leaves when it is its turn. Raises `Undelivered`."""
+        outgoing = _Outgoing(lambda number: (ping(number),), 0)
+        await self._answered(outgoing)
+        return perf_counter() - outgoing.left_at
 
     def answer(self, frame: bytes) -> None:
         """Send an acknowledgement, between two transfers. (The reader must never wait for this.)"""
@@ -171,19 +183,23 @@ class Sender:
             raise Undelivered(str(error), Acknowledgement.REFUSED) from error
 
     async def _send_once(self, encoded: EncodedActivation) -> Acknowledgement:
-        """One try: the frames, when it is their turn, and the other side's answer."""
+        """One try, with its frames numbered anew."""
+        begun = perf_counter()
+        outgoing = _Outgoing(
+            lambda number: replace(encoded, transfer=number), encoded.encoded_bytes
+        )
+        answer = await self._answered(outgoing)
+        if answer.outcome == Acknowledgement.ACCEPTED:
+            self._codec.observe_transfer(encoded.encoded_bytes, perf_counter() - begun)
+        return answer
+
+    async def _answered(self, outgoing: _Outgoing) -> Acknowledgement:
+        """Send it when it is its turn; the other side's answer. Raises `Undelivered`."""
         if self._broken is not None:
             raise Undelivered(self._broken)
-        begun = perf_counter()
-        outgoing = _Outgoing(encoded, asyncio.get_running_loop().create_future())
         self._waiting.append(outgoing)
         self._wake()
-        answer = await outgoing.answered
-        now = perf_counter()
-        self.round_trip_seconds = now - outgoing.written_at
-        if answer.outcome == Acknowledgement.ACCEPTED:
-            self._codec.observe_transfer(encoded.encoded_bytes, now - begun)
-        return answer
+        return await outgoing.answered
 
     # ---- writing -----------------------------------------------------------------------------
 
@@ -197,7 +213,7 @@ class Sender:
         """Write until nothing waits."""
         try:
             while self._answers or self._waiting:
-                if self._answers or self._waiting[0].encoded.encoded_bytes <= _SMALL_BYTES:
+                if self._answers or self._waiting[0].size <= _SMALL_BYTES:
                     await self._write_together()
                 else:
                     await self._write_transfer(self._waiting.popleft())
@@ -216,7 +232,7 @@ class Sender:
             frames.append(self._answers.popleft())
         room = _SMALL_BYTES
         while self._waiting and len(frames) < FRAMES_TOGETHER:
-            room -= self._waiting[0].encoded.encoded_bytes
+            room -= self._waiting[0].size
             if room < 0:
                 break
             transfers.append(self._waiting.popleft())
@@ -232,10 +248,11 @@ class Sender:
             await self._write_message(frame)
         outgoing.written_at = perf_counter()
 
-    def _number(self, outgoing: _Outgoing) -> EncodedActivation:
+    def _number(self, outgoing: _Outgoing) -> Iterable[bytes]:
         number = next(self._numbers)
         self._unanswered[number] = outgoing
-        return replace(outgoing.encoded, transfer=number)
+        outgoing.left_at = perf_counter()
+        return outgoing.frames(number)
 
     async def _write_message(self, message: bytes) -> None:
         self._writing_since = perf_counter()

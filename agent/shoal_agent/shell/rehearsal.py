@@ -36,6 +36,7 @@ from shoal_protocol.tensors import ActivationKey, Array, encode_activation
 from shoal_protocol.v1 import tensors_pb2 as pb
 
 _KEY: Final = ActivationKey(job="", epoch=0, item=0, producer=-1, consumer=0)
+_CODECS: Final = (pb.NONE, pb.LZ4, pb.ZSTD, pb.ZLIB, pb.FP16)
 _TENSOR_BYTES: Final = 256 << 10
 _FILE_BYTES: Final = 256 << 10
 _SECONDS: Final = 5.0
@@ -56,9 +57,9 @@ class _Audience:
             await context.write(frame)
 
 
-async def rehearse_transfers(codecs: tuple[pb.Codec, ...]) -> None:
+async def rehearse_transfers() -> None:
     """Encode, send, receive, fetch: all of it inside this process."""
-    _rehearse_encoding(codecs)
+    _rehearse_encoding()
     # An abstract socket needs no folder, and its name cannot be known to anybody else in time; what
     # answers there has nothing to give.
     address = f"unix-abstract:shoal-rehearsal-{secrets.token_hex(16)}"
@@ -80,8 +81,8 @@ def _tensors() -> dict[str, Array]:
     return {"x": np.zeros(_TENSOR_BYTES // 4, np.float32)}
 
 
-def _rehearse_encoding(codecs: tuple[pb.Codec, ...]) -> None:
-    for codec in codecs:
+def _rehearse_encoding() -> None:
+    for codec in _CODECS:
         assembler = ActivationAssembler()
         for frame in encode_activation(_KEY, "", _tensors(), transfer=1, codec=codec):
             assembler.feed(frame)

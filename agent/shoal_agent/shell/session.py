@@ -81,6 +81,8 @@ class Session:
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._sender: Sender | None = None
         self._draining = False
+        self.round_trip_seconds: float | None = None
+        """To the coordinator and back, as the last ping saw it."""
         self.number = 0
         self._opened = self.last_contact = perf_counter()
         self.tasks = Tasks(
@@ -110,6 +112,7 @@ class Session:
                 self._write(call),
                 self._read_exchange(exchange, self._sender),
                 self._report(interval),
+                self._ping(interval, self._sender),
             ):
                 parts.append(asyncio.create_task(self._guard(part)))
             reason = await self._broken
@@ -139,11 +142,6 @@ class Session:
     def age_seconds(self) -> float:
         """How long ago this session began."""
         return perf_counter() - self._opened
-
-    @property
-    def round_trip_seconds(self) -> float | None:
-        """To the coordinator and back, as the last acknowledged transfer saw it."""
-        return None if self._sender is None else self._sender.round_trip_seconds
 
     # ---- what tasks send through (Outlet) ----------------------------------------------------
 
@@ -234,6 +232,16 @@ class Session:
         while True:
             self._tell()
             self.tasks.tick()
+            await asyncio.sleep(interval_seconds)
+
+    async def _ping(self, interval_seconds: float, sender: Sender) -> None:
+        """Know how far the coordinator is. An answer that takes longer than the interval is waited
+        for: pings never gather on a slow link."""
+        while True:
+            try:
+                self.round_trip_seconds = await sender.ping()
+            except Undelivered:
+                self.round_trip_seconds = None  # whether the stream still lives, its reader says
             await asyncio.sleep(interval_seconds)
 
     def _tell(self) -> None:

@@ -95,18 +95,16 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., device: _Optional[str] = ..., incarnation: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., budget_bytes: _Optional[int] = ..., floor_bytes: _Optional[int] = ..., residency: _Optional[_Union[Residency, str]] = ..., cached: _Optional[_Iterable[_Union[CachedFragment, _Mapping]]] = ..., resident: _Optional[_Iterable[_Union[ResidentFragment, _Mapping]]] = ..., cache_bytes: _Optional[int] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("architecture", "processors", "memory_bytes", "runtime", "codecs")
+    __slots__ = ("architecture", "processors", "memory_bytes", "runtime")
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     PROCESSORS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_FIELD_NUMBER: _ClassVar[int]
-    CODECS_FIELD_NUMBER: _ClassVar[int]
     architecture: str
     processors: int
     memory_bytes: int
     runtime: str
-    codecs: _containers.RepeatedScalarFieldContainer[_tensors_pb2.Codec]
-    def __init__(self, architecture: _Optional[str] = ..., processors: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., runtime: _Optional[str] = ..., codecs: _Optional[_Iterable[_Union[_tensors_pb2.Codec, str]]] = ...) -> None: ...
+    def __init__(self, architecture: _Optional[str] = ..., processors: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., runtime: _Optional[str] = ...) -> None: ...
 
 class CachedFragment(_message.Message):
     __slots__ = ("digest", "bytes")

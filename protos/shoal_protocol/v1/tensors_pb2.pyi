@@ -68,20 +68,22 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., payload: _Optional[bytes] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("transfer", "offset", "activation", "file", "acknowledgement", "last")
+    __slots__ = ("transfer", "offset", "activation", "file", "acknowledgement", "ping", "last")
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     transfer: int
     offset: int
     activation: Activation
     file: FileSlice
     acknowledgement: Acknowledgement
+    ping: Ping
     last: bool
-    def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., activation: _Optional[_Union[Activation, _Mapping]] = ..., file: _Optional[_Union[FileSlice, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., activation: _Optional[_Union[Activation, _Mapping]] = ..., file: _Optional[_Union[FileSlice, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class Activation(_message.Message):
     __slots__ = ("key", "device", "tensors")
@@ -134,6 +136,10 @@ class FileSlice(_message.Message):
     file: str
     file_bytes: int
     def __init__(self, digest: _Optional[str] = ..., file: _Optional[str] = ..., file_bytes: _Optional[int] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Acknowledgement(_message.Message):
     __slots__ = ("outcome", "message")

@@ -274,6 +274,8 @@ class ExchangeLink:
                 answered = self._unanswered.pop(header.transfer, None)
                 if answered is not None and not answered.done():
                     answered.set_result(header.acknowledgement)
+            case "ping":
+                self._answer(header.transfer, Acknowledgement.ACCEPTED)
             case "activation" if header.activation.device:
                 await self._begin_passage(header, payload)
             case None if self._passage and header.transfer == self._passage.source:

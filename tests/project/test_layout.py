@@ -2,6 +2,7 @@
 
 import ast
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ def test_source_roots_and_tests_are_not_packages() -> None:
         if path.name == "__init__.py" and (path.parent in roots or ROOT / "tests" in path.parents)
     ]
     assert not stray, "these would shadow the standard library or break collection"
+
+
+def test_no_script_bears_the_name_of_a_module_of_the_standard_library() -> None:
+    """Its folder is first on the path when it runs, or a neighbour of it does."""
+    roots = tuple(ROOT / name for name in ("bench", "tests", "hack"))
+    scripts = (path for path in python_files() if any(root in path.parents for root in roots))
+    assert not [shown(path) for path in scripts if path.stem in sys.stdlib_module_names]
 
 
 def test_every_folder_of_a_package_is_a_package() -> None:

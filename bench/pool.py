@@ -31,6 +31,7 @@ from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
 ENDED = frozenset({pb.JobStatus.COMPLETE, pb.JobStatus.FAILED, pb.JobStatus.CANCELLED})
 CALL_SECONDS = 30.0
+TASK_SECONDS = 540.0
 
 
 def cut(
@@ -223,7 +224,12 @@ async def running_pool(  # noqa: PLR0913 - what a pool has
         groups = None if isinstance(opened, Unavailable) else opened
         supervisor = Supervisor(lambda death: None)
         settings = PoolSettings(
-            workspace=workspace, groups=groups, relay=relay, threads=None, log_level=log_level
+            workspace=workspace,
+            groups=groups,
+            relay=relay,
+            threads=None,
+            log_level=log_level,
+            task_seconds=TASK_SECONDS,
         )
         processes = PoolRun(kind, local, [], settings, supervisor)
         pool = Pool(workspace, processes, supervisor)

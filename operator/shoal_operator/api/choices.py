@@ -20,6 +20,13 @@ class Policy(StrEnum):
     MABAC = "Mabac"
 
 
+class Precision(StrEnum):
+    """How exactly float32 tensors travel: bit for bit, or as float16 where that is faster."""
+
+    EXACT = "Exact"
+    HALF = "Half"
+
+
 class Objective(StrEnum):
     """What a plan makes best: items per second, one item's time, or the time of the whole job."""
 

@@ -73,8 +73,8 @@ class SubmitJob:
 
     `job` is the coordinator's name for it (`names.job_id`); `partition` the document as it was cut;
     `stages`: per fragment the devices that serve it, best first; `plan` the epoch of the Placement.
-    `mode` and `policy` are words of `api.choices`. Inputs and results are in the job's own folders
-    on the coordinator's volume.
+    `mode` and `policy` are words of `api.choices`; `lossy` permits float16 on the way. Inputs and
+    results are in the job's own folders on the coordinator's volume.
     """
 
     pool: str
@@ -86,6 +86,7 @@ class SubmitJob:
     policy: str
     backoff_limit: int
     terms: Terms
+    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ brought again and the job is submitted again; results that stand are not made ag
 from dataclasses import replace
 from typing import assert_never
 
+from shoal_operator.api.choices import Precision
 from shoal_operator.api.conditions import holds
 from shoal_operator.api.kinds.inference_job import InferenceJobStatus
 from shoal_operator.api.partition import document_to_json
@@ -328,5 +329,6 @@ def _submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
         mode=spec.mode.value,
         policy=spec.policy.value,
         backoff_limit=spec.backoff_limit,
+        lossy=spec.transfer_precision is Precision.HALF,
         terms=terms_of(snapshot.job),
     )

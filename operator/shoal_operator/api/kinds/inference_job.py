@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from shoal_operator.api.choices import Mode, Objective, Policy
+from shoal_operator.api.choices import Mode, Objective, Policy, Precision
 from shoal_operator.api.conditions import JobWord
 from shoal_operator.api.fields import (
     COLUMN,
@@ -29,7 +29,7 @@ _FOR_THE_STORE: Final = (
 )
 _FIXED: Final = (
     *("modelRef", "partitionRef", "placementRef", "poolRef", "inputs", "outputs"),
-    *("mode", "policy", "objective", "backoffLimit"),
+    *("mode", "policy", "objective", "transferPrecision", "backoffLimit"),
 )
 """What a job is; the rest says when and how fast it runs, and may change, as in `batch/v1`."""
 
@@ -111,6 +111,14 @@ class InferenceJobSpec:
     )
     objective: Objective = member(
         Choice(Objective), "What the plan makes best.", default="Throughput", example="Makespan"
+    )
+    transfer_precision: Precision = member(
+        Choice(Precision),
+        "Exact: tensors travel bit for bit; Half: on a link that is measured to be slow, float32 "
+        "may travel as float16, which keeps three decimal digits. What would pass its range stays "
+        "exact.",
+        default="Exact",
+        example="Half",
     )
     priority: int = member(
         Whole(minimum=-1000, maximum=1000), "Jobs with more go first.", default=0, example=10

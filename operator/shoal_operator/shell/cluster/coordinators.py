@@ -204,6 +204,7 @@ class Coordinators:
             policy=_POLICIES[Policy(call.policy)],
             priority=call.terms.priority,
             backoff_limit=call.backoff_limit,
+            lossy=call.lossy,
             parallelism=call.terms.parallelism,
             active_deadline_seconds=call.terms.active_deadline_seconds,
         )

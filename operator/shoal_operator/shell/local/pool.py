@@ -12,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
-from shoal_operator.api.choices import Mode, Policy
+from shoal_operator.api.choices import Mode, Policy, Precision
 from shoal_operator.api.kinds import DevicePool
 from shoal_operator.api.kinds.device_pool import LocalDevice
 from shoal_operator.api.partition import document_to_json
@@ -75,6 +75,7 @@ class PlannedJob:
             backoff_limit=spec.backoff_limit,
             active_deadline_seconds=float(spec.active_deadline_seconds or 0),
             parallelism=spec.parallelism or 0,
+            lossy=spec.transfer_precision is Precision.HALF,
         )
 
 

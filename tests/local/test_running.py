@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from local.workbench import Ran, Workbench, save_inputs
+from local.workbench import WIDTH, Ran, Workbench, save_inputs
 from shoal_operator.shell.local.cgroups import (
     Unavailable,
     find_hierarchy,
@@ -188,6 +188,40 @@ def test_a_folder_without_inputs_is_refused(bench: Workbench) -> None:
     missing = bench.run("run", bench.manifest)
     assert missing.status == 2
     assert str(bench.inputs) in missing.err
+
+
+def largest_differences(bench: Workbench) -> tuple[float, float]:
+    """From the whole model: absolute, and relative to each item's largest value."""
+    session = onnxruntime.InferenceSession(str(bench.model), providers=["CPUExecutionProvider"])
+    absolute = relative = 0.0
+    for file in bench.inputs.glob("*.npz"):
+        with np.load(file) as inputs, np.load(bench.outputs / file.name) as outputs:
+            (whole,) = session.run(None, {"x": inputs["x"]})
+            difference = float(np.abs(outputs["y"] - whole).max())
+            absolute = max(absolute, difference)
+            relative = max(relative, difference / float(np.abs(whole).max()))
+    return absolute, relative
+
+
+@pytest.mark.parametrize("precision", [None, "Exact", "Half"])
+def test_slow_links_carry_half_precision_only_where_the_job_allows_it(
+    bench: Workbench, precision: str | None
+) -> None:
+    chance = np.random.default_rng(3)
+    for number in range(12):
+        array = chance.standard_normal((128, WIDTH)).astype(np.float32)
+        np.savez(bench.inputs / f"{number:02}.npz", x=array)
+    text = bench.manifest.read_text().replace("memory:", "link: {rate: 50M}, memory:", 3)
+    allowed = "" if precision is None else f"  transferPrecision: {precision}\n"
+    bench.manifest.write_text(text + allowed)
+    ran = bench.run("run", bench.manifest)
+    assert ran.status == 0, ran.err
+    absolute, relative = largest_differences(bench)
+    if precision == "Half":
+        assert absolute > 1e-5, "nothing travelled as float16"
+        assert relative < 5 * 2**-11  # five times on its way, each time rounded to 11 bits
+    else:
+        assert absolute <= 1e-5
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A real Kubernetes for tests: a control plane, or a cluster with three nodes, one per session.
+"""A real Kubernetes for tests: a control plane, one per session.
 
 What cannot run here is skipped with the reason; nothing is built or installed by a test: that is
 for `make cluster-build`. Whoever wants one of its own (to stop its parts, to slow its store, to
@@ -12,15 +12,10 @@ from typing import TypeVar
 
 import pytest
 
-from shoal_cluster import Access, Cluster, ControlPlane, MachineLacks, NodeShape
+from shoal_cluster import Access, ControlPlane, MachineLacks
 
 T = TypeVar("T")
 MIB = 2**20
-SHAPES = (
-    NodeShape("large", 1024 * MIB, {"size": "large"}),
-    NodeShape("medium", 512 * MIB, {"size": "medium"}),
-    NodeShape("small", 256 * MIB, {"size": "small"}),
-)
 
 
 def or_skip(make: Callable[[], T]) -> T:
@@ -49,11 +44,3 @@ def api_access(request: pytest.FixtureRequest) -> Access:
     plane = request.getfixturevalue("control_plane")
     assert isinstance(plane, ControlPlane)
     return plane.access
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """Three nodes of different memory sizes: large, medium and small."""
-    with or_skip(Cluster) as made:
-        made.add_nodes(SHAPES)
-        yield made

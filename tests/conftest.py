@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster_fixtures import api_access, cluster, control_plane
+from cluster_fixtures import api_access, control_plane
 
-__all__ = ["api_access", "cluster", "control_plane"]
+__all__ = ["api_access", "control_plane"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -15,7 +15,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         group = "nodes" if _needs(item, "nodes") else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: (not _needs(item, "nodes"), not _needs(item, "cluster")))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if _needs(item, "nodes"):
+        return 0
+    return 1 if _needs(item, "cluster") else 2
 
 
 def _needs(item: pytest.Item, what: str) -> bool:

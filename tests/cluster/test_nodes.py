@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster_fixtures import MIB, or_skip
-from shoal_cluster import Cluster, base_image, build_image, places
+from shoal_cluster import Cluster, NodeShape, base_image, build_image, places
 from shoal_cluster.images import BASE_IMAGE
 from shoal_cluster.removal import take_down
 
@@ -18,6 +18,11 @@ from shoal_cluster.removal import take_down
 pytestmark = [pytest.mark.real, pytest.mark.nodes, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 
+SHAPES = (
+    NodeShape("large", 1024 * MIB, {"size": "large"}),
+    NodeShape("medium", 512 * MIB, {"size": "medium"}),
+    NodeShape("small", 256 * MIB, {"size": "small"}),
+)
 SERVE = """
 import http.server, os, pathlib
 pathlib.Path("/tmp/hello").write_text("hello from a service")
@@ -74,6 +79,14 @@ def run(cluster: Cluster, manifest: Mapping[str, object]) -> None:
 
 def logs(cluster: Cluster, name: str) -> str:
     return cluster.kubectl("logs", name).strip()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Three nodes of different memory sizes: large, medium and small."""
+    with or_skip(Cluster) as made:
+        made.add_nodes(SHAPES)
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -11,17 +11,24 @@ checksum that it should have; a fragment's folder when all of its files have. So
 whole files and whole fragments, whenever the process dies. Names come from the network: a path that
 is not of the shapes above never reaches the file system.
 
+A fragment stays until something else needs its room: then those go that no job of now and nobody
+of late has used, longest unused first. A fragment's folder bears the time of its last use. What is
+gone is cut and brought again when a job needs it.
+
 Everything here blocks; nothing here is called twice at a time for one file.
 """
 
 import errno
 import hashlib
+import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import BinaryIO, Final
 
 from shoal_operator.api.partition import Digest
@@ -51,6 +58,11 @@ RESERVE_BYTES: Final = 16 << 20
 """Left free for the ledger and the journals of jobs."""
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
 """What has been incoming for so long without a byte is removed when a coordinator starts."""
+
+UNUSED_SECONDS: Final = 3600.0
+"""For so long a fragment stays in any case: between its arrival and its job's, for one."""
+
+logger = logging.getLogger(__name__)
 
 _READ_BYTES: Final = 1 << 20
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -120,8 +132,10 @@ class Upload:
                 self.offset += len(piece)
 
     def reserve(self) -> None:
-        """Keep room for what is still to come. Raises `NoRoom`."""
-        need, free = self.size_bytes - self.offset, self.volume.free_bytes()
+        """Keep room for what is still to come, and make it if need be. Raises `NoRoom`."""
+        need = self.size_bytes - self.offset
+        self.volume.make_room(need)
+        free = self.volume.free_bytes()
         if need > free:
             raise NoRoom(need, free)
         self._reserved = need
@@ -181,13 +195,17 @@ class Upload:
 
 
 class Volume:
-    """The volume of one coordinator. `promised`: bytes announced by uploads and still to come."""
+    """The volume of one coordinator. `promised`: bytes announced by uploads and still to come;
+    `in_use`: the fragments of jobs that have not ended.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._incoming = root / "incoming"
         self._store = FragmentStore(root)
+        self._removing = Lock()
         self.promised = 0
+        self.in_use: Callable[[], Set[Digest]] = frozenset
 
     # ---- what stands -----------------------------------------------------------------------------
 
@@ -287,6 +305,7 @@ class Volume:
         self, path: FragmentPath, size_bytes: int, sha256: str
     ) -> Upload | Standing:
         digest = Digest(f"sha256:{path.digest}")
+        self.use([digest])  # who finds it standing relies on that
         staged = self._staged(path)
         folder = self._place(path).parent if self._store.has(digest) else staged
         wanted = self._wanted(path, folder)
@@ -366,6 +385,32 @@ class Volume:
             folder.rename(gone)  # at once, so that nobody sees a half of it
             shutil.rmtree(gone)
 
+    def use(self, digests: Iterable[Digest]) -> None:
+        """Fragments are used now: those that are there stay for `UNUSED_SECONDS` at least."""
+        with self._removing:
+            for digest in digests:
+                with suppress(FileNotFoundError):
+                    os.utime(self._fragment(digest))
+
+    def make_room(self, need_bytes: int) -> None:
+        """Remove fragments that nobody uses until so much is free, or there are no more. Raises
+        `OSError`."""
+        with self._removing:
+            if need_bytes <= self.free_bytes():
+                return
+            used, limit = self.in_use(), time.time() - UNUSED_SECONDS
+            unused = [each for each in self._store.digests() if each not in used]
+            ages = sorted((self._fragment(each).stat().st_mtime, each) for each in unused)
+            for used_at, digest in ages:
+                if used_at > limit or need_bytes <= self.free_bytes():
+                    break
+                logger.info("fragment %s gives way to what needs room", digest)
+                self._incoming.mkdir(parents=True, exist_ok=True)
+                gone = self._incoming / f"removed-{self._fragment(digest).name}"
+                shutil.rmtree(gone, ignore_errors=True)
+                self._fragment(digest).rename(gone)  # at once, so that nobody sees a half of it
+                shutil.rmtree(gone)
+
     def sweep(self) -> None:
         """Remove what was left on its way long ago."""
         limit = time.time() - FORGOTTEN_SECONDS
@@ -376,6 +421,9 @@ class Volume:
                     file.unlink(missing_ok=True)
             if folder != str(self._incoming) and not os.listdir(folder):
                 os.rmdir(folder)
+
+    def _fragment(self, digest: Digest) -> Path:
+        return self._root / "fragments" / digest.removeprefix("sha256:")
 
     def _place(self, path: FragmentPath | JobPath) -> Path:
         match path:

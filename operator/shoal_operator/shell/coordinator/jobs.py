@@ -12,7 +12,12 @@ from enum import Enum, auto
 from time import monotonic_ns, time
 from typing import Final
 
-from shoal_operator.api.partition import DocumentRefused, PartitionDocument, document_from_json
+from shoal_operator.api.partition import (
+    Digest,
+    DocumentRefused,
+    PartitionDocument,
+    document_from_json,
+)
 from shoal_operator.dispatch import events as ev
 from shoal_operator.dispatch import views
 from shoal_operator.shell.coordinator import wire
@@ -39,10 +44,11 @@ ENDED: Final = (pb.JobStatus.COMPLETE, pb.JobStatus.FAILED, pb.JobStatus.CANCELL
 
 
 class Refusal(Enum):
-    """Why a request about a job is refused: it makes no sense, another job of the name runs, this
-    one still runs, or not now."""
+    """Why a request about a job is refused: it makes no sense, its fragments are to be brought
+    first, another job of the name runs, this one still runs, or not now."""
 
     MALFORMED = auto()
+    LACKING = auto()
     KNOWN = auto()
     RUNS = auto()
     FULL = auto()
@@ -59,13 +65,14 @@ class JobRefused(Exception):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
-    """One submission. `submitted_at` is when, in nanoseconds of this process's clock;
-    `submitted_seconds` the same by the clock on the wall, for the next coordinator. `status` is the
-    last word once it has ended.
+    """One submission. `digests` are its fragments. `submitted_at` is when, in nanoseconds of this
+    process's clock; `submitted_seconds` the same by the clock on the wall, for the next
+    coordinator. `status` is the last word once it has ended.
     """
 
     request: pb.SubmitJobRequest
     epoch: int
+    digests: frozenset[Digest] = frozenset()
     submitted_at: int = field(default_factory=monotonic_ns)
     submitted_seconds: float = field(default_factory=time)
     run: JobRun | None = None
@@ -93,6 +100,7 @@ class Jobs:
         self._store = store
         self._ledger = ledger
         self._volume = volume
+        volume.in_use = self.fragments_in_use
         self._limits = limits or FolderLimits()
         self._jobs: dict[str, Job] = {}
         self._epochs: dict[str, int] = {}
@@ -133,7 +141,8 @@ class Jobs:
             raise JobRefused(f"{MAXIMUM_JOBS} jobs run already", Refusal.FULL)
         document = self._checked(request)
         epoch = max(request.epoch, self._epochs.get(request.name, 0) + 1)
-        job = Job(request=request, epoch=epoch)
+        digests = frozenset(fragment.digest for fragment in document.fragments)
+        job = Job(request=request, epoch=epoch, digests=digests)
         if submitted_seconds is not None:
             job.submitted_seconds = submitted_seconds
             job.submitted_at -= nanoseconds(max(0.0, time() - submitted_seconds))
@@ -204,6 +213,15 @@ class Jobs:
         job = self._jobs.get(name)
         return job is not None and not job.ended.is_set()
 
+    def fragments_in_use(self) -> frozenset[Digest]:
+        """The fragments of jobs that have not ended; asked from another thread."""
+        return frozenset(
+            digest
+            for job in tuple(self._jobs.values())
+            if not job.ended.is_set()
+            for digest in job.digests
+        )
+
     async def remove(self, name: str) -> None:
         """Forget a job that has ended, with its files on the volume; its epoch is remembered, so
         that devices do not take a later job of the name for an older one. Raises `JobRefused`.
@@ -260,6 +278,7 @@ class Jobs:
             wire.check_submission(request, document)
         except (DocumentRefused, wire.Malformed) as error:
             raise JobRefused(str(error)) from error
+        self._volume.use(fragment.digest for fragment in document.fragments)
         missing = [
             f"fragment {fragment.index} ({fragment.digest[:19]})"
             for fragment in document.fragments
@@ -269,7 +288,8 @@ class Jobs:
             raise JobRefused(
                 f"the fragment store lacks {', '.join(missing[:8])}"
                 f"{f' and {len(missing) - 8} more' if len(missing) > 8 else ''}; "
-                f"cut the model into this store first"
+                f"cut the model into this store first",
+                Refusal.LACKING,
             )
         return document
 

@@ -29,6 +29,7 @@ WATCHERS: Final = 1024
 
 _CODES: Final = {
     Refusal.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+    Refusal.LACKING: grpc.StatusCode.FAILED_PRECONDITION,
     Refusal.KNOWN: grpc.StatusCode.ALREADY_EXISTS,
     Refusal.RUNS: grpc.StatusCode.FAILED_PRECONDITION,
     Refusal.FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,

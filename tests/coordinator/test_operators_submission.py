@@ -1,0 +1,65 @@
+"""What the operator asks of a coordinator, as the coordinator takes it."""
+
+import grpc.aio
+import pytest
+
+from coordinator.world import World
+from shoal_operator.api.partition import document_to_json
+from shoal_operator.reconcile.decision import SubmitJob, Terms
+from shoal_operator.shell.cluster.coordinators import Coordinators
+from shoal_operator.shell.cluster.metrics import OperatorMetrics
+from shoal_protocol.channels import open_channel
+from shoal_protocol.v1 import coordinator_pb2 as api
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+async def test_a_submission_says_what_the_job_says(world: World, lossy: bool) -> None:
+    async def dial(namespace: str, pool: str, target: str) -> grpc.aio.Channel:
+        return open_channel(target)
+
+    coordinators = Coordinators(
+        dial,
+        OperatorMetrics(),
+        has_work=lambda namespace, pool: True,
+        changed=lambda topics: None,
+        now=lambda: "2026-03-01T12:00:00Z",
+    )
+    wanted = SubmitJob(
+        pool="shelf",
+        job="ocr",
+        partition=document_to_json(world.document).encode(),
+        stages=(("one",), ("one", "two"), ("two",)),
+        plan=3,
+        mode="Barrier",
+        policy="LeastLoaded",
+        backoff_limit=7,
+        terms=Terms(priority=5, parallelism=4, active_deadline_seconds=600.0),
+        lossy=lossy,
+    )
+    try:
+        coordinators.follow("lab", "shelf", world.target)
+        await coordinators.all_asked(20)
+        await coordinators.call("lab", wanted)
+        job = world.coordinator.jobs.find("ocr")
+        assert job is not None
+        taken = api.SubmitJobRequest()
+        taken.CopyFrom(job.request)
+    finally:
+        await coordinators.close()
+    assert taken.inputs_uri.endswith("jobs/ocr/in")
+    assert taken.outputs_uri.endswith("jobs/ocr/out")
+    taken.ClearField("inputs_uri")
+    taken.ClearField("outputs_uri")
+    assert taken == api.SubmitJobRequest(
+        name="ocr",
+        partition=wanted.partition,
+        stages=[api.StagePlacement(devices=devices) for devices in wanted.stages],
+        epoch=3,
+        mode=api.BARRIER,
+        policy=api.LEAST_LOADED,
+        priority=5,
+        backoff_limit=7,
+        active_deadline_seconds=600.0,
+        lossy=lossy,
+        parallelism=4,
+    )

@@ -48,7 +48,7 @@ def test_a_workload_is_current_only_when_its_controller_has_seen_the_newest_temp
         "status": {"observedGeneration": 1, "readyReplicas": 1, "updatedReplicas": 1},
     }
     stale = workload_state(document)
-    assert (stale.wanted, stale.ready, stale.current) == (1, 1, False)
+    assert (stale.wanted, stale.ready, stale.current, stale.updated) == (1, 1, False, 0)
     assert stale.selector == "a=1,b=2"
     seen = {"observedGeneration": 2, "readyReplicas": 1, "updatedReplicas": 1}
     assert workload_state({**document, "status": seen}).current

@@ -17,6 +17,8 @@ MAX_NAME: Final = 63
 _MAX_SUFFIX: Final = 40
 OWNER_UID: Final = "shoal.dev/owner-uid"
 POOL: Final = "shoal.dev/pool"
+TEMPLATE: Final = "shoal.dev/template"
+"""Annotation of a set of agents: which template its pods were given."""
 COMPONENT: Final = "app.kubernetes.io/component"
 
 WORKER_IDENTITY: Final = "shoal-worker"
@@ -86,6 +88,11 @@ def why_no_device(node: str) -> str | None:
 def agent_name(pool: str) -> str:
     """Service account of a pool's agents, and their DaemonSet where all nodes have one budget."""
     return child_name(pool, "agent")
+
+
+def agents_name(pool: str, node: str) -> str:
+    """DaemonSet of one node's agent, where each has a budget of its own."""
+    return child_name(pool, f"agent-{fingerprint([node])}")
 
 
 def device_object_name(pool: str, device: str) -> str:

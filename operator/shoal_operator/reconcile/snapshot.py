@@ -64,20 +64,26 @@ class KeptDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A Deployment or DaemonSet of ours: how many pods there should be and are ready, and what the
-    trouble is where one is known (image cannot be pulled, OOMKilled, no node fits).
+    """A Deployment or DaemonSet of ours: how many pods there should be, are ready, and are of the
+    newest template, and what the trouble is where one is known (image cannot be pulled, OOMKilled,
+    no node fits). `current`: its controller has seen the newest template, and all pods are of it.
+    `template` is the mark of the pods' template that was applied (`agents.TEMPLATE`).
     """
 
     name: str
     wanted: int
     ready: int
     current: bool
+    updated: int = 0
+    template: str = ""
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A persistent volume claim. `message` says why it is not bound yet."""
+    """A persistent volume claim. `size` is what it asks for, which a volume may exceed. `message`
+    says why it is not bound yet.
+    """
 
     name: str
     bound: bool

@@ -82,6 +82,8 @@ class Children:
         except Overlap as error:
             raise NameTaken(key) from error
         identity = identity_of(answer)
+        if identity.leaving:
+            return False  # What is being deleted is made anew once it is gone.
         self._applied[key] = _Applied(digest, identity.generation, self._clock())
         self._removed.pop(key, None)
         if (key.api_version, key.kind) in _WATCHED:

@@ -12,26 +12,27 @@ _BOUND: Final = "Bound"
 
 
 class Claims:
-    """Reads claims; one that is bound stays what it is, so it is read once."""
+    """Reads claims. One that is bound is read once for the pool that has it: a pool that is made
+    again has another."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._bound: dict[tuple[str, str], Claim] = {}
+        self._bound: dict[tuple[str, str], tuple[str, Claim]] = {}
 
-    async def claim(self, namespace: str, name: str, *, fresh: bool = False) -> Claim | None:
-        """A claim; None if it is not there."""
-        known = self._bound.get((namespace, name))
-        if known is not None and not fresh:
+    async def claim(self, namespace: str, name: str, pool: str) -> Claim | None:
+        """The claim of the pool with this uid; None if it is not there, or about to go."""
+        uid, known = self._bound.get((namespace, name), ("", None))
+        if known is not None and uid == pool:
             return known
         document = await self._api.get(CLAIM, namespace, name)
-        if document is None:
+        if document is None or identity_of(document).leaving:
             self._bound.pop((namespace, name), None)
             return None
         raw = Raw(document)
         status, spec = raw.table("status"), raw.table("spec")
         bound = status.text("phase") == _BOUND
-        size = status.table("capacity").text("storage")
-        size = size or spec.table("resources", "requests").text("storage")
+        # A volume may be larger than what was asked for; nobody has asked for that much.
+        size = spec.table("resources", "requests").text("storage")
         claim = Claim(
             name=name,
             bound=bound,
@@ -40,7 +41,7 @@ class Claims:
             message="" if bound else await self._trouble(namespace, identity_of(document).uid),
         )
         if bound:
-            self._bound[namespace, name] = claim
+            self._bound[namespace, name] = (pool, claim)
         return claim
 
     async def _trouble(self, namespace: str, uid: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from shoal_operator.api.schema import GROUP
-from shoal_operator.reconcile.names import OWNER_UID
+from shoal_operator.reconcile.names import OWNER_UID, TEMPLATE
 from shoal_operator.reconcile.snapshot import Node, WorkerPhase
 from shoal_protocol.units import Bytes, parse_quantity
 
@@ -83,7 +83,7 @@ class Owner:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """Which object, in which state. `applied`: what was last applied to it, where it is ours;
-    `owner_uid`: for whom it was made, as its label says.
+    `owner_uid`: for whom it was made, as its label says. `leaving`: it is being deleted.
     """
 
     kind: str
@@ -95,6 +95,7 @@ class Identity:
     applied: str = ""
     owner_uid: str = ""
     owners: tuple[Owner, ...] = ()
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +110,19 @@ class JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadState:
-    """A Deployment or a DaemonSet; `selector` finds its pods. `current`: all pods are of the
-    newest template. `message`: why its controller cannot make pods. `spec` as it stands: there are
-    few of them.
+    """A Deployment or a DaemonSet; `selector` finds its pods. `updated`: so many are of the newest
+    template, none as long as its controller has not seen that; `current`: all are. `template`: the
+    mark of what was applied. `message`: why its controller cannot make pods. `spec` as it stands:
+    there are few of them.
     """
 
     identity: Identity
     wanted: int
     ready: int
     current: bool
+    updated: int
     selector: str
+    template: str = ""
     message: str = ""
     spec: Mapping[str, object] = field(default_factory=dict)
 
@@ -155,6 +159,7 @@ def identity_of(document: Mapping[str, object]) -> Identity:
             )
             for owner in metadata.items("ownerReferences")
         ),
+        leaving=bool(metadata.text("deletionTimestamp")),
     )
 
 
@@ -196,6 +201,8 @@ def workload_state(document: Mapping[str, object]) -> WorkloadState:
         wanted=wanted,
         ready=ready,
         current=seen and updated >= wanted,
+        updated=updated if seen else 0,
+        template=raw.table("metadata", "annotations").text(TEMPLATE),
         selector=",".join(f"{name}={value}" for name, value in sorted(labels.items())),
         message=raw.condition("ReplicaFailure").text("message"),
         spec=raw.table("spec").value,

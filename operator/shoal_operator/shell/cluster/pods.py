@@ -90,6 +90,8 @@ class Pods:
             wanted=state.wanted,
             ready=state.ready,
             current=state.current,
+            updated=state.updated,
+            template=state.template,
             message=message,
         )
 

@@ -142,7 +142,7 @@ class Snapshots:
     async def _pool(self, look: _Look, pool: DevicePool) -> DevicePoolSnapshot:
         namespace, name = namespace_of(pool), pool.metadata.name
         coordinator = look.reader.state(DEPLOYMENT.kind, namespace, coordinator_name(name))
-        claim = await self._claims.claim(namespace, coordinator_name(name))
+        claim = await self._claims.claim(namespace, coordinator_name(name), uid_of(pool))
         if claim is None or not claim.bound:
             look.again(AGAIN_SECONDS)
         agents = look.reader.made_for(DAEMON_SET.kind, namespace, uid_of(pool))

@@ -34,7 +34,7 @@ from shoal_operator.reconcile.decision import (
 )
 from shoal_operator.reconcile.documents import read_document
 from shoal_operator.reconcile.job_status import has_ended
-from shoal_operator.reconcile.names import OWNER_UID, document_name, job_id
+from shoal_operator.reconcile.names import OWNER_UID, TEMPLATE, document_name, job_id
 from shoal_operator.reconcile.references import model_of, partition_of, placement_of, pool_of
 from shoal_operator.reconcile.snapshot import (
     Claim,
@@ -223,12 +223,26 @@ class Cluster:
             secrets=frozenset({"shelf-ca", "shelf-coordinator-tls", "shelf-worker-tls"}),
             coordinator=coordinator if made else None,
             claim=Claim(name="shelf-coordinator", bound=True, size=Bytes(5 << 30)),
-            agents=(),
+            agents=self._agents(),
             view=self.view(),
             devices=tuple(self.devices.values()),
             jobs=frozenset(job_id(job) for job in self.jobs.values()),
             enrolment_authority="-----BEGIN CERTIFICATE-----",
         )
+
+    def _agents(self) -> tuple[Workload, ...]:
+        """The DaemonSets, rolled out."""
+        found = []
+        for (kind, name), made in self.objects.items():
+            if kind == "DaemonSet":
+                metadata = made["metadata"]
+                assert isinstance(metadata, Mapping)
+                template = metadata["annotations"][TEMPLATE]
+                ready, current = len(self.connected), True
+                found.append(
+                    Workload(name=name, wanted=3, ready=ready, current=current, template=template)
+                )
+        return tuple(found)
 
     def see_placement(self, of: Placement) -> PlacementSnapshot:
         partition = self.partitions.get(of.spec.partition_ref.name)

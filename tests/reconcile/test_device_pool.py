@@ -12,7 +12,8 @@ from shoal_agent.shell.agent import advertised
 from shoal_operator.api.kinds import Device, DevicePool
 from shoal_operator.api.kinds.device_pool import DevicePoolStatus
 from shoal_operator.api.schema import parse
-from shoal_operator.reconcile.decision import CancelJob, Decision, ObjectKey, RemoveJob, Terms
+from shoal_operator.reconcile.agents import agent_sets, selected_nodes
+from shoal_operator.reconcile.decision import CancelJob, Decision, RemoveJob, Terms
 from shoal_operator.reconcile.names import device_object_name
 from shoal_operator.reconcile.settings import OperatorSettings, Place
 from shoal_operator.reconcile.snapshot import (
@@ -76,7 +77,23 @@ def snapshot(of: DevicePool | None = None, **more: object) -> DevicePoolSnapshot
         jobs=frozenset(),
         enrolment_authority="PEM",
     )
-    return replace(base, **more)  # type: ignore[arg-type]
+    made = replace(base, **more)  # type: ignore[arg-type]
+    return made if "agents" in more else replace(made, agents=rolled_out(made))
+
+
+def rolled_out(of: DevicePoolSnapshot) -> tuple[Workload, ...]:
+    """The DaemonSets that there should be, all pods ready and of the newest template."""
+    return tuple(
+        Workload(
+            name=each.name,
+            wanted=len(each.nodes),
+            ready=len(each.nodes),
+            current=True,
+            updated=len(each.nodes),
+            template=each.template,
+        )
+        for each in agent_sets(of.pool, selected_nodes(of.pool, of.nodes), of.settings)
+    )
 
 
 def see(of: DevicePool | None = None, **more: object) -> Decision:
@@ -144,7 +161,10 @@ def test_an_agent_is_dialled_at_its_pods_address_of_either_family(address: str) 
     assert advertised(told, 7401) == f"{host}:7401"
 
 
-def test_nodes_of_one_size_to_16_mebibytes_share_a_daemon_set() -> None:
+SHARED = pool(budget={"percent": 50})
+
+
+def test_of_a_share_each_node_has_a_daemon_set_of_its_own_by_its_size_to_16_mebibytes() -> None:
     nodes = (
         node("a", 1024 * MIB),
         node("b", 1026 * MIB),
@@ -152,19 +172,101 @@ def test_nodes_of_one_size_to_16_mebibytes_share_a_daemon_set() -> None:
         node("d", 60 * MIB),
     )
     stale = Workload(name="shelf-agent", wanted=0, ready=0, current=True)
-    decision = see(pool(budget={"percent": 50}), nodes=nodes, agents=(stale,))
-    assert list(children(decision, "DaemonSet")) == ["shelf-agent-512mi", "shelf-agent-1024mi"]
+    decision = see(SHARED, nodes=nodes, agents=(stale,))
+    limits = []
+    for made in children(decision, "DaemonSet").values():
+        (spec,) = pods_in(made)
+        containers = spec["containers"]
+        assert isinstance(containers, list)
+        limits.append(int(containers[0]["resources"]["limits"]["memory"]) // MIB - 64)
+    assert limits == [512, 512, 1024]
     assert [(key.kind, key.name) for key in decision.removals] == [("DaemonSet", "shelf-agent")]
     status = decision.status
     assert isinstance(status, DevicePoolStatus)
     assert status.smallest_budget_bytes == 512 * MIB
     assert status.budget_bytes == 2048 * MIB
+    assert status.devices is not None
+    assert status.devices.total == 4
     assert "node d is too small" in condition(status, "AgentsReady").message
+
+
+def test_a_node_that_joins_or_leaves_starts_no_other_agent_again() -> None:
+    nodes = (node("a"), node("b"), node("c"))
+    few = children(see(SHARED, nodes=nodes[:2]), "DaemonSet")
+    more = children(see(SHARED, nodes=nodes), "DaemonSet")
+    assert len(more) == len(few) + 1
+    assert {name: more[name] for name in few} == few
+
+
+def templates(decision: Decision) -> dict[str, object]:
+    """The marks of the templates that are applied."""
+    found = {}
+    for name, made in children(decision, "DaemonSet").items():
+        metadata = made["metadata"]
+        assert isinstance(metadata, Mapping)
+        found[name] = metadata["annotations"]["shoal.dev/template"]
+    return found
+
+
+def test_an_edit_reaches_nodes_with_sets_of_their_own_one_after_the_other() -> None:
+    nodes = tuple(node(name, ready=name != "e") for name in "abcde")
+    edited = pool(budget={"percent": 60})
+    before = snapshot(SHARED, nodes=nodes)
+    agents = {each.name: each for each in before.agents}
+    away = next(each.name for each in agent_sets(SHARED, nodes, SETTINGS) if each.away)
+    agents[away] = replace(agents[away], ready=0)
+    turns = []
+    while True:
+        decision = see(edited, nodes=nodes, agents=tuple(agents.values()))
+        new = {n: t for n, t in templates(decision).items() if t != agents[n].template}
+        if not new:
+            break
+        turns.append(sorted(new))
+        for name, mark in new.items():
+            agents[name] = replace(agents[name], template=str(mark), current=False, ready=0)
+        decision = see(edited, nodes=nodes, agents=tuple(agents.values()))
+        assert word(decision.status, "Ready") != "True Ready"
+        waiting = {n for n, t in templates(decision).items() if t != agents[n].template}
+        assert not waiting, "nobody is replaced before the others are back"
+        for name in new:
+            if name != away:
+                agents[name] = replace(agents[name], current=True, ready=1, updated=1)
+    others = sorted(agents.keys() - {away})
+    assert turns == [sorted([away, others[0]]), *([name] for name in others[1:])]
+
+
+def test_nodes_that_are_away_take_up_nobodys_turn_in_a_shared_set() -> None:
+    def unavailable(*nodes: Node) -> object:
+        (made,) = children(see(nodes=nodes), "DaemonSet").values()
+        spec = made["spec"]
+        assert isinstance(spec, Mapping)
+        return spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"]
+
+    assert unavailable(node("a"), node("b"), node("c")) == 1
+    assert unavailable(node("a"), node("b"), node("c", ready=False)) == 2
+    assert unavailable(*(node(f"n{number}") for number in range(40))) == 4
+
+
+def test_a_pool_is_not_ready_before_what_was_edited_runs_everywhere() -> None:
+    (agents,) = snapshot().agents
+    for seen in (
+        replace(agents, template="older"),
+        replace(agents, current=False, updated=1),
+        replace(agents, current=False, updated=2),
+    ):
+        status = see(agents=(seen,)).status
+        assert word(status, "AgentsReady") == "False Updating"
+        assert word(status, "Ready") == "False Updating"
+    status = see(agents=(replace(agents, current=False, updated=1),)).status
+    assert condition(status, "Ready").message == "2 of 2 agents connected, 1 of 2 updated"
+    old = Workload(name="shelf-coordinator", wanted=1, ready=1, current=False)
+    assert word(see(coordinator=old).status, "CoordinatorReady") == "False Updating"
 
 
 def test_a_share_leaves_room_for_the_agents_own_floor() -> None:
     decision = see(pool(budget={"percent": 95}), nodes=(node("a", 256 * MIB),))
-    assert list(children(decision, "DaemonSet")) == ["shelf-agent-192mi"]
+    assert isinstance(decision.status, DevicePoolStatus)
+    assert decision.status.budget_bytes == 192 * MIB
 
 
 @pytest.mark.parametrize(
@@ -217,9 +319,8 @@ def test_missing_agents_are_named() -> None:
     assert condition(status, "AgentsReady").message == (
         "1 of 3 agents connected; node n2 NotReady; the agent on node n3 is silent"
     )
-    killed = Workload(
-        name="shelf-agent", wanted=3, ready=1, current=True, message="OOMKilled on n3"
-    )
+    (agents,) = rolled_out(snapshot(nodes=nodes))
+    killed = replace(agents, ready=1, message="OOMKilled on n3")
     status = see(nodes=nodes, view=view(device("n1"), silent), agents=(killed,)).status
     assert word(status, "AgentsReady") == "False AgentsFailing"
     assert "OOMKilled on n3" in condition(status, "Ready").message
@@ -348,25 +449,6 @@ def test_a_cache_of_a_storage_class_is_a_volume_per_pod() -> None:
     assert template["storageClassName"] == "local-path"
 
 
-def test_only_those_who_must_may_talk_to_a_pools_pods() -> None:
-    policies = children(see(), "NetworkPolicy")
-    closed = policies["shelf-closed"]["spec"]
-    assert isinstance(closed, Mapping)
-    assert (closed["ingress"], closed["egress"]) == ([], [])
-    agents = policies["shelf-agents"]["spec"]
-    assert isinstance(agents, Mapping)
-    assert [rule["ports"][0]["port"] for rule in agents["ingress"]] == [7401]
-    assert [rule["ports"][0]["port"] for rule in agents["egress"]] == [7400, 7401, 8443, 53]
-    workers = policies["shelf-workers"]["spec"]
-    assert isinstance(workers, Mapping)
-    assert workers["egress"] == [{}]
-    offline = children(see(settings=settings(offline=True)), "NetworkPolicy")["shelf-workers"]
-    spec = offline["spec"]
-    assert isinstance(spec, Mapping)
-    assert [rule["ports"][0]["port"] for rule in spec["egress"]] == [7400, 53]
-    assert not children(see(settings=settings(network_policies=False)), "NetworkPolicy")
-
-
 def test_cert_manager_is_asked_where_it_is_there() -> None:
     decision = see(settings=settings(cert_manager=True), secrets=frozenset())
     assert decision.certificates == ()
@@ -374,44 +456,6 @@ def test_cert_manager_is_asked_where_it_is_there() -> None:
         *("shelf-ca", "shelf-coordinator-tls", "shelf-worker-tls")
     ]
     assert list(children(decision, "Issuer")) == ["shelf-self-signed", "shelf-ca"]
-
-
-def test_metrics_are_for_those_who_are_named_else_for_all_where_they_are_read() -> None:
-    def readers(**more: object) -> object:
-        policy = children(see(settings=settings(**more)), "NetworkPolicy")["shelf-agents"]
-        spec = policy["spec"]
-        assert isinstance(spec, Mapping)
-        return [rule["from"] for rule in spec["ingress"] if rule["ports"][0]["port"] == 9400]
-
-    named = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
-    assert readers() == []
-    assert readers(pod_monitors=True) == [[{"namespaceSelector": {}}]]
-    assert readers(metrics_from=(named,)) == [[named]]
-    assert readers(metrics_from=(named,), pod_monitors=True) == [[named]]
-
-
-def test_what_was_switched_off_is_removed() -> None:
-    everything = settings(cert_manager=True, pod_monitors=True)
-    assert see(settings=everything).removals == ()
-    assert see(settings=settings(network_policies=False)).removals == tuple(
-        ObjectKey(
-            api_version="networking.k8s.io/v1",
-            kind="NetworkPolicy",
-            namespace=NAMESPACE,
-            name=f"shelf-{name}",
-        )
-        for name in ("closed", "coordinator", "agents", "workers")
-    )
-    both = settings(other_groups=("cert-manager.io", "monitoring.coreos.com"))
-    assert [(key.kind, key.name) for key in see(settings=both).removals] == [
-        ("Issuer", "shelf-self-signed"),
-        ("Certificate", "shelf-ca"),
-        ("Issuer", "shelf-ca"),
-        ("Certificate", "shelf-coordinator-tls"),
-        ("Certificate", "shelf-worker-tls"),
-        ("PodMonitor", "shelf-pods"),
-    ]
-    assert see(settings=replace(everything, other_groups=both.other_groups)).removals == ()
 
 
 def test_the_coordinators_pod_is_where_the_installation_says() -> None:
@@ -423,25 +467,6 @@ def test_the_coordinators_pod_is_where_the_installation_says() -> None:
         [{"operator": "Exists"}],
     )
     assert "affinity" not in pod
-
-
-def test_a_pod_monitor_is_made_where_it_means_something() -> None:
-    assert not children(see(), "PodMonitor")
-    asked = settings(pod_monitors=True, monitor_labels={"release": "prometheus"})
-    (monitor,) = children(see(settings=asked), "PodMonitor").values()
-    metadata = monitor["metadata"]
-    assert isinstance(metadata, Mapping)
-    assert metadata["labels"]["release"] == "prometheus"
-    assert intervals(monitor) == [None]
-    often = replace(asked, monitor_interval="15s")
-    (monitor,) = children(see(settings=often), "PodMonitor").values()
-    assert intervals(monitor) == ["15s"]
-
-
-def intervals(monitor: Mapping[str, object]) -> list[object]:
-    spec = monitor["spec"]
-    assert isinstance(spec, Mapping)
-    return [each.get("interval") for each in spec["podMetricsEndpoints"]]
 
 
 def test_what_becomes_of_a_pool_is_an_event_once() -> None:

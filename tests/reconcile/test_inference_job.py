@@ -14,7 +14,6 @@ from shoal_operator.api.kinds import InferenceJob, Partition
 from shoal_operator.api.kinds.inference_job import InferenceJobStatus
 from shoal_operator.reconcile.decision import CancelJob, Decision, RemoveJob, SubmitJob, Terms
 from shoal_operator.reconcile.names import job_id
-from shoal_operator.reconcile.settings import Place
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
     DeviceState,
@@ -127,32 +126,6 @@ def test_each_worker_gets_the_secret_of_the_place_that_it_opens() -> None:
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": "bucket"}}]
     assert carry_in_errand(job(), "shelf").secret is None
-
-
-def test_a_claim_is_written_only_where_results_go() -> None:
-    wanted = planned(inputs={"uri": "pvc://lines/in"}, outputs={"uri": "pvc://lines/out"}).job
-    for errand, only in (
-        (carry_in_errand(wanted, "shelf"), True),
-        (carry_out_errand(wanted, "shelf"), False),
-    ):
-        manifest: Any = worker_job(wanted, errand, SETTINGS)
-        spec = manifest["spec"]["template"]["spec"]
-        (claim,) = [volume for volume in spec["volumes"] if volume["name"] == "claim-0"]
-        (mount,) = [
-            mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "claim-0"
-        ]
-        assert claim["persistentVolumeClaim"].get("readOnly", False) is only
-        assert mount.get("readOnly", False) is only
-
-
-def test_workers_run_where_the_installation_says() -> None:
-    tolerations = ({"key": "edge", "operator": "Exists"},)
-    settings = replace(SETTINGS, worker_place=Place(tolerations=tolerations))
-    wanted = planned().job
-    manifest: Any = worker_job(wanted, carry_in_errand(wanted, "shelf"), settings)
-    spec = manifest["spec"]["template"]["spec"]
-    assert spec["tolerations"] == list(tolerations)
-    assert "nodeSelector" not in spec
 
 
 def test_inputs_are_carried_in_before_the_job_is_submitted() -> None:

@@ -1,8 +1,14 @@
 """A pool's agents: which nodes, with what budget, as DaemonSets. Pure.
 
-With `budget.memory` one DaemonSet serves all selected nodes. With `budget.percent`, nodes of one
-size, to 16 MiB, share one: a node's size differs by a few pages from its twin's. An agent's memory
-limit is the idle floor plus its budget, and it asks for as much, so that it is not evicted first.
+With `budget.memory` one DaemonSet serves all selected nodes. With `budget.percent` each node has
+one of its own: nodes that shared one would have to be named in it, and naming one more would start
+all the others' agents again. A node's share is of its size to 16 MiB, because that moves by a few
+pages when it is started again. An agent's memory limit is the idle floor plus its budget, and it
+asks for as much, so that it is not evicted first.
+
+An edit or an upgrade replaces agents a tenth at a time, one at least; nodes that are away do not
+take up anybody's turn. Kubernetes sees to that within one DaemonSet. Where each node has its own,
+those whose turn has not come are left as they are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +19,14 @@ from shoal_operator.api.kinds import DevicePool
 from shoal_operator.api.kinds.device_pool import TaintEffect, Toleration, TolerationOperator
 from shoal_operator.reconcile.coordinators import pool_selector, service_account
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
-from shoal_operator.reconcile.names import agent_name, child_name, namespace_of, trust_name
+from shoal_operator.reconcile.names import (
+    TEMPLATE,
+    agent_name,
+    agents_name,
+    fingerprint,
+    namespace_of,
+    trust_name,
+)
 from shoal_operator.reconcile.pods import (
     METRICS_PORT,
     PEER_PORT,
@@ -27,7 +40,7 @@ from shoal_operator.reconcile.pods import (
     scratch,
 )
 from shoal_operator.reconcile.settings import OperatorSettings
-from shoal_operator.reconcile.snapshot import Node
+from shoal_operator.reconcile.snapshot import Node, Workload
 from shoal_operator.reconcile.workers import coordinator_address
 from shoal_protocol.units import Bytes
 
@@ -49,12 +62,16 @@ _OF_KUBERNETES: Final = "node.kubernetes.io/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSet:
-    """A DaemonSet: its nodes and the budget on each. `named`: the nodes are named one by one."""
+    """A DaemonSet: its nodes and the budget on each. `away`: how many of the nodes are not Ready.
+    `template` is the mark of its pods' template.
+    """
 
     name: str
     budget_bytes: Bytes
     nodes: tuple[str, ...]
-    named: bool
+    away: int
+    template: str
+    manifest: Manifest
 
 
 def daemon_set_key(namespace: str, name: str) -> ObjectKey:
@@ -115,25 +132,20 @@ def agent_sets(
     """The DaemonSets that there should be."""
     budget, name = pool.spec.budget, pool.metadata.name
     if budget.memory is not None:
-        names = tuple(node.name for node in nodes)
-        whole = AgentSet(
-            name=agent_name(name), budget_bytes=budget.memory, nodes=names, named=False
-        )
-        return (whole,)
+        return (_agent_set(pool, settings, agent_name(name), budget.memory, nodes),)
     assert budget.percent is not None, "the schema asks for one of the two"
-    classes: dict[int, list[str]] = {}
-    for node in nodes:
-        size = _percent_of(node, budget.percent, settings)
-        if size >= _LEAST_BYTES:
-            classes.setdefault(size, []).append(node.name)
+    sizes = ((node, _percent_of(node, budget.percent, settings)) for node in nodes)
     return tuple(
-        AgentSet(
-            name=child_name(name, f"agent-{size >> 20}mi"),
-            budget_bytes=Bytes(size),
-            nodes=tuple(names),
-            named=True,
+        _agent_set(
+            pool,
+            settings,
+            agents_name(name, node.name),
+            Bytes(size),
+            [node],
+            affinity=_on_node(node.name),
         )
-        for size, names in sorted(classes.items())
+        for node, size in sizes
+        if size >= _LEAST_BYTES
     )
 
 
@@ -148,9 +160,11 @@ def _percent_of(node: Node, percent: int, settings: OperatorSettings) -> int:
 
 
 def agent_workloads(
-    pool: DevicePool, sets: Sequence[AgentSet], settings: OperatorSettings, authority: str
+    pool: DevicePool, sets: Sequence[AgentSet], authority: str, there: Sequence[Workload]
 ) -> tuple[Manifest, ...]:
-    """Service account, what agents trust when they enrol, and the DaemonSets."""
+    """Service account, what agents trust when they enrol, and the DaemonSets whose turn it is.
+    `there` are those that the pool has.
+    """
     labels = labels_of(pool, "agent", pool=pool.metadata.name)
     account = service_account(pool, agent_name(pool.metadata.name), labels)
     trust: Manifest = {
@@ -159,43 +173,76 @@ def agent_workloads(
         "metadata": metadata_of(pool, trust_name(pool.metadata.name), labels),
         "data": {"ca.crt": authority},
     }
-    daemon_sets = (_daemon_set(pool, each, labels, settings) for each in sets)
+    turn = _whose_turn(sets, there)
+    daemon_sets = (each.manifest for each in sets if each.name in turn)
     return (account, *((trust,) if authority else ()), *daemon_sets)
 
 
-def _daemon_set(
-    pool: DevicePool, agents: AgentSet, labels: dict[str, str], settings: OperatorSettings
-) -> Manifest:
+def _whose_turn(sets: Sequence[AgentSet], there: Sequence[Workload]) -> frozenset[str]:
+    """The DaemonSets that may be applied now: those that are new, or have their template already,
+    and of the others as many as may be replaced at once.
+    """
+    marks = {each.name: each.template for each in sets}
+    known = {each.name: each for each in there if each.name in marks}
+    old = {name for name, each in known.items() if each.template != marks[name]}
+    down = {name for name, each in known.items() if not each.current or each.ready < each.wanted}
+    away = {each.name for each in sets if each.away}
+    idle = old & (down | away)  # Who does not run anyway loses nothing by it.
+    room = max(0, _at_once(len(sets)) - len(down - away - old))
+    return frozenset((marks.keys() - old) | idle | set(sorted(old - idle)[:room]))
+
+
+def _at_once(agents: int) -> int:
+    """How many of so many agents may be replaced at the same time."""
+    return max(1, agents // 10)
+
+
+def _agent_set(
+    pool: DevicePool,
+    settings: OperatorSettings,
+    name: str,
+    budget_bytes: Bytes,
+    nodes: Sequence[Node],
+    **more: object,
+) -> AgentSet:
+    """The DaemonSet of these nodes; `more` is of its pods' spec."""
+    labels = labels_of(pool, "agent", pool=pool.metadata.name, agents=name)
     # Two DaemonSets of one pool must not take each other's pods for theirs.
-    selector = pool_selector(pool, "agent") | {"shoal.dev/agents": agents.name}
-    labels = labels | {"shoal.dev/agents": agents.name}
-    more: Json = {
-        "serviceAccountName": agent_name(pool.metadata.name),
-        "terminationGracePeriodSeconds": _GRACE_SECONDS,
-        "nodeSelector": dict(pool.spec.node_selector),
-        "tolerations": [_toleration(each) for each in pool.spec.tolerations],
-    }
-    if agents.named:
-        more["affinity"] = _on_nodes(agents.nodes)
+    selector = pool_selector(pool, "agent") | {"shoal.dev/agents": name}
     spec = pod(
         settings.images,
-        [_container(pool, agents, settings)],
+        [_container(pool, budget_bytes, settings)],
         _volumes(pool, labels),
+        serviceAccountName=agent_name(pool.metadata.name),
+        terminationGracePeriodSeconds=_GRACE_SECONDS,
+        nodeSelector=dict(pool.spec.node_selector),
+        tolerations=[_toleration(each) for each in pool.spec.tolerations],
         **more,
     )
-    return {
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    mark, away = fingerprint([template]), sum(not node.ready for node in nodes)
+    rolling = {"maxUnavailable": away + _at_once(len(nodes))}
+    manifest = {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
-        "metadata": metadata_of(pool, agents.name, labels),
+        "metadata": metadata_of(pool, name, labels, annotations={TEMPLATE: mark}),
         "spec": {
             "selector": {"matchLabels": selector},
-            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": rolling},
+            "template": template,
         },
     }
+    return AgentSet(
+        name=name,
+        budget_bytes=budget_bytes,
+        nodes=tuple(node.name for node in nodes),
+        away=away,
+        template=mark,
+        manifest=manifest,
+    )
 
 
-def _container(pool: DevicePool, agents: AgentSet, settings: OperatorSettings) -> Json:
+def _container(pool: DevicePool, budget_bytes: Bytes, settings: OperatorSettings) -> Json:
     spec = pool.spec
     command = (
         *("python", "-m", "shoal_agent"),
@@ -203,7 +250,7 @@ def _container(pool: DevicePool, agents: AgentSet, settings: OperatorSettings) -
         *("--coordinator", coordinator_address(pool.metadata.name, namespace_of(pool))),
         # With a port, an IPv6 address would need brackets; without, the agent adds what it bound.
         *("--listen", f"0.0.0.0:{PEER_PORT}", "--advertise", "$(POD_IP)"),
-        *("--budget", str(agents.budget_bytes), "--residency", spec.residency.value),
+        *("--budget", str(budget_bytes), "--residency", spec.residency.value),
         *("--cache", _CACHE, "--cache-size", str(spec.cache.size)),
         *("--metrics-address", f"0.0.0.0:{METRICS_PORT}"),
         *("--drain-seconds", str(DRAIN_SECONDS), "--log-level", "info", "--log-format", "json"),
@@ -215,7 +262,7 @@ def _container(pool: DevicePool, agents: AgentSet, settings: OperatorSettings) -
         settings.images.agent,
         settings.images,
         command,
-        settings.agent_floor + agents.budget_bytes,
+        settings.agent_floor + budget_bytes,
         keeps_memory=True,
         env=[_field("NODE_NAME", "spec.nodeName"), _field("POD_IP", "status.podIP")],
         ports=[
@@ -271,13 +318,10 @@ def _cache(pool: DevicePool, labels: dict[str, str]) -> Json:
     return {"ephemeral": {"volumeClaimTemplate": template}}
 
 
-def _on_nodes(names: Sequence[str]) -> Json:
-    """Any of these nodes; a term names one, because Kubernetes takes one only."""
-    terms = [
-        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}
-        for name in names
-    ]
-    required = {"nodeSelectorTerms": terms}
+def _on_node(name: str) -> Json:
+    """On this node, as the controller of DaemonSets itself would write it."""
+    field = {"key": "metadata.name", "operator": "In", "values": [name]}
+    required = {"nodeSelectorTerms": [{"matchFields": [field]}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 

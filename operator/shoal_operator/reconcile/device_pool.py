@@ -47,11 +47,13 @@ from shoal_operator.reconcile.snapshot import (
     Node,
     RunState,
     Unreachable,
+    Workload,
 )
 from shoal_operator.reconcile.told import FALSE, TRUE, Told, conditions, holds_for
 from shoal_operator.reconcile.workers import coordinator_address
 
 LOOK_SECONDS: Final = 30.0
+UPDATING: Final = "Updating"
 _NAMED: Final = 5
 _POLICIES: Final = "networking.k8s.io"
 """The API group of network policies, which every cluster has."""
@@ -65,13 +67,13 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
     sets = agent_sets(pool, nodes, settings)
     children = [
         *coordinator_objects(pool, settings, snapshot.claim),
-        *agent_workloads(pool, sets, settings, snapshot.enrolment_authority),
+        *agent_workloads(pool, sets, snapshot.enrolment_authority, snapshot.agents),
         *_optional(pool, settings),
     ]
     wanted = {each.name for each in sets}
     stale = [each.name for each in snapshot.agents if each.name not in wanted]
     namespace = namespace_of(pool)
-    status = _status(snapshot, sets, _told(snapshot, nodes, sets))
+    status = _status(snapshot, nodes, sets)
     gone = devices_gone(snapshot, frozenset(node.name for node in nodes))
     return Decision(
         status=status,
@@ -175,10 +177,16 @@ def _coordinator_problem(snapshot: DevicePoolSnapshot) -> tuple[str, str] | None
     if claim is not None and not claim.bound:
         why = claim.message or "no volume was provisioned yet"
         return "VolumePending", f"the coordinator's volume claim {claim.name} is pending: {why}"
+    return _workload_problem(workload)
+
+
+def _workload_problem(workload: Workload) -> tuple[str, str] | None:
     if workload.message:
         return "CoordinatorFailing", workload.message
     if not workload.ready:
         return "Starting", "the coordinator's pod is starting"
+    if not workload.current:
+        return UPDATING, "the coordinator is being replaced by one of the newest template"
     return None
 
 
@@ -192,14 +200,18 @@ def _agents(snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[
         return no("CoordinatorUnreachable", "who is connected is not known")
     states = {device.name: device.state for device in snapshot.view.devices}
     away = [node for node in nodes if states.get(node.name) is not DeviceState.READY]
-    total = len(nodes)
+    total, old = len(nodes), _not_updated(snapshot, sets)
+    served = {name for each in sets for name in each.nodes}
     text = f"{total - len(away)} of {total} agents connected"
-    if not away:
+    if old:
+        text += f", {len(served) - old} of {len(served)} updated"
+    if not away and not old:
         return Told("AgentsReady", TRUE, "AllConnected", text)
+    if not away:
+        return no(UPDATING, text)
     trouble = next((each.message for each in snapshot.agents if each.message), "")
     details = [f"node {node.name} NotReady" for node in away if not node.ready]
     details += [trouble] if trouble else []
-    served = {name for each in sets for name in each.nodes}
     details += [
         _whereabouts(node, states)
         if node.name in served
@@ -211,6 +223,19 @@ def _agents(snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[
     more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
     reason = "AgentsFailing" if trouble else "AgentsMissing"
     return no(reason, f"{text}; {shown}{more}")
+
+
+def _not_updated(snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet]) -> int:
+    """How many agents are not of the newest template, as far as their controllers know."""
+    known = {each.name: each for each in snapshot.agents}
+    old = 0
+    for each in sets:
+        workload = known.get(each.name)
+        if workload is None or workload.template != each.template:
+            old += len(each.nodes)
+        elif not workload.current:
+            old += max(1, len(each.nodes) - workload.updated)
+    return old
 
 
 def _whereabouts(node: Node, states: dict[str, DeviceState]) -> str:
@@ -236,9 +261,9 @@ def _why_no_nodes(snapshot: DevicePoolSnapshot) -> str:
 
 
 def _status(
-    snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet], told: Sequence[Told]
+    snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[AgentSet]
 ) -> DevicePoolStatus:
-    pool = snapshot.pool
+    pool, told = snapshot.pool, _told(snapshot, nodes, sets)
     before = pool.status or DevicePoolStatus()
     generation = pool.metadata.generation or 0
     budgets = {name: each.budget_bytes for each in sets for name in each.nodes}
@@ -252,7 +277,7 @@ def _status(
     status = DevicePoolStatus(
         observed_generation=generation,
         conditions=conditions(before.conditions, told, generation=generation, now=snapshot.now),
-        devices=DeviceCounts(total=len(budgets), ready=ready),
+        devices=DeviceCounts(total=len(nodes), ready=ready),
         budget_bytes=sum(budgets.values()),
         smallest_budget_bytes=min(budgets.values(), default=pool.spec.budget.memory),
         coordinator_endpoint=coordinator_address(pool.metadata.name, namespace_of(pool)),
@@ -267,5 +292,6 @@ def pool_notes(pool: DevicePool, ready: Condition) -> tuple[Note, ...]:
     if ready.status is TRUE and not was_ready:
         return (Note(reason="PoolReady", message=ready.message),)
     if ready.status is FALSE and was_ready:
-        return (Note(reason=ready.reason, message=ready.message, warning=True),)
+        warning = ready.reason != UPDATING
+        return (Note(reason=ready.reason, message=ready.message, warning=warning),)
     return ()

@@ -1,0 +1,84 @@
+"""Who may talk to a pool's pods and read their metrics, and what goes when it is switched off."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from reconcile.test_device_pool import children, see, settings
+from reconcile.values import NAMESPACE
+from shoal_operator.reconcile.decision import ObjectKey
+
+
+def test_only_those_who_must_may_talk_to_a_pools_pods() -> None:
+    policies = children(see(), "NetworkPolicy")
+    closed = policies["shelf-closed"]["spec"]
+    assert isinstance(closed, Mapping)
+    assert (closed["ingress"], closed["egress"]) == ([], [])
+    agents = policies["shelf-agents"]["spec"]
+    assert isinstance(agents, Mapping)
+    assert [rule["ports"][0]["port"] for rule in agents["ingress"]] == [7401]
+    assert [rule["ports"][0]["port"] for rule in agents["egress"]] == [7400, 7401, 8443, 53]
+    workers = policies["shelf-workers"]["spec"]
+    assert isinstance(workers, Mapping)
+    assert workers["egress"] == [{}]
+    offline = children(see(settings=settings(offline=True)), "NetworkPolicy")["shelf-workers"]
+    spec = offline["spec"]
+    assert isinstance(spec, Mapping)
+    assert [rule["ports"][0]["port"] for rule in spec["egress"]] == [7400, 53]
+    assert not children(see(settings=settings(network_policies=False)), "NetworkPolicy")
+
+
+def test_metrics_are_for_those_who_are_named_else_for_all_where_they_are_read() -> None:
+    def readers(**more: object) -> object:
+        policy = children(see(settings=settings(**more)), "NetworkPolicy")["shelf-agents"]
+        spec = policy["spec"]
+        assert isinstance(spec, Mapping)
+        return [rule["from"] for rule in spec["ingress"] if rule["ports"][0]["port"] == 9400]
+
+    named = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
+    assert readers() == []
+    assert readers(pod_monitors=True) == [[{"namespaceSelector": {}}]]
+    assert readers(metrics_from=(named,)) == [[named]]
+    assert readers(metrics_from=(named,), pod_monitors=True) == [[named]]
+
+
+def test_what_was_switched_off_is_removed() -> None:
+    everything = settings(cert_manager=True, pod_monitors=True)
+    assert see(settings=everything).removals == ()
+    assert see(settings=settings(network_policies=False)).removals == tuple(
+        ObjectKey(
+            api_version="networking.k8s.io/v1",
+            kind="NetworkPolicy",
+            namespace=NAMESPACE,
+            name=f"shelf-{name}",
+        )
+        for name in ("closed", "coordinator", "agents", "workers")
+    )
+    both = settings(other_groups=("cert-manager.io", "monitoring.coreos.com"))
+    assert [(key.kind, key.name) for key in see(settings=both).removals] == [
+        ("Issuer", "shelf-self-signed"),
+        ("Certificate", "shelf-ca"),
+        ("Issuer", "shelf-ca"),
+        ("Certificate", "shelf-coordinator-tls"),
+        ("Certificate", "shelf-worker-tls"),
+        ("PodMonitor", "shelf-pods"),
+    ]
+    assert see(settings=replace(everything, other_groups=both.other_groups)).removals == ()
+
+
+def test_a_pod_monitor_is_made_where_it_means_something() -> None:
+    assert not children(see(), "PodMonitor")
+    asked = settings(pod_monitors=True, monitor_labels={"release": "prometheus"})
+    (monitor,) = children(see(settings=asked), "PodMonitor").values()
+    metadata = monitor["metadata"]
+    assert isinstance(metadata, Mapping)
+    assert metadata["labels"]["release"] == "prometheus"
+    assert intervals(monitor) == [None]
+    often = replace(asked, monitor_interval="15s")
+    (monitor,) = children(see(settings=often), "PodMonitor").values()
+    assert intervals(monitor) == ["15s"]
+
+
+def intervals(monitor: Mapping[str, object]) -> list[object]:
+    spec = monitor["spec"]
+    assert isinstance(spec, Mapping)
+    return [each.get("interval") for each in spec["podMetricsEndpoints"]]

@@ -3,6 +3,8 @@
 import io
 import os
 import struct
+import tempfile
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from shoal_operator.api.partition import TensorSpec
 from shoal_operator.shell import inputs as module
+from shoal_operator.shell import row_order
 from shoal_operator.shell.arrays import Limits
 from shoal_operator.shell.inputs import (
     FolderLimits,
@@ -23,6 +26,7 @@ from shoal_operator.shell.inputs import (
     InputUnsuitable,
 )
 from shoal_operator.shell.locations import LocationRefused, local_folder
+from shoal_operator.shell.row_order import turn
 
 IMAGE = (TensorSpec(name="x", dtype="float", shape=(1, 3, "height", "width")),)
 SENTENCE = (
@@ -76,6 +80,51 @@ def test_rows_are_read_in_any_order_from_any_kind_of_archive(tmp_path, save, ord
         assert read.flags.c_contiguous
         np.testing.assert_array_equal(read, rows[item : item + 1])
     inputs.close()
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_rows_in_fortran_order_are_read_in_bounded_memory(tmp_path, save, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(row_order, "BUFFER_BYTES", 1 << 16)
+    rows = np.random.default_rng(1).normal(size=(400, 3, 64, 64)).astype(np.float32)
+    save(tmp_path / "rows.npz", x=np.asfortranarray(rows))
+    inputs = scan_inputs(tmp_path, IMAGE)
+    tracemalloc.start()
+    try:
+        for item in (399, 0, 30):
+            np.testing.assert_array_equal(inputs.read(item)["x"], rows[item : item + 1])
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < rows.nbytes // 2, f"{most} of {rows.nbytes} bytes"
+
+
+def test_damage_of_rows_in_fortran_order_is_seen(tmp_path: Path) -> None:
+    rows = np.zeros((4, 3, 200, 200), np.float32, order="F")
+    np.savez(tmp_path / "a.npz", x=rows)
+    damage(tmp_path / "a.npz", 400_000)
+    assert "a.npz[2]: is damaged" in problem(scan_inputs(tmp_path, IMAGE), 2)
+
+
+@given(
+    st.integers(0, 40),
+    st.integers(1, 40),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from([8, 64, 999]),
+)
+def test_a_matrix_is_turned_whatever_its_shape(
+    rows: int, columns: int, element_bytes: int, buffer_bytes: int
+) -> None:
+    matrix = np.random.default_rng(rows).integers(0, 256, (rows, columns, element_bytes), np.uint8)
+    with (
+        tempfile.TemporaryFile() as source,
+        tempfile.TemporaryFile() as target,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(row_order, "BUFFER_BYTES", buffer_bytes)
+        source.write(b"head" + matrix.transpose(1, 0, 2).tobytes())
+        source.flush()
+        turn(source.fileno(), 4, target.fileno(), rows, columns, element_bytes)
+        assert target.read() == matrix.tobytes()
 
 
 def test_an_array_without_rows_is_shared_by_the_rows_of_the_others(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ Files come from strangers: nothing is unpickled, every size in a header is check
 and a limit before anything is allocated, and data is read with `pread`, so that a file which
 shrinks meanwhile is an error and not a bus error. Only the bytes asked for are read. Members of a
 compressed `.npz` have no random access: they are inflated once into an unnamed file, and read from
-there.
+there. So are the rows of an array in Fortran order, written row by row (`row_order`).
 """
 
 import io
@@ -14,15 +14,18 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from shoal_operator.shell.row_order import turn
+from shoal_protocol.units import format_bytes
 
 Array = npt.NDArray[Any]
 
@@ -175,7 +178,7 @@ class ArrayFile:
         self._spool = spool
         self._resources = ExitStack()
         self._inflated: dict[str, BinaryIO] = {}
-        self._transposed: dict[str, Array] = {}
+        self._turned: dict[str, BinaryIO] = {}
         self.headers = read_headers(path, limits)
         try:
             self._file = self._resources.enter_context(path.open("rb"))
@@ -194,40 +197,38 @@ class ArrayFile:
         self.close()
 
     def close(self) -> None:
-        self._transposed.clear()
         self._resources.close()
 
     def read(self, name: str, rows: slice | None = None) -> Array:
         """The array, or the run of its rows, as a fresh little-endian array in C order."""
         header = self.headers[name]
         try:
-            if header.fortran:
-                return self._read_fortran(header, rows)
-            first, shape = 0, header.shape
-            if rows is not None:
-                first, last, _ = rows.indices(header.shape[0])
-                shape = (last - first, *header.shape[1:])
-            row_bytes = math.prod(header.shape[1:]) * header.dtype.itemsize
-            data = self._read_bytes(
-                header, first * row_bytes, math.prod(shape) * header.dtype.itemsize
-            )
+            if rows is None:
+                file, offset = self._data_file(header), header.offset
+                data = self._read_bytes(header, file, offset, header.data_bytes)
+                self._check(header, [data])
+                order: Literal["C", "F"] = "F" if header.fortran else "C"
+                array = np.frombuffer(data, header.dtype).reshape(header.shape, order=order)
+            else:
+                array = self._read_rows(header, *rows.indices(header.shape[0])[:2])
         except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as e:
             raise UnreadableArrays(f"cannot be read: {e}") from e
-        if rows is None:
-            self._check(header, data)
-        return _little_endian(np.frombuffer(data, header.dtype).reshape(shape))
+        return _little_endian(np.asarray(array, order="C"))
 
-    def _read_fortran(self, header: ArrayHeader, rows: slice | None) -> Array:
-        """Rows of such an array are scattered over all of it: it is read whole, once."""
-        array = self._transposed.get(header.name)
-        if array is None:
-            data = self._read_bytes(header, 0, header.data_bytes)
-            self._check(header, data)
-            array = np.frombuffer(data, header.dtype).reshape(header.shape, order="F")
-            self._transposed[header.name] = array
-        return _little_endian(np.ascontiguousarray(array if rows is None else array[rows]))
+    def _read_rows(self, header: ArrayHeader, first: int, last: int) -> Array:
+        file, offset = self._data_file(header), header.offset
+        if header.fortran:
+            file, offset = self._turned_file(header), 0
+        row_bytes = math.prod(header.shape[1:]) * header.dtype.itemsize
+        start, count = offset + first * row_bytes, (last - first) * row_bytes
+        data = np.frombuffer(self._read_bytes(header, file, start, count), header.dtype)
+        if not header.fortran:
+            return data.reshape(last - first, *header.shape[1:])
+        # Rows follow one another; within a row the first of the other axes is still the fastest.
+        axes = range(len(header.shape) - 1, 0, -1)
+        return data.reshape(last - first, *header.shape[:0:-1]).transpose(0, *axes)
 
-    def _read_bytes(self, header: ArrayHeader, start: int, count: int) -> bytearray:
+    def _read_bytes(self, header: ArrayHeader, file: BinaryIO, start: int, count: int) -> bytearray:
         if count > self._limits.item_bytes:
             raise UnreadableArrays(
                 f"needs {count} bytes at once for {header.name or 'its array'}; "
@@ -235,10 +236,9 @@ class ArrayFile:
             )
         data = bytearray(count)
         view = memoryview(data)
-        descriptor = self._data_file(header).fileno()
         done = 0
         while done < count:
-            read = os.preadv(descriptor, [view[done:]], header.offset + start + done)
+            read = os.preadv(file.fileno(), [view[done:]], start + done)
             if read == 0:
                 raise UnreadableArrays("is shorter than it was")
             done += read
@@ -262,11 +262,46 @@ class ArrayFile:
             self._inflated[header.name] = file
         return self._inflated[header.name]
 
+    def _turned_file(self, header: ArrayHeader) -> BinaryIO:
+        """The array's rows, one after the other, from the start of an unnamed file."""
+        if header.name not in self._turned:
+            source = self._data_file(header)
+            self._check(header, self._pieces(header, source))
+            file = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 (closed with the stack)
+            self._resources.enter_context(file)
+            columns = math.prod(header.shape[1:])
+            try:
+                turn(
+                    source.fileno(),
+                    header.offset,
+                    file.fileno(),
+                    header.shape[0],
+                    columns,
+                    header.dtype.itemsize,
+                )
+            except OSError as error:
+                raise UnreadableArrays(
+                    f"has {header.name or 'its array'} in Fortran order, which needs "
+                    f"{format_bytes(header.data_bytes)} of temporary disk to be read by rows "
+                    f"({error.strerror}); save it in C order (numpy.ascontiguousarray)"
+                ) from error
+            self._turned[header.name] = file
+        return self._turned[header.name]
+
+    def _pieces(self, header: ArrayHeader, source: BinaryIO) -> Iterator[bytearray]:
+        for done in range(0, header.data_bytes, _COPY_BYTES):
+            size = min(_COPY_BYTES, header.data_bytes - done)
+            yield self._read_bytes(header, source, header.offset + done, size)
+
     @staticmethod
-    def _check(header: ArrayHeader, data: bytearray) -> None:
+    def _check(header: ArrayHeader, data: Iterable[bytearray]) -> None:
+        """Against the archive's checksum, if there is one; what was inflated has been checked."""
         if header.checksum is None or header.compressed:
             return
-        if zlib.crc32(data, zlib.crc32(header.header)) != header.checksum:
+        found = zlib.crc32(header.header)
+        for piece in data:
+            found = zlib.crc32(piece, found)
+        if found != header.checksum:
             raise UnreadableArrays(f"is damaged: the checksum of {header.name!r} does not match")
 
 

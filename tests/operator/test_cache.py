@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_operator.api.kinds import Model, Partition
+from shoal_operator.api.kinds import InferenceJob, Model, Partition
+from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.shell.cluster.cache import Cache, Dependents, ObjectName, Own, Reader, reduce
 from shoal_operator.shell.cluster.foreign import JobState
+
+NOW = "2026-03-01T12:00:00Z"
 
 
 def model(name: str, version: int, *, uid: str = "", spec: object = None) -> dict[str, object]:
@@ -133,13 +136,45 @@ def test_an_object_that_does_not_parse_is_kept_with_its_errors() -> None:
     assert any("did you mean uri" in str(error) for error in own.errors)
 
 
-def test_a_status_of_another_version_is_as_good_as_none() -> None:
+def test_of_a_status_of_another_version_all_that_can_be_read_stands() -> None:
+    ready = {"type": "Ready", "status": "True", "reason": "Ready", "lastTransitionTime": NOW}
+    strange = {"type": "Glad", "status": "Maybe", "reason": "R", "lastTransitionTime": NOW}
+    newer = {**ready, "type": "Fetched", "mood": "fine"}
+    status = {
+        "colour": "blue",
+        "digest": "md5:1",
+        "parameters": 7,
+        "conditions": [strange, ready, strange | {"type": "Sad"}, newer],
+    }
     told = Told()
-    told.put({**model("m", 1), "status": {"colour": "blue"}})
+    told.put({**model("m", 1), "status": status})
     own = told.cache.state("Model", "here", "m")
     assert isinstance(own, Own)
     assert isinstance(own.value, Model)
-    assert own.value.status is None
+    assert own.value.status is not None
+    assert [each.type for each in own.value.status.conditions] == ["Ready", "Fetched"]
+    assert (own.value.status.parameters, own.value.status.digest) == (7, None)
+
+
+def test_a_job_that_ended_under_a_newer_operator_has_ended() -> None:
+    done = {"type": "Complete", "status": "True", "reason": "R", "lastTransitionTime": NOW}
+    document = {
+        **model("j", 1),
+        "kind": "InferenceJob",
+        "spec": {
+            "placementRef": {"name": "p"},
+            "inputs": {"uri": "pvc://lines/in"},
+            "outputs": {"uri": "pvc://lines/out"},
+        },
+        "status": {"conditions": [done], "items": {"total": 3, "postponed": 1}},
+    }
+    told = Told()
+    told.put(document)
+    own = told.cache.state("InferenceJob", "here", "j")
+    assert isinstance(own, Own)
+    assert isinstance(own.value, InferenceJob)
+    assert own.value.status is not None
+    assert has_ended(own.value.status)
 
 
 def test_children_are_found_by_the_uid_that_they_were_made_for() -> None:

@@ -118,14 +118,8 @@ def test_a_volume_larger_than_asked_for_is_no_growth_and_one_that_cannot_grow_is
     assert message.startswith(f"PersistentVolumeClaim {NAME} is refused: ")
     assert "only dynamically provisioned pvc can be resized" in message
     assert pools.ready()["observedGeneration"] == 2
-
-
-def test_a_pool_that_is_made_again_gets_the_volume_that_it_asks_for(
-    pools: Pools, running: Operators
-) -> None:
-    running.start().wait_until_leading()
-    pools.apply()
-    wait_until("there is a claim", lambda: pools.claimed() == (5 << 30, None))
     pools.kubectl("delete", "devicepool", "shelf")
+    wait_until("its claim is gone", lambda: pools.claimed() == (None, None))
     pools.apply(coordinator={"storage": {"size": "7Gi", "storageClassName": "fast"}})
+    # A pool that is made again gets what it asks for.
     wait_until("there is another", lambda: pools.claimed() == (7 << 30, "fast"))

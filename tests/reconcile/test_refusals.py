@@ -5,9 +5,10 @@ from dataclasses import replace
 from reconcile.rules import check, decide
 from reconcile.test_device_pool import snapshot
 from reconcile.test_inference_job import PLANNED, told, works
-from reconcile.values import condition, pool, word
+from reconcile.values import NOW, condition, pool, word
 from shoal_operator.api.kinds.device_pool import DevicePoolStatus
 from shoal_operator.reconcile import deciding
+from shoal_operator.reconcile.deciding import refused_status
 from shoal_operator.reconcile.decision import Applied, Decision
 from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, WorkerPhase
 
@@ -71,3 +72,32 @@ def test_a_job_whose_worker_is_refused_says_so_and_goes_on_when_it_is_allowed() 
     assert word(waiting.status, "Planned") == "True Planned"
     going = decide(works(told(PLANNED, waiting), "in", WorkerPhase.RUNNING))
     assert word(going.status, "Complete") == "False CarryingIn"
+
+
+def test_what_stood_in_the_status_of_an_object_that_cannot_be_read_stays() -> None:
+    cut = {"type": "Cut", "status": "True", "lastTransitionTime": NOW}
+    ready = {"type": "Ready", "status": "False", "lastTransitionTime": NOW}
+    status = {"fragments": [{"index": 0}], "observedGeneration": 1, "conditions": [cut, ready]}
+    told = refused_status("Partition", status, "spec.modelRef: is missing", 2, LATER)
+    assert told == {
+        **status,
+        "conditions": [
+            cut,
+            {
+                "type": "Ready",
+                "status": "False",
+                "reason": "Invalid",
+                "message": "spec.modelRef: is missing",
+                "observedGeneration": 2,
+                "lastTransitionTime": NOW,
+            },
+        ],
+    }
+    new = refused_status("InferenceJob", {}, "odd", 1, LATER)
+    assert new is not None
+    assert new["conditions"][0]["type"] == "Planned"  # type: ignore[index]
+
+
+def test_of_a_job_that_has_ended_nothing_is_told_any_more_even_if_it_cannot_be_read() -> None:
+    failed = {"type": "Failed", "status": "True", "lastTransitionTime": NOW}
+    assert refused_status("InferenceJob", {"conditions": [failed]}, "odd", 2, LATER) is None

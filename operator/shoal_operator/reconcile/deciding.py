@@ -6,13 +6,14 @@ Ready (of an InferenceJob: Complete) is False, and says what was refused. Of a n
 told before its children were applied, for nobody knows yet whether they will be. Pure.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, assert_never
 
 from shoal_operator.api.conditions import holds
 from shoal_operator.api.fields import Condition
 from shoal_operator.api.kinds import AnyKind, DevicePool, InferenceJob
-from shoal_operator.reconcile.decision import AnyStatus, Applied, Decision, Note
+from shoal_operator.reconcile.decision import AnyStatus, Applied, Decision, Manifest, Note
 from shoal_operator.reconcile.device_pool import pool_notes, reconcile_device_pool
 from shoal_operator.reconcile.inference_job import reconcile_inference_job
 from shoal_operator.reconcile.model import reconcile_model
@@ -26,7 +27,7 @@ from shoal_operator.reconcile.snapshot import (
     PlacementSnapshot,
     Snapshot,
 )
-from shoal_operator.reconcile.told import FALSE, Told, conditions, find
+from shoal_operator.reconcile.told import FALSE, TRUE, Told, conditions, find
 
 NOT_APPLIED: Final = "NotApplied"
 APPLYING: Final = "Applying"
@@ -116,6 +117,31 @@ def _told(about: AnyKind, decision: Decision, applied: Applied | None) -> Told |
     if untried and unknown and decision.children and holds(after, type_):
         return Told(type_, FALSE, APPLYING, f"generation {generation} is being applied")
     return None
+
+
+def refused_status(
+    kind: str, status: Manifest, message: str, generation: int, now: str
+) -> Manifest | None:
+    """The status of an object that cannot be read, as JSON: as it stands, but for one condition
+    that says what is wrong. None: what has ended is left as it ended.
+    """
+    type_ = "Planned" if kind == InferenceJob.__name__ else "Ready"
+    known = status.get("conditions")
+    listed = known if isinstance(known, list) else []
+    told = {str(each.get("type")): each for each in listed if isinstance(each, Mapping)}
+    if any(told.get(end, {}).get("status") == TRUE for end in ("Complete", "Failed")):
+        return None
+    before = told.get(type_, {})
+    since = before.get("lastTransitionTime") if before.get("status") == FALSE else None
+    told[type_] = {
+        "type": type_,
+        "status": FALSE.value,
+        "reason": "Invalid",
+        "message": message,
+        "observedGeneration": generation,
+        "lastTransitionTime": since or now,
+    }
+    return {**status, "conditions": list(told.values())}
 
 
 def _conditions(status: AnyStatus | None) -> tuple[Condition, ...]:

@@ -13,7 +13,7 @@ from functools import partial
 from shoal_operator.api.kinds import KINDS
 from shoal_operator.api.schema import API_VERSION
 from shoal_operator.api.writing import write
-from shoal_operator.reconcile.deciding import APPLYING, NOT_APPLIED
+from shoal_operator.reconcile.deciding import APPLYING, NOT_APPLIED, refused_status
 from shoal_operator.reconcile.decision import (
     AnyStatus,
     Applied,
@@ -108,16 +108,13 @@ class Actions:
     async def refuse(self, own: Own) -> None:
         """Say in the status of an object that does not parse what is wrong with it."""
         message = "; ".join(str(error) for error in own.errors)[:4096]
-        condition = {
-            "type": "Planned" if own.identity.kind == "InferenceJob" else "Ready",
-            "status": "False",
-            "reason": "Invalid",
-            "message": message,
-            "observedGeneration": own.identity.generation,
-            "lastTransitionTime": now_text(),
-        }
+        status = refused_status(
+            own.identity.kind, own.status, message, own.identity.generation, now_text()
+        )
+        if status is None:
+            return
         self._check()
-        await self._apply_status(own.identity, {"conditions": [condition]})
+        await self._apply_status(own.identity, status)
         note = Note(reason="Invalid", message=message, warning=True)
         await self._events.tell(own.identity, note)
 

@@ -14,23 +14,24 @@ their own.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from shoal_operator.api.kinds import KINDS, AnyKind, Device, InferenceJob, Partition
-from shoal_operator.api.schema import parse
 from shoal_operator.api.shapes import FieldError
 from shoal_operator.reconcile.references import placement_of
 from shoal_operator.shell.cluster.foreign import (
     Identity,
     JobState,
     NodeState,
+    Raw,
     WorkloadState,
     identity_of,
     job_state,
     node_state,
     workload_state,
 )
+from shoal_operator.shell.cluster.pruning import parse_pruned
 
 ObjectName = tuple[str, str, str]
 """Kind, namespace, name."""
@@ -45,11 +46,14 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """An object of one of our kinds; `value` is None when it does not parse, and `errors` why."""
+    """An object of one of our kinds. `value` is None when it does not parse; `errors` say why then,
+    and `status` is what stands there, as it stands.
+    """
 
     identity: Identity
     value: AnyKind | None
     errors: tuple[FieldError, ...] = ()
+    status: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def name(self) -> ObjectName:
@@ -77,13 +81,10 @@ def reduce(document: Mapping[str, object]) -> State:
 
 def _own(kind: str, document: Mapping[str, object]) -> Own:
     identity = identity_of(document)
-    value = parse(KINDS[kind].cls, document)
-    if isinstance(value, tuple) and any(error.path[:1] == ("status",) for error in value):
-        # A status of another version of the operator: it will be written anew.
-        bare = {name: each for name, each in document.items() if name != "status"}
-        value = parse(KINDS[kind].cls, bare)
+    value = parse_pruned(KINDS[kind].cls, document)
     if isinstance(value, tuple):
-        return Own(identity=identity, value=None, errors=value)
+        status = Raw(document).table("status").value
+        return Own(identity=identity, value=None, errors=value, status=status)
     return Own(identity=identity, value=value)
 
 

@@ -290,9 +290,12 @@ async def test_rows_of_a_table_stay_where_there_is_room_and_go_when_another_frag
     joined = await join(budget="50Mi")
     idle = joined.agent.status("VmRSS")
     await joined.device.load(table.digest, table.resident_bytes)
+    most = 0
     for item, words in enumerate(np.random.default_rng(1).integers(0, ROWS, (60, 1, 32))):
         await look_up(joined.device, table.digest, item, words)
-    assert joined.agent.status("VmRSS") - idle > 14 * MIB
+        most = max(most, joined.agent.status("VmRSS") - idle)
+    # They gather until there is no room, go, and gather again.
+    assert most > 14 * MIB
     reply = await joined.device.load(dense.digest, dense.resident_bytes)
     assert reply.HasField("loaded"), reply
     assert joined.agent.status("VmRSS") - idle < 12 * MIB

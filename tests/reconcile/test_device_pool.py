@@ -475,6 +475,11 @@ def test_what_becomes_of_a_pool_is_an_event_once() -> None:
     assert isinstance(first.status, DevicePoolStatus)
     of = replace(pool(), status=first.status)
     assert see(of).notes == ()
+    away = see(of, view=Unreachable(reason="refused"), now=LATER)
+    assert isinstance(away.status, DevicePoolStatus)
+    (back,) = see(replace(of, status=away.status), now="2026-03-01T13:00:00Z").notes
+    assert back.reason == "PoolReady"
+    assert back != first.notes[0], "it is ready once more"
     assert [note.warning for note in see(of, view=Unreachable(reason="refused")).notes] == [True]
 
 

@@ -42,12 +42,14 @@ class ObjectKey:
 class Note:
     """An Event on the object itself. `warning`: of type Warning instead of Normal.
 
-    Told once: the same reason and message on the same object is not told again.
+    What stands is in each decision, and told when it comes. What happens is told once: `since` says
+    when it did, or which it was, and so sets it apart from what says the same later.
     """
 
     reason: str
     message: str
     warning: bool = False
+    since: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

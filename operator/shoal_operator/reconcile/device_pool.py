@@ -289,9 +289,11 @@ def pool_notes(pool: DevicePool, ready: Condition) -> tuple[Note, ...]:
     """What has become of a pool, by the Ready that is told now."""
     before = pool.status or DevicePoolStatus()
     was_ready = holds_for(before.conditions, "Ready", pool.metadata.generation or 0)
+    since = f"{ready.last_transition_time}, generation {pool.metadata.generation}"
     if ready.status is TRUE and not was_ready:
-        return (Note(reason="PoolReady", message=ready.message),)
+        return (Note(reason="PoolReady", message=ready.message, since=since),)
     if ready.status is FALSE and was_ready:
         warning = ready.reason != UPDATING
-        return (Note(reason=ready.reason, message=ready.message, warning=warning),)
+        note = Note(reason=ready.reason, message=ready.message, warning=warning, since=since)
+        return (note,)
     return ()

@@ -230,7 +230,9 @@ def ended(
 def _started(before: InferenceJobStatus, after: InferenceJobStatus) -> tuple[Note, ...]:
     if before.start_time is not None or after.start_time is None or after.items is None:
         return ()
-    return (Note(reason="StartedJob", message=f"{after.items.total} items"),)
+    return (
+        Note(reason="StartedJob", message=f"{after.items.total} items", since=after.start_time),
+    )
 
 
 def lost_devices(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:

@@ -104,7 +104,8 @@ def _inspected(snapshot: ModelSnapshot, worker: Worker) -> Decision:
         Told("Profiled", TRUE, "Profiled", f"{found.parameters} parameters, opset {found.opset}"),
         Told("Ready", TRUE, "Ready", "fetched, verified and profiled"),
     )
-    note = Note(reason="FetchedModel", message=f"{size}, {found.parameters} parameters from {uri}")
+    text = f"{size}, {found.parameters} parameters from {uri}"
+    note = Note(reason="FetchedModel", message=text, since=worker.ended_at or "")
     found = replace(found, conditions=before.conditions)
     return replace(_decision(snapshot, found, told, keep=None), notes=(note,))
 
@@ -114,14 +115,15 @@ def _failed(snapshot: ModelSnapshot, worker: Worker) -> Decision:
     before = model.status or ModelStatus()
     uri, given = model.spec.source.uri, given_digest(model)
     text = worker_text(worker, f"{uri} could not be inspected")
+    since = worker.ended_at or ""
     if worker.refused:
         if given is not None and f"not {given}" in text:
             return _mismatch(snapshot, worker, text)
         told = _ended("Profiled", "Refused", text)
-        note = Note(reason="RefusedModel", message=text, warning=True)
+        note = Note(reason="RefusedModel", message=text, warning=True, since=since)
         return replace(_decision(snapshot, before, told, keep=worker.name), notes=(note,))
     told = _ended("Fetched", "InspectionFailed", text)
-    note = Note(reason="InspectionFailed", message=text, warning=True)
+    note = Note(reason="InspectionFailed", message=text, warning=True, since=since)
     remaining = retry_in(worker, snapshot.now)
     decision = _decision(snapshot, before, told, keep=worker.name if remaining else None)
     return replace(decision, notes=(note,), requeue_seconds=max(1.0, remaining))
@@ -137,7 +139,8 @@ def _mismatch(snapshot: ModelSnapshot, worker: Worker, text: str) -> Decision:
         Told("Profiled", UNKNOWN, "NotVerified"),
         Told("Ready", FALSE, "DigestMismatch", text),
     )
-    note = Note(reason="DigestMismatch", message=text, warning=True)
+    since = worker.ended_at or ""
+    note = Note(reason="DigestMismatch", message=text, warning=True, since=since)
     return replace(_decision(snapshot, before, told, keep=worker.name), notes=(note,))
 
 

@@ -190,7 +190,7 @@ def _answered(
             f"holds {format_bytes(MAX_PACKED_BYTES)}: cut coarser"
         )
         return _waits(snapshot, "DocumentTooLarge", message, keep=worker.name)
-    note = Note(reason="CutModel", message=_summary(kept.document))
+    note = Note(reason="CutModel", message=_summary(kept.document), since=worker.ended_at or "")
     child = config_map(partition, kept, packed)
     return _cut(snapshot, kept, notes=(note,), children=(child,), keep=worker.name)
 
@@ -199,7 +199,7 @@ def _failed(snapshot: PartitionSnapshot, worker: Worker) -> Decision:
     name = snapshot.partition.spec.model_ref.name
     text = worker_text(worker, f"{name} could not be cut")
     reason = "Refused" if worker.refused else "CuttingFailed"
-    note = Note(reason=reason, message=text, warning=True)
+    note = Note(reason=reason, message=text, warning=True, since=worker.ended_at or "")
     remaining = None if worker.refused else retry_in(worker, snapshot.now)
     kept = None if remaining == 0 else worker.name
     decision = _waits(snapshot, reason, text, keep=kept)

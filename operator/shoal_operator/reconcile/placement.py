@@ -164,11 +164,12 @@ def _planned(
         if gain is not None and gain < _GAIN_PERCENT:
             return _decision(snapshot, before, _good(message_of(before.conditions, "Planned")))
     status = replace(status_of(best), epoch=(before.epoch or 0) + 1)
-    note = Note(reason="PlannedPlacement", message=text)
+    since = f"epoch {status.epoch}"
+    note = Note(reason="PlannedPlacement", message=text, since=since)
     if previous is not None:
         gone = _missing(previous, site.devices)
         why = f"; without {_listed(gone)}" if gone else ""
-        note = Note(reason="ReplannedPlacement", message=f"{text}{why}")
+        note = Note(reason="ReplannedPlacement", message=f"{text}{why}", since=since)
     return replace(_decision(snapshot, status, _good(text)), notes=(note,))
 
 

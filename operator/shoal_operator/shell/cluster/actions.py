@@ -24,7 +24,7 @@ from shoal_operator.reconcile.decision import (
     Note,
     ObjectKey,
 )
-from shoal_operator.shell.cluster.api import Api, ApiError, Gone, Refused, Trouble, key_of_manifest
+from shoal_operator.shell.cluster.api import Api, ApiError, Refused, Trouble, key_of_manifest
 from shoal_operator.shell.cluster.cache import Cache, ObjectName, Own, reduce
 from shoal_operator.shell.cluster.certificates import Certificates
 from shoal_operator.shell.cluster.children import Children, NameTaken
@@ -96,7 +96,7 @@ class Actions:
                 if isinstance(error, Refused | NameTaken):
                     refused.append(_refusal(what, error))
         changed |= self._remember(own, decision, tuple(refused))
-        await self._tell(identity, decision)
+        await self._events.tell(identity, decision.notes)
         if decision.delete_self and not failures:
             self._check()
             version = str(identity.version)
@@ -116,7 +116,7 @@ class Actions:
         self._check()
         await self._apply_status(own.identity, status)
         note = Note(reason="Invalid", message=message, warning=True)
-        await self._events.tell(own.identity, note)
+        await self._events.tell(own.identity, [note])
 
     def _remember(self, own: Own, decision: Decision, refused: tuple[str, ...]) -> bool:
         """Note what was refused; whether the next decision will tell something else for it."""
@@ -184,15 +184,6 @@ class Actions:
         state = reduce(answer)
         self._cache.put(state, by_us=True)
         return state.identity
-
-    async def _tell(self, identity: Identity, decision: Decision) -> None:
-        """Events never keep a decision from being done."""
-        for note in decision.notes:
-            try:
-                await self._events.tell(identity, note)
-            except ApiError as error:
-                if not isinstance(error, Gone):
-                    logger.warning("%s/%s: %s", identity.namespace, identity.name, error)
 
 
 def _key(identity: Identity) -> ObjectKey:

@@ -36,6 +36,13 @@ def test_what_happens_is_told_once_however_often_it_is_decided() -> None:
     assert len(story.news("uid", [ready("12:03")], "12:03")) == 1
 
 
+def test_what_did_not_arrive_is_told_at_the_next_look() -> None:
+    story = Story()
+    [(mark, _)] = story.news("uid", [LOST], "12:00")
+    story.lost("uid", mark)
+    assert story.news("uid", [LOST], "12:01") == [(mark, LOST)]
+
+
 def test_objects_have_stories_of_their_own() -> None:
     story = Story()
     (one,) = story.news("one", [LOST], "12:00")

@@ -27,7 +27,7 @@ DEVICE = ConnectedDevice(
 )
 RUN = views.run_of(pb.JobStatus(name="j", state=pb.JobStatus.RUNNING, items=9, succeeded=1))
 VIEW = CoordinatorView(
-    at="2026-01-31T12:00:00Z",
+    begun=1.0,
     devices=(DEVICE,),
     runs=MappingProxyType({"j": RUN}),
     fragments=frozenset({"sha256:1"}),
@@ -41,7 +41,7 @@ def parts(old: views.View, new: views.View) -> set[str]:
 def test_time_that_passes_is_no_change() -> None:
     later = replace(
         VIEW,
-        at="2026-01-31T12:00:02Z",
+        begun=9.0,
         devices=(replace(DEVICE, silent_seconds=1.5),),
         runs=MappingProxyType({"j": replace(RUN, seconds=2.0, items_per_second=0.5)}),
     )

@@ -103,7 +103,7 @@ class Cluster:
         if not self.reachable:
             return Unreachable(reason="connection refused")
         return CoordinatorView(
-            at=self.time,
+            begun=self.now,
             devices=tuple(
                 ConnectedDevice(
                     name=name,
@@ -149,6 +149,7 @@ class Cluster:
                 message=worker.message,
                 refused=worker.refused,
                 ended_at=worker.ended_at,
+                end_seen=None if worker.ended_at is None else instant(worker.ended_at),
             )
             for name, worker in sorted(self.workers.items())
             if worker.owner in owners

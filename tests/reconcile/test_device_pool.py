@@ -58,7 +58,7 @@ def run(job: str, state: RunState) -> Run:
 
 
 def view(*devices: ConnectedDevice, runs: Mapping[str, Run] | None = None) -> CoordinatorView:
-    return CoordinatorView(at=NOW, devices=devices, runs=runs or {}, fragments=frozenset())
+    return CoordinatorView(begun=0.0, devices=devices, runs=runs or {}, fragments=frozenset())
 
 
 def snapshot(of: DevicePool | None = None, **more: object) -> DevicePoolSnapshot:

@@ -62,7 +62,7 @@ def device(
 
 def devices(*names: str, **more: DeviceState) -> CoordinatorView:
     made = tuple(device(name, more.get(name, DeviceState.READY)) for name in names)
-    return CoordinatorView(at=NOW, devices=made, runs={}, fragments=frozenset())
+    return CoordinatorView(begun=0.0, devices=made, runs={}, fragments=frozenset())
 
 
 def see(

@@ -70,6 +70,7 @@ def workers(
             message=TEXTS,
             refused=st.booleans(),
             ended_at=st.none() | TIMES,
+            end_seen=st.none() | st.floats(-1e9, 1e9),
         )
         for name in names
     ]
@@ -142,7 +143,7 @@ FLEETS = st.dictionaries(
     st.tuples(st.sampled_from(DeviceState), st.sampled_from([8, 24, 64])),
 ).map(
     lambda fleet: CoordinatorView(
-        at=NOW,
+        begun=0.0,
         devices=tuple(device(n, s, b * MIB) for n, (s, b) in sorted(fleet.items())),
         runs={},
         fragments=frozenset(),
@@ -215,7 +216,7 @@ def pools(draw: st.DrawFn) -> DevicePoolSnapshot:
     fleet = draw(st.dictionaries(names, st.sampled_from(DeviceState)))
     runs = draw(st.dictionaries(st.sampled_from(["a-1", "b-2"]), st.sampled_from(RunState)))
     view = CoordinatorView(
-        at=NOW,
+        begun=0.0,
         devices=tuple(device(name, state) for name, state in sorted(fleet.items())),
         runs={name: named_run(name, state) for name, state in runs.items()},
         fragments=frozenset(),

@@ -3,7 +3,6 @@ and its inputs on the coordinator's volume. Pure.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 from shoal_operator.api.fields import Condition
 from shoal_operator.api.kinds import InferenceJob, Partition, Placement
@@ -22,7 +21,6 @@ from shoal_operator.reconcile.snapshot import (
     Worker,
     WorkerPhase,
 )
-from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.told import FALSE, find, holds_for, message_of
 from shoal_operator.reconcile.waiting import worker_named, worker_text
 from shoal_operator.reconcile.workers import (
@@ -31,9 +29,6 @@ from shoal_operator.reconcile.workers import (
     deliver_errand,
     worker_job,
 )
-
-_SETTLED_SECONDS: Final = 10.0
-"""How far the clocks of the cluster and of this process may be apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +242,8 @@ def deliver(snapshot: InferenceJobSnapshot, view: CoordinatorView, ready: Ready)
         )
     if worker.phase is not WorkerPhase.SUCCEEDED:
         return _step(worker, errand, "Delivering", "DeliveryFailed")
-    if worker.ended_at is None or seconds_since(worker.ended_at, view.at) < _SETTLED_SECONDS:
+    if worker.end_seen is None or view.begun <= worker.end_seen:
+        # What the coordinator said last, it may have said before.
         return Step(reason="Delivering", message="the fragments are there in a moment")
     return Verdict(
         complete=False,

@@ -38,7 +38,8 @@ class Worker:
     `output` is the JSON that a succeeded worker printed on its last line (None where the worker has
     nothing to say, or its log is gone). `message` says why it failed or waits: the pod's own last
     words, or the scheduler's. `refused`: it failed for good, because of what it was given (exit
-    status 2). `ended_at`: when it succeeded or failed.
+    status 2). `ended_at`: when it succeeded or failed; `end_seen`: when this operator has seen
+    that, in seconds of its own clock.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Worker:
     message: str = ""
     refused: bool = False
     ended_at: str | None = None
+    end_seen: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +187,11 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorView:
-    """What a pool's coordinator said at one moment: its devices, jobs, and fragments in store."""
+    """What a pool's coordinator said at one moment: its devices, jobs, and fragments in store.
+    `begun`: when it was asked, in seconds of the operator's own clock.
+    """
 
-    at: str
+    begun: float
     devices: tuple[ConnectedDevice, ...]
     runs: Mapping[str, Run]
     fragments: frozenset[str]

@@ -113,7 +113,7 @@ class _Line:
 
 class Coordinators:
     """`has_work` says whether a pool (namespace, name) is to be asked often; `changed` is told the
-    topics of what changed; `now` is the time in RFC 3339.
+    topics of what changed.
     """
 
     def __init__(
@@ -123,13 +123,11 @@ class Coordinators:
         *,
         has_work: Callable[[str, str], bool],
         changed: Callable[[frozenset[Topic]], None],
-        now: Callable[[], str],
     ) -> None:
         self._dial = dial
         self._metrics = metrics
         self._has_work = has_work
         self._changed = changed
-        self._now = now
         self._lines: dict[tuple[str, str], _Line] = {}
 
     def view(self, namespace: str, pool: str) -> View:
@@ -299,6 +297,7 @@ class Coordinators:
 
     async def _look(self, line: _Line) -> CoordinatorView:
         """Ask for everything; raises `CallFailed` or `DialRefused`."""
+        begun = asyncio.get_running_loop().time()
         if line.channel is None:
             line.channel = await self._dial(line.namespace, line.pool, line.target)
             # The stub is one class for synchronous and asynchronous channels.
@@ -311,7 +310,7 @@ class Coordinators:
         )
         runs = await self._runs(line)
         return CoordinatorView(
-            at=self._now(),
+            begun=begun,
             devices=tuple(device_of(each) for each in devices.devices),
             runs=MappingProxyType({run.job: run for run in runs}),
             fragments=frozenset(fragments.digests),

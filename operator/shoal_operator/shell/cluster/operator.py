@@ -26,7 +26,7 @@ from shoal_operator.shell.cluster.api import Api, ApiError
 from shoal_operator.shell.cluster.cache import ObjectName, Own
 from shoal_operator.shell.cluster.certificates import Certificates
 from shoal_operator.shell.cluster.children import Children
-from shoal_operator.shell.cluster.clock import now_micro_text, now_text
+from shoal_operator.shell.cluster.clock import now_micro_text
 from shoal_operator.shell.cluster.controller import Controller
 from shoal_operator.shell.cluster.coordinators import Coordinators
 from shoal_operator.shell.cluster.dialling import Dialler
@@ -142,7 +142,6 @@ class _Operator:
             metrics,
             has_work=self._has_work,
             changed=agenda.topics_changed,
-            now=now_text,
         )
         snapshots = Snapshots(
             api,

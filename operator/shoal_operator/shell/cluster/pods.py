@@ -26,6 +26,7 @@ LISTED_SECONDS: Final = 3.0
 """How long a list of pods is taken for what there is."""
 MAX_LOG_BYTES: Final = 16 << 20
 MAX_KEPT_BYTES: Final = 8 << 20
+MAX_SEEN: Final = 16_384
 _JOB: Final = "batch.kubernetes.io/job-name"
 _UNREADY: Final = "status.phase!=Running,status.phase!=Succeeded"
 _USUAL: Final = frozenset({"ContainerCreating", "PodInitializing"})
@@ -50,6 +51,7 @@ class Pods:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        self._seen: OrderedDict[str, float] = OrderedDict()
         self._kept_bytes = 0
         self._listing = asyncio.Lock()
         self._waiting: dict[str, tuple[float, Mapping[str, Sequence[Raw]]]] = {}
@@ -78,7 +80,17 @@ class Pods:
             message=message,
             refused=ended.refused,
             ended_at=job.ended_at,
+            end_seen=self._when_seen(job),
         )
+
+    def _when_seen(self, job: JobState) -> float | None:
+        if job.phase not in (WorkerPhase.SUCCEEDED, WorkerPhase.FAILED):
+            return None
+        seen = self._seen.setdefault(job.identity.uid, asyncio.get_running_loop().time())
+        self._seen.move_to_end(job.identity.uid)
+        if len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+        return seen
 
     async def workload(self, state: WorkloadState) -> Workload:
         """A Deployment or DaemonSet, with what the trouble is when it is not ready."""

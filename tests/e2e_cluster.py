@@ -122,9 +122,13 @@ class ShoalOnNodes:
     def story_of(self, what: str) -> str:
         """`kubectl describe`, and everything that is not well around it."""
         told = [self.kubectl("describe", what), self.kubectl("get", "shoal,pods,jobs,events")]
-        logs = ("logs", "deployment/shoal-operator", "--tail=60", f"--namespace={SYSTEM}")
-        with contextlib.suppress(CommandFailed):
-            told.append(self.cluster.kubectl(*logs))
+        logs = [("deployment/shoal-operator", "--tail=60", f"--namespace={SYSTEM}")]
+        pods = (*self.pods("coordinator"), *self.pods("agent"))
+        here = f"--namespace={NAMESPACE}"
+        logs += [(f"pod/{pod['metadata']['name']}", "--tail=30", here) for pod in pods]
+        for each in logs:
+            with contextlib.suppress(CommandFailed):
+                told.append(f"{each[0]}:\n{self.cluster.kubectl('logs', *each)}")
         return "\n".join(told)
 
     # ---- jobs ------------------------------------------------------------------------------------

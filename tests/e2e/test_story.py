@@ -174,7 +174,10 @@ def test_a_job_goes_on_through_an_upgrade_of_everything(read: ShoalOnNodes) -> N
         written.look()
         return read.condition("inferencejob", "long", "Complete").get("status") == "True"
 
-    read.wait_until("the long job completes", ended, seconds=300)
+    try:
+        read.wait_until("the long job completes", ended, seconds=300)
+    except TimeoutError as late:
+        raise AssertionError(f"{late}\n{read.story_of('inferencejob/long')}") from late
     counts = read.get("inferencejob", "long")["status"]["items"]
     total = ITEMS * TIMES
     assert counts == {"total": total, "active": 0, "succeeded": total, "failed": 0}

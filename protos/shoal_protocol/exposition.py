@@ -1,7 +1,8 @@
 """The small HTTP server that every process has: `/metrics`, `/healthz`, `/readyz`.
 
 It runs in a thread of its own, so that it still answers when the event loop is stuck: `/healthz`
-says that the process lives, `/readyz` that it makes progress, which the process itself decides.
+says that the process lives, and fails where only starting it again would help; `/readyz` says that
+it makes progress. The process itself decides both.
 """
 
 import sys
@@ -22,7 +23,7 @@ from prometheus_client.exposition import choose_encoder
 ANY: Final = "0.0.0.0"  # noqa: S104 - a name for it
 """All addresses of the machine, of IPv6 too where it has any, as gRPC takes it."""
 Readiness = Callable[[], str | None]
-"""None when ready, else the reason why not. Called from the server's threads."""
+"""None when all is well, else the reason why not. Called from the server's threads."""
 
 
 class ExpositionServer:
@@ -39,11 +40,13 @@ class ExpositionServer:
         host: str = "127.0.0.1",
         port: int = 0,
         registry: CollectorRegistry = REGISTRY,
+        liveness: Readiness = lambda: None,
     ) -> None:
         class Handler(_Handler):
             pass
 
         Handler.readiness = staticmethod(readiness)
+        Handler.liveness = staticmethod(liveness)
         Handler.registry = registry
         self._server = _Server((host, port), Handler)
         self.host = host
@@ -105,6 +108,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     readiness: Readiness
+    liveness: Readiness
     registry: CollectorRegistry
     timeout = 5.0
     server_version = "shoal"
@@ -116,15 +120,17 @@ class _Handler(BaseHTTPRequestHandler):
                 encoder, content_type = choose_encoder(self.headers.get("Accept", ""))
                 self._answer(HTTPStatus.OK, encoder(self.registry), content_type)
             case "/healthz":
-                self._answer(HTTPStatus.OK, b"ok\n")
+                self._judge(self.liveness())
             case "/readyz":
-                reason = self.readiness()
-                if reason is None:
-                    self._answer(HTTPStatus.OK, b"ok\n")
-                else:
-                    self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n".encode())
+                self._judge(self.readiness())
             case _:
                 self._answer(HTTPStatus.NOT_FOUND, b"try /metrics, /healthz or /readyz\n")
+
+    def _judge(self, reason: str | None) -> None:
+        if reason is None:
+            self._answer(HTTPStatus.OK, b"ok\n")
+        else:
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n".encode())
 
     def _answer(
         self, status: HTTPStatus, body: bytes, content_type: str = "text/plain; charset=utf-8"

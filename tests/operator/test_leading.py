@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from operator_processes import Operators, model, wait_until
+from operator_processes import CRDS, Operators, model, wait_until
 from shoal_cluster import ControlPlane
 from stalling_proxy import StallingProxy
 
@@ -98,6 +98,20 @@ def test_what_was_deleted_while_no_operator_ran_is_forgotten_and_what_came_is_se
         "it knows what there is",
         lambda: second.metric("shoal_operator_objects", kind="Model") == len(found),
     )
+
+
+def test_the_probe_names_the_kinds_that_the_api_server_does_not_know(
+    plane: ControlPlane, running: Operators
+) -> None:
+    crd = "placements.shoal.dev"
+    plane.kubectl("delete", "crd", crd)
+    try:
+        operator = running.start()
+        said = "the API server does not know Placement: install the CRDs of Shoal"
+        wait_until("it says what is missing", lambda: said in operator.ask("/readyz")[1])
+    finally:
+        plane.kubectl("apply", "--server-side", f"--filename={CRDS}")
+    operator.wait_until_leading()
 
 
 def test_silent_watches_fail_the_probe_and_recover(

@@ -39,6 +39,12 @@ def test_readiness_is_decided_at_each_request() -> None:
         assert get(f"{server.url}/readyz?verbose") == (200, "ok\n")
 
 
+def test_a_process_that_must_be_started_again_says_so_in_healthz() -> None:
+    with ExpositionServer(lambda: None, liveness=lambda: "stuck for 61 s") as server:
+        assert get(f"{server.url}/healthz") == (503, "stuck for 61 s\n")
+        assert get(f"{server.url}/readyz") == (200, "ok\n")
+
+
 def test_other_paths_are_not_found() -> None:
     with ExpositionServer(lambda: None) as server:
         assert get(f"{server.url}/")[0] == 404

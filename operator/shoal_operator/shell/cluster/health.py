@@ -1,11 +1,12 @@
-"""Whether the operator makes progress, as its readiness probe and its metrics say it.
+"""Whether the operator makes progress, as its probes and its metrics say it.
 
 Asked from the thread of the HTTP server, so it only reads numbers; a loop that is stuck cannot say
-that it is, but it is seen here.
+that it is, but it is seen here. One that is stuck for long will not come back: then the liveness
+probe fails as well, and the kubelet starts the operator again.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from shoal_operator.shell.cluster.agenda import Agenda
@@ -22,12 +23,15 @@ class HealthLimits:
     queue: float = 60.0
     worker: float = 300.0
     loop: float = 15.0
+    hung: float = 60.0
     lease: float = 60.0
     beat: float = 1.0
 
 
 class Health:
-    """Readiness of one operator. `clock` counts seconds, the same as the loop's."""
+    """Health of one operator. `clock` counts seconds, the same as the loop's; `missing_kinds` are
+    those of ours that the API server does not know.
+    """
 
     def __init__(
         self,
@@ -37,6 +41,7 @@ class Health:
         *,
         clock: Callable[[], float],
         limits: HealthLimits,
+        missing_kinds: Callable[[], Collection[str]],
     ) -> None:
         self._agenda = agenda
         self._lease = lease
@@ -44,6 +49,7 @@ class Health:
         self._metrics = signs.metrics
         self._clock = clock
         self._limits = limits
+        self._missing_kinds = missing_kinds
         self._beat_at = clock()
         self.synced = False
 
@@ -63,12 +69,17 @@ class Health:
             for kind, seconds in self._ages.seconds().items():
                 self._metrics.watch_age.labels(kind=kind).set(seconds)
 
+    def hung(self) -> str | None:
+        """Why the operator must be started again; None while it need not."""
+        stuck = self._clock() - self._beat_at
+        return _stuck_text(stuck) if stuck > self._limits.hung else None
+
     def problem(self) -> str | None:
         """Why the operator is not ready; None when it is."""
         limits, now = self._limits, self._clock()
         stuck = now - self._beat_at
         if stuck > limits.loop:
-            return f"the event loop has not moved for {stuck:.0f} s"
+            return _stuck_text(stuck)
         silent = now - self._lease.heard_at
         if silent > limits.lease:
             return f"the API server has not answered about the lease for {silent:.0f} s"
@@ -79,9 +90,13 @@ class Health:
         if not self._lease.leads:
             # One that waits for its turn is as ready as it can be; one that lost it is not.
             return "it has lost the lease" if ages else None
-        if not self.synced:
-            return "it has not seen all objects yet"
-        return self._stuck()
+        return self._stuck() if self.synced else self._unseen()
+
+    def _unseen(self) -> str:
+        missing = ", ".join(sorted(self._missing_kinds()))
+        if missing:
+            return f"the API server does not know {missing}: install the CRDs of Shoal"
+        return "it has not seen all objects yet"
 
     def _stuck(self) -> str | None:
         queue, limits = self._agenda.queue, self._limits
@@ -91,3 +106,7 @@ class Health:
         if working > limits.worker:
             return f"a worker has been at one object for {working:.0f} s"
         return None
+
+
+def _stuck_text(seconds: float) -> str:
+    return f"the event loop has not moved for {seconds:.0f} s"

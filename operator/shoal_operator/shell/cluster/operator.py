@@ -19,6 +19,7 @@ from typing import Final
 
 from shoal_operator.api.kinds import DevicePool, InferenceJob
 from shoal_operator.reconcile.decision import ObjectKey
+from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.shell.cluster.actions import Actions
 from shoal_operator.shell.cluster.agenda import Agenda
@@ -49,7 +50,6 @@ AUTHORITY_SECONDS: Final = 5.0
 FIRST_ANSWERS_SECONDS: Final = 5.0
 """How long a new leader waits for coordinators before it tells what it knows of them."""
 _CHILDREN: Final = {each.kind: each.api_version for each in CHILDREN}
-_ENDED: Final = frozenset({"Complete", "Failed"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +100,17 @@ async def _operator(config: OperatorConfig) -> AsyncIterator["_Operator"]:
             clock=clock,
             now=now_micro_text,
         )
-        health = Health(agenda, lease, signs, clock=clock, limits=config.limits)
+        health = Health(
+            agenda,
+            lease,
+            signs,
+            clock=clock,
+            limits=config.limits,
+            missing_kinds=lambda: watches.missing_kinds,
+        )
         host, port = config.metrics
         exposition = ExpositionServer(
-            health.problem, host=host, port=port, registry=metrics.registry
+            health.problem, host=host, port=port, registry=metrics.registry, liveness=health.hung
         )
         stack.enter_context(exposition)
         logger.info("metrics and probes at %s", exposition.url)
@@ -286,11 +293,6 @@ class _Operator:
         """Whether a job of the namespace has not ended; it may be this pool's."""
         for state in self._agenda.cache.states(InferenceJob.__name__, namespace):
             job = state.value if isinstance(state, Own) else None
-            if isinstance(job, InferenceJob) and not _has_ended(job):
+            if isinstance(job, InferenceJob) and not (job.status and has_ended(job.status)):
                 return True
         return False
-
-
-def _has_ended(job: InferenceJob) -> bool:
-    conditions = () if job.status is None else job.status.conditions
-    return any(each.type in _ENDED and each.status == "True" for each in conditions)

@@ -72,29 +72,29 @@ class Watches:
         self._listing = asyncio.Lock()
         self._login_at = -_LOGIN_SECONDS
         self.first_list = asyncio.Event()
+        self.missing_kinds = frozenset[str]()
 
     async def wait_for_kinds(self) -> None:
         """Return when the API server knows our kinds; kopf would never look again."""
-        said = False
         while True:
-            missing = await self._missing_kinds()
+            missing = await self._find_missing()
+            if missing and missing != self.missing_kinds:
+                logger.warning("waiting for the CRDs of %s", ", ".join(sorted(missing)))
+            self.missing_kinds = missing
             if not missing:
                 return
-            if not said:
-                logger.warning("waiting for the CRDs of %s", ", ".join(sorted(missing)))
-                said = True
             await asyncio.sleep(_CRD_SECONDS)
 
-    async def _missing_kinds(self) -> set[str]:
+    async def _find_missing(self) -> frozenset[str]:
         root = next(iter(SHOAL.values())).path().rsplit("/", 1)[0]
         try:
             answer = await self._api.raw(root)
         except ApiError as error:
             logger.warning("%s", error)
-            return set(SHOAL)
+            return frozenset(SHOAL)
         resources = answer.get("resources") if answer else None
         known = resources if isinstance(resources, list) else []
-        return set(SHOAL) - {each.get("kind") for each in known if isinstance(each, dict)}
+        return frozenset(SHOAL) - {each.get("kind") for each in known if isinstance(each, dict)}
 
     async def run(self, ready: Callable[[], None], take_signals: Callable[[], None]) -> None:
         """Watch; `ready` is called once everything there is was seen, `take_signals` when kopf has

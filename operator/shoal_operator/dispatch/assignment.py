@@ -16,7 +16,7 @@ then. A promise is soft: an idle device takes what is promised to one that is fu
 finished sooner, after all that is left before it. The task then waits for that server.
 """
 
-from collections import deque
+from itertools import islice
 
 from shoal_operator.dispatch.instructions import Execute, Forward, Tier
 from shoal_operator.dispatch.readiness import drop_copies, has_copy, is_ready, out_of_reach
@@ -65,7 +65,11 @@ def place(state: State, task: Task) -> None:
     else:
         lane.ready.append(task)
     if task.promised is not None:
-        lane.held.setdefault(task.promised, deque()).append(task)
+        held = lane.held.get(task.promised)
+        if held is None:
+            lane.held[task.promised] = [task]
+        else:
+            held.append(task)
     if service not in state.unmet:
         state.unmet[service] = None
     if not service.servers and not service.loading:
@@ -140,22 +144,29 @@ def _offer(lane: Lane, device: Device) -> Task | None:
     ready = lane.ready
     while ready and ready[0].status is not Status.READY:
         ready.popleft()
-    held = lane.held.get(device)
-    if held is not None:
-        while held:
-            task = held[0]
-            if task.status is Status.READY and task.promised is device:
-                if _sooner_elsewhere(task, device) is None:
-                    return task
-                break
-            held.popleft()
-        else:
-            del lane.held[device]
-    for position, task in enumerate(ready):
-        if position >= _LOOK_AHEAD:
-            break
-        if task.status is Status.READY and _may_take(task, device):
+    task = _held_for(lane, device)
+    if task is not None and _sooner_elsewhere(task, device) is None:
+        return task
+    service = lane.service
+    rival = not device.queued or service.fastest is device
+    for task in islice(ready, _LOOK_AHEAD):
+        promised = task.promised
+        others = promised is not None and promised is not device and service in promised.listed
+        if (rival or not others) and task.status is Status.READY and _may_take(task, device):
             return task
+    return None
+
+
+def _held_for(lane: Lane, device: Device) -> Task | None:
+    """The first task that waits for this device and no other."""
+    held = lane.held.get(device)
+    if held is None:
+        return None
+    for stale, task in enumerate(held):
+        if task.status is Status.READY and task.promised is device:
+            del held[:stale]
+            return task
+    del lane.held[device]
     return None
 
 
@@ -288,8 +299,7 @@ def _foresee(service: Service, producer: Device, depth: int) -> Device | None:
     """Where a consumer will probably run: here if that is no worse, else the first server."""
     first = best(service)
     if first is None:
-        candidates = [device for device in service.loading if device.yields_to is None]
-        first = min(candidates, key=lambda device: (device.load, device.order), default=None)
+        first = _next_to_come(service)
     if first is None:
         return None
     if service in producer.listed and producer.load <= first.load + producer.slots:
@@ -298,6 +308,22 @@ def _foresee(service: Service, producer: Device, depth: int) -> Device | None:
     # in any case: a Forward later would only be one more instruction.
     slack = 2 * (first.slots - depth) if len(service.servers) == 1 else 0
     return first if first.load <= first.slots + slack else None
+
+
+def _next_to_come(service: Service) -> Device | None:
+    """Of the devices where the fragment is on its way, one with little to do. A few are looked at,
+    in turns: there may be hundreds.
+    """
+    few = list(islice(service.loading, _LOOK_AHEAD))
+    for device in few:  # to the end, so that all have their turn
+        del service.loading[device]
+        service.loading[device] = None
+    able = [device for device in few if device.yields_to is None]
+    return min(able, key=_load_and_order, default=None)
+
+
+def _load_and_order(device: Device) -> tuple[int, int]:
+    return device.load, device.order
 
 
 # ---- promises and claims -------------------------------------------------------------------------

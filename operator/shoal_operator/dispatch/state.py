@@ -220,7 +220,7 @@ class Lane:
     wanted: bool = False
     moved_bytes: int = 0
     ready: deque["Task"] = field(default_factory=deque)
-    held: dict[Device, deque["Task"]] = field(default_factory=dict)
+    held: dict[Device, list["Task"]] = field(default_factory=dict)
     waiting: int = 0
     running: int = 0
     finished: int = 0

@@ -4,6 +4,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -12,6 +13,7 @@ from pool import Pool, cut, read_results, running_pool, write_items
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from real_models import MODELS, find
 from shoal_operator.api.partition import PartitionDocument
+from shoal_operator.shell.store import FragmentStore
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from small_disk import small_disk
 
@@ -60,6 +62,27 @@ async def test_a_corrupted_cached_fragment_is_detected_and_fetched_again(
     assert (status.state, status.succeeded) == (pb.JobStatus.COMPLETE, ITEMS), status
     assert weights.read_bytes() == right
     check_results(tmp_path / "second")
+
+
+async def test_a_fragment_that_is_damaged_in_the_store_fails_a_job_once_and_not_for_ever(
+    pool: Pool, tmp_path: Path
+) -> None:
+    document, inputs = prepare(pool, tmp_path)
+    digest = document.fragments[1].digest
+    weights = pool.store / "fragments" / digest.removeprefix("sha256:") / "weights.bin"
+    wrong = bytearray(weights.read_bytes())
+    wrong[len(wrong) // 2] ^= 0xFF
+    weights.write_bytes(wrong)
+    status = await pool.run("unlucky", document, inputs, tmp_path / "first")
+    assert status.state == pb.JobStatus.FAILED
+    assert f"{weights} does not match its checksum" in status.message
+    assert not FragmentStore(pool.store).has(digest)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"lacks fragment 1"):
+        await pool.run("refused", document, inputs, tmp_path / "second")
+    assert prepare(pool, tmp_path / "again")[0] == document
+    status = await pool.run("lucky", document, inputs, tmp_path / "third")
+    assert (status.state, status.succeeded) == (pb.JobStatus.COMPLETE, ITEMS), status
+    check_results(tmp_path / "third")
 
 
 async def test_a_device_whose_disk_is_full_is_left_out(tmp_path: Path) -> None:

@@ -405,11 +405,27 @@ class Volume:
                 if used_at > limit or need_bytes <= self.free_bytes():
                     break
                 logger.info("fragment %s gives way to what needs room", digest)
-                self._incoming.mkdir(parents=True, exist_ok=True)
-                gone = self._incoming / f"removed-{self._fragment(digest).name}"
-                shutil.rmtree(gone, ignore_errors=True)
-                self._fragment(digest).rename(gone)  # at once, so that nobody sees a half of it
-                shutil.rmtree(gone)
+                self._remove_fragment(digest)
+
+    def discard_damaged(self, digest: Digest) -> str | None:
+        """Read a fragment, and remove it where it is not what its digest says; what is wrong with
+        it. None: it is right, or not there. Raises `OSError`."""
+        with self._removing:
+            try:
+                self._store.verify(digest)
+            except FragmentMissing:
+                return None
+            except FragmentDamaged as error:
+                self._remove_fragment(digest)
+                return str(error)
+        return None
+
+    def _remove_fragment(self, digest: Digest) -> None:
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        gone = self._incoming / f"removed-{self._fragment(digest).name}"
+        shutil.rmtree(gone, ignore_errors=True)
+        self._fragment(digest).rename(gone)  # at once, so that nobody sees a half of it
+        shutil.rmtree(gone)
 
     def sweep(self) -> None:
         """Remove what was left on its way long ago."""

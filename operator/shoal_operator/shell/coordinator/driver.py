@@ -9,11 +9,12 @@ event.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from time import monotonic_ns, perf_counter
 from typing import Final, assert_never
 
+from shoal_operator.api.partition import Digest
 from shoal_operator.dispatch import events as ev
 from shoal_operator.dispatch import instructions as ins
 from shoal_operator.dispatch.machine import Limits, new_state, step
@@ -66,6 +67,8 @@ class Driver:
         """Gets the exception if the dispatcher itself fails."""
         self.moved_at = monotonic_ns()
         self.deliveries = Deliveries(self._undeliverable, self._unreadable)
+        self.on_corrupt: Callable[[Digest], None] = lambda _: None
+        """Told of a fragment whose bytes a device found wrong, wherever it got them."""
         self._relay = relay
         self._named_peers = named_peers
         self._task_seconds = task_seconds
@@ -333,6 +336,11 @@ class Driver:
                     failure = ev.Failure(kind=ev.FailureKind.RUNTIME, message=error.reason)
                     number = order.instruction
                     self.feed(ev.InstructionFailed(at=at, instruction=number, failure=failure))
+            case ins.Load() | ins.Prefetch(), ev.InstructionFailed() if (
+                event.failure.kind is ev.FailureKind.CORRUPT
+            ):
+                self.on_corrupt(order.digest)
+                self.feed(event)
             case _:
                 self.feed(event)
 

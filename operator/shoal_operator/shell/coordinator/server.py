@@ -21,9 +21,10 @@ from shoal_operator.shell.coordinator.files import FilesService
 from shoal_operator.shell.coordinator.jobs import Jobs
 from shoal_operator.shell.coordinator.ledger import Ledger
 from shoal_operator.shell.coordinator.metrics import CoordinatorMetrics
-from shoal_operator.shell.coordinator.roles import OPERATOR, Role, Roles
+from shoal_operator.shell.coordinator.roles import Role, Roles
 from shoal_operator.shell.coordinator.service import CoordinatorService
 from shoal_operator.shell.coordinator.sessions import DeviceSession, Sessions
+from shoal_operator.shell.coordinator.suspects import Suspects
 from shoal_operator.shell.store import FragmentMissing, FragmentStore
 from shoal_operator.shell.volume import Volume
 from shoal_protocol.channels import AddressRefused, Credentials, add_port, server_options
@@ -141,10 +142,12 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     store = FragmentStore(settings.store)
     ledger = Ledger(settings.state)
     volume = Volume(settings.store)
+    suspects = Suspects(volume)
+    driver.on_corrupt = suspects.report
     jobs = Jobs(driver, store, ledger, volume)
     roles = Roles(tls=tls, clients=settings.clients)
     server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CALLS)
-    add_session_service(server, _SessionService(sessions, store, roles))
+    add_session_service(server, _SessionService(sessions, store, suspects, roles))
     add_CoordinatorServicer_to_server(
         CoordinatorService(jobs, driver, sessions, store, roles), server
     )
@@ -161,6 +164,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         stack.push_async_callback(server.stop, GRACE_SECONDS)
         stack.callback(sessions.close, "the coordinator stops")
         stack.push_async_callback(driver.deliveries.close)
+        stack.push_async_callback(suspects.close)
         stack.push_async_callback(jobs.close)
         ticking = asyncio.create_task(driver.tick())
         measuring = asyncio.create_task(_measure(driver, hub, metrics))
@@ -196,9 +200,12 @@ async def _measure(driver: Driver, hub: ExchangeHub, metrics: CoordinatorMetrics
 class _SessionService:
     """The streams of devices, and the fragments that they fetch."""
 
-    def __init__(self, sessions: Sessions, store: FragmentStore, roles: Roles) -> None:
+    def __init__(
+        self, sessions: Sessions, store: FragmentStore, suspects: Suspects, roles: Roles
+    ) -> None:
         self._sessions = sessions
         self._store = store
+        self._suspects = suspects
         self._roles = roles
         self._turns = asyncio.Semaphore(FETCHES)
 
@@ -217,7 +224,8 @@ class _SessionService:
             try:
                 file, size = await asyncio.to_thread(self._store.open, request.digest, request.file)
             except FragmentMissing as error:
-                await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+                reason = self._suspects.why_missing(request.digest) or str(error)
+                await context.abort(grpc.StatusCode.NOT_FOUND, reason)
             with file:
                 if request.offset > size:
                     reason = f"offset {request.offset} of {size} bytes"

@@ -68,6 +68,7 @@ def test_the_api_server_takes_what_the_chart_renders(
 
 def test_the_notes_say_how_to_go_on(release: ControlPlane) -> None:
     notes = release.access.helm("get", "notes", "shoal", f"--namespace={NAMESPACE}")
+    assert "examples/ocr/prepare.py\n  SHOAL_IMAGE=shoal/operator:0.1.0 examples/volumes" in notes
     assert "kubectl get shoal" in notes
     assert "WARNING" not in notes
 

@@ -199,7 +199,7 @@ async def test_a_device_that_nobody_lets_in_asks_again_with_the_same_token(
     operator.pools["default"] = Authority.make("shelf", datetime.now(UTC))
     key = device.credentials.key.read_bytes()
     identity.refused()
-    renewal = asyncio.create_task(anext(identity.renewals()))
+    renewal = asyncio.ensure_future(anext(identity.renewals()))
     await asyncio.sleep(0)
     assert not renewal.done()  # one refusal may be a coordinator that starts again
     while not renewal.done():

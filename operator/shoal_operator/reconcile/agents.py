@@ -20,6 +20,7 @@ from shoal_operator.api.kinds.device_pool import TaintEffect, Toleration, Tolera
 from shoal_operator.reconcile.coordinators import pool_selector, service_account
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import (
+    ENROLMENT_AUDIENCE,
     TEMPLATE,
     agent_name,
     agents_name,
@@ -44,7 +45,6 @@ from shoal_operator.reconcile.snapshot import Node, Workload
 from shoal_operator.reconcile.workers import coordinator_address
 from shoal_protocol.units import Bytes
 
-AUDIENCE: Final = "shoal.dev/enrolment"
 _CLASS_BYTES: Final = 16 << 20
 _LEAST_BYTES: Final = 1 << 20
 _SCRATCH_BYTES: Final = 64 << 20
@@ -288,7 +288,7 @@ def _field(name: str, path: str) -> Json:
 
 def _volumes(pool: DevicePool, labels: dict[str, str]) -> list[Json]:
     token = {
-        "audience": AUDIENCE,
+        "audience": ENROLMENT_AUDIENCE,
         "expirationSeconds": _TOKEN_SECONDS,
         "path": "token",
     }

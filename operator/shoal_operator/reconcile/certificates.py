@@ -5,7 +5,6 @@ from typing import Final
 from shoal_operator.api.kinds import DevicePool
 from shoal_operator.reconcile.decision import CertificateWanted, Manifest
 from shoal_operator.reconcile.names import (
-    WORKER_IDENTITY,
     authority_secret,
     child_name,
     coordinator_host,
@@ -16,6 +15,7 @@ from shoal_operator.reconcile.names import (
 )
 from shoal_operator.reconcile.pods import Json, labels_of, metadata_of
 from shoal_operator.reconcile.settings import OperatorSettings
+from shoal_protocol.identities import WORKER
 
 _API: Final = "cert-manager.io/v1"
 _AUTHORITY_LIFE: Final = "87600h"
@@ -32,9 +32,7 @@ def _leaves(pool: DevicePool) -> tuple[CertificateWanted, ...]:
             common_name=coordinator_name(name),
             hosts=(coordinator_host(name, namespace_of(pool)),),
         ),
-        CertificateWanted(
-            secret=worker_secret(name), authority=authority, common_name=WORKER_IDENTITY
-        ),
+        CertificateWanted(secret=worker_secret(name), authority=authority, common_name=WORKER),
     )
 
 

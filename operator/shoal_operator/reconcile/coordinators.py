@@ -6,7 +6,6 @@ from shoal_operator.api.kinds import DevicePool
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.names import (
     COMPONENT,
-    OPERATOR_IDENTITY,
     POOL,
     coordinator_name,
     coordinator_secret,
@@ -28,6 +27,7 @@ from shoal_operator.reconcile.pods import (
 )
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import Claim
+from shoal_protocol.identities import OPERATOR
 
 _STORE: Final = "/var/lib/shoal"
 _SCRATCH_BYTES: Final = 64 << 20
@@ -106,7 +106,7 @@ def _deployment(
         *("shoal", "coordinator", "--listen", f"0.0.0.0:{GRPC_PORT}"),
         *("--store", _STORE, "--state", f"{_STORE}/state"),
         *("--metrics-address", f"0.0.0.0:{METRICS_PORT}"),
-        *("--client", OPERATOR_IDENTITY, "--log-level", "info"),
+        *("--client", OPERATOR, "--log-level", "info"),
         *TLS_ARGUMENTS,
     )
     store = {"name": "store", "mountPath": _STORE}

@@ -45,7 +45,6 @@ from shoal_operator.reconcile.snapshot import (
     DevicePoolSnapshot,
     DeviceState,
     Node,
-    RunState,
     Unreachable,
     Workload,
 )
@@ -57,7 +56,6 @@ UPDATING: Final = "Updating"
 _NAMED: Final = 5
 _POLICIES: Final = "networking.k8s.io"
 """The API group of network policies, which every cluster has."""
-_ENDED: Final = (RunState.COMPLETE, RunState.FAILED, RunState.CANCELLED)
 
 
 def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
@@ -130,7 +128,7 @@ def _orphans(snapshot: DevicePoolSnapshot) -> tuple[CoordinatorCall, ...]:
     for job, run in sorted(snapshot.view.runs.items()):
         if job in snapshot.jobs:
             continue
-        if run.state in _ENDED:
+        if run.state.is_over:
             calls.append(RemoveJob(pool=name, job=job))
         else:
             calls.append(CancelJob(pool=name, job=job, reason="its InferenceJob was deleted"))

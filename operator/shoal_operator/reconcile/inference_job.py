@@ -50,7 +50,6 @@ from shoal_operator.reconcile.job_preparation import (
     unusable,
 )
 from shoal_operator.reconcile.job_status import (
-    ACTIVE,
     NOT_FAILED,
     Verdict,
     decision,
@@ -142,7 +141,7 @@ def _stop(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> 
     """The run is stopped; what it has finished is carried out, once the coordinator answers."""
     if run is None and not isinstance(snapshot.view, Unreachable):
         return end(snapshot, status_before(snapshot), verdict, None)
-    if run is None or run.state not in ACTIVE:
+    if run is None or run.state.is_over:
         return carry_out(snapshot, verdict, run)
     result = going_on(
         snapshot, with_run(snapshot, run), "Stopping", verdict.message, requeue=SOON_SECONDS
@@ -159,7 +158,7 @@ def _suspend(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     status = before if run is None else with_run(snapshot, run)
     calls: tuple[CoordinatorCall, ...] = ()
     requeue: float | None = None
-    if run is not None and run.state in ACTIVE:
+    if run is not None and not run.state.is_over:
         suspended = Told("Suspended", FALSE, "Suspending", "the run is being stopped")
         calls = (CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason="suspended"),)
         requeue = SOON_SECONDS
@@ -187,7 +186,7 @@ def _go_on(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     hopeless = unusable(snapshot) or refused_cut(snapshot)
     if hopeless is not None and run is None:
         return end(snapshot, status_before(snapshot), hopeless, None)
-    if run is not None and run.state in ACTIVE:
+    if run is not None and not run.state.is_over:
         return _running(snapshot, run)
     ready = plan_for(snapshot)
     if isinstance(ready, Waits):

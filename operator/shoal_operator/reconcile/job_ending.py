@@ -14,7 +14,6 @@ from shoal_operator.reconcile.decision import (
     RemoveJob,
 )
 from shoal_operator.reconcile.job_status import (
-    ACTIVE,
     CARRYING_OUT,
     NOT_FAILED,
     Verdict,
@@ -82,7 +81,7 @@ def _clear(snapshot: InferenceJobSnapshot, run: Run | None) -> tuple[Coordinator
     if run is None:
         return ()
     pool, name = pool_name(snapshot), job_id(snapshot.job)
-    if run.state in ACTIVE:
+    if not run.state.is_over:
         return (CancelJob(pool=pool, job=name, reason="its InferenceJob is over"),)
     return (RemoveJob(pool=pool, job=name),)
 
@@ -115,7 +114,7 @@ def verdict_so_far(snapshot: InferenceJobSnapshot, run: Run | None) -> Verdict |
 def carry_out(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> Decision:
     """The results are brought to where the user wants them, then the verdict is told."""
     status = status_before(snapshot) if run is None else with_run(snapshot, run)
-    if run is not None and run.state in ACTIVE:
+    if run is not None and not run.state.is_over:
         text = "the run is being stopped"
         carrying = replace(_carrying(snapshot, status, verdict, text), requeue_seconds=SOON_SECONDS)
         return replace(carrying, calls=_clear(snapshot, run))

@@ -31,7 +31,6 @@ from shoal_operator.reconcile.snapshot import (
 from shoal_operator.reconcile.times import as_time, earlier, instant
 from shoal_operator.reconcile.told import FALSE, TRUE, Told, conditions, find, shortened
 
-ACTIVE: Final = (RunState.PENDING, RunState.RUNNING)
 CARRYING_OUT: Final = "CarryingOut"
 NOT_FAILED: Final = "NotFailed"
 _FAILURES: Final = 8
@@ -132,7 +131,7 @@ def with_run(snapshot: InferenceJobSnapshot, run: Run) -> InferenceJobStatus:
         start_time=started,
         items=ItemCounts(
             total=run.items,
-            active=run.active if run.state in ACTIVE else 0,
+            active=0 if run.state.is_over else run.active,
             succeeded=run.succeeded,
             failed=run.failed,
         ),

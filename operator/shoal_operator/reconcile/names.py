@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shoal_operator.api.kinds import AnyKind, InferenceJob
+from shoal_protocol.identities import OPERATOR, WORKER
 
 MAX_NAME: Final = 63
 _MAX_SUFFIX: Final = 40
@@ -21,8 +22,11 @@ TEMPLATE: Final = "shoal.dev/template"
 """Annotation of a set of agents: which template its pods were given."""
 COMPONENT: Final = "app.kubernetes.io/component"
 
-WORKER_IDENTITY: Final = "shoal-worker"
-OPERATOR_IDENTITY: Final = "shoal-operator"
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+MANAGER: Final = "shoal-operator"
+"""Who makes and applies what is ours: as a label, and as the manager of fields."""
+ENROLMENT_AUDIENCE: Final = "shoal.dev/enrolment"
+"""Whom an agent's token is good for."""
 
 _COORDINATOR_HOST: Final = ".svc"
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
@@ -76,7 +80,7 @@ def why_no_device(node: str) -> str | None:
     """Why a node's name cannot be a device's; None: it can. Nodes may choose their names, and a
     name is all that a coordinator knows of who calls.
     """
-    if node in (WORKER_IDENTITY, OPERATOR_IDENTITY):
+    if node in (WORKER, OPERATOR):
         return f"the name {node} is kept for Shoal itself"
     if node.endswith(_COORDINATOR_HOST):
         return f"a name that ends in {_COORDINATOR_HOST} could be a coordinator's"

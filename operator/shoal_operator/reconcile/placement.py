@@ -38,7 +38,6 @@ from shoal_operator.reconcile.snapshot import (
     DeviceState,
     PlacementSnapshot,
     Run,
-    RunState,
     Unreachable,
 )
 from shoal_operator.reconcile.times import seconds_since
@@ -236,8 +235,7 @@ def _measured(run: Run | None, before: Cost | None) -> Cost | None:
     """By the last job; while it runs only if nothing else is known, and not right away."""
     if run is None or not run.succeeded or run.items_per_second <= 0:
         return before
-    ended = run.state not in (RunState.PENDING, RunState.RUNNING)
-    if not ended and (before is not None or run.seconds < _MEASURED_AFTER_SECONDS):
+    if not run.state.is_over and (before is not None or run.seconds < _MEASURED_AFTER_SECONDS):
         return before
     latency = run.latency_p50_seconds if run.latency_p50_seconds > 0 else None
     return Cost(latency_seconds=latency, items_per_second=run.items_per_second)

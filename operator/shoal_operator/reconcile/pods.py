@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from shoal_operator.api.kinds import AnyKind
-from shoal_operator.reconcile.names import COMPONENT, OWNER_UID, namespace_of, uid_of
+from shoal_operator.reconcile.names import (
+    COMPONENT,
+    MANAGED_BY,
+    MANAGER,
+    OWNER_UID,
+    namespace_of,
+    uid_of,
+)
 from shoal_operator.reconcile.settings import Images
 
 Json = dict[str, object]
@@ -33,7 +40,7 @@ def labels_of(owner: AnyKind, component: str, **more: str) -> dict[str, str]:
     labels = {
         "app.kubernetes.io/name": "shoal",
         "app.kubernetes.io/part-of": "shoal",
-        "app.kubernetes.io/managed-by": "shoal-operator",
+        MANAGED_BY: MANAGER,
         "app.kubernetes.io/instance": owner.metadata.name,
         COMPONENT: component,
         OWNER_UID: uid_of(owner),

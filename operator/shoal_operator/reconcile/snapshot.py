@@ -140,6 +140,11 @@ class RunState(StrEnum):
     FAILED = "Failed"
     CANCELLED = "Cancelled"
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, one way or another."""
+        return self not in (RunState.PENDING, RunState.RUNNING)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:

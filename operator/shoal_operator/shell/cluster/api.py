@@ -12,10 +12,10 @@ from typing import Any, Final
 import aiohttp
 
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
+from shoal_operator.reconcile.names import MANAGER
 from shoal_operator.shell.cluster.login import Account, Token
 from shoal_operator.shell.cluster.resources import Resource, resource_for, resource_of
 
-FIELD_MANAGER: Final = "shoal-operator"
 REQUEST_SECONDS: Final = 30.0
 PAGE: Final = 250
 """Objects per page of a list, so that a list of thousands never stands in memory at once."""
@@ -74,7 +74,7 @@ class Api:
         return aiohttp.ClientSession(
             connector=self._connector,
             connector_owner=False,
-            headers={"User-Agent": "shoal-operator"},
+            headers={"User-Agent": MANAGER},
             trace_configs=[self._trace],
             middlewares=(self._bearer,),
         )
@@ -117,7 +117,7 @@ class Api:
         """
         key = key_of_manifest(manifest)
         path = resource_for(key).path(key.namespace, key.name, subresource)
-        query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
+        query = {"fieldManager": MANAGER, "force": str(force).lower()}
         kind = "application/apply-patch+yaml"
         return await self._json("PATCH", path, query=query, body=manifest, content_type=kind)
 
@@ -125,14 +125,14 @@ class Api:
         """Make an object; `Conflict` when there is one of that name."""
         key = key_of_manifest(manifest)
         path = resource_for(key).path(key.namespace)
-        query = {"fieldManager": FIELD_MANAGER}
+        query = {"fieldManager": MANAGER}
         return await self._json("POST", path, query=query, body=manifest)
 
     async def replace(self, manifest: Manifest) -> Json:
         """Write an object as it was read and changed; `Conflict` when it has moved on."""
         key = key_of_manifest(manifest)
         path = resource_for(key).path(key.namespace, key.name)
-        query = {"fieldManager": FIELD_MANAGER}
+        query = {"fieldManager": MANAGER}
         return await self._json("PUT", path, query=query, body=manifest)
 
     async def delete(self, key: ObjectKey, *, uid: str, resource_version: str = "") -> bool:

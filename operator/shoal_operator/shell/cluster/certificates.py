@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal_operator.reconcile.decision import CertificateWanted
+from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
 from shoal_operator.shell.authority import (
     Authority,
     CertificateRefused,
@@ -29,7 +30,6 @@ from shoal_operator.shell.cluster.children import Children, NameTaken
 from shoal_operator.shell.cluster.clock import now
 from shoal_operator.shell.cluster.foreign import Identity, Raw, identity_of
 from shoal_operator.shell.cluster.resources import SECRET
-from shoal_operator.shell.cluster.watches import MANAGED_BY, MANAGER
 
 KEPT_SECONDS: Final = 30.0
 """How long a Secret that was read is taken for what is there."""

@@ -17,12 +17,12 @@ from typing import Final
 
 from shoal_operator.api.schema import API_VERSION
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
+from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
 from shoal_operator.shell.cluster.api import Api, Json, Overlap, key_of_manifest
 from shoal_operator.shell.cluster.cache import Cache, State, Topic, reduce
 from shoal_operator.shell.cluster.drift import stands
 from shoal_operator.shell.cluster.foreign import APPLIED, Identity, identity_of
 from shoal_operator.shell.cluster.resources import JOB, WATCHED, resource_for
-from shoal_operator.shell.cluster.watches import MANAGED_BY, MANAGER
 
 REPAIR_SECONDS: Final = 600.0
 _WATCHED: Final = frozenset((each.api_version, each.kind) for each in WATCHED)

@@ -27,7 +27,6 @@ from shoal_operator.shell.cluster.api import ApiError
 from shoal_operator.shell.cluster.cache import Topic
 from shoal_operator.shell.cluster.metrics import OperatorMetrics
 from shoal_operator.shell.cluster.views import (
-    ENDED,
     View,
     device_of,
     differences,
@@ -292,7 +291,7 @@ class Coordinators:
         runs: Mapping[str, Run] = {}
         if isinstance(line.view, CoordinatorView):
             runs = line.view.runs
-        busy = any(run.state not in ENDED for run in runs.values())
+        busy = any(not run.state.is_over for run in runs.values())
         return POLL_SECONDS if busy else IDLE_SECONDS
 
     async def _look(self, line: _Line) -> CoordinatorView:

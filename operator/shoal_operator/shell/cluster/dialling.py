@@ -4,12 +4,13 @@ from collections.abc import Mapping
 
 import grpc
 
-from shoal_operator.reconcile.names import OPERATOR_IDENTITY, authority_secret, coordinator_host
+from shoal_operator.reconcile.names import authority_secret, coordinator_host
 from shoal_operator.shell.authority import CertificateRefused
 from shoal_operator.shell.cluster.certificates import Certificates
 from shoal_operator.shell.cluster.clock import now
 from shoal_operator.shell.cluster.coordinators import DialRefused
 from shoal_protocol.channels import client_options, open_channel
+from shoal_protocol.identities import OPERATOR
 
 
 class Dialler:
@@ -34,7 +35,7 @@ class Dialler:
         if authority is None:
             raise DialRefused(f"Secret {secret} holds no authority yet")
         try:
-            issued = authority.issue(OPERATOR_IDENTITY, now())
+            issued = authority.issue(OPERATOR, now())
         except CertificateRefused as error:
             raise DialRefused(f"Secret {secret}: {error}") from error
         # The Service may be reached by an address that is not in the coordinator's certificate.

@@ -15,7 +15,7 @@ from typing import Final
 import grpc
 
 from shoal_operator.api.kinds import DevicePool
-from shoal_operator.reconcile.names import agent_name, authority_secret
+from shoal_operator.reconcile.names import ENROLMENT_AUDIENCE, agent_name, authority_secret
 from shoal_operator.shell.authority import Authority, Issued, Use, renewal_time
 from shoal_operator.shell.cluster.api import Api, ApiError
 from shoal_operator.shell.cluster.certificates import Certificates
@@ -33,7 +33,6 @@ from shoal_protocol.v1.enrolment_pb2_grpc import add_EnrolmentServicer_to_server
 
 logger = logging.getLogger(__name__)
 
-AUDIENCE: Final = "shoal.dev/enrolment"
 GRACE_SECONDS: Final = 2.0
 _ACCOUNT: Final = "system:serviceaccount:"
 _EXTRA: Final = "authentication.kubernetes.io"
@@ -88,7 +87,7 @@ class Enrolling:
                     "apiVersion": TOKEN_REVIEW.api_version,
                     "kind": TOKEN_REVIEW.kind,
                     "metadata": {"name": ""},
-                    "spec": {"token": token, "audiences": [AUDIENCE]},
+                    "spec": {"token": token, "audiences": [ENROLMENT_AUDIENCE]},
                 }
             )
             return await self._reviewed(Raw(answer).table("status"))
@@ -97,7 +96,7 @@ class Enrolling:
 
     async def _reviewed(self, status: Raw) -> Reviewed | None:
         audiences = status.value.get("audiences")
-        known = isinstance(audiences, list) and AUDIENCE in audiences
+        known = isinstance(audiences, list) and ENROLMENT_AUDIENCE in audiences
         user = status.table("user")
         account = user.text("username").removeprefix(_ACCOUNT).split(":")
         if not status.flag("authenticated") or not known or len(account) != 2:

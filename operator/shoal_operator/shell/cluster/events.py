@@ -13,7 +13,8 @@ from typing import Final
 
 from shoal_operator.api.schema import API_VERSION
 from shoal_operator.reconcile.decision import Note
-from shoal_operator.shell.cluster.api import FIELD_MANAGER, Api, ApiError, Conflict, Gone
+from shoal_operator.reconcile.names import MANAGER
+from shoal_operator.shell.cluster.api import Api, ApiError, Conflict, Gone
 from shoal_operator.shell.cluster.clock import now_text
 from shoal_operator.shell.cluster.foreign import Identity
 
@@ -102,8 +103,8 @@ def _event(identity: Identity, note: Note, mark: str) -> dict[str, object]:
         "reason": note.reason,
         "message": message,
         "type": "Warning" if note.warning else "Normal",
-        "source": {"component": FIELD_MANAGER},
-        "reportingComponent": FIELD_MANAGER,
+        "source": {"component": MANAGER},
+        "reportingComponent": MANAGER,
         "firstTimestamp": now,
         "lastTimestamp": now,
         "count": 1,

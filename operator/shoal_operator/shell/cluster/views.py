@@ -45,7 +45,6 @@ _DEVICES: Final = {
     pb.DeviceStatus.DRAINING: DeviceState.DRAINING,
     pb.DeviceStatus.LOST: DeviceState.LOST,
 }
-ENDED: Final = frozenset({RunState.COMPLETE, RunState.FAILED, RunState.CANCELLED})
 
 View = CoordinatorView | Unreachable
 
@@ -187,7 +186,7 @@ def _end(run: Run | None) -> RunState | bool:
     """Whether there is a run, and how it has ended."""
     if run is None:
         return False
-    return run.state if run.state in ENDED else True
+    return run.state if run.state.is_over else True
 
 
 def _timeless(run: Run | None) -> Run | None:

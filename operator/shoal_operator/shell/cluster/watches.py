@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import kopf
 
+from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
 from shoal_operator.shell.cluster.api import Api, ApiError
 from shoal_operator.shell.cluster.cache import Cache, reduce
 from shoal_operator.shell.cluster.foreign import identity_of
@@ -25,8 +26,6 @@ from shoal_operator.shell.cluster.traces import Signs
 
 logger = logging.getLogger(__name__)
 
-MANAGED_BY: Final = "app.kubernetes.io/managed-by"
-MANAGER: Final = "shoal-operator"
 OURS: Final = f"{MANAGED_BY}={MANAGER}"
 _CRD_SECONDS: Final = 2.0
 _LOGIN_SECONDS: Final = 2.0

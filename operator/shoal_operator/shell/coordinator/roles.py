@@ -13,14 +13,12 @@ and everyone may do everything.
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, assert_never
+from typing import Any, assert_never
 
 import grpc
 
 from shoal_protocol.channels import peer_name
-
-WORKER: Final = "shoal-worker"
-OPERATOR: Final = "shoal-operator"
+from shoal_protocol.identities import WORKER
 
 
 class Role(Enum):

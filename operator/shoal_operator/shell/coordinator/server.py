@@ -15,6 +15,7 @@ from typing import Any, Final
 import grpc
 
 from shoal_operator.dispatch.machine import Limits
+from shoal_operator.shell.coordinator.collector import search_rarely
 from shoal_operator.shell.coordinator.driver import Driver, Relay
 from shoal_operator.shell.coordinator.exchange import ExchangeHub
 from shoal_operator.shell.coordinator.files import FilesService
@@ -30,6 +31,7 @@ from shoal_operator.shell.volume import Volume
 from shoal_protocol.channels import AddressRefused, Credentials, add_port, server_options
 from shoal_protocol.exposition import ExpositionServer
 from shoal_protocol.files import file_frames
+from shoal_protocol.identities import OPERATOR
 from shoal_protocol.services import (
     ConnectContext,
     FileContext,
@@ -89,6 +91,7 @@ def run_coordinator(settings: CoordinatorSettings) -> int:
     """
     if settings.exit_with_parent:
         _exit_with_parent()
+    search_rarely()
     return asyncio.run(_serve_until_told(settings))
 
 

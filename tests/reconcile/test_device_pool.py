@@ -456,6 +456,10 @@ def test_cert_manager_is_asked_where_it_is_there() -> None:
         *("shelf-ca", "shelf-coordinator-tls", "shelf-worker-tls")
     ]
     assert list(children(decision, "Issuer")) == ["shelf-self-signed", "shelf-ca"]
+    assert word(decision.status, "Ready") == "False WaitingForCertificates"
+    assert condition(decision.status, "Ready").message == (
+        "Secret shelf-ca is not there yet; cert-manager was asked for it"
+    )
 
 
 def test_the_coordinators_pod_is_where_the_installation_says() -> None:

@@ -47,6 +47,11 @@ def certificates_wanted(
     return (authority, *_leaves(pool))
 
 
+def secrets_needed(pool: DevicePool) -> tuple[str, ...]:
+    """The Secrets that a pool's pods mount and its authority, whoever makes them."""
+    return (authority_secret(pool.metadata.name), *(each.secret for each in _leaves(pool)))
+
+
 def certificate_children(pool: DevicePool, settings: OperatorSettings) -> tuple[Manifest, ...]:
     """What asks cert-manager for the same Secrets."""
     if not settings.cert_manager:

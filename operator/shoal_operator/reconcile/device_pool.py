@@ -25,7 +25,11 @@ from shoal_operator.reconcile.agents import (
     selector_text,
     untolerated,
 )
-from shoal_operator.reconcile.certificates import certificate_children, certificates_wanted
+from shoal_operator.reconcile.certificates import (
+    certificate_children,
+    certificates_wanted,
+    secrets_needed,
+)
 from shoal_operator.reconcile.coordinators import coordinator_objects
 from shoal_operator.reconcile.decision import (
     CancelJob,
@@ -166,12 +170,13 @@ def _coordinator(snapshot: DevicePoolSnapshot) -> Told:
 
 def _coordinator_problem(snapshot: DevicePoolSnapshot) -> tuple[str, str] | None:
     """What keeps the coordinator's pod from being ready: reason and message."""
-    wanted = {each.secret for each in certificates_wanted(snapshot.pool, snapshot.settings)}
+    lacking = [name for name in secrets_needed(snapshot.pool) if name not in snapshot.secrets]
     workload, claim = snapshot.coordinator, snapshot.claim
     if workload is None:
         return "Creating", "the coordinator is being made"
-    if lacking := sorted(wanted - snapshot.secrets):
-        return "WaitingForCertificates", f"Secret {lacking[0]} is not there yet"
+    if lacking:
+        by = "; cert-manager was asked for it" if snapshot.settings.cert_manager else ""
+        return "WaitingForCertificates", f"Secret {lacking[0]} is not there yet{by}"
     if claim is not None and not claim.bound:
         why = claim.message or "no volume was provisioned yet"
         return "VolumePending", f"the coordinator's volume claim {claim.name} is pending: {why}"

@@ -18,16 +18,14 @@ from shoal_operator.api.kinds import (
     Partition,
     Placement,
 )
+from shoal_operator.reconcile.certificates import secrets_needed
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.names import (
-    authority_secret,
     coordinator_name,
-    coordinator_secret,
     document_name,
     job_id,
     namespace_of,
     uid_of,
-    worker_secret,
 )
 from shoal_operator.reconcile.references import model_of, partition_of, placement_of, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
@@ -243,8 +241,7 @@ class Snapshots:
         return tuple(sorted(nodes, key=lambda node: node.name))
 
     async def _secrets(self, look: _Look, pool: DevicePool) -> frozenset[str]:
-        name = pool.metadata.name
-        wanted = (authority_secret(name), coordinator_secret(name), worker_secret(name))
+        wanted = secrets_needed(pool)
         found = set[str]()
         for secret in wanted:
             if await self._certificates.pair(namespace_of(pool), secret) is not None:

@@ -222,7 +222,7 @@ class DevicePoolSpec:
 class DeviceCounts:
     """How many devices there are."""
 
-    total: int = member(COUNT, "Selected nodes.", example=3)
+    total: int = member(COUNT, "Selected nodes, those too small for an agent included.", example=3)
     ready: int = member(COUNT, "Devices with a live session.", example=3)
 
 
@@ -245,7 +245,9 @@ class DevicePoolStatus:
         CONDITIONS, "CoordinatorReady, AgentsReady, Ready.", default=[]
     )
     devices: DeviceCounts | None = member(
-        Object(DeviceCounts), f"At most {MAX_DEVICES} are planned with.", default=None
+        Object(DeviceCounts),
+        f"How many there are; at most {MAX_DEVICES} are planned with.",
+        default=None,
     )
     budget_bytes: int | None = member(
         COUNT,
@@ -265,7 +267,7 @@ class DevicePoolStatus:
         Text(max_length=256),
         "Where the coordinator listens.",
         default=None,
-        example="shelf-coordinator.default.svc:7000",
+        example="shelf-coordinator.default.svc:7400",
     )
     columns: DevicePoolColumns | None = member(Object(DevicePoolColumns), COLUMNS, default=None)
 

@@ -107,6 +107,7 @@ class ScriptedCoordinator:
         self.fetches: list[FetchFragmentRequest] = []
         self.interval_seconds = 0.2
         self.outcomes: list[Any] = []
+        self.reason = ""
         self.relay = True
         self.pong = asyncio.Event()
         self.pong.set()
@@ -201,7 +202,7 @@ class ScriptedCoordinator:
                 else:
                     device.results.put_nowait(received)
             async with device.turn:
-                await context.write(acknowledgement(header.transfer, outcome))
+                await context.write(acknowledgement(header.transfer, outcome, self.reason))
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
         self.fetches.append(request)

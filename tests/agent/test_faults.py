@@ -438,6 +438,23 @@ async def test_a_peer_that_cannot_be_reached_is_left_to_the_dispatcher(
     assert reply.failure.code == pb.MISSING_ACTIVATION
 
 
+async def test_what_a_relay_does_not_take_is_told_in_its_words(
+    coordinator: ScriptedCoordinator, join: Join, fragment: MadeFragment
+) -> None:
+    joined = await join()
+    await joined.device.load(fragment.digest, fragment.resident_bytes)
+    await joined.device.give(edge(-1, 0), {"x": np.ones((1, 64), np.float32)})
+    reply = await joined.device.ask("execute", execute(fragment, kept=["y"]))
+    assert reply.HasField("executed"), reply
+    await joined.device.result()
+    coordinator.outcomes = [Acknowledgement.STALE]
+    coordinator.reason = "jetson is not connected"
+    route = pb.Route(consumer=1, device="jetson", tensors=["y"])
+    reply = await joined.device.ask("forward", pb.Forward(task=task(0), route=route))
+    assert reply.failure.code == pb.CANCELLED
+    assert reply.failure.message == "the activation was not taken: jetson is not connected"
+
+
 # ---- peers ---------------------------------------------------------------------------------------
 
 

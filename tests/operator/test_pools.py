@@ -118,6 +118,8 @@ def test_a_volume_larger_than_asked_for_is_no_growth_and_one_that_cannot_grow_is
     assert message.startswith(f"PersistentVolumeClaim {NAME} is refused: ")
     assert "only dynamically provisioned pvc can be resized" in message
     assert pools.ready()["observedGeneration"] == 2
+    pools.apply(coordinator={"storage": {"size": "5Gi"}})
+    pools.wait_for_reason("CoordinatorFailing")  # As before: one can go back.
     pools.kubectl("delete", "devicepool", "shelf")
     wait_until("its claim is gone", lambda: pools.claimed() == (None, None))
     pools.apply(coordinator={"storage": {"size": "7Gi", "storageClassName": "fast"}})

@@ -89,26 +89,6 @@ class Immutable:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class OnlyGrows:
-    """A quantity that is never made less. Only the API server sees the value before."""
-
-    field: str
-
-    @property
-    def cel(self) -> str:
-        # The API server tries the rule on the record's default as well, before it fills that in.
-        now, before = (f"quantity(string({of}.{self.field}))" for of in ("self", "oldSelf"))
-        return f"!has(self.{self.field}) || {now}.compareTo({before}) >= 0"
-
-    @property
-    def message(self) -> str:
-        return f"the {self.field} can be made larger, but not smaller; make a new object"
-
-    def holds(self, document: Mapping[str, object]) -> bool:
-        return True
-
-
 def exactly_one(*names: str) -> ExactlyOne:
     return ExactlyOne(names)
 

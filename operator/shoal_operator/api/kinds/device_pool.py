@@ -23,7 +23,7 @@ from shoal_operator.api.fields import (
     Metadata,
     Millicpus,
 )
-from shoal_operator.api.rules import Immutable, OnlyGrows, exactly_one
+from shoal_operator.api.rules import Immutable, exactly_one
 from shoal_operator.api.schema import Object, member, record
 from shoal_operator.api.shapes import Choice, Items, Table, Text, Whole
 from shoal_protocol.units import Bytes
@@ -154,11 +154,18 @@ class Cache:
     )
 
 
-@record(Immutable("storageClassName", from_the_start=True), OnlyGrows("size"))
+@record(Immutable("storageClassName", from_the_start=True))
 class Storage:
     """A volume."""
 
-    size: Bytes = member(DISK, "Its size.", unit="bytes", default="5Gi", example="20Gi")
+    size: Bytes = member(
+        DISK,
+        "Its size. It can be made larger where the storage class allows that; no volume is made "
+        "smaller, so less than it has changes nothing.",
+        unit="bytes",
+        default="5Gi",
+        example="20Gi",
+    )
     storage_class_name: str | None = member(
         Text(max_length=253),
         "Its storage class; absent: the cluster's default.",

@@ -20,6 +20,7 @@ from shoal_operator.api.kinds.device_pool import TaintEffect, Toleration, Tolera
 from shoal_operator.reconcile.coordinators import pool_selector, service_account
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import (
+    AGENTS,
     ENROLMENT_AUDIENCE,
     TEMPLATE,
     agent_name,
@@ -185,7 +186,7 @@ def _whose_turn(sets: Sequence[AgentSet], there: Sequence[Workload]) -> frozense
     marks = {each.name: each.template for each in sets}
     known = {each.name: each for each in there if each.name in marks}
     old = {name for name, each in known.items() if each.template != marks[name]}
-    down = {name for name, each in known.items() if not each.current or each.ready < each.wanted}
+    down = {name for name, each in known.items() if each.is_behind}
     away = {each.name for each in sets if each.away}
     idle = old & (down | away)  # Who does not run anyway loses nothing by it.
     room = max(0, _at_once(len(sets)) - len(down - away - old))
@@ -208,7 +209,7 @@ def _agent_set(
     """The DaemonSet of these nodes; `more` is of its pods' spec."""
     labels = labels_of(pool, "agent", pool=pool.metadata.name, agents=name)
     # Two DaemonSets of one pool must not take each other's pods for theirs.
-    selector = pool_selector(pool, "agent") | {"shoal.dev/agents": name}
+    selector = pool_selector(pool, "agent") | {AGENTS: name}
     spec = pod(
         settings.images,
         [_container(pool, budget_bytes, settings)],

@@ -18,6 +18,8 @@ MAX_NAME: Final = 63
 _MAX_SUFFIX: Final = 40
 OWNER_UID: Final = "shoal.dev/owner-uid"
 POOL: Final = "shoal.dev/pool"
+AGENTS: Final = "shoal.dev/agents"
+"""Label of an agent's pod: the DaemonSet that it is of."""
 TEMPLATE: Final = "shoal.dev/template"
 """Annotation of a set of agents: which template its pods were given."""
 COMPONENT: Final = "app.kubernetes.io/component"
@@ -96,14 +98,17 @@ def agent_name(pool: str) -> str:
 
 def agents_name(pool: str, node: str) -> str:
     """DaemonSet of one node's agent, where each has a budget of its own."""
-    return child_name(pool, f"agent-{fingerprint([node])}")
+    return child_name(pool, f"agent-{_of_node(node)}")
 
 
 def device_object_name(pool: str, device: str) -> str:
     """A Device's own name. Two pools of a namespace may share a node, so the pool is part of it."""
-    if _LABEL.fullmatch(device):
-        return child_name(pool, device)
-    return child_name(pool, f"{_as_label(device)[:40]}-{fingerprint([device])}")
+    return child_name(pool, _of_node(device))
+
+
+def _of_node(name: str) -> str:
+    """A node's name as part of another; names with dots stay apart from those with dashes."""
+    return name if _LABEL.fullmatch(name) else f"{_as_label(name)[:40]}-{fingerprint([name])}"
 
 
 def authority_secret(pool: str) -> str:

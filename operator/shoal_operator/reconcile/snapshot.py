@@ -80,6 +80,11 @@ class Workload:
     template: str = ""
     message: str = ""
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether pods are not ready yet, or not of the newest template."""
+        return self.ready < self.wanted or not self.current
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:

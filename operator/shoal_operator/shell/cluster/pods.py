@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shoal_operator.reconcile.names import AGENTS, OWNER_UID
 from shoal_operator.reconcile.snapshot import Worker, WorkerPhase, Workload
 from shoal_operator.reconcile.workers import REFUSED_STATUS
 from shoal_operator.shell.cluster.api import Api, ApiError
@@ -94,18 +95,22 @@ class Pods:
 
     async def workload(self, state: WorkloadState) -> Workload:
         """A Deployment or DaemonSet, with what the trouble is when it is not ready."""
-        message = state.message
-        if not message and (state.ready < state.wanted or not state.current):
-            message = trouble(await self._pods(state.identity.namespace, state.selector))
-        return Workload(
-            name=state.identity.name,
-            wanted=state.wanted,
-            ready=state.ready,
-            current=state.current,
-            updated=state.updated,
-            template=state.template,
-            message=message,
-        )
+        pods = list[Raw]()
+        if _is_behind(state):
+            pods = await self._pods(state.identity.namespace, state.selector)
+        return _workload(state, pods)
+
+    async def agents(self, states: Sequence[WorkloadState]) -> tuple[Workload, ...]:
+        """The DaemonSets of one pool. Their pods are listed once, however many of them there are:
+        each node may have one.
+        """
+        found: dict[str, list[Raw]] = {}
+        behind = next((state.identity for state in states if _is_behind(state)), None)
+        if behind is not None:
+            for pod in await self._pods(behind.namespace, f"{OWNER_UID}={behind.owner_uid}"):
+                name = pod.table("metadata", "labels").text(AGENTS)
+                found.setdefault(name, []).append(pod)
+        return tuple(_workload(each, found.get(each.identity.name, ())) for each in states)
 
     async def _unready(self, namespace: str) -> Mapping[str, Sequence[Raw]]:
         """The workers' pods of a namespace that neither run nor have ended well, by worker, newest
@@ -153,6 +158,22 @@ class Pods:
                 return _Ended(output=None, message="its log is gone", refused=False)
             raise
         return _Ended(output=_answer(log), message="", refused=False)
+
+
+def _is_behind(state: WorkloadState) -> bool:
+    return state.ready < state.wanted or not state.current
+
+
+def _workload(state: WorkloadState, pods: Sequence[Raw]) -> Workload:
+    return Workload(
+        name=state.identity.name,
+        wanted=state.wanted,
+        ready=state.ready,
+        current=state.current,
+        updated=state.updated,
+        template=state.template,
+        message=state.message or (trouble(pods) if _is_behind(state) else ""),
+    )
 
 
 def trouble(pods: Sequence[Raw]) -> str:

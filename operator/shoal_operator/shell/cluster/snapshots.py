@@ -5,7 +5,7 @@ of its parts changes. What is not watched (pods, claims, Secrets, documents) is 
 where it may still change, the snapshot is to be made again soon.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -152,7 +152,7 @@ class Snapshots:
             secrets=await self._secrets(look, pool),
             coordinator=await self._workload(look, coordinator),
             claim=claim,
-            agents=tuple([each for state in agents if (each := await self._workload(look, state))]),
+            agents=await self._agents(look, agents),
             view=self._view(look, namespace, name, views.DEVICES, views.RUNS),
             devices=look.reader.own_referring(Device, namespace, name),
             jobs=self._jobs(look, namespace),
@@ -264,9 +264,16 @@ class Snapshots:
         if not isinstance(state, WorkloadState):
             return None
         workload = await self._pods.workload(state)
-        if workload.ready < workload.wanted or not workload.current:
+        if workload.is_behind:
             look.again(AGAIN_SECONDS)
         return workload
+
+    async def _agents(self, look: _Look, states: Sequence[State]) -> tuple[Workload, ...]:
+        sets = [state for state in states if isinstance(state, WorkloadState)]
+        agents = await self._pods.agents(sets)
+        if any(each.is_behind for each in agents):
+            look.again(AGAIN_SECONDS)
+        return agents
 
     async def _document(
         self, look: _Look, partition: Partition | None, *, fresh: bool = False

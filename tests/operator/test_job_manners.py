@@ -3,6 +3,7 @@
 The last tests look at what the ones before have left.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -87,6 +88,20 @@ async def run_of(world: World, name: str) -> "pb.JobStatus | None":
     return found
 
 
+async def on_terms(world: World, name: str, **terms: float) -> None:
+    """Until a job runs on these terms, in the epoch in which it ran before."""
+    before = await run_of(world, name)
+    assert before is not None
+    async with asyncio.timeout(60):
+        while True:
+            run = await run_of(world, name)
+            assert run is not None
+            assert (run.state, run.epoch) == (pb.JobStatus.RUNNING, before.epoch)
+            if all(getattr(run.terms, field) == value for field, value in terms.items()):
+                return
+            await asyncio.sleep(0.1)
+
+
 async def test_a_job_that_is_born_suspended_starts_nothing_until_it_is_resumed(
     world: World, running: Operators
 ) -> None:
@@ -148,6 +163,8 @@ async def test_a_job_beyond_its_deadline_fails_and_keeps_what_it_has_finished(
     with operating(running, world):
         world.apply("InferenceJob", "late", **spec)
         await world.until("some items are done", lambda: succeeded(world, "late") > 0)
+        world.patch("ij", "late", activeDeadlineSeconds=9000, priority=7)
+        await on_terms(world, "late", priority=7, parallelism=1, active_deadline_seconds=9000)
         world.patch("ij", "late", activeDeadlineSeconds=1)
         await world.wait("inferencejob", "late", "Failed")
         assert (await told(world, "late"))["FinishedJob"] == "Warning"

@@ -8,14 +8,12 @@ import pytest
 from reconcile.rules import decide, name_of, pods_in
 from reconcile.test_placement import device
 from reconcile.values import MIB, NAMESPACE, NOW, SETTINGS, condition, passes_its_schema, pool, word
-from shoal_agent.shell.agent import advertised
 from shoal_operator.api.kinds import Device, DevicePool
 from shoal_operator.api.kinds.device_pool import DevicePoolStatus
 from shoal_operator.api.schema import parse
 from shoal_operator.reconcile.agents import agent_sets, selected_nodes
 from shoal_operator.reconcile.decision import CancelJob, Decision, RemoveJob, Terms
-from shoal_operator.reconcile.names import device_object_name
-from shoal_operator.reconcile.settings import OperatorSettings, Place
+from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import (
     Claim,
     ConnectedDevice,
@@ -147,18 +145,6 @@ def test_an_agents_memory_limit_is_the_floor_and_the_budget() -> None:
     assert isinstance(containers, list)
     assert containers[0]["resources"]["limits"] == {"memory": str((64 + 64) * MIB)}
     assert spec["nodeSelector"] == {"shoal.dev/pool": "shelf"}
-
-
-@pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
-def test_an_agent_is_dialled_at_its_pods_address_of_either_family(address: str) -> None:
-    (agents,) = children(see(), "DaemonSet").values()
-    (spec,) = pods_in(agents)
-    containers = spec["containers"]
-    assert isinstance(containers, list)
-    words = containers[0]["command"]
-    told = words[words.index("--advertise") + 1].replace("$(POD_IP)", address)
-    host = f"[{address}]" if ":" in address else address
-    assert advertised(told, 7401) == f"{host}:7401"
 
 
 SHARED = pool(budget={"percent": 50})
@@ -326,36 +312,6 @@ def test_missing_agents_are_named() -> None:
     assert "OOMKilled on n3" in condition(status, "Ready").message
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("shoal-worker", "the name shoal-worker is kept for Shoal itself"),
-        ("n" * 64, "its name has 64 characters, and a device's at most 63"),
-    ],
-)
-def test_a_node_whose_name_no_device_may_have_is_told_why(name: str, why: str) -> None:
-    status = see(nodes=(node("n1"), node(name)), view=view(device("n1"))).status
-    assert condition(status, "AgentsReady").message == (
-        f"1 of 2 agents connected; node {name} cannot be a device: {why}"
-    )
-
-
-def test_a_selector_that_matches_nothing_says_what_to_do() -> None:
-    status = see(nodes=(node("n1", labels={}),), view=view()).status
-    assert condition(status, "Ready").message == (
-        "no node matches {shoal.dev/pool: shelf}; kubectl label node NAME shoal.dev/pool=shelf"
-    )
-    tainted = node("n1", taints=(("dedicated", "edge", "NoSchedule"),))
-    status = see(nodes=(tainted,), view=view()).status
-    assert "dedicated=edge:NoSchedule" in condition(status, "Ready").message
-    tolerant = pool(tolerations=[{"key": "dedicated", "operator": "Exists"}])
-    assert word(see(tolerant, nodes=(tainted,), view=view(device("n1"))).status, "Ready") == (
-        "True Ready"
-    )
-    cordoned = node("n1", taints=(("node.kubernetes.io/not-ready", "", "NoExecute"),))
-    assert word(see(nodes=(cordoned,), view=view(device("n1"))).status, "Ready") == "True Ready"
-
-
 def test_a_claim_that_is_there_keeps_its_class_and_does_not_shrink() -> None:
     of = pool(coordinator={"storage": {"size": "1Gi", "storageClassName": "fast"}})
     there = Claim(name="c", bound=True, size=Bytes(5 << 30), storage_class="slow")
@@ -433,12 +389,6 @@ def test_a_device_stays_while_its_node_is_selected_and_goes_with_it() -> None:
     }
 
 
-def test_nodes_with_dots_have_devices_with_names_of_their_own() -> None:
-    names = {device_object_name("shelf", name) for name in ("a.b", "a-b", "a.b.c", "x" * 63)}
-    assert len(names) == 4
-    assert all(len(name) <= 63 and "." not in name for name in names)
-
-
 def test_a_cache_of_a_storage_class_is_a_volume_per_pod() -> None:
     decision = see(pool(cache={"size": "2Gi", "storageClassName": "local-path"}))
     (spec,) = pods_in(children(decision, "DaemonSet")["shelf-agent"])
@@ -460,17 +410,6 @@ def test_cert_manager_is_asked_where_it_is_there() -> None:
     assert condition(decision.status, "Ready").message == (
         "Secret shelf-ca is not there yet; cert-manager was asked for it"
     )
-
-
-def test_the_coordinators_pod_is_where_the_installation_says() -> None:
-    place = Place(node_selector={"disk": "ssd"}, tolerations=({"operator": "Exists"},))
-    workload = children(see(settings=settings(coordinator_place=place)), "Deployment")
-    (pod,) = pods_in(workload["shelf-coordinator"])
-    assert (pod["nodeSelector"], pod["tolerations"]) == (
-        {"disk": "ssd"},
-        [{"operator": "Exists"}],
-    )
-    assert "affinity" not in pod
 
 
 def test_what_becomes_of_a_pool_is_an_event_once() -> None:

@@ -151,10 +151,11 @@ async def test_an_agent_finds_its_way_to_a_pool_with_another_authority(
             await until_ready(CoordinatorStub(channel), "pi-4")
     operator.pools["default"] = Authority.make("shelf", datetime.now(UTC))
     again = replace(settings(operator), listen=f"localhost:{port}")
-    async with serving(again):
+    async with serving(again) as coordinator:
         mine = pool_client(operator, "operator").issue("shoal-operator")
         async with open_channel(f"localhost:{port}", mine) as channel:
             await until_ready(CoordinatorStub(channel), "pi-4")
+        assert list(coordinator.sessions.last) == ["pi-4"]
 
 
 async def test_an_agent_that_is_not_enrolled_is_not_ready_and_leaves_when_told(

@@ -58,7 +58,6 @@ RESERVE_BYTES: Final = 16 << 20
 """Left free for the ledger and the journals of jobs."""
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
 """What has been incoming for so long without a byte is removed when a coordinator starts."""
-
 UNUSED_SECONDS: Final = 3600.0
 """For so long a fragment stays in any case: between its arrival and its job's, for one."""
 
@@ -196,8 +195,7 @@ class Upload:
 
 class Volume:
     """The volume of one coordinator. `promised`: bytes announced by uploads and still to come;
-    `in_use`: the fragments of jobs that have not ended.
-    """
+    `in_use`: the fragments of jobs that have not ended."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -364,10 +362,7 @@ class Volume:
         place = self._root / "fragments" / digest
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists():  # damaged, else nothing would have been taken
-            damaged = self._incoming / f"damaged-{digest}"
-            shutil.rmtree(damaged, ignore_errors=True)
-            place.rename(damaged)
-            shutil.rmtree(damaged, ignore_errors=True)
+            self._take_away(place)
         folder.rename(place)
         sync_folder(place.parent)
 
@@ -379,11 +374,7 @@ class Volume:
         folder = self.job_folder(job, "")
         shutil.rmtree(self._incoming / "jobs" / job, ignore_errors=True)
         if folder.is_dir():
-            self._incoming.mkdir(parents=True, exist_ok=True)
-            gone = self._incoming / f"removed-{job}"
-            shutil.rmtree(gone, ignore_errors=True)
-            folder.rename(gone)  # at once, so that nobody sees a half of it
-            shutil.rmtree(gone)
+            self._take_away(folder)
 
     def use(self, digests: Iterable[Digest]) -> None:
         """Fragments are used now: those that are there stay for `UNUSED_SECONDS` at least."""
@@ -405,26 +396,24 @@ class Volume:
                 if used_at > limit or need_bytes <= self.free_bytes():
                     break
                 logger.info("fragment %s gives way to what needs room", digest)
-                self._remove_fragment(digest)
+                self._take_away(self._fragment(digest))
 
     def discard_damaged(self, digest: Digest) -> str | None:
         """Read a fragment, and remove it where it is not what its digest says; what is wrong with
         it. None: it is right, or not there. Raises `OSError`."""
-        with self._removing:
+        with self._removing, suppress(FragmentMissing):
             try:
                 self._store.verify(digest)
-            except FragmentMissing:
-                return None
             except FragmentDamaged as error:
-                self._remove_fragment(digest)
+                self._take_away(self._fragment(digest))
                 return str(error)
         return None
 
-    def _remove_fragment(self, digest: Digest) -> None:
+    def _take_away(self, folder: Path) -> None:
         self._incoming.mkdir(parents=True, exist_ok=True)
-        gone = self._incoming / f"removed-{self._fragment(digest).name}"
+        gone = self._incoming / f"removed-{folder.name}"
         shutil.rmtree(gone, ignore_errors=True)
-        self._fragment(digest).rename(gone)  # at once, so that nobody sees a half of it
+        folder.rename(gone)  # at once, so that nobody sees a half of it
         shutil.rmtree(gone)
 
     def sweep(self) -> None:

@@ -1,7 +1,9 @@
 """How many tasks a second the dispatcher's core takes, with devices that answer at once.
 
 A task is everything that it costs the core: the events that admit, answer and store it, and the
-instructions that they bring. The cost is to be the same for ten devices and for a thousand.
+instructions that they bring; and its share of ticks and readings, which come as often as they
+would if the core were what bounds the pool: time passes as the core works. The cost is to be the
+same for ten devices and for a thousand. The process is set up as a coordinator's is.
 
     python bench/dispatch_load.py [--devices N ...] [--tasks N] [--policy NAME ...]
 """
@@ -42,9 +44,12 @@ from shoal_operator.dispatch.instructions import (
     Unload,
 )
 from shoal_operator.dispatch.machine import new_state, step
+from shoal_operator.shell.coordinator.collector import search_rarely
 from shoal_protocol.units import Bytes, Nanoseconds
 
 _TICK_NS = 250_000_000
+_TICKS_A_READING = 8
+"""A device tells its readings every two seconds."""
 _TASK_NS = 10_000_000
 
 
@@ -105,14 +110,17 @@ def measure(
     for index in range(devices):
         step(state, _telemetry(index, Nanoseconds(clock)))
     queue: deque[Event] = deque([JobSubmitted(at=Nanoseconds(clock), job=spec)])
-    ticked = spent = steps = 0
+    ticked = ticks = spent = steps = 0
+    search_rarely()
     gc.collect()
     while queue:
-        clock += _TASK_NS // devices
+        clock = spent
         if clock - ticked >= _TICK_NS:
             ticked = clock
             queue.append(Tick(at=Nanoseconds(clock)))
-            queue.extend(_telemetry(index, Nanoseconds(clock)) for index in range(devices))
+            some = range(ticks % _TICKS_A_READING, devices, _TICKS_A_READING)
+            queue.extend(_telemetry(index, Nanoseconds(clock)) for index in some)
+            ticks += 1
         batch = list(queue)
         queue.clear()
         start = time.thread_time_ns()

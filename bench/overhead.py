@@ -3,7 +3,7 @@
 python bench/overhead.py [--part hop|dispatch] [--quick] [--json FILE]
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import median
 
@@ -20,26 +20,31 @@ from measurement import (
     compared,
 )
 
+from shoal_operator.dispatch.events import Policy
+
 FEW_DEVICES = 10
 
 
 def dispatch(*, quick: bool) -> Iterator[Measurement]:
     """Tasks a second that the dispatcher's core takes; the cost must not grow with the devices."""
+    yield from _dispatch(Policy.FIFO, (FEW_DEVICES, 100, 1000), quick=quick)
+    yield from _dispatch(Policy.MABAC, (FEW_DEVICES, 1000), quick=quick)
+
+
+def _dispatch(policy: Policy, pools: Sequence[int], *, quick: bool) -> Iterator[Measurement]:
     tasks = 20_000 if quick else 100_000
     steps_per_task: dict[int, float] = {}
 
     def seconds_per_task(devices: int) -> float:
-        run = measure(devices, tasks)
+        run = measure(devices, tasks, policy=policy)
         steps_per_task[devices] = run.steps / run.tasks
         return run.seconds / run.tasks
 
-    subjects = {
-        str(devices): partial(seconds_per_task, devices) for devices in (FEW_DEVICES, 100, 1000)
-    }
+    subjects = {str(devices): partial(seconds_per_task, devices) for devices in pools}
     costs = alternate(subjects, turns=3)
     for devices, steps in steps_per_task.items():
         cost = median(costs[str(devices)])
-        name = f"dispatch of {tasks:,} tasks to {devices:,} devices"
+        name = f"dispatch of {tasks:,} tasks to {devices:,} devices, {policy.value}"
         yield Measurement(name=name, value=1 / cost, unit="tasks/s", goal=VALUE >= 20_000)
         yield Measurement(name=f"{name}: steps", value=steps / cost, unit="steps/s")
         if devices != FEW_DEVICES:

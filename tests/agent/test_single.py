@@ -69,7 +69,7 @@ def sampled(process: int) -> Iterator[list[frozenset[str]]]:
 async def test_under_single_no_moment_of_a_job_has_two_fragments_mapped(tmp_path: Path) -> None:
     model = tmp_path / "model.onnx"
     onnx.save(dense_model([512] * (2 * FRAGMENTS + 1), batch=1), model)
-    items = [
+    items: list[dict[str, np.ndarray]] = [
         {"x": np.random.default_rng(seed).standard_normal((1, 512), dtype=np.float32)}
         for seed in range(ITEMS)
     ]

@@ -10,6 +10,7 @@ from local.test_report import DEVICE, FAILED, REPORT
 from shoal_operator.cli.tables import LOG_COLUMNS, output, print_summary
 from shoal_operator.shell.local.report import RunReport
 
+LOGS = f"{REPORT.work}/logs"
 NAMES = ("pi-4", "pi-zero", "a-device-with-quite-a-long-name")
 MANY = replace(
     REPORT,
@@ -55,12 +56,12 @@ def test_a_run_that_began_nothing_shows_its_reason_alone() -> None:
 
 
 def test_a_run_in_which_something_failed_names_its_logs_if_they_stay() -> None:
-    assert "/work/logs" not in shown(REPORT, 100)
-    assert "/work/logs" in shown(MANY, 100)
-    assert "/work/logs" not in shown(replace(MANY, interrupted=True), 100)
+    assert LOGS not in shown(REPORT, 100)
+    assert LOGS in shown(MANY, 100)
+    assert LOGS not in shown(replace(MANY, interrupted=True), 100)
     file = io.StringIO()
     print_summary(Console(file=file), MANY, logs_stay=False)
-    assert "/work/logs" not in file.getvalue()
+    assert LOGS not in file.getvalue()
 
 
 def test_a_pipe_is_wide_and_has_no_colours(

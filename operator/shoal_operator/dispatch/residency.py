@@ -2,7 +2,8 @@
 
 Loading is just in time: a job's first stages at its start (on the homes that a plan gives them; or,
 without a plan, as CROWDio does, on every device that has room), any other when a task of a stage
-before it was given. One load at a time per device; what must go first is unloaded, and answered, before.
+before it was given. One load at a time per device; what must go first is unloaded, and answered,
+before.
 
 The tier of a load: 2 the fragment is on the device's disk and there is room, 3 there is room, 4
 another fragment must go. (Tier 1 needs no load.) Within a tier, fewer tasks come first, then the

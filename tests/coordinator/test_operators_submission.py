@@ -22,7 +22,6 @@ async def test_a_submission_says_what_the_job_says(world: World, lossy: bool) ->
         OperatorMetrics(),
         has_work=lambda namespace, pool: True,
         changed=lambda topics: None,
-        now=lambda: "2026-03-01T12:00:00Z",
     )
     wanted = SubmitJob(
         pool="shelf",

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc.aio
 import numpy as np
 import pytest
 
 from coordinator.scripted import ScriptedDevice, put_model, submission
+from shoal_operator.dispatch import views
 from shoal_operator.shell.coordinator import Coordinator, CoordinatorSettings, serving
 from shoal_operator.shell.local import watch as module
 from shoal_operator.shell.local.watch import CoordinatorGone, Watch
@@ -151,3 +153,17 @@ async def test_a_coordinator_that_stays_away_is_given_up(bay: Bay, clock: Clock)
 
             with pytest.raises(CoordinatorGone, match="no coordinator for 60 s"):
                 await asyncio.wait_for(asyncio.gather(running, pass_time()), 20)
+
+
+async def test_a_last_word_that_cannot_be_had_is_done_without(
+    bay: Bay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(state: object) -> None:
+        raise RuntimeError("a fault of the coordinator")
+
+    async with bay.coordinator(), open_channel(bay.target) as channel:
+        watch = Watch(channel, [])
+        monkeypatch.setattr(views, "devices", fail)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await watch.poll()
+        await watch.last_poll()

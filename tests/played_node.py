@@ -111,6 +111,8 @@ class PlayedNode:
                     group.create_task(self._let_go(document))
                 elif uid not in self._played:
                     self._played[uid] = group.create_task(self._play(document))
+                elif _was_given_up(document):
+                    group.create_task(self._show_running(document))
 
     async def _let_go(self, document: Json) -> None:
         """A kubelet has the last word on a pod that is deleted."""
@@ -130,9 +132,8 @@ class PlayedNode:
         namespace, name = metadata.text("namespace"), metadata.text("name")
         containers = pod.table("spec").items("containers")
         names = [each.text("name") for each in containers]
+        await self._show_running(document)
         with contextlib.suppress(ApiError):
-            running = {"running": {"startedAt": _now()}}
-            await self._pod_status(namespace, name, "Running", names, running, ready=True)
             if "batch.kubernetes.io/job-name" not in metadata.table("labels").value:
                 return
             command = containers[0].value["command"]
@@ -148,6 +149,17 @@ class PlayedNode:
             phase = "Failed" if status else "Succeeded"
             await self._pod_status(
                 namespace, name, phase, names, {"terminated": ended}, ready=False
+            )
+
+    async def _show_running(self, document: Json) -> None:
+        pod = Raw(document)
+        metadata = pod.table("metadata")
+        names = [each.text("name") for each in pod.table("spec").items("containers")]
+        running = {"running": {"startedAt": _now()}}
+        with contextlib.suppress(ApiError):
+            await self._pod_status(
+                *(metadata.text("namespace"), metadata.text("name"), "Running", names, running),
+                ready=True,
             )
 
     async def _work(self, work: Process) -> tuple[int, bytes]:
@@ -221,6 +233,15 @@ async def serving_logs(nodes: Sequence[PlayedNode], folder: Path) -> AsyncIterat
             await site.start()
             node.log_port = runner.addresses[0][1]
         yield
+
+
+def _was_given_up(document: Json) -> bool:
+    """Whether a pod that runs was taken for dead because its node was late; a kubelet says then
+    that it is ready.
+    """
+    pod = Raw(document)
+    ready = pod.condition("Ready").text("status")
+    return pod.table("status").text("phase") == "Running" and ready == "False"
 
 
 def _now() -> str:

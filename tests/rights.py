@@ -66,8 +66,9 @@ def used(plane: ControlPlane, user: str) -> tuple[Rights, Rights]:
         name = f"{subject.get('resource', '')}.{group}" if group else subject.get("resource", "")
         status = entry.get("responseStatus", {}).get("code")
         found = forbidden if status == 403 else allowed
-        verbs = found.setdefault((f"{name}/{part}" if part else name, ""), set())
-        verbs.add(entry["verb"])
         # What is applied and was not there asks for two rights, and is told of as one verb.
-        verbs.update(["create"] if status == 201 else [])
+        asked = {entry["verb"], *(["create"] if status == 201 else [])}
+        # A right may be to one object only.
+        for which in {"", subject.get("name", "")}:
+            found.setdefault((f"{name}/{part}" if part else name, which), set()).update(asked)
     return allowed, forbidden

@@ -44,6 +44,7 @@ def test_a_larger_model_in_pieces_gives_what_the_whole_gives(name: str, tmp_path
     check(name, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.minutes
 @pytest.mark.parametrize("name", sorted(HEAVY))
 def test_a_heavy_model_in_pieces_gives_what_the_whole_gives(name: str, tmp_path: Path) -> None:

@@ -213,6 +213,18 @@ def test_a_view_counts_what_a_job_did() -> None:
     assert view.latency is not None
 
 
+def test_a_view_of_an_ended_job_says_who_served_each_stage() -> None:
+    table = Table()
+    for name in ("d1", "d2", "d3"):
+        table.join(name)
+    homes = {"a": ("d1",), "b": ("d2", "d3")}
+    table.play(table.submit(job(chain("a", "b", homes=homes), 6)))
+    seen = views.job(table.state, "job")
+    assert seen is not None
+    assert seen.phase is views.JobPhase.COMPLETE
+    assert [set(stage.devices) for stage in seen.stages] == [{"d1"}, {"d2", "d3"}]
+
+
 def test_a_view_shows_a_device_s_ledger_and_outlives_it() -> None:
     table = Table()
     table.join("d1", 24)

@@ -333,6 +333,9 @@ def test_several_jobs_on_several_pools_run_in_one_go(bench: Workbench) -> None:
     devices = {device["name"]: device for device in ran.report["devices"]}  # type: ignore
     assert set(devices) == {"shelf.one", "shelf.two", "shelf.three", "loft.one"}
     assert devices["loft.one"]["evictions"] >= 2
+    served = {name for stage in jobs["job"]["stages"] for name in stage["devices"]}
+    assert served
+    assert served <= set(devices)
     for folder in ("again", "single"):
         for file in bench.outputs.glob("*.npz"):
             with np.load(file) as one, np.load(bench.folder / folder / file.name) as other:

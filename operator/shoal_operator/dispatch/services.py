@@ -33,6 +33,7 @@ def retire_service(state: State, lane: Lane) -> None:
     service = lane.service
     if lane not in service.lanes:
         return
+    lane.served_by = tuple(device.name for device in service.servers)
     service.lanes.remove(lane)
     if service.lanes:
         return

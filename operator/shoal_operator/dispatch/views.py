@@ -57,7 +57,9 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageView:
-    """One stage of a job: tasks by state; the median time in the runtime; who serves it."""
+    """One stage of a job: tasks by state; the median time in the runtime; who serves it, or served
+    it at its end.
+    """
 
     index: int
     digest: Digest
@@ -227,7 +229,7 @@ def _stage(lane: Lane) -> StageView:
         running=lane.running,
         finished=lane.finished,
         compute=None if median is None else Nanoseconds(median),
-        devices=tuple(server.name for server in lane.service.servers),
+        devices=lane.served_by or tuple(server.name for server in lane.service.servers),
     )
 
 

@@ -15,14 +15,12 @@ from shoal_operator.shell.local.watch import DeviceTally
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 
-def job_report(
-    job: PlannedJob, status: pb.JobStatus | None, verified: Verification | str | None
-) -> JobReport:
-    """A job, as it was last seen; one that was never seen is Pending.
+def job_report(pool: PoolRun, job: PlannedJob, verified: Verification | str | None) -> JobReport:
+    """A job of a pool, as it was last seen; one that was never seen is Pending.
 
     `verified`: the comparison, or why there is none, or None where none was asked for.
     """
-    status = status if status is not None else pb.JobStatus(name=job.order.name)
+    status = pool.watch.jobs.get(job.order.name, pb.JobStatus(name=job.order.name))
     hits, latency = status.tier_hits, status.latency
     return JobReport(
         name=job.order.name,
@@ -51,7 +49,7 @@ def job_report(
         stages=tuple(
             StageReport(
                 index=stage.index,
-                devices=tuple(stage.devices),
+                devices=tuple(map(pool.label, stage.devices)),
                 finished=stage.finished,
                 compute_seconds=stage.compute_seconds,
             )

@@ -177,7 +177,7 @@ class _Run:
             ),
             interrupted=self._interrupted,
             jobs=tuple(
-                job_report(job, pool.watch.jobs.get(job.order.name), verified.get(job.order.name))
+                job_report(pool, job, verified.get(job.order.name))
                 for pool in self._pools
                 for job in pool.jobs
             ),

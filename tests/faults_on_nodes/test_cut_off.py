@@ -1,14 +1,19 @@
 """Links that are cut, watches that are silent, a store that is slow: noticed, told, survived."""
 
+import asyncio
+import base64
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from e2e_cluster import Json, ShoalOnNodes
 from faults_on_nodes.runs import (
+    METRICS_PORT,
     OPERATOR_PORT,
     STAGES,
     JobOnNodes,
@@ -21,6 +26,12 @@ from faults_on_nodes.runs import (
     the_pod,
     wait_until_well,
 )
+from shoal_operator.shell.authority import Authority, Use
+from shoal_protocol.channels import Credentials, open_channel
+from shoal_protocol.frames import frames_in, split_frame
+from shoal_protocol.services import PeerClient
+from shoal_protocol.tensors import ActivationKey, encode_activation
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 pytestmark = [
     pytest.mark.real,
@@ -30,6 +41,9 @@ pytestmark = [
     pytest.mark.minutes,
     pytest.mark.timeout(1200),
 ]
+
+
+PEER_PORT = 7401
 
 
 @contextmanager
@@ -111,10 +125,53 @@ def test_a_node_is_gone_and_comes_back_with_an_old_plan(
         shoal.wait_until("the node is back", node.ready)
         shoal.wait_until("the device is back", lambda: device(shoal, node.name) == "True")
         assert job.done() < work.items, "the job was too short for this"
+        # What it might still send of the old plan, by its own name, over the real way.
+        (peer,) = (pod for pod in shoal.pods("agent") if pod["spec"]["nodeName"] == "pi-4")
+        address, refused = f"{peer['status']['podIP']}:{PEER_PORT}", stale(shoal)
+        old = ActivationKey(job=job.run, epoch=before, item=0, producer=0, consumer=1)
+        credentials = as_device(shoal, "pi-zero", tmp_path)
+        assert asyncio.run(push_as(credentials, address, "pi-4", old)) == "STALE"
+        assert stale(shoal) > refused
         job.finish(seconds=400)
         job.check()
         assert "LostDevice" in shoal.events("InferenceJob", job.name)
         assert "ReplannedPlacement" in shoal.events("Placement", job.name)
+
+
+def stale(shoal: ShoalOnNodes) -> float:
+    """How many activations of an older epoch the agents have refused."""
+    texts = [
+        ask(f"{pod['status']['podIP']}:{METRICS_PORT}", "/metrics")[1]
+        for pod in shoal.pods("agent")
+    ]
+    name = r'^shoal_agent_transfers_refused_total\{outcome="STALE"\} (\S+)'
+    return sum(float(number) for text in texts for number in re.findall(name, text, re.M))
+
+
+def as_device(shoal: ShoalOnNodes, name: str, folder: Path) -> Credentials:
+    """A certificate of the pool's own authority, as the device with this name has one."""
+    held = shoal.get("secret", "shelf-ca")["data"]
+    certificate, key = (base64.b64decode(held[part]) for part in ("tls.crt", "tls.key"))
+    authority = Authority.load(certificate, key)
+    issued = authority.issue(name, datetime.now(UTC), use=Use.BOTH)
+    parts = {"ca": certificate, "certificate": issued.certificate, "key": issued.key}
+    for part, content in parts.items():
+        (folder / part).write_bytes(content)
+    return Credentials(**{part: folder / part for part in parts})
+
+
+async def push_as(credentials: Credentials, address: str, to: str, key: ActivationKey) -> str:
+    """Send an activation to a device; what it answers."""
+    tensors = {"x": np.zeros((1, 8), np.float32)}
+    async with open_channel(address, credentials, server_name=to) as channel:
+        call = PeerClient(channel).push()
+        for frame in encode_activation(key, to, tensors, transfer=1):
+            await call.write(frame)
+        async for message in call:
+            for frame in frames_in(message):
+                outcome = split_frame(frame)[0].acknowledgement.outcome
+                return Acknowledgement.Outcome.Name(outcome)
+    raise AssertionError("no answer")
 
 
 def test_an_operator_that_hears_nothing_for_minutes_is_not_ready_and_comes_back(

@@ -11,6 +11,7 @@ what is tested on it is tested as on a stranger's cluster. From the inside out:
     network, images, node, volumes
                          what a node is made of
     cluster              a control plane with nodes and cluster DNS
+    policies             its NetworkPolicies enforced, for as long as a test wants that
     __main__             `make cluster`, `make cluster-down`, `make cluster-build`
 """
 

@@ -89,6 +89,10 @@ class Node:
             rule = ("FORWARD", f"--{here}", pod, "--protocol", "tcp", *ports, "--jump", "DROP")
             within(self._first_pid, "iptables", "--wait", change, *rule)
 
+    def load_rules(self, file: Path) -> None:
+        """Have `nft` do as a file says, in the node's network namespace."""
+        within(self._first_pid, "nft", "--file", file)
+
     def import_image(self, image: Image) -> None:
         """Put the image where this node's pods find it."""
         import_image(self.folder, image)

@@ -76,10 +76,9 @@ class LoadRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFinished:
-    """The fragment can run now. `measured` is None where a measurement says nothing yet."""
+    """The fragment can run now."""
 
     digest: str
-    measured: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,15 +278,14 @@ def step(  # noqa: C901, PLR0911, PLR0912 - one case per event
     match event:
         case LoadRequested():
             return _request(ledger, event)
-        case LoadFinished(digest=digest, measured=measured):
+        case LoadFinished(digest=digest):
             if digest in ledger.resident:
                 return ledger, ()
             if digest not in ledger.in_flight:  # its place went with a smaller budget
                 return ledger, (_homeless(ledger, digest),)
-            bytes_ = Bytes(max(ledger.in_flight[digest], measured or 0))
-            resident = {**ledger.resident, digest: bytes_}
+            resident = {**ledger.resident, digest: ledger.in_flight[digest]}
             in_flight = _without(ledger.in_flight, digest)
-            return _settle(replace(ledger, resident=resident, in_flight=in_flight), digest)
+            return replace(ledger, resident=resident, in_flight=in_flight), ()
         case LoadFailed(digest=digest):
             return replace(ledger, in_flight=_without(ledger.in_flight, digest)), ()
         case Measured(digest=digest, measured=measured):

@@ -38,12 +38,11 @@ from shoal_agent.residency import (
 from shoal_protocol.units import Bytes
 
 
-def load(ledger: Ledger, digest: str, need: int, measured: int | None = None) -> Ledger:
+def load(ledger: Ledger, digest: str, need: int) -> Ledger:
     """A ledger with one more fragment resident."""
     ledger, effects = residency.step(ledger, LoadRequested(digest=digest, need=Bytes(need)))
     assert Admit(digest=digest) in effects
-    done = LoadFinished(digest=digest, measured=None if measured is None else Bytes(measured))
-    return residency.step(ledger, done)[0]
+    return residency.step(ledger, LoadFinished(digest=digest))[0]
 
 
 def test_a_load_that_fits_is_admitted_and_one_that_does_not_says_need_and_have() -> None:
@@ -219,8 +218,6 @@ class Recount:
     def meet(self, event: Event, was: Ledger) -> None:  # noqa: C901 - one case per event
         """Take in what an event says of itself, whatever is answered to it."""
         match event:
-            case LoadFinished(digest=digest, measured=measured) if digest in was.in_flight:
-                self.resize(digest, max(self.size(digest), measured or 0))
             case LoadFailed(digest=digest) if digest in was.in_flight:
                 self.remove(digest)
             case Measured(digest=digest, measured=measured) if digest in was.resident:
@@ -273,7 +270,7 @@ sizes = st.integers(0, 120).map(Bytes)
 digests = st.sampled_from("abcd")
 events = st.one_of(
     st.builds(LoadRequested, digest=digests, need=sizes),
-    st.builds(LoadFinished, digest=digests, measured=st.none() | sizes),
+    st.builds(LoadFinished, digest=digests),
     st.builds(LoadFailed, digest=digests),
     st.builds(Measured, digest=digests, measured=sizes),
     st.builds(GrowthRequested, digest=digests, size=sizes, planned=sizes),

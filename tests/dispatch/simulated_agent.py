@@ -75,8 +75,8 @@ class Agent(Link):
 
     def _loaded(self, session: int, load: give.Load) -> None:
         measured = Bytes(max(load.resident, self.model.larger.get(load.digest, 0)))
-        finished = residency.LoadFinished(digest=load.digest, measured=measured)
-        for effect in self._keep_ledger(finished):
+        self._keep_ledger(residency.LoadFinished(digest=load.digest))
+        for effect in self._keep_ledger(residency.Measured(digest=load.digest, measured=measured)):
             if isinstance(effect, residency.Evict):
                 failure = Failure(
                     kind=FailureKind.BUDGET,

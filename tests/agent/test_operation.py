@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -84,6 +85,30 @@ def test_the_agent_imports_nothing_of_the_control_plane() -> None:
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     heavy = {"onnx", "kopf", "kubernetes", "typer", "rich", "yaml", "psutil", "shoal_operator"}
     assert set(shown.split()) & heavy == set()
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["shoal_agent.shell.runtime", "shoal_agent.__main__", "shoal_operator.shell.local.whole_model"],
+)
+def test_the_runtime_reports_to_nobody(module: str) -> None:
+    program = (
+        "import os, sys, importlib\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'onnxruntime':\n"
+        "            print(os.environ.get('ORT_DISABLE_TELEMETRY'))\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        f"importlib.import_module('{module}')\n"
+        "import shoal_agent.shell.agent\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ORT_")}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", program]
+    shown = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60, env=environment
+    )
+    assert shown.stdout == "1\n"
 
 
 async def test_metrics_count_what_was_done_and_readiness_follows_the_session(

@@ -5,3 +5,8 @@ profile, cut, plan), the watch over a running coordinator, the verification agai
 and the report. Not here: what a terminal shows (`cli`), and anything that a cluster would do
 otherwise: the coordinator and the agents are the very programs that a cluster starts.
 """
+
+import os
+
+# Of ONNX Runtime, which the verification imports: as in the agent (`shoal_agent.shell`).
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -52,6 +52,14 @@ def of_rules(*roles: tuple[str, str]) -> Rights:
     return found
 
 
+def by_resource(rights: Rights) -> Rights:
+    """Rights to named objects among those to their resource, as the audit log tells of them."""
+    found: Rights = {}
+    for (what, _), verbs in rights.items():
+        found.setdefault((what, ""), set()).update(verbs)
+    return found
+
+
 def used(plane: ControlPlane, user: str) -> tuple[Rights, Rights]:
     """What a user has asked for, by the audit log: what was allowed, and what was forbidden."""
     assert plane.audit_log is not None, "the control plane was not made with audit=True"

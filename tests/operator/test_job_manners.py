@@ -19,7 +19,7 @@ from operator_processes import NAMESPACE as HOME
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from played_world import DEVICES, ITEMS, MODEL, NAMESPACE, World, job_spec, operating
 from real_models import MODELS, find
-from rights import of_rules, used, without
+from rights import by_resource, of_rules, used, without
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 pytestmark = [
@@ -263,6 +263,6 @@ async def test_the_operator_was_never_refused_and_needs_each_right_that_it_has(
     """The last of these tests: it reads what the others have made the operator do."""
     allowed, forbidden = used(world.plane, f"system:serviceaccount:{HOME}:{ACCOUNT}")
     assert forbidden == {}
-    granted = of_rules(("ClusterRole", ACCOUNT), ("Role", ACCOUNT))
+    granted = by_resource(of_rules(("ClusterRole", ACCOUNT), ("Role", ACCOUNT)))
     unused = {name: verbs for (name, _), verbs in without(granted, allowed).items()}
     assert unused == {name: set(verbs) for name, verbs in UNUSED.items()}

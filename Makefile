@@ -28,7 +28,7 @@ check: .venv/dev.stamp ## Run every check: style, types, borders, generated code
 	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 2
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs -m "(real or slow) and not minutes" \
-		--numprocesses 3 --dist loadgroup --no-loadscope-reorder
+		--numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 e2e: .venv/dev.stamp ## Run the story on a cluster of three nodes, a part of check: install, read, upgrade, uninstall
 	@$(CLUSTER) build
@@ -36,7 +36,8 @@ e2e: .venv/dev.stamp ## Run the story on a cluster of three nodes, a part of che
 
 faults: .venv/dev.stamp ## Run every fault, on processes and on nodes; check leaves those out that take minutes
 	@$(CLUSTER) build
-	$(BIN)/pytest --quiet -rs tests/faults tests/faults_on_nodes tests/operator/test_many_jobs.py
+	$(BIN)/pytest --quiet -rs tests/faults tests/faults_on_nodes tests/cluster \
+		tests/operator/test_many_jobs.py
 
 parity: .venv/dev.stamp ## Compare every model, the heavy ones too, cut in every way, with the whole model
 	$(BIN)/pytest --quiet -rs tests/parity tests/modelling/test_real_models.py

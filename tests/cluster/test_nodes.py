@@ -15,7 +15,13 @@ from shoal_cluster.images import BASE_IMAGE
 from shoal_cluster.removal import take_down
 
 # The first test waits for the cluster as well, on a machine that may be busy.
-pytestmark = [pytest.mark.real, pytest.mark.nodes, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.nodes,
+    pytest.mark.slow,
+    pytest.mark.minutes,
+    pytest.mark.timeout(600),
+]
 ROOT = Path(__file__).resolve().parents[2]
 
 SHAPES = (

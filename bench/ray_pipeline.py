@@ -16,8 +16,9 @@ import time
 from typing import Any
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-# Ray's own telemetry would look for hosts that are not to be reached from a test bed.
+# Their telemetry would look for hosts that are not to be reached from a test bed.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import numpy as np
 import ray

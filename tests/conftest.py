@@ -1,8 +1,13 @@
 """Fixtures that tests of every area may ask for, and the order in which several processes test."""
 
+import os
+
 import pytest
 
 from cluster_fixtures import api_access, control_plane
+
+# As in Shoal itself: the runtime would report to its maker, from a network that may be watched.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = ["api_access", "control_plane"]
 

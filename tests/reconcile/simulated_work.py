@@ -1,9 +1,12 @@
 """What goes on in the simulated cluster: jobs in the coordinator, and workers."""
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.snapshot import RunState, WorkerPhase
+
+ITEMS = 6
 
 
 @dataclass(slots=True)
@@ -18,6 +21,23 @@ class SimulatedJob:
     seconds: float = 0.0
     message: str = ""
     reason: str = ""
+
+    def advance(self, seconds: float, bad_items: AbstractSet[int]) -> list[int]:
+        """Go on for a while; the items that have finished meanwhile."""
+        if self.state is RunState.PENDING:
+            self.state = RunState.RUNNING
+            return []
+        if self.state is not RunState.RUNNING:
+            return []
+        self.seconds += seconds
+        ended = sorted(set(range(ITEMS)) - self.finished - self.failed)[:2]
+        good = [item for item in ended if item not in bad_items]
+        self.finished.update(good)
+        self.failed.update(set(ended) - set(good))
+        if len(self.finished) + len(self.failed) == ITEMS:
+            self.state = RunState.FAILED if self.failed else RunState.COMPLETE
+            self.reason = "ItemsFailed" if self.failed else ""
+        return good
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from reconcile.rules import decide, name_of
-from reconcile.simulated_work import SimulatedJob, SimulatedWorker
+from reconcile.simulated_work import ITEMS, SimulatedJob, SimulatedWorker
 from reconcile.values import NAMESPACE, SETTINGS, K, document, make, model, pool
 from shoal_operator.api.kinds import (
     Device,
@@ -61,7 +61,6 @@ from shoal_protocol.units import Bytes
 
 MIB = 1 << 20
 START = instant("2026-03-01T12:00:00Z")
-ITEMS = 6
 
 
 @dataclass(slots=True)
@@ -386,7 +385,8 @@ class Cluster:
             self._work(worker)
         if self.reachable and any(s is DeviceState.READY for s in self.connected.values()):
             for name, job in self.runs.items():
-                self._advance(name, job, seconds)
+                for item in job.advance(seconds, self.bad_items):
+                    self.finished[name, item] = self.finished.get((name, item), 0) + 1
 
     def _work(self, worker: SimulatedWorker) -> None:
         talks = "--tls-ca" in worker.command
@@ -411,24 +411,6 @@ class Cluster:
                 self.carried[name] = set(self.runs[name].finished)
             case ("shoal", "partition", *_) if "--to" in command:
                 self.fragments |= {fragment.digest for fragment in document().fragments}
-
-    def _advance(self, name: str, job: SimulatedJob, seconds: float) -> None:
-        if job.state is RunState.PENDING:
-            job.state = RunState.RUNNING
-            return
-        if job.state is not RunState.RUNNING:
-            return
-        job.seconds += seconds
-        open_items = set(range(ITEMS)) - job.finished - job.failed
-        for item in sorted(open_items)[:2]:
-            if item in self.bad_items:
-                job.failed.add(item)
-            else:
-                job.finished.add(item)
-                self.finished[name, item] = self.finished.get((name, item), 0) + 1
-        if not set(range(ITEMS)) - job.finished - job.failed:
-            job.state = RunState.FAILED if job.failed else RunState.COMPLETE
-            job.reason = "ItemsFailed" if job.failed else ""
 
 
 def started(chance: Random, jobs: int, **more: object) -> Cluster:

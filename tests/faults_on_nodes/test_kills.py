@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.cluster,
     pytest.mark.nodes,
+    pytest.mark.minutes,
     pytest.mark.slow,
     pytest.mark.timeout(900),
 ]

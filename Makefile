@@ -2,7 +2,7 @@
 # nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check e2e faults parity bench cluster cluster-images cluster-down cluster-build protos crds lock clean
+.PHONY: help run check e2e faults parity thorough bench cluster cluster-images cluster-down cluster-build protos crds lock clean
 
 PYTHON ?= python3
 EXAMPLE ?= ocr
@@ -41,6 +41,10 @@ faults: .venv/dev.stamp ## Run every fault, on processes and on nodes; check lea
 
 parity: .venv/dev.stamp ## Compare every model, the heavy ones too, cut in every way, with the whole model
 	$(BIN)/pytest --quiet -rs tests/parity tests/modelling/test_real_models.py
+
+thorough: .venv/dev.stamp ## Run all that check leaves out: faults on nodes, heavy models, benches as tests
+	@$(CLUSTER) build
+	$(BIN)/pytest --quiet -rs -m minutes
 
 bench: .venv/dev.stamp ## Run every bench in its quick form
 	@for bench in streaming overhead peers operator_scale; do $(BIN)/python bench/$$bench.py --quick || exit 1; done

@@ -12,7 +12,7 @@ from shoal_cluster import ControlPlane
 
 BENCH = Path(__file__).parents[2] / "bench"
 
-pytestmark = [pytest.mark.cluster, pytest.mark.real, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.real, pytest.mark.slow, pytest.mark.minutes]
 
 
 def test_a_quick_run_prints_a_table_and_writes_its_measurements(tmp_path: Path) -> None:

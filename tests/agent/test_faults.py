@@ -12,7 +12,7 @@ import pytest
 
 from agent.conftest import Joined
 from agent.fragment_making import MadeFragment, dense_model, slow_model, write_fragment
-from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
+from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from agent.test_memory_of_fragments import run
 from agent.test_running import edge, task
 from shoal_protocol.channels import open_channel
@@ -233,6 +233,44 @@ async def test_a_peer_that_cannot_be_reached_is_left_to_the_dispatcher(
     joined.device.send(release=pb.Release(tasks=[task(0)]))
     reply = await joined.device.ask("forward", forward)
     assert reply.failure.code == pb.MISSING_ACTIVATION
+
+
+async def test_what_is_on_its_way_to_a_lost_peer_is_given_up_at_once_and_goes_again_when_it_is_back(
+    join: Join, fragment: MadeFragment
+) -> None:
+    """A frozen peer takes the bytes that its buffers hold, and never says a word."""
+    joined, peer = await join(), await join("jetson")
+    await joined.device.load(fragment.digest, fragment.resident_bytes)
+    address = peer.device.hello.address
+    route = pb.Route(consumer=1, device="jetson", address=address, tensors=["y"])
+    peer.agent.process.send_signal(signal.SIGSTOP)
+    try:
+        await joined.device.give(edge(-1, 0), {"x": np.ones((1, 64), np.float32)})
+        waiting = joined.device.begin("execute", execute(fragment, routes=[route]))
+        await joined.device.result()  # so it has run, and sends
+        assert not waiting.done()
+        joined.device.send(peer_lost=pb.PeerLost(device="jetson"))
+        reply = await asyncio.wait_for(waiting, PATIENCE_SECONDS)
+        assert reply.HasField("executed"), reply
+        assert list(reply.executed.delivered) == []
+    finally:
+        peer.agent.process.send_signal(signal.SIGCONT)
+    reply = await joined.device.ask("forward", pb.Forward(task=task(0), route=route))
+    assert reply.HasField("forwarded"), reply
+
+
+async def test_a_task_given_before_its_peer_was_lost_does_not_try_to_reach_it(
+    join: Join, fragment: MadeFragment
+) -> None:
+    joined, peer = await join(), await join("jetson")
+    await joined.device.load(fragment.digest, fragment.resident_bytes)
+    address = peer.device.hello.address
+    route = pb.Route(consumer=1, device="jetson", address=address, tensors=["y"])
+    waiting = joined.device.begin("execute", execute(fragment, routes=[route]))
+    joined.device.send(peer_lost=pb.PeerLost(device="jetson"))
+    await joined.device.give(edge(-1, 0), {"x": np.ones((1, 64), np.float32)})
+    reply = await asyncio.wait_for(waiting, PATIENCE_SECONDS)
+    assert list(reply.executed.delivered) == []
 
 
 async def test_what_a_relay_does_not_take_is_told_in_its_words(

@@ -1,6 +1,7 @@
 """Fragments and the processor's thread, in this process: what is cancelled, stopped, and fails."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +16,16 @@ import pytest_asyncio
 from agent.fragment_making import MadeFragment, dense_model, slow_model, write_fragment
 from shoal_agent.execution import Made
 from shoal_agent.residency import Ledger
+from shoal_agent.shell import fetching
 from shoal_agent.shell.activations import ActivationStore, SpillFull
 from shoal_agent.shell.cache import FragmentCache
 from shoal_agent.shell.counters import Counters
-from shoal_agent.shell.fetching import Fetcher, FragmentUnavailable
+from shoal_agent.shell.fetching import Fetcher, FragmentUnavailable, Source
 from shoal_agent.shell.fragments import Fragments
 from shoal_agent.shell.memory import MemoryMeter
 from shoal_agent.shell.runtime import Runtime, Terminated
+from shoal_protocol.channels import open_channel
+from shoal_protocol.services import PeerClient
 from shoal_protocol.units import Bytes
 
 MIB = 1 << 20
@@ -200,3 +204,19 @@ async def test_a_load_whose_room_cannot_be_made_books_nothing_and_works_later(
     assert (await fragments.load(dense.digest, 8 * MIB, [])).resident_bytes == 8 * MIB
     store.clear()
     assert (fragments.ledger.reserved, store.held_bytes, store.spilled_bytes) == (0, 0, 0)
+
+
+async def test_a_source_that_gives_nothing_is_left_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be frozen: its connection stands, and nothing comes."""
+    monkeypatch.setattr(fetching, "_FRAME_SECONDS", 0.2)
+    fetcher = Fetcher(FragmentCache(tmp_path, 1 << 30), lambda *_: None, at_once)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/silent.sock")
+        listener.listen()
+        channel = open_channel(f"unix:{tmp_path}/silent.sock")
+        sources = [Source(name, PeerClient(channel).fetch_fragment) for name in ("one", "other")]
+        with pytest.raises(FragmentUnavailable, match=r"one: gave nothing.*other: gave nothing"):
+            await fetcher.ensure("sha256:" + "0" * 64, sources)
+        await channel.close()

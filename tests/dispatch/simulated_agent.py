@@ -29,7 +29,7 @@ from shoal_protocol.units import Bytes, Nanoseconds
 class Agent(Link):
     """What the device does with its instructions."""
 
-    def _obey(self, instruction: give.Instruction, session: int) -> None:
+    def _obey(self, instruction: give.Instruction, session: int) -> None:  # noqa: C901
         match instruction:
             case give.Load():
                 self._load(session, instruction)
@@ -45,6 +45,9 @@ class Agent(Link):
                 self._carry_out(self.queue.release([execution.Made(job, epoch, item, stage)]))
             case give.Cancel(cancelled=number):
                 self._carry_out(self.queue.cancel(number))
+            case give.PeerLost(peer=peer):
+                for give_up in self._stuck.pop(peer, ()):
+                    give_up()
             case give.Probe():
                 self._send_up(ProbeAnswered(at=Nanoseconds(0), device=self.name, session=session))
             case _:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MILLISECOND = 1_000_000
 SECOND = 1000 * MILLISECOND
 TENSOR = frozenset({"tensor"})
+STANDSTILL = 30 * SECOND
+"""How long an agent waits for a peer that says nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class Link:
         self._sent_until = self._heard_until = 0
         self._executes: dict[int, give.Execute] = {}
         self._given_up: set[str] = set()
+        self._stuck: dict[str, list[Callable[[], None]]] = {}
 
     # ---- sessions ----------------------------------------------------------------------------
 
@@ -229,7 +232,26 @@ class Link:
         lost = world.unlucky(world.trouble.push)
 
         def arrived() -> None:
-            delivered = not lost and other.arrive(there, key)
+            if other.hung:
+                stand_still()
+            else:
+                end(not lost and other.arrive(there, key))
+
+        def stand_still() -> None:
+            """Nothing comes back: until somebody says that nothing will, or for long."""
+            stuck = self._stuck.setdefault(target, [])
+            given_up = False
+
+            def give_up() -> None:
+                nonlocal given_up
+                if not given_up:
+                    given_up = True
+                    end(False)
+
+            stuck.append(give_up)
+            world.later(STANDSTILL, give_up)
+
+        def end(delivered: bool) -> None:
             if self._is_in(session):
                 then(delivered)
 

@@ -21,6 +21,7 @@ from shoal_operator.dispatch.instructions import (
     FinishJob,
     Forward,
     Load,
+    PeerLost,
     Probe,
     Release,
     Unload,
@@ -45,6 +46,25 @@ def test_a_lost_device_s_task_runs_elsewhere_from_the_kept_activation() -> None:
     given = table.answer(only(table.given, Execute))
     assert brief(given) == ["d2 runs 0.1"]
     assert brief(table.lose("d2")) == ["d3 runs 0.1", "d1 sends 0.0 to d3"]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_whoever_sends_to_a_lost_device_is_told(ahead: bool) -> None:
+    table = three_devices()
+    execute = only(table.given, Execute)
+    if ahead:
+        ((_, target),) = execute.routes
+    else:
+        target = only(table.answer(execute, delivered=False), Forward).target
+    (told,) = some(table.lose(target), PeerLost)
+    assert (told.device, told.peer) == ("d1", target)
+
+
+def test_who_does_not_send_to_a_lost_device_hears_nothing_of_it() -> None:
+    table = three_devices()
+    ((_, target),) = only(table.given, Execute).routes
+    other = ({"d2", "d3"} - {target}).pop()
+    assert table.lose(other) == []
 
 
 def test_without_the_activation_the_item_starts_again_from_the_model_s_input() -> None:

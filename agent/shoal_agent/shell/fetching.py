@@ -7,7 +7,7 @@ once.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -29,6 +29,8 @@ from shoal_protocol.services import FileStream
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 _FILE_SECONDS: Final = 600.0
+_FRAME_SECONDS: Final = 30.0
+"""How long a source may give nothing: it may be frozen, and the next one need not be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ class Fetcher:
                 return Fetched(counted, perf_counter() - started, tuple(dropped))
             except grpc.aio.AioRpcError as error:
                 answers.append(f"{source.name}: {error.code().name} {error.details()}")
+            except TimeoutError:
+                answers.append(f"{source.name}: gave nothing for {_FRAME_SECONDS:.0f} s")
             except (MalformedFrame, ManifestError, _WrongBytes) as error:
                 corrupt = True
                 answers.append(f"{source.name}: {error}")
@@ -179,7 +183,7 @@ class _Transfer:
         call = self.source.fetch(request, _FILE_SECONDS)
         try:
             with path.open("ab", buffering=0) as file:
-                async for message in call:
+                async for message in _promptly(call):
                     payload = receiver.feed(message)
                     self.count(self.source, len(payload))
                     await self.pace(len(payload))
@@ -206,6 +210,17 @@ class _Transfer:
                     raise
                 self.dropped.append(gone)
                 file.truncate(start)
+
+
+async def _promptly(call: FileStream) -> AsyncIterator[bytes]:
+    """The messages; raises `TimeoutError` where none comes for a while."""
+    messages = aiter(call)
+    while True:
+        async with asyncio.timeout(_FRAME_SECONDS):
+            message = await anext(messages, None)
+        if message is None:
+            return
+        yield message
 
 
 def _write_all(file: FileIO, payload: memoryview) -> None:

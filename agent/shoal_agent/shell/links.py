@@ -149,6 +149,11 @@ class Sender:
         self._waiting.clear()
         self._answers.clear()
 
+    def break_off(self, reason: str) -> None:
+        """`fail`, and end the stream."""
+        self.fail(reason)
+        self._abort()
+
     async def close(self) -> None:
         """`fail`, and stop what works for this stream."""
         self.fail(self._broken or "closed")
@@ -218,8 +223,7 @@ class Sender:
                 else:
                     await self._write_transfer(self._waiting.popleft())
         except STREAM_ERRORS as error:
-            self.fail(describe(error))
-            self._abort()
+            self.break_off(describe(error))
         finally:
             self._writer = None
 
@@ -263,8 +267,7 @@ class Sender:
         """See whether anything stands still; later again, while something is under way."""
         overdue = perf_counter() - _STEP_SECONDS
         if self._writing_since < overdue:
-            self.fail(f"no progress within {_STEP_SECONDS:.0f} s")
-            self._abort()
+            self.break_off(f"no progress within {_STEP_SECONDS:.0f} s")
         for number, outgoing in list(self._unanswered.items()):
             if outgoing.written_at < overdue:
                 del self._unanswered[number]
@@ -302,8 +305,14 @@ class PeerLink:
             )
         return await self._sender.send(parcel)
 
+    def hang_up(self, reason: str) -> None:
+        """Give up what is on its way; what is sent later goes over another stream."""
+        if self._sender is not None:
+            self._sender.break_off(reason)
+            self._sender = None
+
     async def close(self) -> None:
-        """Hang up."""
+        """Hang up, for good."""
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -355,6 +364,12 @@ class PeerLinks:
                 raise Undelivered(str(error)) from error
             self._links[key] = PeerLink(channel, self._uplink)
         return self._links[key]
+
+    def hang_up(self, device: str) -> None:
+        """A device is lost: who waits for it is told so at once."""
+        for (name, _), link in self._links.items():
+            if name == device:
+                link.hang_up(f"the coordinator has lost {device}")
 
     async def close(self) -> None:
         """Hang up everywhere."""

@@ -81,6 +81,7 @@ class Session:
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._sender: Sender | None = None
         self._draining = False
+        self._lost_peers: set[str] = set()
         self.round_trip_seconds: float | None = None
         """To the coordinator and back, as the last ping saw it."""
         self.number = 0
@@ -147,6 +148,8 @@ class Session:
 
     async def deliver(self, parcel: Parcel, address: str) -> int:
         """Send to a peer, or with no address through the coordinator."""
+        if parcel.device in self._lost_peers:
+            raise Undelivered(f"the coordinator has lost {parcel.device}")
         if address:
             size = await self._device.links.link(parcel.device, address).send(parcel)
         elif self._sender is None:
@@ -278,7 +281,7 @@ class Session:
 
     # ---- instructions ------------------------------------------------------------------------
 
-    def _take(self, message: pb.CoordinatorMessage) -> None:
+    def _take(self, message: pb.CoordinatorMessage) -> None:  # noqa: C901 - one case for each kind
         """Begin what the coordinator asks for."""
         match message.WhichOneof("message"):
             case "probe":
@@ -287,6 +290,7 @@ class Session:
             case "execute":
                 self._execute(message.execute)
             case "forward":
+                self._lost_peers.discard(message.forward.route.device)
                 self.tasks.forward(message.forward)
             case "release":
                 self.tasks.release(message.release.tasks)
@@ -299,12 +303,16 @@ class Session:
                 self._start(message.unload.instruction, self._unload(message.unload))
             case "prefetch":
                 self._start(message.prefetch.instruction, self._prefetch(message.prefetch))
+            case "peer_lost":
+                self._lost_peers.add(message.peer_lost.device)
+                self._device.links.hang_up(message.peer_lost.device)
             case "welcome":
                 self.end("the coordinator welcomed twice")
             case _:
                 pass  # of a newer version of the protocol: what has no number wants no answer
 
     def _execute(self, execute: pb.Execute) -> None:
+        self._lost_peers.difference_update(route.device for route in execute.routes)
         if self._device.uplink.shaped:
             execute.reply_bytes = 0  # a pretended link is that of the bulk streams
         late = None

@@ -104,6 +104,16 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLost:
+    """Give up what is on its way from a device to `peer`, which is lost. No answer: what was to
+    carry it is answered.
+    """
+
+    device: str
+    peer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """Are you there? Answered by ProbeAnswered, or by silence."""
 
@@ -155,6 +165,7 @@ Instruction = (
     | Forward
     | Cancel
     | Release
+    | PeerLost
     | Probe
     | Disconnect
     | FinishItem

@@ -19,7 +19,7 @@ from shoal_operator.dispatch.events import (
     FragmentCached,
     FragmentResident,
 )
-from shoal_operator.dispatch.instructions import Disconnect, Probe, Tier
+from shoal_operator.dispatch.instructions import Disconnect, PeerLost, Probe, Tier
 from shoal_operator.dispatch.jobs import cancel, end_job, resize_windows
 from shoal_operator.dispatch.loading import (
     end_load,
@@ -130,6 +130,7 @@ def lose(state: State, device: Device) -> list[Task]:
         task.keeper = None
     device.keeps.clear()
     tasks = _void_instructions(state, device)
+    _warn_senders(state, device)
     count_all_homes(state, device)
     for service in dict.fromkeys(serving):
         for lane in service.lanes:
@@ -158,6 +159,22 @@ def _void_instructions(state: State, device: Device) -> list[Task]:
             case Loading() | Unloading() | Prefetching():
                 pass
     return tasks[::-1]
+
+
+def _warn_senders(state: State, lost: Device) -> None:
+    """Those who send to a lost device learn of it: from where they are it may only seem slow, and
+    what they wait to hand over stands in the way of all else that they do.
+    """
+    senders: dict[str, None] = {}
+    for pending in state.pending.values():
+        match pending:
+            case Running(routes=routes) if any(target is lost for _, target in routes):
+                senders[pending.device.name] = None
+            case Forwarding(target=target) if target is lost:
+                senders[pending.device.name] = None
+            case _:
+                pass
+    state.out += [PeerLost(device=sender, peer=lost.name) for sender in senders]
 
 
 def disconnect(state: State, device: Device, reason: str) -> None:

@@ -128,7 +128,7 @@ class Driver:
 
     # ---- instructions ----------------------------------------------------------------------------
 
-    def _perform(self, order: ins.Instruction) -> None:  # noqa: C901 - one case for each kind
+    def _perform(self, order: ins.Instruction) -> None:  # noqa: C901, PLR0912 - one for each kind
         match order:
             case ins.Execute():
                 self._execute(order)
@@ -148,6 +148,9 @@ class Driver:
                 self.deliveries.cancel(order.cancelled)
                 cancel = pb.Cancel(instruction=order.cancelled)
                 self._tell(order.device, pb.CoordinatorMessage(cancel=cancel))
+            case ins.PeerLost():
+                lost = pb.PeerLost(device=order.peer)
+                self._tell(order.device, pb.CoordinatorMessage(peer_lost=lost))
             case ins.Probe():
                 probe = pb.Probe(nonce=order.session)
                 self._tell(order.device, pb.CoordinatorMessage(probe=probe))

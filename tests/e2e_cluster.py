@@ -116,7 +116,8 @@ class ShoalOnNodes:
     def events(self, kind: str, name: str) -> list[str]:
         """The reasons of the operator's events about an object, in their order."""
         about = f"--field-selector=involvedObject.kind={kind},involvedObject.name={name}"
-        found = self.get("events", about, "--sort-by=.metadata.creationTimestamp")["items"]
+        found = self.get("events", about)["items"]
+        found.sort(key=lambda each: each["metadata"]["creationTimestamp"])
         return [each["reason"] for each in found if each["reportingComponent"] == "shoal-operator"]
 
     def story_of(self, what: str) -> str:

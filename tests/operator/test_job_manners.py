@@ -4,7 +4,6 @@ The last tests look at what the ones before have left.
 """
 
 import asyncio
-import json
 import os
 import signal
 from functools import partial
@@ -55,7 +54,7 @@ def succeeded(world: World, name: str) -> int:
 def events_of(world: World, name: str) -> dict[str, str]:
     """Reasons and types of what was told of a job."""
     fields = f"--field-selector=involvedObject.name={name},involvedObject.kind=InferenceJob"
-    found = json.loads(world.kubectl("get", "events", fields, "--output=json"))["items"]
+    found = world.plane.access.get("events", fields, f"--namespace={NAMESPACE}")["items"]
     return {each["reason"]: each["type"] for each in found}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal_cluster.programs import find
+from shoal_cluster.reading import ReadFailed, reader
 
 
 class CommandFailed(Exception):
@@ -44,8 +45,16 @@ class Access:
         return self._run("helm", arguments, "", seconds)
 
     def get(self, *arguments: str) -> Any:
-        """`kubectl get ARGUMENTS -o json`, parsed."""
-        return json.loads(self.kubectl("get", *arguments, "--output=json"))
+        """What `kubectl get ARGUMENTS -o json` gives, parsed; the options are `Reader.get`'s.
+
+        Raises:
+            CommandFailed: with what kubectl would say.
+        """
+        try:
+            changed = self.kubeconfig.stat().st_mtime_ns
+            return reader(self.kubeconfig, changed).get(*arguments)
+        except ReadFailed as failed:
+            raise CommandFailed(("kubectl", "get", *arguments), str(failed)) from failed
 
     def apply(self, *manifests: Mapping[str, object], namespace: str = "default") -> None:
         """Apply the manifests, server side."""

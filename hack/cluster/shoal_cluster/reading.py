@@ -1,0 +1,152 @@
+"""Objects as `kubectl get --output=json` gives them, over a connection that is kept: whoever waits
+for something asks a thousand times, and a process for each question costs more than its answer.
+"""
+
+import functools
+import http.client
+import json
+import threading
+import time
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from shoal_operator.shell.cluster.login import log_in
+
+_TIMEOUT_SECONDS: Final = 30.0
+_TRIES: Final = 5
+_KINDS_AT_ONCE: Final = (
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"
+)
+_OPTIONS: Final = {"--selector": "labelSelector", "--field-selector": "fieldSelector"}
+
+
+class ReadFailed(Exception):
+    """The API server refuses, does not know the kind, or is not there; as kubectl words it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    path: str
+    plural: str
+    namespaced: bool
+    api_version: str
+    name: str
+
+
+class Reader:
+    """Reads from one cluster."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        """With the rights of the kubeconfig's current context."""
+        self._account = log_in(kubeconfig)
+        self._turn = threading.Lock()
+        self._connection = http.client.HTTPSConnection(
+            urllib.parse.urlsplit(self._account.server).netloc,
+            context=self._account.tls,
+            timeout=_TIMEOUT_SECONDS,
+        )
+        self._kinds: dict[str, _Kind] = {}
+
+    def get(self, *arguments: str) -> Any:
+        """An object (KIND NAME), or `{"items": [...]}` of all kinds in KIND,KIND,...
+
+        Options: --namespace (else "default"), --all-namespaces, --selector, --field-selector.
+        Raises `ReadFailed`.
+        """
+        words = [word for word in arguments if not word.startswith("--")]
+        options = [word.partition("=") for word in arguments if word.startswith("--")]
+        given = {option: value for option, _, value in options}
+        namespace: str | None = given.pop("--namespace", "default")
+        if given.pop("--all-namespaces", None) is not None:
+            namespace = None
+        query = {_OPTIONS[option]: value for option, value in given.items()}
+        kinds = [self._kind(name) for name in words[0].split(",")]
+        if len(words) > 1:
+            return self._ask(_path(kinds[0], namespace, words[1]))
+        items: list[Any] = []
+        for kind in kinds:
+            found = self._ask(_path(kind, namespace), query)["items"]
+            items += [{"apiVersion": kind.api_version, "kind": kind.name} | item for item in found]
+        return {"items": items}
+
+    def _kind(self, name: str) -> _Kind:
+        if name not in self._kinds:
+            self._kinds = self._discover()
+        if name not in self._kinds:
+            raise ReadFailed(f'the server doesn\'t have a resource type "{name}"')
+        return self._kinds[name]
+
+    def _discover(self) -> dict[str, _Kind]:
+        """By all names of a kind; where two have one name, the core group's or the first."""
+        kinds: dict[str, _Kind] = {}
+        for root in ("/api", "/apis"):
+            for group in self._ask(root, accept=_KINDS_AT_ONCE)["items"]:
+                name = group["metadata"].get("name", "")
+                for version in group["versions"]:
+                    api_version = f"{name}/{version['version']}" if name else version["version"]
+                    for each in version["resources"]:
+                        kind = _Kind(
+                            f"{root}/{api_version}",
+                            each["resource"],
+                            each["scope"] == "Namespaced",
+                            api_version,
+                            each["responseKind"]["kind"],
+                        )
+                        for known_as in _names(each, name):
+                            kinds.setdefault(known_as, kind)
+        return kinds
+
+    def _ask(
+        self, path: str, query: Mapping[str, str] | None = None, accept: str = "application/json"
+    ) -> Any:
+        if query:
+            path += "?" + urllib.parse.urlencode(query)
+        try:
+            status, answer = self._request(path, accept)
+        except (OSError, http.client.HTTPException) as error:
+            raise ReadFailed(f"the server cannot be reached: {error}") from error
+        if status != http.HTTPStatus.OK:
+            raise ReadFailed(f"Error from server ({http.HTTPStatus(status).phrase}): {answer}")
+        return json.loads(answer)
+
+    def _request(self, path: str, accept: str) -> tuple[int, str]:
+        """A GET's status and text."""
+        headers = {"Accept": accept}
+        if token := self._account.token.value():
+            headers["Authorization"] = f"Bearer {token}"
+        with self._turn:
+            for tries_left in reversed(range(_TRIES)):
+                try:
+                    self._connection.request("GET", path, headers=headers)
+                    answer = self._connection.getresponse()
+                    text = answer.read().decode()
+                except (OSError, http.client.HTTPException) as error:
+                    self._connection.close()
+                    # One that has stood idle may be closed on the other side.
+                    if isinstance(error, TimeoutError) or not tries_left:
+                        raise
+                    continue
+                wait = answer.headers.get("Retry-After")
+                if answer.status != http.HTTPStatus.TOO_MANY_REQUESTS or wait is None:
+                    break
+                time.sleep(float(wait))
+        return answer.status, text
+
+
+@functools.lru_cache(maxsize=64)
+def reader(kubeconfig: Path, _changed: int) -> Reader:
+    """The reader for a kubeconfig as it is since `_changed`, shared by all who ask for it."""
+    return Reader(kubeconfig)
+
+
+def _path(kind: _Kind, namespace: str | None, name: str = "") -> str:
+    where = f"/namespaces/{namespace}" if kind.namespaced and namespace is not None else ""
+    return f"{kind.path}{where}/{kind.plural}" + (f"/{name}" if name else "")
+
+
+def _names(resource: Any, group: str) -> tuple[str, ...]:
+    plural, singular = resource["resource"], resource["singularResource"]
+    return (plural, singular, f"{plural}.{group}", *resource.get("shortNames", ()))

@@ -63,7 +63,7 @@ class Reader:
         if given.pop("--all-namespaces", None) is not None:
             namespace = None
         query = {_OPTIONS[option]: value for option, value in given.items()}
-        kinds = [self._kind(name) for name in words[0].split(",")]
+        kinds = [self._kind(name) for name in words[0].lower().split(",")]
         if len(words) > 1:
             return self._ask(_path(kinds[0], namespace, words[1]))
         items: list[Any] = []

@@ -28,7 +28,7 @@ check: .venv/dev.stamp ## Run every check: style, types, borders, generated code
 	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 2
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs -m "(real or slow) and not minutes" \
-		--numprocesses 2 --dist loadfile --no-loadscope-reorder
+		--numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 e2e: .venv/dev.stamp ## Run the story on a cluster of three nodes, a part of check: install, read, upgrade, uninstall
 	@$(CLUSTER) build

@@ -181,6 +181,9 @@ def make_claims(plane: ControlPlane) -> None:
                 }
             )
         plane.access.apply(*manifests, namespace=NAMESPACE)
+    # The scheduler lets a pod wait for long that it saw before the pod's claims were bound.
+    bound = ("--for=jsonpath={.status.phase}=Bound", "pvc/models", "pvc/lines")
+    plane.kubectl("wait", f"--namespace={NAMESPACE}", *bound, "--timeout=60s")
 
 
 def job_spec(**more: object) -> dict[str, object]:

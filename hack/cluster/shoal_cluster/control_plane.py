@@ -290,6 +290,8 @@ class ControlPlane:
             # By default it spends its first five seconds waiting for its own rate limit.
             "kube-api-qps": "200",
             "kube-api-burst": "400",
+            # A claim that it saw before its volume is bound after that time, by default 15 s.
+            "pvclaimbinder-sync-period": "1s",
         }
         program = self._programs["kube-controller-manager"]
         return self._process("controller-manager", (program, *_flags(flags)))

@@ -89,24 +89,8 @@ def measure(
     clock = 0
     for index in range(devices):
         step(state, _joined(index, Nanoseconds(clock)))
-    names = [f"device-{index}" for index in range(devices)]
-    spec = JobSpec(
-        name="load",
-        stages=tuple(
-            Stage(
-                digest=_digest(index),
-                resident_bytes=Bytes(1 << 20),
-                predecessors=(index - 1,) if index else (),
-                takes_model_inputs=not index,
-                gives_results=index == stages - 1,
-                homes=tuple(names[index::stages]) if homes else (),
-            )
-            for index in range(stages)
-        ),
-        items=tasks // stages,
-        epoch=1,
-        policy=policy,
-    )
+    names = [f"device-{index}" for index in range(devices)] if homes else []
+    spec = _job(stages, names, tasks // stages, policy)
     for index in range(devices):
         step(state, _telemetry(index, Nanoseconds(clock)))
     queue: deque[Event] = deque([JobSubmitted(at=Nanoseconds(clock), job=spec)])
@@ -139,6 +123,27 @@ def measure(
     job = state.ended["load"]
     assert job.succeeded == spec.items, f"{job.succeeded} of {spec.items} items: {job.failure}"
     return Measurement(devices, spec.items * stages, steps, spent / 1e9)
+
+
+def _job(stages: int, names: list[str], items: int, policy: Policy) -> JobSpec:
+    """A chain; each of the devices named is the home of one stage."""
+    return JobSpec(
+        name="load",
+        stages=tuple(
+            Stage(
+                digest=_digest(index),
+                resident_bytes=Bytes(1 << 20),
+                predecessors=(index - 1,) if index else (),
+                takes_model_inputs=not index,
+                gives_results=index == stages - 1,
+                homes=tuple(names[index::stages]),
+            )
+            for index in range(stages)
+        ),
+        items=items,
+        epoch=1,
+        policy=policy,
+    )
 
 
 def _digest(index: int) -> Digest:

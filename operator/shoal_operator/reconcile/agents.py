@@ -40,6 +40,7 @@ from shoal_operator.reconcile.pods import (
     pod,
     probe,
     scratch,
+    startup_probe,
 )
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import Node, Workload
@@ -270,7 +271,7 @@ def _container(pool: DevicePool, budget_bytes: Bytes, settings: OperatorSettings
             {"name": "peers", "containerPort": PEER_PORT, "protocol": "TCP"},
             {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
         ],
-        startupProbe=probe("/healthz", periodSeconds=2, failureThreshold=60),
+        startupProbe=startup_probe(),
         livenessProbe=probe("/healthz", periodSeconds=10, failureThreshold=6),
         readinessProbe=probe("/readyz", periodSeconds=5, failureThreshold=2),
         volumeMounts=[

@@ -23,6 +23,7 @@ from shoal_operator.reconcile.pods import (
     pod,
     probe,
     scratch,
+    startup_probe,
     tls_volume,
 )
 from shoal_operator.reconcile.settings import OperatorSettings
@@ -120,7 +121,7 @@ def _deployment(
             {"name": "grpc", "containerPort": GRPC_PORT, "protocol": "TCP"},
             {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
         ],
-        startupProbe=probe("/healthz", periodSeconds=2, failureThreshold=60),
+        startupProbe=startup_probe(),
         livenessProbe=probe("/healthz", periodSeconds=10, failureThreshold=6),
         readinessProbe=probe("/readyz", periodSeconds=5, failureThreshold=2),
         volumeMounts=[TMP_MOUNT, TLS_MOUNT, store],

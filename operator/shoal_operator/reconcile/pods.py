@@ -135,3 +135,10 @@ TLS_MOUNT: Final[Mapping[str, object]] = {
 def probe(path: str, **more: object) -> Json:
     """Asks the metrics server of a process."""
     return {"httpGet": {"path": path, "port": "metrics"}, "timeoutSeconds": 5, **more}
+
+
+def startup_probe() -> Json:
+    """A process has two minutes to start, and three seconds before it is asked: each time that it
+    does not answer is a Warning among the pod's events.
+    """
+    return probe("/healthz", initialDelaySeconds=3, periodSeconds=2, failureThreshold=60)

@@ -201,25 +201,35 @@ def test_the_epoch_never_falls() -> None:
     assert status.epoch == 2
 
 
+MEASURED = Run(
+    job="ocr-1",
+    state=RunState.COMPLETE,
+    message="",
+    plan=1,
+    terms=Terms(),
+    items=24,
+    active=0,
+    succeeded=24,
+    failed=0,
+    seconds=2.0,
+    items_per_second=12.0,
+    latency_p50_seconds=0.25,
+    tier_hits=(0, 0, 0, 0),
+)
+
+
+def test_a_placement_that_was_deleted_under_a_run_begins_after_the_plan_of_the_run() -> None:
+    going = replace(MEASURED, state=RunState.RUNNING, plan=3)
+    of, _, status = see(placement(), devices("a", "b", "c"), measured=going)
+    assert status.epoch == 4
+    _, _, status = see(of, devices("a", "b", "c"), now=LATER, measured=going)
+    assert status.epoch == 4
+
+
 def test_what_the_last_job_measured_is_told() -> None:
-    run = Run(
-        job="ocr-1",
-        state=RunState.COMPLETE,
-        message="",
-        plan=1,
-        terms=Terms(),
-        items=24,
-        active=0,
-        succeeded=24,
-        failed=0,
-        seconds=2.0,
-        items_per_second=12.0,
-        latency_p50_seconds=0.25,
-        tier_hits=(0, 0, 0, 0),
-    )
-    of, _, status = see(placement(), devices("a", "b", "c"), measured=run)
+    of, _, status = see(placement(), devices("a", "b", "c"), measured=MEASURED)
     assert status.measured == Cost(latency_seconds=0.25, items_per_second=12.0)
-    going = replace(run, state=RunState.RUNNING, items_per_second=3.0)
+    going = replace(MEASURED, state=RunState.RUNNING, items_per_second=3.0)
     _, _, status = see(of, devices("a", "b", "c"), measured=going)
     assert status.measured == Cost(latency_seconds=0.25, items_per_second=12.0)
 

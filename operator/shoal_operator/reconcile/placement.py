@@ -162,7 +162,9 @@ def _planned(
         gain = gain_percent(site, previous, best)
         if gain is not None and gain < _GAIN_PERCENT:
             return _decision(snapshot, before, _good(message_of(before.conditions, "Planned")))
-    status = replace(status_of(best), epoch=(before.epoch or 0) + 1)
+    # A Placement that was deleted under a run begins after the plan that the run goes by.
+    of_the_run = 0 if snapshot.measured is None else snapshot.measured.plan
+    status = replace(status_of(best), epoch=max(before.epoch or 0, of_the_run) + 1)
     since = f"epoch {status.epoch}"
     note = Note(reason="PlannedPlacement", message=text, since=since)
     if previous is not None:

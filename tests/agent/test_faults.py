@@ -41,6 +41,12 @@ def execute(fragment: MadeFragment, item: int = 0, epoch: int = 1, **more: Any) 
     )
 
 
+def route_to(peer: Joined) -> pb.Route:
+    """For the output of `execute`, to a consumer on that device."""
+    hello = peer.device.hello
+    return pb.Route(consumer=1, device=hello.device, address=hello.address, tensors=["y"])
+
+
 async def runs(device: ConnectedDevice, fragment: MadeFragment, item: int = 0) -> None:
     """Load and run: all is well."""
     loaded = await device.load(fragment.digest, fragment.resident_bytes)
@@ -241,8 +247,7 @@ async def test_what_is_on_its_way_to_a_lost_peer_is_given_up_at_once_and_goes_ag
     """A frozen peer takes the bytes that its buffers hold, and never says a word."""
     joined, peer = await join(), await join("jetson")
     await joined.device.load(fragment.digest, fragment.resident_bytes)
-    address = peer.device.hello.address
-    route = pb.Route(consumer=1, device="jetson", address=address, tensors=["y"])
+    route = route_to(peer)
     peer.agent.process.send_signal(signal.SIGSTOP)
     try:
         await joined.device.give(edge(-1, 0), {"x": np.ones((1, 64), np.float32)})
@@ -264,8 +269,7 @@ async def test_a_task_given_before_its_peer_was_lost_does_not_try_to_reach_it(
 ) -> None:
     joined, peer = await join(), await join("jetson")
     await joined.device.load(fragment.digest, fragment.resident_bytes)
-    address = peer.device.hello.address
-    route = pb.Route(consumer=1, device="jetson", address=address, tensors=["y"])
+    route = route_to(peer)
     waiting = joined.device.begin("execute", execute(fragment, routes=[route]))
     joined.device.send(peer_lost=pb.PeerLost(device="jetson"))
     await joined.device.give(edge(-1, 0), {"x": np.ones((1, 64), np.float32)})

@@ -43,6 +43,7 @@ pytestmark = [
 ]
 
 
+COORDINATOR_PORT = 7400
 PEER_PORT = 7401
 
 
@@ -65,6 +66,17 @@ def silent(shoal: ShoalOnNodes, pod: Json, *source_ports: int) -> Iterator[None]
             node.drop(address, port, source_port)
             undo.callback(node.pass_on, address, port, source_port)
         yield
+
+
+@contextmanager
+def cut_from_coordinator(shoal: ShoalOnNodes, pod: Json) -> Iterator[None]:
+    """Nothing passes between an agent and its coordinator."""
+    node, address = shoal.cluster.nodes[pod["spec"]["nodeName"]], pod["status"]["podIP"]
+    node.drop(address, COORDINATOR_PORT)
+    try:
+        yield
+    finally:
+        node.pass_on(address, COORDINATOR_PORT)
 
 
 @contextmanager
@@ -136,6 +148,27 @@ def test_a_node_is_gone_and_comes_back_with_an_old_plan(
         job.check()
         assert "LostDevice" in shoal.events("InferenceJob", job.name)
         assert "ReplannedPlacement" in shoal.events("Placement", job.name)
+
+
+def test_a_crawling_device_that_only_its_peers_reach_holds_nothing_up(
+    shoal: ShoalOnNodes, work: Work, tmp_path: Path
+) -> None:
+    """To its peers it is there: it takes what they send, and takes for ever to say so."""
+    node = shoal.cluster.nodes["pi-zero"]
+    (pod,) = (pod for pod in shoal.pods("agent") if pod["spec"]["nodeName"] == node.name)
+    with running_job(shoal, work, tmp_path, "crawling-peer", parallelism=4) as job:
+        with slow_agents(shoal):
+            job.reach(0.05)
+            before = epoch(shoal, job)
+            shoal.slow_down(pod, 0.01)
+            with cut_from_coordinator(shoal, pod):
+                shoal.wait_until("the device is lost", lambda: device(shoal, node.name) != "True")
+                shoal.wait_until("there is another plan", lambda: epoch(shoal, job) > before)
+                done = job.done()
+                assert job.reach(done / work.items + 0.1) > done
+        shoal.wait_until("the device is back", lambda: device(shoal, node.name) == "True")
+        job.finish(seconds=400)
+        job.check()
 
 
 def stale(shoal: ShoalOnNodes) -> float:

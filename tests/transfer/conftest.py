@@ -42,14 +42,18 @@ def access(tmp_path: Path) -> Access:
     return Access(base=tmp_path, insecure=True, volumes={"lines": tmp_path / "claim"})
 
 
-@pytest.fixture
-async def coordinator(tmp_path: Path) -> AsyncIterator[str]:
-    """The target of a coordinator whose volume is `tmp_path/volume`."""
-    settings = CoordinatorSettings(
-        listen="127.0.0.1:0",
+def volume_settings(tmp_path: Path, port: int = 0) -> CoordinatorSettings:
+    """Of a coordinator whose volume is `tmp_path/volume`."""
+    return CoordinatorSettings(
+        listen=f"127.0.0.1:{port}",
         store=tmp_path / "volume",
         state=tmp_path / "volume/state",
         insecure=True,
     )
-    async with serving(settings) as running:
+
+
+@pytest.fixture
+async def coordinator(tmp_path: Path) -> AsyncIterator[str]:
+    """The target of a coordinator with such settings."""
+    async with serving(volume_settings(tmp_path)) as running:
         yield f"127.0.0.1:{running.port}"

@@ -1,16 +1,21 @@
 """Files are carried whole, once, and on from where it broke off."""
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from shoal_operator.shell.addresses import AddressRefused
+from shoal_operator.shell.coordinator import serving
+from shoal_operator.shell.transfer import coordinators
 from shoal_operator.shell.transfer.addresses import Access
 from shoal_operator.shell.transfer.copying import Copied, Progress, copy
 from shoal_operator.shell.transfer.folders import FolderSource
 from shoal_operator.shell.transfer.places import Entry, TransferBroken, TransferRefused
 from transfer.carrying import LARGE, Shaky, carry, fill, read
+from transfer.conftest import volume_settings
 from transfer.servers import S3
 
 
@@ -172,7 +177,28 @@ async def test_a_claim_is_not_left_by_a_link(access: Access, tmp_path: Path) -> 
         await carry("pvc://other/in", "out", access)
 
 
-async def test_a_coordinator_that_is_away_may_come_back(access: Access, tmp_path: Path) -> None:
+async def test_a_coordinator_that_cannot_be_reached_yet_is_waited_for(
+    access: Access, tmp_path: Path
+) -> None:
+    """A new pod may be let through only when the network knows of it."""
+    files = fill(tmp_path / "claim/in", 5000)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        carrying = asyncio.create_task(
+            carry("pvc://lines/in", f"127.0.0.1:{port}/jobs/late/in", access)
+        )
+        await asyncio.sleep(0.5)  # it has been refused by now
+        assert not carrying.done()
+    async with serving(volume_settings(tmp_path, port)):
+        assert (await carrying).files == 1
+    assert read(tmp_path / "volume/jobs/late/in") == files
+
+
+async def test_a_coordinator_that_is_away_may_come_back(
+    access: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinators, "_REACH_SECONDS", 0.1)
     fill(tmp_path / "in", 1)
     with pytest.raises(TransferBroken):
         await carry("in", "127.0.0.1:1/jobs/ocr/in", access)

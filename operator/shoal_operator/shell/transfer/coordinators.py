@@ -1,6 +1,7 @@
 """Files on a coordinator's volume, over `Files` (`v1/files.proto`): a job's folders, fragments."""
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ from shoal_protocol.v1.files_pb2_grpc import FilesStub
 
 _SENT_BYTES: Final = 256 << 10
 """Of one message: a gRPC message is held whole on both sides."""
+_REACH_SECONDS: Final = 10.0
+"""How long the first call waits for a connection: a network with policies may let a new pod through
+only some seconds after it has begun, and a coordinator may just be starting."""
 _HOPELESS: Final = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -46,9 +50,11 @@ class FilesClient:
         self._channel = channel
         self._stub = FilesStub(channel)
         self._address = address
+        self._reached = False
 
     async def list(self, folder: str) -> list[Entry]:
         """The files of a folder by name."""
+        await self._reach()
         try:
             call = self._stub.ListFiles(pb.ListFilesRequest(folder=folder))
             return [Entry(name=each.name, size_bytes=each.bytes) async for each in call]
@@ -76,6 +82,7 @@ class FilesClient:
 
     async def put(self, path: str, entry: Entry, read: Read, on_bytes: OnBytes) -> bool:
         """Put a file; whether anything had to be sent."""
+        await self._reach()
         call = self._stub.Put()
         header = pb.PutHeader(
             path=path, bytes=entry.size_bytes, sha256=entry.sha256, version=entry.version
@@ -97,6 +104,14 @@ class FilesClient:
         if answer.WhichOneof("message") != "stands" or answer.stands.bytes != entry.size_bytes:
             raise TransferBroken(f"{self._address}: {path} does not stand as it was sent")
         return True
+
+    async def _reach(self) -> None:
+        """Wait for a connection, for a while and once; why there is none, a call says."""
+        if not self._reached:
+            self._reached = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REACH_SECONDS):
+                    await self._channel.channel_ready()
 
     async def _send(
         self,

@@ -2,6 +2,7 @@
 for something asks a thousand times, and a process for each question costs more than its answer.
 """
 
+import atexit
 import functools
 import http.client
 import json
@@ -48,6 +49,7 @@ class Reader:
             context=self._account.tls,
             timeout=_TIMEOUT_SECONDS,
         )
+        atexit.register(self._connection.close)
         self._kinds: dict[str, _Kind] = {}
 
     def get(self, *arguments: str) -> Any:

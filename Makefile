@@ -25,7 +25,7 @@ check: .venv/dev.stamp ## Run every check: style, types, borders, generated code
 	$(BIN)/mypy
 	$(BIN)/mypy hack examples bench tests
 	$(BIN)/lint-imports
-	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 2
+	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 3
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs -m "(real or slow) and not minutes" \
 		--numprocesses 3 --dist loadfile --no-loadscope-reorder

@@ -58,6 +58,7 @@ def test_controllers_make_what_follows_from_an_object(control_plane: ControlPlan
     assert not pods()
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("store", ["etcd", "kine"])
 def test_objects_outlive_every_part_of_it(store: Store) -> None:
     with or_skip(lambda: ControlPlane(store=store)) as plane:
@@ -70,6 +71,7 @@ def test_objects_outlive_every_part_of_it(store: Store) -> None:
         assert plane.kubectl("get", "configmap", "kept")
 
 
+@pytest.mark.minutes
 def test_two_live_side_by_side_and_leave_nothing() -> None:
     with or_skip(ControlPlane) as first, or_skip(ControlPlane) as second:
         first.kubectl("create", "configmap", "only-here")

@@ -47,12 +47,6 @@ async def test_models_of_the_zoo(pool: Pool, tmp_path: Path, name: str, fragment
     assert await difference(pool, name, fragments, tmp_path) <= TOLERANCE
 
 
-async def test_a_heavy_model_whose_first_and_last_stage_share_a_table(
-    pool: Pool, tmp_path: Path
-) -> None:
-    assert await difference(pool, "gpt2", 5, tmp_path) <= TOLERANCE
-
-
 @pytest.mark.minutes
 @pytest.mark.parametrize(("name", "fragments"), cuttings(tuple(sorted(HEAVY))))
 async def test_heavy_models_of_the_zoo_in_every_number_of_fragments(

@@ -1,7 +1,9 @@
-# One file, two images:
+# One file, four images, each with the packages that its one process needs:
 #
-#   docker build --target operator --tag shoal/operator:0.1.0 .    the operator, coordinators, workers, the `shoal` command
-#   docker build --target agent --tag shoal/agent:0.1.0 .          what runs on a device: no onnx, no Kubernetes
+#   docker build --target operator --tag shoal/operator:0.1.0 .          the operator: no ONNX
+#   docker build --target coordinator --tag shoal/coordinator:0.1.0 .    a pool's coordinator: no ONNX, no Kubernetes
+#   docker build --target worker --tag shoal/worker:0.1.0 .              the `shoal` command, which worker pods run
+#   docker build --target agent --tag shoal/agent:0.1.0 .                what runs on a device
 #
 # Nothing in it depends on the processor: --platform linux/amd64,linux/arm64 builds both. Layers
 # stand in the order in which they change: base, packages, code; a change of code makes only the
@@ -23,6 +25,14 @@ FROM build AS operator-packages
 COPY requirements/operator.txt /requirements.txt
 RUN --mount=type=cache,target=/var/cache/pip packages /requirements.txt
 
+FROM build AS coordinator-packages
+COPY requirements/coordinator.txt /requirements.txt
+RUN --mount=type=cache,target=/var/cache/pip packages /requirements.txt
+
+FROM build AS worker-packages
+COPY requirements/worker.txt /requirements.txt
+RUN --mount=type=cache,target=/var/cache/pip packages /requirements.txt
+
 FROM build AS agent-packages
 COPY requirements/agent.txt /requirements.txt
 RUN --mount=type=cache,target=/var/cache/pip packages /requirements.txt
@@ -34,27 +44,55 @@ RUN --mount=type=cache,target=/var/cache/pip packages /requirements.txt
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY protos protos
+COPY api api
+COPY planner planner
+COPY compiler compiler
+COPY coordinator coordinator
 COPY operator operator
 COPY agent agent
+COPY cli cli
+COPY hack/image/spread /usr/local/bin/spread
 RUN python3 -m pip --python /opt/shoal/bin/python install --quiet --no-compile --no-deps \
         --no-build-isolation --no-index --target /wheel . \
     && python3 -m compileall -q --invalidation-mode unchecked-hash /wheel \
-    && site=$(echo /opt/shoal/lib/python3*/site-packages) \
-    && mkdir -p "/code/operator$site" "/code/agent$site" /code/operator/opt/shoal/bin \
-    && cp -a /wheel/shoal_operator /wheel/shoal_protocol /wheel/*.dist-info "/code/operator$site" \
-    && cp -a /wheel/shoal_agent /wheel/shoal_protocol /wheel/*.dist-info "/code/agent$site" \
-    && cp -a /wheel/bin/shoal /code/operator/opt/shoal/bin/shoal
+    && spread operator shoal_operator shoal_api shoal_planner shoal_protocol \
+    && spread coordinator shoal_coordinator shoal_protocol \
+    && spread worker shoal_cli shoal_coordinator shoal_compiler shoal_planner shoal_api shoal_protocol \
+    && spread agent shoal_agent shoal_protocol \
+    && mkdir -p /code/worker/opt/shoal/bin && cp -a /wheel/bin/shoal /code/worker/opt/shoal/bin/shoal
 
 FROM base AS operator
 ENV PATH=/opt/shoal/bin:$PATH
 LABEL org.opencontainers.image.title="Shoal operator" \
-      org.opencontainers.image.description="The operator, coordinators and workers of Shoal, and its command line" \
+      org.opencontainers.image.description="The operator of Shoal: reconciles its kinds on a cluster" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=operator-packages /opt/shoal /opt/shoal
 USER 65532:65532
 WORKDIR /tmp
-ENTRYPOINT ["shoal"]
+ENTRYPOINT ["python", "-m", "shoal_operator"]
 COPY --from=code /code/operator /
+
+FROM base AS coordinator
+ENV PATH=/opt/shoal/bin:$PATH
+LABEL org.opencontainers.image.title="Shoal coordinator" \
+      org.opencontainers.image.description="The coordinator of a pool: streams inputs through its devices" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=coordinator-packages /opt/shoal /opt/shoal
+USER 65532:65532
+WORKDIR /tmp
+ENTRYPOINT ["python", "-m", "shoal_coordinator"]
+COPY --from=code /code/coordinator /
+
+FROM base AS worker
+ENV PATH=/opt/shoal/bin:$PATH
+LABEL org.opencontainers.image.title="Shoal worker" \
+      org.opencontainers.image.description="The command line of Shoal: fetches, inspects and cuts models, carries inputs and results" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=worker-packages /opt/shoal /opt/shoal
+USER 65532:65532
+WORKDIR /tmp
+ENTRYPOINT ["shoal"]
+COPY --from=code /code/worker /
 
 FROM base AS agent
 ENV PATH=/opt/shoal/bin:$PATH

@@ -37,10 +37,10 @@ e2e: .venv/dev.stamp ## Run the story on a cluster of three nodes, a part of che
 faults: .venv/dev.stamp ## Run every fault, on processes and on nodes; check leaves those out that take minutes
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs tests/faults tests/faults_on_nodes tests/cluster \
-		tests/operator/test_many_jobs.py
+		tests/operator/controller/test_many_jobs.py
 
 parity: .venv/dev.stamp ## Compare every model, the heavy ones too, cut in every way, with the whole model
-	$(BIN)/pytest --quiet -rs tests/parity tests/modelling/test_real_models.py
+	$(BIN)/pytest --quiet -rs tests/parity tests/compiler/test_real_models.py
 
 thorough: .venv/dev.stamp ## Run all that check leaves out: faults on nodes, heavy models, benches as tests
 	@$(CLUSTER) build
@@ -52,8 +52,8 @@ bench: .venv/dev.stamp ## Run every bench in its quick form
 cluster: .venv/run.stamp ## Make a Kubernetes cluster of three nodes on this machine and keep it
 	@$(CLUSTER) up
 
-cluster-images: .venv/run.stamp ## Build the images of operator and agent and put them on that cluster
-	@for part in operator agent; do \
+cluster-images: .venv/run.stamp ## Build the images and put them on that cluster
+	@for part in operator coordinator worker agent; do \
 		$(CLUSTER) image docker.io/shoal/$$part:$(VERSION) --target $$part || exit 1; done
 
 cluster-down: .venv/run.stamp ## Remove that cluster, and whatever a crash has left of others
@@ -67,17 +67,18 @@ protos: .venv/bin/protoc-gen-mypy_grpc ## Generate the Python code of protos/ an
 
 crds: .venv/dev.stamp ## Write the CRDs and the reference of the kinds anew
 	$(BIN)/python hack/crds.py
-	$(BIN)/python -m shoal_operator.api.reference > docs/api.md
+	$(BIN)/python -m shoal_api.reference > docs/api.md
 
 lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
-	$(COMPILE) pyproject.toml requirements/build.in --extra operator --extra agent \
-		--extra examples --output-file requirements/run.txt
+	$(COMPILE) pyproject.toml requirements/build.in --extra cli --extra operator \
+		--extra coordinator --extra agent --extra examples --output-file requirements/run.txt
 	$(COMPILE) pyproject.toml requirements/build.in --all-extras \
 		--constraint requirements/run.txt --output-file requirements/dev.txt
 	$(COMPILE) --no-deps requirements/models.in --output-file requirements/models.txt
 	$(COMPILE) requirements/build.in --constraint requirements/run.txt \
 		--output-file requirements/build.txt
-	for image in operator agent; do $(COMPILE) pyproject.toml --extra $$image \
+	for image in operator coordinator worker agent; do \
+		$(COMPILE) pyproject.toml --extra $$([ $$image = worker ] && echo cli || echo $$image) \
 		--constraint requirements/run.txt --output-file requirements/$$image.txt || exit 1; done
 
 clean: ## Remove .venv and everything else that was made

@@ -15,8 +15,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from shoal_operator.api.partition import Digest
-from shoal_operator.dispatch.events import (
+from shoal_coordinator.dispatch.events import (
     ActivationForwarded,
     DeviceJoined,
     DeviceTelemetry,
@@ -33,7 +32,7 @@ from shoal_operator.dispatch.events import (
     Telemetry,
     Tick,
 )
-from shoal_operator.dispatch.instructions import (
+from shoal_coordinator.dispatch.instructions import (
     Execute,
     FinishItem,
     FinishJob,
@@ -43,8 +42,9 @@ from shoal_operator.dispatch.instructions import (
     Prefetch,
     Unload,
 )
-from shoal_operator.dispatch.machine import new_state, step
-from shoal_operator.shell.coordinator.collector import search_rarely
+from shoal_coordinator.dispatch.machine import new_state, step
+from shoal_coordinator.server.collector import search_rarely
+from shoal_protocol.partition import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
 _TICK_NS = 250_000_000

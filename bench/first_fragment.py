@@ -21,14 +21,14 @@ from statistics import geometric_mean, median
 
 from measurement import Measurement, Report, parse_arguments
 
-from shoal_operator.api.choices import Objective
-from shoal_operator.api.partition import MODEL, Digest, Edge, Fragment, PartitionDocument
-from shoal_operator.dispatch import events as ev
-from shoal_operator.dispatch import instructions as ins
-from shoal_operator.dispatch.machine import new_state, step
-from shoal_operator.planning.costs import ASSUMED_FLOPS_PER_CPU, PoolDevice
-from shoal_operator.planning.outcome import Plan
-from shoal_operator.planning.placement import plan
+from shoal_coordinator.dispatch import events as ev
+from shoal_coordinator.dispatch import instructions as ins
+from shoal_coordinator.dispatch.machine import new_state, step
+from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, PoolDevice
+from shoal_planner.outcome import Plan
+from shoal_planner.placement import plan
+from shoal_protocol.choices import Objective
+from shoal_protocol.partition import MODEL, Digest, Edge, Fragment, PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND as SECOND
 from shoal_protocol.units import Bytes, Nanoseconds
 
@@ -99,7 +99,7 @@ class VirtualRun:
     fetches_until: dict[str, int] = field(default_factory=dict)
     cached: set[tuple[str, Digest]] = field(default_factory=set)
     made: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
-    agenda: list[tuple[int, int, ev.Event]] = field(default_factory=list)
+    event_router: list[tuple[int, int, ev.Event]] = field(default_factory=list)
     order: Iterator[int] = field(default_factory=count)
     finished: ins.FinishJob | None = None
 
@@ -118,8 +118,8 @@ class VirtualRun:
         tell(ev.JobSubmitted(at=at, job=self._spec(items)))
         tick = 0
         while self.finished is None:
-            if self.agenda and self.agenda[0][0] <= tick:
-                self.now, _, event = heappop(self.agenda)
+            if self.event_router and self.event_router[0][0] <= tick:
+                self.now, _, event = heappop(self.event_router)
                 tell(event)
                 continue
             self.now = tick
@@ -201,7 +201,7 @@ class VirtualRun:
         )
 
     def _later(self, event: ev.Event) -> None:
-        heappush(self.agenda, (event.at, next(self.order), event))
+        heappush(self.event_router, (event.at, next(self.order), event))
 
 
 def with_first(shelf: Shelf, homes: Homes, *, idle_only: bool) -> Homes:

@@ -25,13 +25,13 @@ import grpc
 import numpy as np
 from measurement import RATIO, Measurement, alternate, compared
 
-from shoal_agent.execution import Sent
-from shoal_agent.shell.activations import ActivationStore, Landing
-from shoal_agent.shell.cache import FragmentCache
-from shoal_agent.shell.counters import Counters
-from shoal_agent.shell.links import Parcel, PeerLink
-from shoal_agent.shell.serving import Peers
-from shoal_agent.shell.shaping import Uplink
+from shoal_agent.cache.disk import FragmentCache
+from shoal_agent.execution.queue import Sent
+from shoal_agent.telemetry.counters import Counters
+from shoal_agent.transport.activations import ActivationStore, ReceiveBuffer
+from shoal_agent.transport.links import OutboundActivation, PeerLink
+from shoal_agent.transport.serving import Peers
+from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.channels import add_port, open_channel, server_options
 from shoal_protocol.frames import acknowledgement, split_frame
@@ -167,7 +167,9 @@ class _Streams:
 
     async def agent(self, tensor: Array) -> None:
         """Ours as agents do it."""
-        await self._link.send(Parcel(key=_KEY, device="receiver", tensors={"x": tensor}))
+        await self._link.send(
+            OutboundActivation(key=_KEY, device="receiver", tensors={"x": tensor})
+        )
 
     async def push(self, tensor: Array) -> None:
         """Ours: encode, stream, wait for the acknowledgement."""
@@ -249,10 +251,10 @@ class _Accepting:
     def has_room(self, size: int) -> bool:
         return True
 
-    def land(self, decoded_bytes: int, encoded_bytes: int) -> Landing:
+    def land(self, decoded_bytes: int, encoded_bytes: int) -> ReceiveBuffer:
         return self._store.land(decoded_bytes, encoded_bytes)
 
-    def take(self, received: ReceivedActivation, landing: Landing) -> bool:
+    def take(self, received: ReceivedActivation, landing: ReceiveBuffer) -> bool:
         self._store.receive(self._LAST, received.tensors, landing)
         return True
 

@@ -1,8 +1,8 @@
 """What a thousand InferenceJobs on two hundred Devices cost the operator, on a real control plane.
 
 The control plane is real (etcd, API server, controller-manager, scheduler), and so is the operator,
-under its own account. Nodes, pods and the coordinator are played (`played_fleet`,
-`played_coordinator`), so that what is measured is the control plane's side of the work. Every job
+under its own account. Nodes, pods and the coordinator are simulated (`simulated_fleet`,
+`simulated_coordinator`), so that the control plane's side of the work is measured. Every job
 goes all the way: plan, a worker that carries inputs in, the run, a worker that carries results out.
 
     .venv/bin/python bench/operator_scale.py [--quick] [--json FILE] [--jobs N] [--devices N]

@@ -20,7 +20,7 @@ from measurement import (
     compared,
 )
 
-from shoal_operator.dispatch.events import Policy
+from shoal_coordinator.dispatch.events import Policy
 
 FEW_DEVICES = 10
 

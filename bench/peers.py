@@ -31,7 +31,7 @@ from pool import Pool, cut, running_pool, write_items
 from resident import watched
 from zoo.materialise import materialise
 
-from shoal_operator.api.partition import PartitionDocument
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 STAGES = 3

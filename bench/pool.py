@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from shoal_operator.api.kinds import DevicePool
-from shoal_operator.api.kinds.device_pool import LocalDevice
-from shoal_operator.api.partition import PartitionDocument, document_to_json
-from shoal_operator.api.schema import API_VERSION, parse
-from shoal_operator.modelling.cutting import cut_model
-from shoal_operator.modelling.profile import profile_model
-from shoal_operator.planning.cuts import CutRequest, Refusal, choose_cuts
-from shoal_operator.shell.local.cgroups import Unavailable, open_groups
-from shoal_operator.shell.local.pool import PoolRun, PoolSettings
-from shoal_operator.shell.local.supervisor import Supervisor
-from shoal_operator.shell.local.workspace import Workspace, open_workspace
+from shoal_api.kinds import DevicePool
+from shoal_api.kinds.device_pool import LocalDevice
+from shoal_api.schema import API_VERSION, parse
+from shoal_cli.local.cgroups import Unavailable, open_groups
+from shoal_cli.local.pool import PoolRun, PoolSettings
+from shoal_cli.local.supervisor import Supervisor
+from shoal_cli.local.workspace import Workspace, open_workspace
+from shoal_compiler.cutting import cut_model
+from shoal_compiler.profile import profile_model
+from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_protocol.channels import open_channel
+from shoal_protocol.partition import PartitionDocument, document_to_json
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 

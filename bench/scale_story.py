@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from measurement import VALUE, Measurement, Report
-from played_coordinator import MIB, PlayedCoordinator, Work, serving
-from played_fleet import PlayedFleet, serving_logs
 from scale_figures import Sample, latency, quantile, sample, what_was_written
+from simulated_coordinator import MIB, PlayedCoordinator, Work, serving
+from simulated_fleet import PlayedFleet, serving_logs
 from zoo.materialise import materialise
 
 from operator_processes import Operators, RunningOperator, operators, prepare
 from shoal_cluster import ControlPlane
 from shoal_cluster.control_plane import ApiWrite
-from shoal_operator.shell.cluster.api import Api
-from shoal_operator.shell.cluster.login import log_in
-from shoal_operator.shell.cluster.metrics import OperatorMetrics
-from shoal_operator.shell.cluster.traces import Lists, Signs, WatchAges, make_trace
+from shoal_operator.controller.api import Api
+from shoal_operator.controller.login import log_in
+from shoal_operator.controller.metrics import OperatorMetrics
+from shoal_operator.controller.traces import Lists, Signs, WatchAges, make_trace
 
 MODEL: Final = "squeezenet1_1"
 FRAGMENTS: Final = 3
@@ -71,7 +71,7 @@ class Answers:
 def answers(folder: Path) -> Answers:
     """Inspect and cut a real model, as workers would."""
     model = materialise(MODEL, folder)
-    shoal = (sys.executable, "-m", "shoal_operator.cli")
+    shoal = (sys.executable, "-m", "shoal_cli")
 
     def run(*arguments: str) -> bytes:
         done = subprocess.run((*shoal, *arguments), capture_output=True, check=True)

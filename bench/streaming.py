@@ -19,11 +19,11 @@ from measurement import RATIO, Measurement, Report, compared, parse_arguments
 from pool import Pool, cut, running_pool, write_items
 from zoo.materialise import materialise
 
-from shoal_operator.api.choices import Objective
-from shoal_operator.api.partition import PartitionDocument
-from shoal_operator.planning.costs import ASSUMED_FLOPS_PER_CPU, PoolDevice
-from shoal_operator.planning.outcome import Plan
-from shoal_operator.planning.placement import plan
+from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, PoolDevice
+from shoal_planner.outcome import Plan
+from shoal_planner.placement import plan
+from shoal_protocol.choices import Objective
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes, Nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 

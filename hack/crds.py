@@ -8,13 +8,13 @@ from pathlib import Path
 
 import yaml
 
-from shoal_operator.api.crd import definition
-from shoal_operator.api.kinds import KINDS, KindNames
-from shoal_operator.api.schema import GROUP
+from shoal_api.crd import definition
+from shoal_api.kinds import KINDS, KindNames
+from shoal_api.schema import GROUP
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = "helm/shoal/templates/crds"
-NOTE = "Written by `make crds` from operator/shoal_operator/api/kinds; do not edit by hand."
+NOTE = "Written by `make crds` from api/shoal_api/kinds; do not edit by hand."
 
 
 class _Plain(yaml.SafeDumper):

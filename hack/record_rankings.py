@@ -1,4 +1,4 @@
-"""Record what the package pymcdm says of random decision matrices: tests/dispatch/rankings.json.
+"""Record what the package pymcdm says of random decision matrices, as a file for the tests.
 
 The tests check the rankings against these numbers and against the papers' formulas, so that pymcdm
 (and with it pandas, scipy and matplotlib) is needed only where the numbers are made anew:
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from pymcdm import methods, weights
 
-TARGET = Path(__file__).parents[1] / "tests/dispatch/rankings.json"
+TARGET = Path(__file__).parents[1] / "tests/coordinator/dispatch/rankings.json"
 SEED = 20_260_131
 CASES = 12
 TYPES = [1, -1, 1, -1, -1]

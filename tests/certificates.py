@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shoal_operator.shell.authority import Authority, Use
+from shoal_operator.pki.authority import Authority, Use
 from shoal_protocol.channels import Credentials
 
 HOSTS = ("localhost", "127.0.0.1")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from shoal_operator.api.partition import MODEL, PartitionDocument
+from shoal_protocol.partition import MODEL, PartitionDocument
 
 Tensors = Mapping[str, npt.NDArray[np.generic]]
 

@@ -47,8 +47,11 @@ _V1 = (_GROUPS / "memory").is_dir()
 Json = dict[str, Any]
 
 
+IMAGES = ("operator", "coordinator", "worker", "agent")
+
+
 def shoal_image(target: str) -> Image:
-    """The image `operator` or `agent` of this checkout; from the cache it takes seconds."""
+    """One of the `IMAGES` of this checkout; from the cache it takes seconds."""
     name = f"docker.io/shoal/{target}:{VERSION}"
     return build_image(name, dockerfile=ROOT / "Dockerfile", context=ROOT, target=target)
 
@@ -258,7 +261,7 @@ def shoal_on_nodes(
     seconds: dict[str, float] = {}
     or_skip(require_machine)
     with _timed(seconds, "build"):
-        images = [shoal_image(target) for target in ("operator", "agent")]
+        images = [shoal_image(target) for target in IMAGES]
     examples = prepared_examples(folder)
     with _timed(seconds, "cluster"):
         made = or_skip(lambda: Cluster(store=store, **cluster))

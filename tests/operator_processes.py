@@ -17,7 +17,12 @@ from typing import Any
 from shoal_cluster import ControlPlane
 
 SETTINGS = """
-images: {operator: shoal/operator:test, agent: shoal/agent:test, pullPolicy: Never, pullSecrets: []}
+images:
+  coordinator: shoal/coordinator:test
+  worker: shoal/worker:test
+  agent: shoal/agent:test
+  pullPolicy: Never
+  pullSecrets: []
 namespace: shoal-system
 operatorLabels: {app.kubernetes.io/name: shoal}
 enrolment: shoal-operator.shoal-system.svc:8443
@@ -163,7 +168,7 @@ class Operators:
         name = f"operator-{len(self._running)}"
         log = self._folder / f"{name}.log"
         command: Sequence[Any] = (
-            *(sys.executable, "-m", "shoal_operator.cli", "operator"),
+            *(sys.executable, "-m", "shoal_operator"),
             *("--settings", self._settings, "--kubeconfig", kubeconfig or self._kubeconfig),
             *("--identity", name, "--watch-seconds", str(watch_seconds)),
             *("--metrics-address", "127.0.0.1:0", "--enrolment-address", "127.0.0.1:0"),

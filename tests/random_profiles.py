@@ -5,9 +5,9 @@ from itertools import combinations
 
 from hypothesis import strategies as st
 
-from shoal_operator.api.partition import Digest, TensorSpec
-from shoal_operator.api.profile import NodeProfile, Profile, Role, TensorProfile
-from shoal_operator.api.segments import Layout, Segment
+from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
+from shoal_planner.segments import Layout, Segment
+from shoal_protocol.partition import Digest, TensorSpec
 
 NONE = Digest("sha256:" + "0" * 64)
 

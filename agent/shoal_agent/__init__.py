@@ -1,6 +1,21 @@
-"""Shoal's data plane on one device: fragments under a memory budget, activations in and out.
+"""The agent: runs fragments on one device under a memory budget, and moves activations in and out.
+
+    command, agent     the process: options, start, session after session, shutdown
+    session/           one session: the control stream, the tasks given over it, their outputs
+    runtime/           fragments in ONNX Runtime; what they and this process take
+    transport/         bulk streams: activations in and out, and what peers are offered
+    cache/             fragments on disk; fetching them
+    enrolment/         the device's certificate
+    telemetry/         metrics, machine readings, logs
+    memory/, execution/     the budget's ledger and the queue of tasks                  PURE
 
 Light on purpose: it imports neither `onnx` nor `kubernetes` nor `kopf`.
 """
+
+import os
+
+# Since 1.29 ONNX Runtime reports to its maker, from ten seconds after its import on, unless this is
+# set before that. A device tells nobody what it runs, and needs the megabyte for something else.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"

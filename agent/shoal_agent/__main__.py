@@ -3,7 +3,7 @@
 import os
 import sys
 
-from shoal_agent.shell.command import main
+from shoal_agent.command import main
 
 if __name__ == "__main__":
     status = main()

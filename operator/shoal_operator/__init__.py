@@ -1,3 +1,8 @@
-"""Shoal's control plane: the kinds, cutting, planning, dispatch, and the shells around them."""
+"""The operator: reads the objects of a cluster, decides, writes children and status.
+
+reconcile/     what is to be done about each object                                 PURE
+controller/    the API server: informers, work queue, snapshots, actions, the Lease
+pki/           authorities, certificates, the enrolment of devices
+"""
 
 __version__ = "0.1.0"

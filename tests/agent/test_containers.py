@@ -13,7 +13,7 @@ import pytest
 
 from agent.conftest import SOURCES
 from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
-from shoal_agent.shell.agent import advertised
+from shoal_agent.agent import advertised
 
 LIMIT = 600 << 20
 

@@ -13,7 +13,7 @@ from agent.fragment_making import MadeFragment, dense_model, write_fragment
 from agent.scripted_coordinator import ScriptedCoordinator
 from agent.test_faults import execute, runs
 from agent.test_running import edge
-from shoal_agent.shell.cache import CorruptFragment, FragmentCache
+from shoal_agent.cache.disk import CorruptFragment, FragmentCache
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 from small_disk import small_disk
@@ -222,7 +222,7 @@ def test_a_cached_fragment_that_is_as_it_was_is_not_read_again(
     made = write_fragment(tmp_path, dense_model([64, 512, 64]))
     cache = FragmentCache(tmp_path, 1 << 30)
     cache.verify(made.digest)
-    monkeypatch.setattr("shoal_agent.shell.cache.file_sha256", lambda path: pytest.fail(str(path)))
+    monkeypatch.setattr("shoal_agent.cache.disk.file_sha256", lambda path: pytest.fail(str(path)))
     assert cache.verify(made.digest) == made.folder
 
 

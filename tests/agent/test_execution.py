@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_agent.execution import (
+from shoal_agent.execution.queue import (
     DELIVERING_LIMIT,
     UNCLAIMED_LIFETIME,
     Assignment,

@@ -14,16 +14,16 @@ import pytest
 import pytest_asyncio
 
 from agent.fragment_making import MadeFragment, dense_model, slow_model, write_fragment
-from shoal_agent.execution import Made
-from shoal_agent.residency import Ledger
-from shoal_agent.shell import fetching
-from shoal_agent.shell.activations import ActivationStore, SpillFull
-from shoal_agent.shell.cache import FragmentCache
-from shoal_agent.shell.counters import Counters
-from shoal_agent.shell.fetching import Fetcher, FragmentUnavailable, Source
-from shoal_agent.shell.fragments import Fragments
-from shoal_agent.shell.memory import MemoryMeter
-from shoal_agent.shell.runtime import Runtime, Terminated
+from shoal_agent.cache import fetching
+from shoal_agent.cache.disk import FragmentCache
+from shoal_agent.cache.fetching import Fetcher, FragmentUnavailable, Source
+from shoal_agent.execution.queue import Made
+from shoal_agent.memory.residency import Ledger
+from shoal_agent.runtime.fragments import Fragments
+from shoal_agent.runtime.onnx_runtime import Runtime, Terminated
+from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.telemetry.counters import Counters
+from shoal_agent.transport.activations import ActivationStore, SpillFull
 from shoal_protocol.channels import open_channel
 from shoal_protocol.services import PeerClient
 from shoal_protocol.units import Bytes

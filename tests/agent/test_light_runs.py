@@ -11,7 +11,7 @@ from agent.conftest import Joined
 from agent.fragment_making import write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
-from shoal_agent.shell.overseer import Overseer
+from shoal_agent.runtime.watchdog import Watchdog
 from shoal_protocol.v1 import session_pb2 as pb
 
 Join = Callable[..., Awaitable[Joined]]
@@ -20,17 +20,17 @@ FOR_EVER = 1 << 40
 
 def test_work_that_goes_on_is_stopped_and_short_work_is_not() -> None:
     stopped = threading.Event()
-    overseer = Overseer(stopped.set, long_seconds=0.01)
+    watchdog = Watchdog(stopped.set, long_seconds=0.01)
     for _ in range(1000):
-        with overseer:
+        with watchdog:
             pass
     assert not stopped.is_set()
     for _ in range(2):  # the second time after its thread has ended
-        with overseer:
+        with watchdog:
             assert stopped.wait(10)
         stopped.clear()
         for thread in threading.enumerate():
-            if thread.name == "overseer":
+            if thread.name == "watchdog":
                 thread.join(10)
 
 

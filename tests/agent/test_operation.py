@@ -17,8 +17,8 @@ from agent.conftest import AgentProcess, Joined
 from agent.fragment_making import dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from agent.test_memory_of_fragments import run
-from shoal_agent.shell.machine import Machine
-from shoal_agent.shell.settings import parse
+from shoal_agent.settings import parse
+from shoal_agent.telemetry.machine import Machine
 from shoal_protocol import PROTOCOL
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -77,8 +77,8 @@ def test_the_help_names_every_option() -> None:
 
 def test_the_agent_imports_nothing_of_the_control_plane() -> None:
     program = (
-        "import sys, shoal_agent.shell.command, shoal_agent.shell.agent\n"
-        "import shoal_agent.shell.metrics\n"
+        "import sys, shoal_agent.command, shoal_agent.agent\n"
+        "import shoal_agent.telemetry.metrics\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     command = [sys.executable, "-c", program]
@@ -89,7 +89,7 @@ def test_the_agent_imports_nothing_of_the_control_plane() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["shoal_agent.shell.runtime", "shoal_agent.__main__", "shoal_operator.shell.local.whole_model"],
+    ["shoal_agent.runtime.onnx_runtime", "shoal_agent.__main__", "shoal_cli.local.whole_model"],
 )
 def test_the_runtime_reports_to_nobody(module: str) -> None:
     program = (
@@ -100,7 +100,7 @@ def test_the_runtime_reports_to_nobody(module: str) -> None:
         "            print(os.environ.get('ORT_DISABLE_TELEMETRY'))\n"
         "sys.meta_path.insert(0, Watch())\n"
         f"importlib.import_module('{module}')\n"
-        "import shoal_agent.shell.agent\n"
+        "import shoal_agent.agent\n"
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ORT_")}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_agent import residency
-from shoal_agent.residency import (
+from shoal_agent.memory import residency
+from shoal_agent.memory.residency import (
     Admit,
     AlreadyThere,
     Arrived,

@@ -15,8 +15,8 @@ from agent.conftest import AgentProcess, Joined
 from agent.fragment_making import MadeFragment, cut, dense_model, write_fragment
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
-from shoal_agent.shell.links import Parcel, Sender, Undelivered
-from shoal_agent.shell.shaping import DelayLine, Uplink
+from shoal_agent.transport.links import OutboundActivation, Sender, Undelivered
+from shoal_agent.transport.shaping import DelayLine, Uplink
 from shoal_protocol.channels import Credentials
 from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.v1 import session_pb2 as pb
@@ -218,7 +218,9 @@ async def test_transfers_do_not_interleave_and_a_broken_one_ends_the_stream() ->
 
     sender = Sender(write, Uplink(), LinkCodec(), aborted.set)
     large = {"x": np.zeros(600_000, np.float32)}  # three frames
-    parcels = [Parcel(key=edge(0, consumer), device="", tensors=large) for consumer in (1, 2)]
+    parcels = [
+        OutboundActivation(key=edge(0, consumer), device="", tensors=large) for consumer in (1, 2)
+    ]
     answers = await asyncio.gather(
         *(sender.send(parcel) for parcel in parcels), return_exceptions=True
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal_operator.api.columns import (
+from shoal_api.columns import (
     as_quantity,
     as_rate,
     print_device,
@@ -12,23 +12,14 @@ from shoal_operator.api.columns import (
     print_partition,
     print_placement,
 )
-from shoal_operator.api.conditions import JobWord
-from shoal_operator.api.fields import Condition, ConditionStatus
-from shoal_operator.api.kinds.device import CachedFragments, DeviceColumns, DeviceStatus
-from shoal_operator.api.kinds.device_pool import DeviceCounts, DevicePoolColumns, DevicePoolStatus
-from shoal_operator.api.kinds.inference_job import (
-    InferenceJobColumns,
-    InferenceJobStatus,
-    ItemCounts,
-)
-from shoal_operator.api.kinds.model import ModelColumns, ModelStatus
-from shoal_operator.api.kinds.partition import FragmentStatus, PartitionColumns, PartitionStatus
-from shoal_operator.api.kinds.placement import (
-    Cost,
-    PlacementColumns,
-    PlacementStatus,
-    StageStatus,
-)
+from shoal_api.conditions import JobWord
+from shoal_api.fields import Condition, ConditionStatus
+from shoal_api.kinds.device import CachedFragments, DeviceColumns, DeviceStatus
+from shoal_api.kinds.device_pool import DeviceCounts, DevicePoolColumns, DevicePoolStatus
+from shoal_api.kinds.inference_job import InferenceJobColumns, InferenceJobStatus, ItemCounts
+from shoal_api.kinds.model import ModelColumns, ModelStatus
+from shoal_api.kinds.partition import FragmentStatus, PartitionColumns, PartitionStatus
+from shoal_api.kinds.placement import Cost, PlacementColumns, PlacementStatus, StageStatus
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shoal_operator.api.conditions import JobWord, holds, job_word, set_condition
-from shoal_operator.api.fields import Condition, ConditionStatus
+from shoal_api.conditions import JobWord, holds, job_word, set_condition
+from shoal_api.fields import Condition, ConditionStatus
 
 
 def condition(

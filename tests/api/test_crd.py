@@ -9,18 +9,10 @@ import pytest
 import yaml
 
 from kubernetes_schema import cel_holds, every_schema, problems
-from shoal_operator.api.crd import COLUMNS, definition
-from shoal_operator.api.kinds import (
-    KINDS,
-    DevicePool,
-    InferenceJob,
-    KindNames,
-    Model,
-    Partition,
-    Placement,
-)
-from shoal_operator.api.rules import Immutable
-from shoal_operator.api.schema import openapi_schema, rules
+from shoal_api.crd import COLUMNS, definition
+from shoal_api.kinds import KINDS, DevicePool, InferenceJob, KindNames, Model, Partition, Placement
+from shoal_api.rules import Immutable
+from shoal_api.schema import openapi_schema, rules
 
 ROOT = Path(__file__).resolve().parents[2]
 kinds = pytest.mark.parametrize("names", KINDS.values(), ids=KINDS)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_operator.shell.manifests import STDIN, ManifestErrors, Manifests, load_manifests
-from shoal_operator.shell.yaml_documents import MAX_BYTES, YamlRefused, read_documents
+from shoal_cli.local.manifests import STDIN, ManifestErrors, Manifests, load_manifests
+from shoal_cli.local.yaml_documents import MAX_BYTES, YamlRefused, read_documents
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

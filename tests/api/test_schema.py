@@ -10,17 +10,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from kubernetes_schema import every_schema, problems
-from shoal_operator.api.choices import Mode, Residency
-from shoal_operator.api.kinds import (
-    KINDS,
-    DevicePool,
-    InferenceJob,
-    KindNames,
-    Partition,
-)
-from shoal_operator.api.reference import example_document
-from shoal_operator.api.schema import API_VERSION, openapi_schema, parse
-from shoal_operator.api.shapes import FieldError
+from shoal_api.kinds import KINDS, DevicePool, InferenceJob, KindNames, Partition
+from shoal_api.reference import example_document
+from shoal_api.schema import API_VERSION, openapi_schema, parse
+from shoal_api.shapes import FieldError
+from shoal_protocol.choices import Mode, Residency
 
 BAD: tuple[Any, ...] = (
     *(None, True, 5, -1, 2.5, 10**20, "", "x" * 600, "Foo Bar", "64Mb", "1e999", "5Gi\n", "True"),

@@ -13,8 +13,8 @@ import yaml
 
 from cluster_fixtures import or_skip
 from rendered_chart import CHART, rendered_text
+from shoal_api.kinds import KINDS
 from shoal_cluster import CommandFailed, ControlPlane
-from shoal_operator.api.kinds import KINDS
 
 pytestmark = [pytest.mark.real, pytest.mark.cluster]
 
@@ -68,7 +68,7 @@ def test_the_api_server_takes_what_the_chart_renders(
 
 def test_the_notes_say_how_to_go_on(release: ControlPlane) -> None:
     notes = release.access.helm("get", "notes", "shoal", f"--namespace={NAMESPACE}")
-    assert "examples/ocr/prepare.py\n  SHOAL_IMAGE=shoal/operator:0.1.0 examples/volumes" in notes
+    assert "examples/ocr/prepare.py\n  SHOAL_IMAGE=shoal/worker:0.1.0 examples/volumes" in notes
     assert "kubectl get shoal" in notes
     assert "WARNING" not in notes
 

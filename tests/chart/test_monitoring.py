@@ -12,10 +12,10 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from rendered_chart import CHART, PROMETHEUS, render
-from shoal_agent.shell.counters import Counters
-from shoal_agent.shell.metrics import AgentCollector, Gauges
-from shoal_operator.shell.cluster.metrics import OperatorMetrics
-from shoal_operator.shell.coordinator.metrics import CoordinatorMetrics
+from shoal_agent.telemetry.counters import Counters
+from shoal_agent.telemetry.metrics import AgentCollector, Gauges
+from shoal_coordinator.server.metrics import CoordinatorMetrics
+from shoal_operator.controller.metrics import OperatorMetrics
 
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
 boards = pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry
 
 from chart.values import EVERYTHING, OPERATOR, pod_of
 from rendered_chart import CHART, PROMETHEUS, Refused, helm, render, rendered_text
-from shoal_operator.api.crd import definition
-from shoal_operator.api.kinds import KINDS
-from shoal_operator.cli.operator import operator as operator_command
+from shoal_api.crd import definition
+from shoal_api.kinds import KINDS
+from shoal_operator.command import operator_parser
+from shoal_operator.controller.settings import read_settings
 from shoal_operator.reconcile.settings import OperatorSettings, Place
-from shoal_operator.shell.cluster.settings import read_settings
 from shoal_protocol.exposition import ExpositionServer
 
 
@@ -90,7 +90,7 @@ def test_a_bad_value_is_refused(name: str, value: object, said: str) -> None:
 
 def test_the_operator_can_read_its_settings(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, {})
-    assert settings.images.operator == "shoal/operator:0.1.0"
+    assert settings.images.coordinator == "shoal/coordinator:0.1.0"
     assert settings.enrolment == "shoal-operator.shoal-system.svc:8443"
     assert settings.namespace == "shoal-system"
     assert settings.agent_floor == 96 << 20
@@ -108,7 +108,7 @@ def test_values_become_settings(tmp_path: Path) -> None:
     values = {
         "images.registry": "mirror.example/edge/",
         "images.agent.digest": digest,
-        "images.operator.tag": "1.2.3",
+        "images.worker.tag": "1.2.3",
         "images.pullPolicy": "Never",
         "images.pullSecrets": ["one", "two"],
         "offline": True,
@@ -124,7 +124,7 @@ def test_values_become_settings(tmp_path: Path) -> None:
     }
     settings = settings_of(tmp_path, values, PROMETHEUS)
     assert settings.images.agent == f"mirror.example/edge/shoal/agent@{digest}"
-    assert settings.images.operator == "mirror.example/edge/shoal/operator:1.2.3"
+    assert settings.images.worker == "mirror.example/edge/shoal/worker:1.2.3"
     assert settings.images.pull_policy == "Never"
     assert settings.images.pull_secrets == ("one", "two")
     assert (settings.offline, settings.cert_manager, settings.pod_monitors) == (True, True, True)
@@ -144,12 +144,9 @@ def test_the_operator_is_started_with_options_that_it_has() -> None:
     (container,) = pod_of({"rbac.namespaced": True, "rbac.namespaces": ["a", "b"]})["spec"][
         "containers"
     ]
-    command, *options = container["args"]
-    assert command == operator_command.__name__
-    assert options[0] == "--settings=/etc/shoal/operator.yaml"
-    assert options[2:] == ["--namespace=a", "--namespace=b"]
-    known = operator_command.__annotations__
-    assert {each.split("=")[0][2:].replace("-", "_") for each in options} <= set(known)
+    assert container["args"][0] == "--settings=/etc/shoal/operator.yaml"
+    understood = operator_parser().parse_args(container["args"])
+    assert understood.namespace == ["a", "b"]
 
 
 @pytest.mark.parametrize("key", [("Deployment", OPERATOR), ("Pod", "shoal-test")], ids=str)

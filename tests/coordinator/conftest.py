@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.scripted import put_model
 from coordinator.world import World
-from shoal_operator.shell.coordinator import CoordinatorSettings, serving
+from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_protocol.channels import open_channel
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 

@@ -16,15 +16,6 @@ from typing import Any
 import grpc
 import numpy as np
 
-from shoal_operator.api.partition import (
-    MODEL,
-    Digest,
-    Edge,
-    Fragment,
-    PartitionDocument,
-    TensorSpec,
-    document_to_json,
-)
 from shoal_protocol import PROTOCOL
 from shoal_protocol.assembly import ActivationAssembler
 from shoal_protocol.channels import Credentials, open_channel
@@ -34,6 +25,15 @@ from shoal_protocol.frames import (
     acknowledgement,
     frames_in,
     split_frame,
+)
+from shoal_protocol.partition import (
+    MODEL,
+    Digest,
+    Edge,
+    Fragment,
+    PartitionDocument,
+    TensorSpec,
+    document_to_json,
 )
 from shoal_protocol.services import SessionClient
 from shoal_protocol.tensors import ActivationKey, encode_activation

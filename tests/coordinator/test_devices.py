@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.scripted import connected
 from coordinator.world import World, refusal
-from shoal_operator.shell.coordinator import CoordinatorSettings, serving
+from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_protocol import PROTOCOL
 from shoal_protocol.files import FileReceiver
 from shoal_protocol.services import SessionClient

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from shoal_operator.shell.coordinator import exchange
-from shoal_operator.shell.coordinator.deliveries import ByteBudget
-from shoal_operator.shell.coordinator.exchange import ExchangeHub, ExchangeLink, LinkBroken
+from shoal_coordinator.server import exchange
+from shoal_coordinator.server.deliveries import ByteBudget
+from shoal_coordinator.server.exchange import ExchangeHub, ExchangeLink, LinkBroken
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.frames import TransferError, acknowledgement, frames_in, ping, split_frame
 from shoal_protocol.tensors import ActivationKey, encode_activation

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from coordinator.scripted import connected, put_model
 from coordinator.world import World, refusal
-from shoal_operator.shell.volume import NoRoom, Upload, Volume
-from shoal_operator.shell.volume_paths import FragmentPath, JobPath, PathRefused, parse_path
+from shoal_coordinator.storage.volume import NoRoom, Upload, Volume
+from shoal_coordinator.storage.volume_paths import FragmentPath, JobPath, PathRefused, parse_path
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import files_pb2 as pb
 from shoal_protocol.v1.files_pb2_grpc import FilesStub

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from coordinator.scripted import ScriptedDevice, connected, put_model
-from shoal_operator.shell.coordinator import CoordinatorSettings, serving
+from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_protocol.channels import Credentials, open_channel
 from shoal_protocol.services import SessionClient
 from shoal_protocol.v1 import coordinator_pb2 as api

@@ -10,10 +10,10 @@ import pytest
 
 from coordinator.scripted import connected, tensor
 from coordinator.world import World
-from shoal_operator.shell.coordinator.ahead import ReadAhead
-from shoal_operator.shell.coordinator.sessions import DeviceSession
-from shoal_operator.shell.coordinator.wire import INLINE_BYTES
-from shoal_operator.shell.inputs import InputSet, scan_inputs
+from shoal_coordinator.server.sessions import DeviceSession
+from shoal_coordinator.server.wire import INLINE_BYTES
+from shoal_coordinator.storage.inputs import InputSet, scan_inputs
+from shoal_coordinator.storage.prefetch import InputPrefetch
 from shoal_protocol.channels import MAXIMUM_MESSAGE_BYTES
 from shoal_protocol.pacing import BATCHED_MESSAGES
 from shoal_protocol.services import ConnectContext
@@ -79,7 +79,7 @@ def inputs_of(folder: Path, items: int) -> InputSet:
 
 def test_what_is_asked_for_in_order_is_read_in_rows(tmp_path: Path) -> None:
     inputs, reader = inputs_of(tmp_path / "in", 200), AtOnce()
-    ahead = ReadAhead(inputs, reader, 16)
+    ahead = InputPrefetch(inputs, reader, 16)
     found = [ahead.at_hand(item, ["x"]) for item in range(200)]
     assert found[0] is None, "nobody had asked before"
     for item, arrays in enumerate(found[1:], 1):
@@ -93,12 +93,12 @@ def test_an_item_is_forgotten_when_it_has_ended_and_large_ones_are_left_alone(
     tmp_path: Path,
 ) -> None:
     inputs = inputs_of(tmp_path / "in", 10)
-    ahead = ReadAhead(inputs, AtOnce(), 16)
+    ahead = InputPrefetch(inputs, AtOnce(), 16)
     ahead.at_hand(0, ["x"])
     assert ahead.at_hand(1, ["x"]) is not None
     ahead.forget(1)
     assert ahead.at_hand(1, ["x"]) is None
-    small = ReadAhead(inputs, AtOnce(), 15)
+    small = InputPrefetch(inputs, AtOnce(), 15)
     assert [small.at_hand(item, ["x"]) for item in range(10)] == [None] * 10
     inputs.close()
 

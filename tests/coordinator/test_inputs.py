@@ -15,18 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shoal_operator.api.partition import TensorSpec
-from shoal_operator.shell import inputs as module
-from shoal_operator.shell import row_order
-from shoal_operator.shell.arrays import Limits
-from shoal_operator.shell.inputs import (
-    FolderLimits,
-    InputSet,
-    InputsRefused,
-    InputUnsuitable,
-)
-from shoal_operator.shell.locations import LocationRefused, local_folder
-from shoal_operator.shell.row_order import turn
+from shoal_coordinator.storage import inputs as module
+from shoal_coordinator.storage import row_order
+from shoal_coordinator.storage.arrays import Limits
+from shoal_coordinator.storage.inputs import FolderLimits, InputSet, InputsRefused, InputUnsuitable
+from shoal_coordinator.storage.locations import LocationRefused, local_folder
+from shoal_coordinator.storage.row_order import turn
+from shoal_protocol.partition import TensorSpec
 
 IMAGE = (TensorSpec(name="x", dtype="float", shape=(1, 3, "height", "width")),)
 SENTENCE = (

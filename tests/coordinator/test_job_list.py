@@ -7,7 +7,7 @@ import numpy as np
 
 from coordinator.scripted import connected
 from coordinator.world import World, refusal
-from shoal_operator.shell.coordinator.ledger import Ledger
+from shoal_coordinator.storage.job_records import Ledger
 from shoal_protocol.v1 import coordinator_pb2 as api
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.scripted import STAGES, connected
 from coordinator.world import World, refusal
-from shoal_operator.api.partition import document_to_json
+from shoal_protocol.partition import document_to_json
 from shoal_protocol.v1 import coordinator_pb2 as api
 
 

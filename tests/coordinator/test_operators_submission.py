@@ -4,11 +4,11 @@ import grpc.aio
 import pytest
 
 from coordinator.world import World
-from shoal_operator.api.partition import document_to_json
+from shoal_operator.controller.coordinators import Coordinators
+from shoal_operator.controller.metrics import OperatorMetrics
 from shoal_operator.reconcile.decision import SubmitJob, Terms
-from shoal_operator.shell.cluster.coordinators import Coordinators
-from shoal_operator.shell.cluster.metrics import OperatorMetrics
 from shoal_protocol.channels import open_channel
+from shoal_protocol.partition import document_to_json
 from shoal_protocol.v1 import coordinator_pb2 as api
 
 

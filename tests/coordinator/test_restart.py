@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from coordinator.scripted import ScriptedDevice, put_model, submission, whole_model
-from shoal_operator.api.partition import PartitionDocument
-from shoal_operator.shell.coordinator import CoordinatorSettings, serving
-from shoal_operator.shell.coordinator.ledger import Ledger, Submission
+from shoal_coordinator.server import CoordinatorSettings, serving
+from shoal_coordinator.storage.job_records import Ledger, Submission
 from shoal_protocol.channels import open_channel
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
 PROCESS = """
 import sys
 from pathlib import Path
-from shoal_operator.shell.coordinator import CoordinatorSettings, run_coordinator
+from shoal_coordinator.server import CoordinatorSettings, run_coordinator
 
 folder = Path(sys.argv[1])
 sys.exit(run_coordinator(CoordinatorSettings(

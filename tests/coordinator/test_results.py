@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal_operator.shell import results
-from shoal_operator.shell.parts import ROWS, ResultFile
-from shoal_operator.shell.results import FailedItem, OutputsRefused, ResultStore
+from shoal_coordinator.storage import results
+from shoal_coordinator.storage.parts import ROWS, ResultFile
+from shoal_coordinator.storage.results import FailedItem, OutputsRefused, ResultStore
 
 FILES = (
     ResultFile("a.npz", 0, 1),
@@ -270,8 +270,8 @@ CHILD = """
 import sys
 from pathlib import Path
 import numpy as np
-from shoal_operator.shell.parts import ResultFile
-from shoal_operator.shell.results import ResultStore
+from shoal_coordinator.storage.parts import ResultFile
+from shoal_coordinator.storage.results import ResultStore
 
 files = (*(ResultFile(f"s{n:03}.npz", n, 1) for n in range(200)),
          *(ResultFile(f"t{n}.npz", 200 + 100 * n, 100, stacked=True) for n in range(8)))

@@ -10,7 +10,7 @@ import pytest
 from certificates import Pki
 from coordinator.scripted import ScriptedDevice, connected, put_model
 from coordinator.world import refusal
-from shoal_operator.shell.coordinator import Coordinator, CoordinatorSettings, serving
+from shoal_coordinator.server import Coordinator, CoordinatorSettings, serving
 from shoal_protocol.channels import open_channel
 from shoal_protocol.services import SessionClient
 from shoal_protocol.v1 import coordinator_pb2 as api

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.world import World
-from shoal_operator.api.partition import Digest
-from shoal_operator.shell.volume import UNUSED_SECONDS, NoRoom, Standing, Upload, Volume
-from shoal_operator.shell.volume_paths import FragmentPath, JobPath
+from shoal_coordinator.storage.volume import UNUSED_SECONDS, NoRoom, Standing, Upload, Volume
+from shoal_coordinator.storage.volume_paths import FragmentPath, JobPath
+from shoal_protocol.partition import Digest
 from shoal_protocol.v1 import coordinator_pb2 as api
 
 MODEL_BYTES = 100_000

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from coordinator.scripted import ScriptedDevice, submission, whole_model
-from shoal_operator.api.partition import PartitionDocument
-from shoal_operator.shell.coordinator import Coordinator
+from shoal_coordinator.server import Coordinator
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as api
 
 if TYPE_CHECKING:

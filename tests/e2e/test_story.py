@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from pool import read_results
 
+from cli.transfer.servers import serve_s3
 from cluster_fixtures import MIB
-from e2e_cluster import CHART, NAMESPACE, RELEASE, SHAPES, SYSTEM, ShoalOnNodes
+from e2e_cluster import CHART, IMAGES, NAMESPACE, RELEASE, SHAPES, SYSTEM, ShoalOnNodes
 from parity_with_whole import TOLERANCE
-from shoal_operator.api.kinds import KINDS
-from transfer.servers import serve_s3
+from shoal_api.kinds import KINDS
 
 pytestmark = [
     pytest.mark.real,
@@ -161,10 +161,10 @@ def test_a_job_goes_on_through_an_upgrade_of_everything(read: ShoalOnNodes) -> N
     read.apply(read.job("long", inputs={"uri": "pvc://lines/many"}))
     read.wait_until("the job runs", lambda: "StartedJob" in read.events("InferenceJob", "long"))
     for node in read.cluster.nodes.values():
-        for image in ("operator", "agent"):
+        for image in IMAGES:
             name = f"docker.io/shoal/{image}"
             node.tag_image(f"{name}:0.1.0", f"{name}:next")
-    tags = ("--set=images.operator.tag=next", "--set=images.agent.tag=next")
+    tags = [f"--set=images.{part}.tag=next" for part in IMAGES]
     written = Written(read.volume("shelf-coordinator") / "jobs")
     before = written.look()
     read.helm("upgrade", RELEASE, str(CHART), "--wait", *tags)

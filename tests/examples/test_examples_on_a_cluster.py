@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal_api.kinds import KINDS
+from shoal_api.schema import parse
+from shoal_cli.local.manifests import load_manifests
 from shoal_cluster import Access
-from shoal_operator.api.kinds import KINDS
-from shoal_operator.api.schema import parse
-from shoal_operator.shell.manifests import load_manifests
 
 pytestmark = [pytest.mark.real, pytest.mark.cluster]
 

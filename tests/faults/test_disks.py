@@ -12,8 +12,8 @@ from pool import Pool, cut, read_results, running_pool, write_items
 
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from real_models import MODELS, find
-from shoal_operator.api.partition import PartitionDocument
-from shoal_operator.shell.store import FragmentStore
+from shoal_protocol.fragment_store import FragmentStore
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from small_disk import small_disk
 

@@ -13,7 +13,7 @@ from pool import Pool, cut, read_results, running_pool, write_items
 
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from real_models import MODELS, find
-from shoal_operator.api.partition import PartitionDocument
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]

@@ -2,7 +2,7 @@
 nodes' disks and the counters of the agents.
 
 Every file of the job has one item, so an item's end is one line of the coordinator's journal
-(`shoal_operator.shell.results`). A journal is appended to, by whatever coordinator; only when the
+(`shoal_coordinator.storage`). A journal is appended to, by whatever coordinator; only when the
 job is complete another file is put in its place. So a second name for it, made while the job runs,
 keeps every line that was ever written.
 """
@@ -145,8 +145,8 @@ class JobOnNodes:
         assert len(results) == count
         for given, right in zip(results, self.work.expected, strict=True):
             assert largest_difference(given, right) <= TOLERANCE
-        for errand in ("carry-in", "carry-out"):
-            (worker,) = self._workers(errand)
+        for worker_spec in ("carry-in", "carry-out"):
+            (worker,) = self._workers(worker_spec)
             assert worker["status"].get("succeeded") == 1, worker["status"]
         told = Counter(self.shoal.events("InferenceJob", self.name))
         assert told["FinishedJob"] == 1, told
@@ -161,9 +161,9 @@ class JobOnNodes:
     def _folder(self) -> Path:
         return self.shoal.volume(COORDINATOR_CLAIM) / "jobs" / self.run
 
-    def _workers(self, errand: str) -> list[Json]:
+    def _workers(self, worker_spec: str) -> list[Json]:
         jobs: list[Json] = self.shoal.get("jobs")["items"]
-        return [each for each in jobs if each["metadata"]["name"] == f"{self.run}-{errand}"]
+        return [each for each in jobs if each["metadata"]["name"] == f"{self.run}-{worker_spec}"]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from faults_on_nodes.runs import (
     the_pod,
     wait_until_well,
 )
-from shoal_operator.shell.authority import Authority, Use
+from shoal_operator.pki.authority import Authority, Use
 from shoal_protocol.channels import Credentials, open_channel
 from shoal_protocol.frames import frames_in, split_frame
 from shoal_protocol.services import PeerClient

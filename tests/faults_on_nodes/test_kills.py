@@ -36,13 +36,13 @@ while True:
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("strike", [crash, vanish])
+@pytest.mark.parametrize("record_failure", [crash, vanish])
 def test_a_killed_operator_is_not_missed_by_a_running_job(
-    shoal: ShoalOnNodes, work: Work, tmp_path: Path, strike: Strike
+    shoal: ShoalOnNodes, work: Work, tmp_path: Path, record_failure: Strike
 ) -> None:
-    with running_job(shoal, work, tmp_path, f"operator-{strike.__name__}") as job:
+    with running_job(shoal, work, tmp_path, f"operator-{record_failure.__name__}") as job:
         done = job.reach(0.1)
-        strike(shoal, the_pod(shoal, "operator"))
+        record_failure(shoal, the_pod(shoal, "operator"))
         assert job.reach(0.2) > done
         job.finish()
         job.check()
@@ -50,13 +50,13 @@ def test_a_killed_operator_is_not_missed_by_a_running_job(
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("strike", [crash, vanish])
+@pytest.mark.parametrize("record_failure", [crash, vanish])
 def test_a_killed_coordinator_goes_on_with_what_is_missing(
-    shoal: ShoalOnNodes, work: Work, tmp_path: Path, strike: Strike
+    shoal: ShoalOnNodes, work: Work, tmp_path: Path, record_failure: Strike
 ) -> None:
-    with running_job(shoal, work, tmp_path, f"coordinator-{strike.__name__}") as job:
+    with running_job(shoal, work, tmp_path, f"coordinator-{record_failure.__name__}") as job:
         done = job.reach(0.2)
-        strike(shoal, the_pod(shoal, "coordinator"))
+        record_failure(shoal, the_pod(shoal, "coordinator"))
         job.finish()
         job.check()
         assert job.executed() <= (2 * work.items - done) * STAGES, "finished items were run again"

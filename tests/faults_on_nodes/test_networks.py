@@ -71,7 +71,7 @@ def stranger(name: str, doors: str) -> Json:
     }
     container = {
         "name": "stranger",
-        "image": f"shoal/operator:{VERSION}",
+        "image": f"shoal/worker:{VERSION}",
         "imagePullPolicy": "Never",
         "command": ["python", "-c", KNOCK, doors],
         "securityContext": restricted,

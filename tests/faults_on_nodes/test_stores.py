@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from pool import read_results
 
+from cli.transfer.servers import S3, serve_s3
 from e2e_cluster import Json, ShoalOnNodes
 from faults_on_nodes.runs import check_finalizers
 from parity_with_whole import TOLERANCE
-from transfer.servers import S3, serve_s3
 
 pytestmark = [
     pytest.mark.real,

@@ -20,9 +20,9 @@ from made_models import TOPOLOGIES
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from random_graphs import WIDTH, models
 from real_models import Tensors
-from shoal_operator.api.segments import Layout
-from shoal_operator.modelling.cutting import cut_model
-from shoal_operator.modelling.profile import profile_model
+from shoal_compiler.cutting import cut_model
+from shoal_compiler.profile import profile_model
+from shoal_planner.segments import Layout
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]

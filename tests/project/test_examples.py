@@ -14,7 +14,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from shoal_operator.shell.manifests import load_manifests
+from shoal_cli.local.manifests import load_manifests
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = sorted(path.name for path in EXAMPLES.iterdir() if (path / "job.yaml").is_file())

@@ -8,7 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 IMPORT_ALL = """
 import importlib, pkgutil, sys
-for name in ("shoal_operator", "shoal_agent", "shoal_protocol"):
+for name in ("cli", "operator", "coordinator", "agent", "compiler", "planner", "api", "protocol"):
+    name = f"shoal_{name}"
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(package.__path__, f"{name}."):
         if not module.name.endswith("__main__"):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_agent.shell.links import Parcel, Sender
-from shoal_agent.shell.shaping import Uplink
+from shoal_agent.transport.links import OutboundActivation, Sender
+from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.frames import (
     FRAMES_TOGETHER,
@@ -110,9 +110,9 @@ async def test_a_writer_waits_only_while_something_is_unanswered() -> None:
     assert loop.time() - began >= gap > 0
 
 
-def parcel(item: int, size: int = 16) -> Parcel:
+def parcel(item: int, size: int = 16) -> OutboundActivation:
     key = ActivationKey(job="j", epoch=1, item=item, producer=0, consumer=1)
-    return Parcel(key=key, device="b", tensors={"x": np.full(size, item, np.uint8)})
+    return OutboundActivation(key=key, device="b", tensors={"x": np.full(size, item, np.uint8)})
 
 
 async def test_small_transfers_that_wait_go_as_one_message_and_large_ones_alone() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from shoal_operator.shell.cluster.login import log_in
+from shoal_operator.controller.login import log_in
 
 _TIMEOUT_SECONDS: Final = 30.0
 _TRIES: Final = 5

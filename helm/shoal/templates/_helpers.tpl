@@ -114,7 +114,8 @@ seccompProfile: {type: RuntimeDefault}
 {{- /* OperatorSettings, as the operator reads them. */ -}}
 {{- define "shoal.settings" -}}
 images:
-  operator: {{ include "shoal.image" (dict "root" . "image" .Values.images.operator) }}
+  coordinator: {{ include "shoal.image" (dict "root" . "image" .Values.images.coordinator) }}
+  worker: {{ include "shoal.image" (dict "root" . "image" .Values.images.worker) }}
   agent: {{ include "shoal.image" (dict "root" . "image" .Values.images.agent) }}
   pullPolicy: {{ .Values.images.pullPolicy }}
   pullSecrets: {{ .Values.images.pullSecrets | toJson }}

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_operator.api.kinds import DevicePool
-from shoal_operator.api.kinds.device_pool import TaintEffect, Toleration, TolerationOperator
+from shoal_api.kinds import DevicePool
+from shoal_api.kinds.device_pool import TaintEffect, Toleration, TolerationOperator
 from shoal_operator.reconcile.coordinators import pool_selector, service_account
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import (

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from shoal_operator.api.kinds import DevicePool
+from shoal_api.kinds import DevicePool
 from shoal_operator.reconcile.decision import CertificateWanted, Manifest
 from shoal_operator.reconcile.names import (
     authority_secret,

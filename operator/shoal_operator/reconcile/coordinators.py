@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from shoal_operator.api.kinds import DevicePool
+from shoal_api.kinds import DevicePool
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.names import (
     COMPONENT,
@@ -104,7 +104,7 @@ def _deployment(
     pool: DevicePool, name: str, labels: dict[str, str], settings: OperatorSettings
 ) -> Manifest:
     command = (
-        *("shoal", "coordinator", "--listen", f"0.0.0.0:{GRPC_PORT}"),
+        *("python", "-m", "shoal_coordinator", "--listen", f"0.0.0.0:{GRPC_PORT}"),
         *("--store", _STORE, "--state", f"{_STORE}/state"),
         *("--metrics-address", f"0.0.0.0:{METRICS_PORT}"),
         *("--client", OPERATOR, "--log-level", "info"),
@@ -113,7 +113,7 @@ def _deployment(
     store = {"name": "store", "mountPath": _STORE}
     coordinator = container(
         "coordinator",
-        settings.images.operator,
+        settings.images.coordinator,
         settings.images,
         command,
         settings.coordinator_memory,

@@ -10,9 +10,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, assert_never
 
-from shoal_operator.api.conditions import holds
-from shoal_operator.api.fields import Condition
-from shoal_operator.api.kinds import AnyKind, DevicePool, InferenceJob
+from shoal_api.conditions import holds
+from shoal_api.fields import Condition
+from shoal_api.kinds import AnyKind, DevicePool, InferenceJob
+from shoal_operator.reconcile.condition_updates import (
+    FALSE,
+    TRUE,
+    ConditionUpdate,
+    conditions,
+    find,
+)
 from shoal_operator.reconcile.decision import AnyStatus, Applied, Decision, Manifest, Note
 from shoal_operator.reconcile.device_pool import pool_notes, reconcile_device_pool
 from shoal_operator.reconcile.inference_job import reconcile_inference_job
@@ -27,7 +34,6 @@ from shoal_operator.reconcile.snapshot import (
     PlacementSnapshot,
     Snapshot,
 )
-from shoal_operator.reconcile.told import FALSE, TRUE, Told, conditions, find
 
 NOT_APPLIED: Final = "NotApplied"
 APPLYING: Final = "Applying"
@@ -49,7 +55,7 @@ def decide(snapshot: Snapshot, applied: Applied | None) -> Decision:
     return decision
 
 
-def _instead(decision: Decision, about: AnyKind, told: Told, now: str) -> Decision:
+def _instead(decision: Decision, about: AnyKind, told: ConditionUpdate, now: str) -> Decision:
     """The decision with one condition told otherwise."""
     generation, known = about.metadata.generation or 0, _conditions(about.status)
     (changed,) = conditions(known, [told], generation=generation, now=now)
@@ -99,7 +105,7 @@ def subject(snapshot: Snapshot) -> AnyKind:
             assert_never(snapshot)
 
 
-def _told(about: AnyKind, decision: Decision, applied: Applied | None) -> Told | None:
+def _told(about: AnyKind, decision: Decision, applied: Applied | None) -> ConditionUpdate | None:
     """What is to be told instead; None where the decision's own words stand."""
     type_ = "Complete" if isinstance(about, InferenceJob) else "Ready"
     after = decision.status.conditions
@@ -109,13 +115,13 @@ def _told(about: AnyKind, decision: Decision, applied: Applied | None) -> Told |
     before = find(_conditions(about.status), type_)
     is_new = before is None or before.observed_generation != generation
     if applied is None and before is not None and not is_new and before.reason == NOT_APPLIED:
-        return Told(type_, FALSE, NOT_APPLIED, before.message)
+        return ConditionUpdate(type_, FALSE, NOT_APPLIED, before.message)
     if applied is not None and applied.generation == generation and applied.refused:
-        return Told(type_, FALSE, NOT_APPLIED, "; ".join(applied.refused))
+        return ConditionUpdate(type_, FALSE, NOT_APPLIED, "; ".join(applied.refused))
     unknown = applied is None or applied.generation != generation
     untried = is_new or (before is not None and before.reason == APPLYING)
     if untried and unknown and decision.children and holds(after, type_):
-        return Told(type_, FALSE, APPLYING, f"generation {generation} is being applied")
+        return ConditionUpdate(type_, FALSE, APPLYING, f"generation {generation} is being applied")
     return None
 
 

@@ -8,12 +8,12 @@ last the object's own deletion.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal_operator.api.kinds.device import DeviceStatus
-from shoal_operator.api.kinds.device_pool import DevicePoolStatus
-from shoal_operator.api.kinds.inference_job import InferenceJobStatus
-from shoal_operator.api.kinds.model import ModelStatus
-from shoal_operator.api.kinds.partition import PartitionStatus
-from shoal_operator.api.kinds.placement import PlacementStatus
+from shoal_api.kinds.device import DeviceStatus
+from shoal_api.kinds.device_pool import DevicePoolStatus
+from shoal_api.kinds.inference_job import InferenceJobStatus
+from shoal_api.kinds.model import ModelStatus
+from shoal_api.kinds.partition import PartitionStatus
+from shoal_api.kinds.placement import PlacementStatus
 
 Manifest = Mapping[str, object]
 """A Kubernetes object as JSON: apiVersion, kind, metadata, spec."""

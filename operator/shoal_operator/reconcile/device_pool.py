@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, assert_never
 
-from shoal_operator.api.columns import print_device_pool
-from shoal_operator.api.fields import Condition
-from shoal_operator.api.kinds import DevicePool
-from shoal_operator.api.kinds.device_pool import DeviceCounts, DevicePoolStatus
+from shoal_api.columns import print_device_pool
+from shoal_api.fields import Condition
+from shoal_api.kinds import DevicePool
+from shoal_api.kinds.device_pool import DeviceCounts, DevicePoolStatus
 from shoal_operator.reconcile.agents import (
     AgentSet,
     agent_sets,
@@ -29,6 +29,13 @@ from shoal_operator.reconcile.certificates import (
     certificate_children,
     certificates_wanted,
     secrets_needed,
+)
+from shoal_operator.reconcile.condition_updates import (
+    FALSE,
+    TRUE,
+    ConditionUpdate,
+    conditions,
+    holds_for,
 )
 from shoal_operator.reconcile.coordinators import coordinator_objects
 from shoal_operator.reconcile.decision import (
@@ -52,7 +59,6 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
     Workload,
 )
-from shoal_operator.reconcile.told import FALSE, TRUE, Told, conditions, holds_for
 from shoal_operator.reconcile.workers import coordinator_address
 
 LOOK_SECONDS: Final = 30.0
@@ -144,26 +150,26 @@ def _orphans(snapshot: DevicePoolSnapshot) -> tuple[CoordinatorCall, ...]:
 
 def _told(
     snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[AgentSet]
-) -> list[Told]:
+) -> list[ConditionUpdate]:
     coordinator = _coordinator(snapshot)
     agents = _agents(snapshot, nodes, sets)
     bad = next((each for each in (coordinator, agents) if each.status is not TRUE), None)
-    ready = Told("Ready", TRUE, "Ready", agents.message)
+    ready = ConditionUpdate("Ready", TRUE, "Ready", agents.message)
     if bad is not None:
-        ready = Told("Ready", FALSE, bad.reason, bad.message)
+        ready = ConditionUpdate("Ready", FALSE, bad.reason, bad.message)
     return [coordinator, agents, ready]
 
 
-def _coordinator(snapshot: DevicePoolSnapshot) -> Told:
+def _coordinator(snapshot: DevicePoolSnapshot) -> ConditionUpdate:
     problem = _coordinator_problem(snapshot)
     if problem is not None:
-        return Told("CoordinatorReady", FALSE, *problem)
+        return ConditionUpdate("CoordinatorReady", FALSE, *problem)
     match snapshot.view:
         case Unreachable(reason=reason):
             message = f"the coordinator does not answer: {reason}"
-            return Told("CoordinatorReady", FALSE, "CoordinatorUnreachable", message)
+            return ConditionUpdate("CoordinatorReady", FALSE, "CoordinatorUnreachable", message)
         case CoordinatorView():
-            return Told("CoordinatorReady", TRUE, "Answers", "the coordinator answers")
+            return ConditionUpdate("CoordinatorReady", TRUE, "Answers", "the coordinator answers")
         case _:
             assert_never(snapshot.view)
 
@@ -193,9 +199,11 @@ def _workload_problem(workload: Workload) -> tuple[str, str] | None:
     return None
 
 
-def _agents(snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[AgentSet]) -> Told:
-    def no(reason: str, message: str) -> Told:
-        return Told("AgentsReady", FALSE, reason, message)
+def _agents(
+    snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[AgentSet]
+) -> ConditionUpdate:
+    def no(reason: str, message: str) -> ConditionUpdate:
+        return ConditionUpdate("AgentsReady", FALSE, reason, message)
 
     if not nodes:
         return no("NoNodes", _why_no_nodes(snapshot))
@@ -209,7 +217,7 @@ def _agents(snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[
     if old:
         text += f", {len(served) - old} of {len(served)} updated"
     if not away and not old:
-        return Told("AgentsReady", TRUE, "AllConnected", text)
+        return ConditionUpdate("AgentsReady", TRUE, "AllConnected", text)
     if not away:
         return no(UPDATING, text)
     trouble = next((each.message for each in snapshot.agents if each.message), "")

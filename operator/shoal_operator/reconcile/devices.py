@@ -7,10 +7,18 @@ is not connected stays as long as its node is selected, since its agent will be 
 from dataclasses import replace
 from typing import Final, assert_never
 
-from shoal_operator.api.columns import print_device
-from shoal_operator.api.kinds import Device, DevicePool
-from shoal_operator.api.kinds.device import CachedFragments, DeviceStatus
-from shoal_operator.api.schema import API_VERSION
+from shoal_api.columns import print_device
+from shoal_api.kinds import Device, DevicePool
+from shoal_api.kinds.device import CachedFragments, DeviceStatus
+from shoal_api.schema import API_VERSION
+from shoal_operator.reconcile.condition_updates import (
+    FALSE,
+    TRUE,
+    UNKNOWN,
+    ConditionUpdate,
+    conditions,
+    shortened,
+)
 from shoal_operator.reconcile.decision import DeviceChild, Manifest, ObjectKey
 from shoal_operator.reconcile.names import device_object_name, namespace_of
 from shoal_operator.reconcile.pods import labels_of, metadata_of
@@ -22,14 +30,6 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
 )
 from shoal_operator.reconcile.times import earlier, seconds_since
-from shoal_operator.reconcile.told import (
-    FALSE,
-    TRUE,
-    UNKNOWN,
-    Told,
-    conditions,
-    shortened,
-)
 
 _SEEN_SECONDS: Final = 60.0
 _THERE_SECONDS: Final = 300.0
@@ -61,11 +61,13 @@ def device_children(snapshot: DevicePoolSnapshot, gone: frozenset[str]) -> tuple
     pool = snapshot.pool.metadata.name
     match snapshot.view:
         case Unreachable(reason=reason):
-            told = Told("Ready", UNKNOWN, "CoordinatorUnreachable", reason)
+            told = ConditionUpdate("Ready", UNKNOWN, "CoordinatorUnreachable", reason)
             return tuple(_as_before(snapshot, each, told) for _, each in sorted(known.items()))
         case CoordinatorView(devices=reported):
             connected = {device_object_name(pool, each.name): each for each in reported}
-            told = Told("Ready", FALSE, "NotConnected", "the coordinator has no session of it")
+            told = ConditionUpdate(
+                "Ready", FALSE, "NotConnected", "the coordinator has no session of it"
+            )
             shown = {
                 name: _reported(snapshot, name, each, known.get(name))
                 for name, each in connected.items()
@@ -100,21 +102,25 @@ def _reported(
     return _child(snapshot, name, before, status, _state_told(each))
 
 
-def _as_before(snapshot: DevicePoolSnapshot, device: Device, told: Told) -> DeviceChild:
+def _as_before(snapshot: DevicePoolSnapshot, device: Device, told: ConditionUpdate) -> DeviceChild:
     status = device.status or DeviceStatus()
     return _child(snapshot, device.metadata.name, device, status, told)
 
 
-def _state_told(each: ConnectedDevice) -> Told:
+def _state_told(each: ConnectedDevice) -> ConditionUpdate:
     match each.state:
         case DeviceState.READY:
-            return Told("Ready", TRUE, "Connected", "its session is alive")
+            return ConditionUpdate("Ready", TRUE, "Connected", "its session is alive")
         case DeviceState.SILENT:
-            return Told("Ready", UNKNOWN, "Silent", "it does not answer, and is not given up yet")
+            return ConditionUpdate(
+                "Ready", UNKNOWN, "Silent", "it does not answer, and is not given up yet"
+            )
         case DeviceState.DRAINING:
-            return Told("Ready", FALSE, "Draining", "it finishes what it runs, and leaves")
+            return ConditionUpdate(
+                "Ready", FALSE, "Draining", "it finishes what it runs, and leaves"
+            )
         case DeviceState.LOST:
-            return Told("Ready", FALSE, "Lost", "it was given up")
+            return ConditionUpdate("Ready", FALSE, "Lost", "it was given up")
         case _:
             assert_never(each.state)
 
@@ -124,7 +130,7 @@ def _child(
     name: str,
     before: Device | None,
     status: DeviceStatus,
-    told: Told,
+    told: ConditionUpdate,
 ) -> DeviceChild:
     generation = 1 if before is None else before.metadata.generation or 0
     known = conditions(status.conditions, [told], generation=generation, now=snapshot.now)

@@ -10,16 +10,12 @@ import zlib
 from collections.abc import Mapping
 from typing import Final
 
-from shoal_operator.api.kinds import Partition
-from shoal_operator.api.partition import (
-    DocumentRefused,
-    document_from_json,
-    document_to_json,
-)
+from shoal_api.kinds import Partition
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.names import document_name
 from shoal_operator.reconcile.pods import labels_of, metadata_of
 from shoal_operator.reconcile.snapshot import KeptDocument
+from shoal_protocol.partition import DocumentRefused, document_from_json, document_to_json
 
 KEY: Final = "partition.json.gz"
 RECIPE: Final = "shoal.dev/recipe"

@@ -20,10 +20,16 @@ brought again and the job is submitted again; results that stand are not made ag
 from dataclasses import replace
 from typing import assert_never
 
-from shoal_operator.api.choices import Precision
-from shoal_operator.api.conditions import holds
-from shoal_operator.api.kinds.inference_job import InferenceJobStatus
-from shoal_operator.api.partition import document_to_json
+from shoal_api.conditions import holds
+from shoal_api.kinds.inference_job import InferenceJobStatus
+from shoal_operator.reconcile.condition_updates import (
+    FALSE,
+    TRUE,
+    UNKNOWN,
+    ConditionUpdate,
+    find,
+    message_of,
+)
 from shoal_operator.reconcile.decision import (
     CancelJob,
     CoordinatorCall,
@@ -70,7 +76,6 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
 )
 from shoal_operator.reconcile.times import seconds_since
-from shoal_operator.reconcile.told import FALSE, TRUE, UNKNOWN, Told, find, message_of
 from shoal_operator.reconcile.waiting import (
     LATER_SECONDS,
     RUNNING_SECONDS,
@@ -78,8 +83,10 @@ from shoal_operator.reconcile.waiting import (
     worker_named,
 )
 from shoal_operator.reconcile.workers import (
-    carry_in_errand,
+    carry_in_worker,
 )
+from shoal_protocol.choices import Precision
+from shoal_protocol.partition import document_to_json
 
 
 def reconcile_inference_job(snapshot: InferenceJobSnapshot) -> Decision:
@@ -159,22 +166,22 @@ def _suspend(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     calls: tuple[CoordinatorCall, ...] = ()
     requeue: float | None = None
     if run is not None and not run.state.is_over:
-        suspended = Told("Suspended", FALSE, "Suspending", "the run is being stopped")
+        suspended = ConditionUpdate("Suspended", FALSE, "Suspending", "the run is being stopped")
         calls = (CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason="suspended"),)
         requeue = SOON_SECONDS
     elif isinstance(snapshot.view, Unreachable) and holds(before.conditions, "Planned"):
         text = f"the coordinator does not answer: {snapshot.view.reason}"
-        suspended = Told("Suspended", UNKNOWN, "CoordinatorUnreachable", text)
+        suspended = ConditionUpdate("Suspended", UNKNOWN, "CoordinatorUnreachable", text)
         requeue = LATER_SECONDS
     else:
-        suspended = Told("Suspended", TRUE, "Suspended", "spec.suspend is true")
+        suspended = ConditionUpdate("Suspended", TRUE, "Suspended", "spec.suspend is true")
         if status.items is not None:
             status = replace(status, items=replace(status.items, active=0))
     told = [
         planned_before(snapshot),
         suspended,
-        Told("Complete", FALSE, "Suspended"),
-        Told("Failed", FALSE, NOT_FAILED),
+        ConditionUpdate("Complete", FALSE, "Suspended"),
+        ConditionUpdate("Failed", FALSE, NOT_FAILED),
     ]
     return replace(decision(snapshot, status, told, requeue=requeue), calls=calls)
 
@@ -213,7 +220,7 @@ def _go_on(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
 def _waiting(snapshot: InferenceJobSnapshot, waits: Waits) -> Decision:
     """For what the job leads to. A run that was seen goes on being told of."""
     status = status_before(snapshot)
-    planned = Told("Planned", FALSE, waits.reason, waits.message)
+    planned = ConditionUpdate("Planned", FALSE, waits.reason, waits.message)
     reason, message = "Waiting", waits.message
     if isinstance(snapshot.view, Unreachable) and status.start_time is not None:
         reason = "CoordinatorUnreachable"
@@ -223,10 +230,10 @@ def _waiting(snapshot: InferenceJobSnapshot, waits: Waits) -> Decision:
     return replace(result, children=own_children(snapshot))
 
 
-def _planned(ready: Ready) -> Told:
+def _planned(ready: Ready) -> ConditionUpdate:
     status = ready.placement.status
     message = "" if status is None else message_of(status.conditions, "Planned")
-    return Told("Planned", TRUE, "Planned", message)
+    return ConditionUpdate("Planned", TRUE, "Planned", message)
 
 
 def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
@@ -257,7 +264,7 @@ def _prepare(
     before = status_before(snapshot)
     pool = ready.placement.spec.pool_ref.name
     if run is None and before.start_time is not None:
-        inputs = carry_in_errand(snapshot.job, pool).name
+        inputs = carry_in_worker(snapshot.job, pool).name
         if worker_named(snapshot.workers, inputs) is not None:
             return _run_lost(snapshot, ready, inputs)
         before = _as_new(before)

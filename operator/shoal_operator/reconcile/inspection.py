@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from shoal_operator.api.fields import DIGEST
-from shoal_operator.api.kinds.model import ModelStatus, TensorStatus
-from shoal_operator.api.shapes import Errors, Invalid
-from shoal_operator.reconcile.told import shortened
+from shoal_api.fields import DIGEST
+from shoal_api.kinds.model import ModelStatus, TensorStatus
+from shoal_api.shapes import Errors, Invalid
+from shoal_operator.reconcile.condition_updates import shortened
 
 _TENSORS: Final = 256
 _AXES: Final = 16

@@ -5,7 +5,8 @@ coordinator is cleared away. Pure.
 from dataclasses import replace
 from typing import assert_never
 
-from shoal_operator.api.kinds.inference_job import InferenceJobStatus
+from shoal_api.kinds.inference_job import InferenceJobStatus
+from shoal_operator.reconcile.condition_updates import FALSE, TRUE, ConditionUpdate, find
 from shoal_operator.reconcile.decision import (
     CancelJob,
     CoordinatorCall,
@@ -37,12 +38,11 @@ from shoal_operator.reconcile.snapshot import (
     WorkerPhase,
 )
 from shoal_operator.reconcile.times import seconds_since
-from shoal_operator.reconcile.told import FALSE, TRUE, Told, find
 from shoal_operator.reconcile.waiting import LATER_SECONDS, SOON_SECONDS, worker_named, worker_text
 from shoal_operator.reconcile.workers import (
-    Errand,
-    carry_in_errand,
-    carry_out_errand,
+    WorkerSpec,
+    carry_in_worker,
+    carry_out_worker,
     worker_job,
     worker_key,
 )
@@ -88,8 +88,8 @@ def _clear(snapshot: InferenceJobSnapshot, run: Run | None) -> tuple[Coordinator
 
 def _own_workers(snapshot: InferenceJobSnapshot) -> frozenset[str]:
     pool = pool_name(snapshot)
-    errands = (carry_in_errand(snapshot.job, pool), carry_out_errand(snapshot.job, pool))
-    return frozenset(errand.name for errand in errands)
+    worker_specs = (carry_in_worker(snapshot.job, pool), carry_out_worker(snapshot.job, pool))
+    return frozenset(worker_spec.name for worker_spec in worker_specs)
 
 
 def pool_name(snapshot: InferenceJobSnapshot) -> str:
@@ -104,8 +104,8 @@ def verdict_so_far(snapshot: InferenceJobSnapshot, run: Run | None) -> Verdict |
     """How it ended: as the coordinator says, or as was told while results are carried out."""
     told = verdict_told(status_before(snapshot))
     if told is not None:
-        errand = carry_out_errand(snapshot.job, pool_name(snapshot))
-        worker = worker_named(snapshot.workers, errand.name)
+        worker_spec = carry_out_worker(snapshot.job, pool_name(snapshot))
+        worker = worker_named(snapshot.workers, worker_spec.name)
         known = run is not None or worker is not None or isinstance(snapshot.view, Unreachable)
         return told if known else None
     return None if run is None else verdict_of(run, terms_of(snapshot.job))
@@ -120,10 +120,10 @@ def carry_out(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None)
         return replace(carrying, calls=_clear(snapshot, run))
     if not _may_have_results(snapshot, status):
         return end(snapshot, status, verdict, run)
-    errand = carry_out_errand(snapshot.job, pool_name(snapshot))
-    worker = worker_named(snapshot.workers, errand.name)
+    worker_spec = carry_out_worker(snapshot.job, pool_name(snapshot))
+    worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
-        return _about_to_carry(snapshot, status, verdict, errand)
+        return _about_to_carry(snapshot, status, verdict, worker_spec)
     match worker.phase:
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
             text = worker_text(worker, "results are being carried out")
@@ -141,13 +141,16 @@ def carry_out(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None)
 
 
 def _about_to_carry(
-    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict, errand: Errand
+    snapshot: InferenceJobSnapshot,
+    status: InferenceJobStatus,
+    verdict: Verdict,
+    worker_spec: WorkerSpec,
 ) -> Decision:
     if isinstance(snapshot.view, Unreachable):
         text = f"the coordinator does not answer: {snapshot.view.reason}"
         return _carrying(snapshot, status, verdict, text)
     text = f"results are about to be brought to {snapshot.job.spec.outputs.uri}"
-    child = worker_job(snapshot.job, errand, snapshot.settings)
+    child = worker_job(snapshot.job, worker_spec, snapshot.settings)
     return replace(_carrying(snapshot, status, verdict, text), children=(child,))
 
 
@@ -167,8 +170,8 @@ def _carrying(
     told = [
         planned_before(snapshot),
         not_suspended(snapshot),
-        Told("Complete", FALSE, CARRYING_OUT, text),
-        Told("Failed", FALSE, reason, verdict.message),
+        ConditionUpdate("Complete", FALSE, CARRYING_OUT, text),
+        ConditionUpdate("Failed", FALSE, reason, verdict.message),
     ]
     return decision(snapshot, status, told, requeue=LATER_SECONDS)
 

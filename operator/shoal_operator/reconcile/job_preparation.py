@@ -4,11 +4,11 @@ and its inputs on the coordinator's volume. Pure.
 
 from dataclasses import dataclass
 
-from shoal_operator.api.fields import Condition
-from shoal_operator.api.kinds import InferenceJob, Partition, Placement
-from shoal_operator.api.partition import PartitionDocument
-from shoal_operator.api.schema import API_VERSION
+from shoal_api.fields import Condition
+from shoal_api.kinds import InferenceJob, Partition, Placement
+from shoal_api.schema import API_VERSION
 from shoal_operator.reconcile.addresses import offline_text, outside, unsuitable
+from shoal_operator.reconcile.condition_updates import FALSE, find, holds_for, message_of
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.job_status import Verdict
 from shoal_operator.reconcile.names import OWNER_UID, uid_of
@@ -21,14 +21,14 @@ from shoal_operator.reconcile.snapshot import (
     Worker,
     WorkerPhase,
 )
-from shoal_operator.reconcile.told import FALSE, find, holds_for, message_of
 from shoal_operator.reconcile.waiting import worker_named, worker_text
 from shoal_operator.reconcile.workers import (
-    Errand,
-    carry_in_errand,
-    deliver_errand,
+    WorkerSpec,
+    carry_in_worker,
+    deliver_worker,
     worker_job,
 )
+from shoal_protocol.partition import PartitionDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,16 +232,16 @@ def deliver(snapshot: InferenceJobSnapshot, view: CoordinatorView, ready: Ready)
     if snapshot.settings.offline and outside(model.spec.source.uri):
         return Step(reason="Offline", message=offline_text(model.spec.source.uri))
     pool = ready.placement.spec.pool_ref.name
-    errand = deliver_errand(partition, model, kept.arguments, pool)
-    worker = worker_named(snapshot.workers, errand.name)
+    worker_spec = deliver_worker(partition, model, kept.arguments, pool)
+    worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
         return Step(
-            child=_owned_by(partition, worker_job(partition, errand, snapshot.settings)),
+            child=_owned_by(partition, worker_job(partition, worker_spec, snapshot.settings)),
             reason="Delivering",
             message=f"{len(lacking)} fragments are about to be brought to the store of {pool}",
         )
     if worker.phase is not WorkerPhase.SUCCEEDED:
-        return _step(worker, errand, "Delivering", "DeliveryFailed")
+        return _step(worker, worker_spec, "Delivering", "DeliveryFailed")
     if worker.end_seen is None or view.begun <= worker.end_seen:
         # What the coordinator said last, it may have said before.
         return Step(reason="Delivering", message="the fragments are there in a moment")
@@ -256,26 +256,28 @@ def deliver(snapshot: InferenceJobSnapshot, view: CoordinatorView, ready: Ready)
 
 def carry_in(snapshot: InferenceJobSnapshot, pool: str) -> Step | Verdict:
     """The inputs are brought to the coordinator's volume."""
-    errand = carry_in_errand(snapshot.job, pool)
-    worker = worker_named(snapshot.workers, errand.name)
+    worker_spec = carry_in_worker(snapshot.job, pool)
+    worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
         return Step(
-            child=worker_job(snapshot.job, errand, snapshot.settings),
+            child=worker_job(snapshot.job, worker_spec, snapshot.settings),
             reason="CarryingIn",
             message=f"inputs are about to be brought from {snapshot.job.spec.inputs.uri}",
         )
-    return _step(worker, errand, "CarryingIn", "CarryInFailed")
+    return _step(worker, worker_spec, "CarryingIn", "CarryInFailed")
 
 
-def _step(worker: Worker, errand: Errand, reason: str, failure: str) -> Step | Verdict:
+def _step(worker: Worker, worker_spec: WorkerSpec, reason: str, failure: str) -> Step | Verdict:
     match worker.phase:
         case WorkerPhase.SUCCEEDED:
             return Step(done=True)
         case WorkerPhase.FAILED:
-            text = worker_text(worker, f"{' '.join(errand.command[:3])} failed")
+            text = worker_text(worker, f"{' '.join(worker_spec.command[:3])} failed")
             return Verdict(complete=False, reason=failure, message=text)
         case _:
-            return Step(reason=reason, message=worker_text(worker, f"{errand.component} goes on"))
+            return Step(
+                reason=reason, message=worker_text(worker, f"{worker_spec.component} goes on")
+            )
 
 
 def _owned_by(owner: Partition, manifest: Manifest) -> Manifest:

@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal_operator.api.columns import as_rate, print_job
-from shoal_operator.api.conditions import holds
-from shoal_operator.api.kinds import InferenceJob
-from shoal_operator.api.kinds.inference_job import (
-    InferenceJobStatus,
-    ItemCounts,
-    ItemFailure,
-    TierHits,
+from shoal_api.columns import as_rate, print_job
+from shoal_api.conditions import holds
+from shoal_api.kinds import InferenceJob
+from shoal_api.kinds.inference_job import InferenceJobStatus, ItemCounts, ItemFailure, TierHits
+from shoal_operator.reconcile.condition_updates import (
+    FALSE,
+    TRUE,
+    ConditionUpdate,
+    conditions,
+    find,
+    shortened,
 )
 from shoal_operator.reconcile.decision import Decision, Note, Terms
 from shoal_operator.reconcile.references import model_of, pool_of
@@ -29,7 +32,6 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
 )
 from shoal_operator.reconcile.times import as_time, earlier, instant
-from shoal_operator.reconcile.told import FALSE, TRUE, Told, conditions, find, shortened
 
 CARRYING_OUT: Final = "CarryingOut"
 NOT_FAILED: Final = "NotFailed"
@@ -159,15 +161,15 @@ def going_on(
     reason: str,
     message: str = "",
     *,
-    planned: Told | None = None,
+    planned: ConditionUpdate | None = None,
     requeue: float | None = None,
 ) -> Decision:
     """A job that is under way: `reason` says how far. `planned`: what is told of the plan."""
     told = [
         planned or planned_before(snapshot),
         not_suspended(snapshot),
-        Told("Complete", FALSE, reason, message),
-        Told("Failed", FALSE, NOT_FAILED),
+        ConditionUpdate("Complete", FALSE, reason, message),
+        ConditionUpdate("Failed", FALSE, NOT_FAILED),
     ]
     return decision(snapshot, status, told, requeue=requeue)
 
@@ -175,7 +177,7 @@ def going_on(
 def decision(
     snapshot: InferenceJobSnapshot,
     status: InferenceJobStatus,
-    told: Sequence[Told],
+    told: Sequence[ConditionUpdate],
     requeue: float | None = None,
 ) -> Decision:
     """The status with conditions and columns."""
@@ -190,18 +192,18 @@ def decision(
     return Decision(status=status, notes=notes, requeue_seconds=requeue)
 
 
-def planned_before(snapshot: InferenceJobSnapshot) -> Told:
+def planned_before(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
     """What was told of the plan last."""
     known = find(status_before(snapshot).conditions, "Planned")
     if known is None:
-        return Told("Planned", FALSE, "Waiting", "")
-    return Told("Planned", known.status, known.reason, known.message)
+        return ConditionUpdate("Planned", FALSE, "Waiting", "")
+    return ConditionUpdate("Planned", known.status, known.reason, known.message)
 
 
-def not_suspended(snapshot: InferenceJobSnapshot) -> Told:
+def not_suspended(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
     known = find(status_before(snapshot).conditions, "Suspended")
     resumed = known is not None and (known.status is not FALSE or known.reason == "Resumed")
-    return Told("Suspended", FALSE, "Resumed" if resumed else "NotSuspended")
+    return ConditionUpdate("Suspended", FALSE, "Resumed" if resumed else "NotSuspended")
 
 
 def ended(
@@ -209,11 +211,11 @@ def ended(
 ) -> Decision:
     """The terminal condition."""
     if verdict.complete:
-        complete = Told("Complete", TRUE, verdict.reason, verdict.message)
-        failed = Told("Failed", FALSE, NOT_FAILED)
+        complete = ConditionUpdate("Complete", TRUE, verdict.reason, verdict.message)
+        failed = ConditionUpdate("Failed", FALSE, NOT_FAILED)
     else:
-        complete = Told("Complete", FALSE, verdict.reason, verdict.message)
-        failed = Told("Failed", TRUE, verdict.reason, verdict.message)
+        complete = ConditionUpdate("Complete", FALSE, verdict.reason, verdict.message)
+        failed = ConditionUpdate("Failed", TRUE, verdict.reason, verdict.message)
     status = replace(status, completion_time=completion_time(status, run, snapshot.now))
     if status.items is not None:
         status = replace(status, items=replace(status.items, active=0))

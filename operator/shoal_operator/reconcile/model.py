@@ -18,26 +18,26 @@ A failure that is no refusal (a store that does not answer) is tried again after
 from dataclasses import replace
 from typing import Final, assert_never
 
-from shoal_operator.api.columns import print_model
-from shoal_operator.api.fields import ConditionStatus
-from shoal_operator.api.kinds.model import ModelStatus
+from shoal_api.columns import print_model
+from shoal_api.fields import ConditionStatus
+from shoal_api.kinds.model import ModelStatus
 from shoal_operator.reconcile.addresses import offline_text, outside, unsuitable
+from shoal_operator.reconcile.condition_updates import (
+    FALSE,
+    TRUE,
+    UNKNOWN,
+    ConditionUpdate,
+    conditions,
+    holds_for,
+)
 from shoal_operator.reconcile.decision import Decision, Note
 from shoal_operator.reconcile.inspection import read_inspection
 from shoal_operator.reconcile.names import namespace_of
 from shoal_operator.reconcile.snapshot import ModelSnapshot, Worker, WorkerPhase
-from shoal_operator.reconcile.told import (
-    FALSE,
-    TRUE,
-    UNKNOWN,
-    Told,
-    conditions,
-    holds_for,
-)
 from shoal_operator.reconcile.waiting import retry_in, worker_named, worker_text
 from shoal_operator.reconcile.workers import (
     given_digest,
-    inspect_errand,
+    inspect_worker,
     worker_job,
     worker_key,
 )
@@ -54,16 +54,16 @@ def reconcile_model(snapshot: ModelSnapshot) -> Decision:
         return _decision(snapshot, before, None, keep=None)
     if (problem := _unusable(snapshot)) is not None:
         return _decision(snapshot, before, _ended("Fetched", *problem), keep=None)
-    errand = inspect_errand(model)
-    worker = worker_named(snapshot.workers, errand.name)
+    worker_spec = inspect_worker(model)
+    worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
         told = _waiting("Inspecting", f"{model.spec.source.uri} is about to be fetched")
-        child = worker_job(model, errand, snapshot.settings)
+        child = worker_job(model, worker_spec, snapshot.settings)
         return replace(_decision(snapshot, before, told, keep=None), children=(child,))
     match worker.phase:
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
             text = worker_text(worker, f"{model.spec.source.uri} is being fetched")
-            return _decision(snapshot, before, _waiting("Inspecting", text), keep=errand.name)
+            return _decision(snapshot, before, _waiting("Inspecting", text), keep=worker_spec.name)
         case WorkerPhase.SUCCEEDED:
             return _inspected(snapshot, worker)
         case WorkerPhase.FAILED:
@@ -99,10 +99,12 @@ def _inspected(snapshot: ModelSnapshot, worker: Worker) -> Decision:
         return _mismatch(snapshot, worker, f"{uri} is {found.digest}, not {given}")
     size = format_bytes(found.size_bytes or 0)
     told = (
-        Told("Fetched", TRUE, "Fetched", f"{size} from {uri}"),
-        Told("Verified", TRUE, "Verified", f"is {found.digest}"),
-        Told("Profiled", TRUE, "Profiled", f"{found.parameters} parameters, opset {found.opset}"),
-        Told("Ready", TRUE, "Ready", "fetched, verified and profiled"),
+        ConditionUpdate("Fetched", TRUE, "Fetched", f"{size} from {uri}"),
+        ConditionUpdate("Verified", TRUE, "Verified", f"is {found.digest}"),
+        ConditionUpdate(
+            "Profiled", TRUE, "Profiled", f"{found.parameters} parameters, opset {found.opset}"
+        ),
+        ConditionUpdate("Ready", TRUE, "Ready", "fetched, verified and profiled"),
     )
     text = f"{size}, {found.parameters} parameters from {uri}"
     note = Note(reason="FetchedModel", message=text, since=worker.ended_at or "")
@@ -134,32 +136,35 @@ def _mismatch(snapshot: ModelSnapshot, worker: Worker, text: str) -> Decision:
     before = snapshot.model.status or ModelStatus()
     text = f"{text}; other content is another Model: give it an object of its own"
     told = (
-        Told("Fetched", TRUE, "Fetched"),
-        Told("Verified", FALSE, "DigestMismatch", text),
-        Told("Profiled", UNKNOWN, "NotVerified"),
-        Told("Ready", FALSE, "DigestMismatch", text),
+        ConditionUpdate("Fetched", TRUE, "Fetched"),
+        ConditionUpdate("Verified", FALSE, "DigestMismatch", text),
+        ConditionUpdate("Profiled", UNKNOWN, "NotVerified"),
+        ConditionUpdate("Ready", FALSE, "DigestMismatch", text),
     )
     since = worker.ended_at or ""
     note = Note(reason="DigestMismatch", message=text, warning=True, since=since)
     return replace(_decision(snapshot, before, told, keep=worker.name), notes=(note,))
 
 
-def _waiting(reason: str, message: str) -> tuple[Told, ...]:
-    steps = (Told(type_, UNKNOWN, reason, message) for type_ in _TYPES[:-1])
-    return (*steps, Told("Ready", FALSE, reason, message))
+def _waiting(reason: str, message: str) -> tuple[ConditionUpdate, ...]:
+    steps = (ConditionUpdate(type_, UNKNOWN, reason, message) for type_ in _TYPES[:-1])
+    return (*steps, ConditionUpdate("Ready", FALSE, reason, message))
 
 
-def _ended(where: str, reason: str, message: str) -> tuple[Told, ...]:
+def _ended(where: str, reason: str, message: str) -> tuple[ConditionUpdate, ...]:
     """Failed in one step; of the others nothing is known."""
 
     def status(type_: str) -> ConditionStatus:
         return FALSE if type_ in (where, "Ready") else UNKNOWN
 
-    return tuple(Told(type_, status(type_), reason, message) for type_ in _TYPES)
+    return tuple(ConditionUpdate(type_, status(type_), reason, message) for type_ in _TYPES)
 
 
 def _decision(
-    snapshot: ModelSnapshot, status: ModelStatus, told: tuple[Told, ...] | None, keep: str | None
+    snapshot: ModelSnapshot,
+    status: ModelStatus,
+    told: tuple[ConditionUpdate, ...] | None,
+    keep: str | None,
 ) -> Decision:
     """The status with its conditions (None: as they are); all workers but `keep` are removed."""
     model = snapshot.model

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from shoal_operator.api.kinds import AnyKind, InferenceJob
+from shoal_api.kinds import AnyKind, InferenceJob
 from shoal_protocol.identities import OPERATOR, WORKER
 
 MAX_NAME: Final = 63

@@ -14,7 +14,7 @@ All of a pool's pods are closed both ways first; then
 
 from typing import Final
 
-from shoal_operator.api.kinds import DevicePool
+from shoal_api.kinds import DevicePool
 from shoal_operator.reconcile.coordinators import pool_selector
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.names import COMPONENT, POOL, child_name

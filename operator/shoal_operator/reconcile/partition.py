@@ -12,18 +12,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, assert_never
 
-from shoal_operator.api.columns import print_partition
-from shoal_operator.api.fields import MAX_FRAGMENTS
-from shoal_operator.api.kinds import DevicePool, Model, Partition
-from shoal_operator.api.kinds.partition import FragmentStatus, PartitionStatus
-from shoal_operator.api.partition import (
-    MODEL,
-    DocumentRefused,
-    PartitionDocument,
-    TensorSpec,
-    document_from_json,
-)
+from shoal_api.columns import print_partition
+from shoal_api.fields import MAX_FRAGMENTS
+from shoal_api.kinds import DevicePool, Model, Partition
+from shoal_api.kinds.partition import FragmentStatus, PartitionStatus
 from shoal_operator.reconcile.addresses import offline_text, outside
+from shoal_operator.reconcile.condition_updates import (
+    FALSE,
+    TRUE,
+    ConditionUpdate,
+    conditions,
+    holds_for,
+    message_of,
+    shortened,
+)
 from shoal_operator.reconcile.decision import Decision, Manifest, Note
 from shoal_operator.reconcile.documents import MAX_PACKED_BYTES, config_map, pack
 from shoal_operator.reconcile.names import fingerprint, namespace_of
@@ -33,27 +35,25 @@ from shoal_operator.reconcile.snapshot import (
     Worker,
     WorkerPhase,
 )
-from shoal_operator.reconcile.told import (
-    FALSE,
-    TRUE,
-    Told,
-    conditions,
-    holds_for,
-    message_of,
-    shortened,
-)
 from shoal_operator.reconcile.waiting import (
     retry_in,
     worker_named,
     worker_text,
 )
 from shoal_operator.reconcile.workers import (
-    cut_errand,
+    cut_worker,
     delivers,
     given_digest,
     shape_arguments,
     worker_job,
     worker_key,
+)
+from shoal_protocol.partition import (
+    MODEL,
+    DocumentRefused,
+    PartitionDocument,
+    TensorSpec,
+    document_from_json,
 )
 from shoal_protocol.units import format_bytes
 
@@ -126,11 +126,11 @@ def _cutting(snapshot: PartitionSnapshot, model: Model) -> Decision:
     if arguments is None:
         message = "no DevicePool here has a known budget to cut for; make one, or give fragments"
         return _waits(snapshot, "WaitingForPool", message)
-    errand = cut_errand(partition, model, arguments)
-    worker = worker_named(snapshot.workers, errand.name)
+    worker_spec = cut_worker(partition, model, arguments)
+    worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
         decision = _waits(snapshot, "Cutting", f"{model.metadata.name} is about to be cut")
-        return replace(decision, children=(worker_job(partition, errand, settings),))
+        return replace(decision, children=(worker_job(partition, worker_spec, settings),))
     match worker.phase:
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
             text = worker_text(worker, f"{model.metadata.name} is being cut")
@@ -214,7 +214,7 @@ def _waits(
     snapshot: PartitionSnapshot, reason: str, message: str, keep: str | None = None
 ) -> Decision:
     """Not cut (yet); fragments of another recipe are not shown any more."""
-    told = [Told(type_, FALSE, reason, message) for type_ in ("Cut", "Ready")]
+    told = [ConditionUpdate(type_, FALSE, reason, message) for type_ in ("Cut", "Ready")]
     return _decision(snapshot, PartitionStatus(), told, keep)
 
 
@@ -226,7 +226,10 @@ def _cut(
     keep: str | None = None,
 ) -> Decision:
     summary = _summary(kept.document)
-    told = [Told("Cut", TRUE, "Cut", summary), Told("Ready", TRUE, "Ready", summary)]
+    told = [
+        ConditionUpdate("Cut", TRUE, "Cut", summary),
+        ConditionUpdate("Ready", TRUE, "Ready", summary),
+    ]
     status = PartitionStatus(
         fragments=_fragments(kept.document), boundary_bytes=_boundary(kept.document)
     )
@@ -235,7 +238,10 @@ def _cut(
 
 
 def _decision(
-    snapshot: PartitionSnapshot, status: PartitionStatus, told: Sequence[Told], keep: str | None
+    snapshot: PartitionSnapshot,
+    status: PartitionStatus,
+    told: Sequence[ConditionUpdate],
+    keep: str | None,
 ) -> Decision:
     partition = snapshot.partition
     before = partition.status or PartitionStatus()

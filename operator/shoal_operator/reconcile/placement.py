@@ -15,13 +15,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
-from shoal_operator.api.choices import Residency
-from shoal_operator.api.columns import print_placement
-from shoal_operator.api.conditions import holds
-from shoal_operator.api.kinds.placement import Cost, PlacementStatus
-from shoal_operator.planning.costs import PoolDevice
-from shoal_operator.planning.explanation import summary
-from shoal_operator.planning.outcome import Infeasible, Plan
+from shoal_api.columns import print_placement
+from shoal_api.conditions import holds
+from shoal_api.kinds.placement import Cost, PlacementStatus
+from shoal_operator.reconcile.condition_updates import (
+    FALSE,
+    TRUE,
+    UNKNOWN,
+    ConditionUpdate,
+    conditions,
+    find,
+    holds_for,
+    message_of,
+)
 from shoal_operator.reconcile.decision import Decision, Note
 from shoal_operator.reconcile.partition import current_document
 from shoal_operator.reconcile.plans import (
@@ -41,16 +47,10 @@ from shoal_operator.reconcile.snapshot import (
     Unreachable,
 )
 from shoal_operator.reconcile.times import seconds_since
-from shoal_operator.reconcile.told import (
-    FALSE,
-    TRUE,
-    UNKNOWN,
-    Told,
-    conditions,
-    find,
-    holds_for,
-    message_of,
-)
+from shoal_planner.costs import PoolDevice
+from shoal_planner.explanation import summary
+from shoal_planner.outcome import Infeasible, Plan
+from shoal_protocol.choices import Residency
 
 GRACE_SECONDS: Final = 30.0
 """What a pod needs to be started again on its node."""
@@ -177,8 +177,11 @@ def _planned(
 # ---- what is told --------------------------------------------------------------------------------
 
 
-def _good(text: str) -> list[Told]:
-    return [Told("Planned", TRUE, "Planned", text), Told("Ready", TRUE, "Ready", text)]
+def _good(text: str) -> list[ConditionUpdate]:
+    return [
+        ConditionUpdate("Planned", TRUE, "Planned", text),
+        ConditionUpdate("Ready", TRUE, "Ready", text),
+    ]
 
 
 def _patient(snapshot: PlacementSnapshot, missing: Sequence[str], seconds: float) -> Decision:
@@ -186,8 +189,8 @@ def _patient(snapshot: PlacementSnapshot, missing: Sequence[str], seconds: float
     before = snapshot.placement.status or PlacementStatus()
     message = f"{_listed(missing)} not connected; planned anew if that lasts"
     told = [
-        Told("Planned", TRUE, "Planned", message_of(before.conditions, "Planned")),
-        Told("Ready", FALSE, "DevicesMissing", message),
+        ConditionUpdate("Planned", TRUE, "Planned", message_of(before.conditions, "Planned")),
+        ConditionUpdate("Ready", FALSE, "DevicesMissing", message),
     ]
     return replace(_decision(snapshot, before, told), requeue_seconds=max(1.0, seconds))
 
@@ -199,22 +202,24 @@ def _blocked(snapshot: PlacementSnapshot, blocked: _Blocked) -> Decision:
     if reason in ("CoordinatorUnreachable", "WaitingForDevices"):
         # The plan in force stays in force: nobody knows better. The devices' time of grace begins
         # when the first of them is seen again, which Unknown sees to.
-        planned = Told("Planned", FALSE, reason, message)
+        planned = ConditionUpdate("Planned", FALSE, reason, message)
         if before.stages and holds_for(before.conditions, "Planned", generation):
-            planned = Told("Planned", TRUE, "Planned", message_of(before.conditions, "Planned"))
+            planned = ConditionUpdate(
+                "Planned", TRUE, "Planned", message_of(before.conditions, "Planned")
+            )
         told = [
             planned,
-            Told("Ready", UNKNOWN if planned.status is TRUE else FALSE, reason, message),
+            ConditionUpdate("Ready", UNKNOWN if planned.status is TRUE else FALSE, reason, message),
         ]
     else:
-        told = [Told(type_, FALSE, reason, message) for type_ in ("Planned", "Ready")]
+        told = [ConditionUpdate(type_, FALSE, reason, message) for type_ in ("Planned", "Ready")]
     return _decision(snapshot, before, told)
 
 
 def _infeasible(snapshot: PlacementSnapshot, problem: Infeasible) -> Decision:
     before = snapshot.placement.status or PlacementStatus()
     message = problem.message(snapshot.placement.spec.partition_ref.name)
-    told = [Told(type_, FALSE, "Infeasible", message) for type_ in ("Planned", "Ready")]
+    told = [ConditionUpdate(type_, FALSE, "Infeasible", message) for type_ in ("Planned", "Ready")]
     status = PlacementStatus(
         conditions=before.conditions, epoch=before.epoch, measured=before.measured
     )
@@ -223,7 +228,7 @@ def _infeasible(snapshot: PlacementSnapshot, problem: Infeasible) -> Decision:
 
 
 def _decision(
-    snapshot: PlacementSnapshot, status: PlacementStatus, told: Sequence[Told]
+    snapshot: PlacementSnapshot, status: PlacementStatus, told: Sequence[ConditionUpdate]
 ) -> Decision:
     before = snapshot.placement.status or PlacementStatus()
     generation = snapshot.placement.metadata.generation or 0

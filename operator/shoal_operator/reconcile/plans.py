@@ -12,21 +12,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, assert_never
 
-from shoal_operator.api.choices import Objective
-from shoal_operator.api.kinds import Placement
-from shoal_operator.api.kinds.placement import (
-    Cost,
-    Pin,
-    PlacementStatus,
-    Rejected,
-    StageStatus,
-)
-from shoal_operator.api.partition import PartitionDocument
-from shoal_operator.planning.costs import Costs, Division, PoolDevice, Span
-from shoal_operator.planning.outcome import Infeasible, Plan, StagePlan
-from shoal_operator.planning.placement import MAX_REJECTED, plan
-from shoal_operator.planning.search import fits
-from shoal_operator.reconcile.told import shortened
+from shoal_api.kinds import Placement
+from shoal_api.kinds.placement import Cost, Pin, PlacementStatus, Rejected, StageStatus
+from shoal_operator.reconcile.condition_updates import shortened
+from shoal_planner.costs import Costs, Division, PoolDevice, Span
+from shoal_planner.outcome import Infeasible, Plan, StagePlan
+from shoal_planner.placement import MAX_REJECTED, plan
+from shoal_planner.search import fits
+from shoal_protocol.choices import Objective
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes
 
 _ITEMS: Final = 100

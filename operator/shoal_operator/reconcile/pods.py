@@ -5,7 +5,7 @@ Security standards), bounded, without an API token. Pure builders of JSON.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from shoal_operator.api.kinds import AnyKind
+from shoal_api.kinds import AnyKind
 from shoal_operator.reconcile.names import (
     COMPONENT,
     MANAGED_BY,

@@ -4,7 +4,7 @@ A job that names a Model gets a Partition of its own, and one without a Placemen
 of its own; both are called as the job is.
 """
 
-from shoal_operator.api.kinds import InferenceJob, Partition, Placement
+from shoal_api.kinds import InferenceJob, Partition, Placement
 
 
 def placement_of(job: InferenceJob) -> str:

@@ -10,7 +10,8 @@ from shoal_protocol.units import Bytes
 class Images:
     """What pods run: image names with tag or digest, how they are pulled."""
 
-    operator: str
+    coordinator: str
+    worker: str
     agent: str
     pull_policy: str = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()

@@ -8,17 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal_operator.api.kinds import (
-    Device,
-    DevicePool,
-    InferenceJob,
-    Model,
-    Partition,
-    Placement,
-)
-from shoal_operator.api.partition import PartitionDocument
+from shoal_api.kinds import Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.settings import OperatorSettings
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes
 
 

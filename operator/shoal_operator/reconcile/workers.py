@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_operator.api.fields import Reference
-from shoal_operator.api.kinds import AnyKind, InferenceJob, Model, Partition
-from shoal_operator.api.kinds.inference_job import Inputs, Outputs
+from shoal_api.fields import Reference
+from shoal_api.kinds import AnyKind, InferenceJob, Model, Partition
+from shoal_api.kinds.inference_job import Inputs, Outputs
 from shoal_operator.reconcile.addresses import claim_of, outside
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import (
@@ -49,7 +49,7 @@ _DELIVERS: Final = re.compile(r"-deliver-[0-9a-f]{8}$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class WorkerSpec:
     """What a worker does: its command, the addresses that it opens, the Secret for them, the pool
     whose coordinator it talks to. `fetches`: what it opens comes to lie on its own disk;
     `writes`: it puts something there.
@@ -71,21 +71,21 @@ def worker_key(namespace: str, name: str) -> ObjectKey:
     return ObjectKey(api_version="batch/v1", kind="Job", namespace=namespace, name=name)
 
 
-def worker_job(owner: AnyKind, errand: Errand, settings: OperatorSettings) -> Manifest:
-    """The `batch/v1` Job of an errand."""
-    labels = labels_of(owner, errand.component)
-    if errand.pool is not None:
-        labels["shoal.dev/pool"] = errand.pool
+def worker_job(owner: AnyKind, worker_spec: WorkerSpec, settings: OperatorSettings) -> Manifest:
+    """The `batch/v1` Job of an worker_spec."""
+    labels = labels_of(owner, worker_spec.component)
+    if worker_spec.pool is not None:
+        labels["shoal.dev/pool"] = worker_spec.pool
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata_of(owner, errand.name, labels),
+        "metadata": metadata_of(owner, worker_spec.name, labels),
         "spec": {
             "backoffLimit": TRIES_BEYOND_THE_FIRST,
             "activeDeadlineSeconds": DEADLINE_SECONDS,
-            "ttlSecondsAfterFinished": errand.kept_seconds,
+            "ttlSecondsAfterFinished": worker_spec.kept_seconds,
             "podFailurePolicy": {"rules": _failure_rules()},
-            "template": {"metadata": {"labels": labels}, "spec": _pod(errand, settings)},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(worker_spec, settings)},
         },
     }
 
@@ -103,32 +103,32 @@ def _failure_rules() -> list[Json]:
     ]
 
 
-def _pod(errand: Errand, settings: OperatorSettings) -> Json:
-    claims = sorted({claim for uri in errand.uris if (claim := claim_of(uri)) is not None})
+def _pod(worker_spec: WorkerSpec, settings: OperatorSettings) -> Json:
+    claims = sorted({claim for uri in worker_spec.uris if (claim := claim_of(uri)) is not None})
     names = {claim: f"claim-{place}" for place, claim in enumerate(claims)}
-    command = [*errand.command]
+    command = [*worker_spec.command]
     mounts: list[Mapping[str, object]] = [TMP_MOUNT]
     volumes = [scratch(settings.worker_disk)]
     for claim in claims:
         command += ["--volume", f"{claim}=/volumes/{claim}"]
         # What is only read is not handed to our group either, as what is written is.
-        only = {} if errand.writes else {"readOnly": True}
+        only = {} if worker_spec.writes else {"readOnly": True}
         mounts.append({"name": names[claim], "mountPath": f"/volumes/{claim}", **only})
         of = {"claimName": claim, **only}
         volumes.append({"name": names[claim], "persistentVolumeClaim": of})
-    if errand.fetches:
+    if worker_spec.fetches:
         # Half, because what is cut lies there twice.
         command += ["--max-download", str(settings.worker_disk // 2)]
-    if errand.pool is not None:
+    if worker_spec.pool is not None:
         command += TLS_ARGUMENTS
         mounts.append(TLS_MOUNT)
-        volumes.append(tls_volume(worker_secret(errand.pool)))
+        volumes.append(tls_volume(worker_secret(worker_spec.pool)))
     more: Json = {"env": [{"name": "HOME", "value": "/tmp"}]}  # noqa: S108 - a volume of its own
-    if errand.secret is not None:
-        more["envFrom"] = [{"secretRef": {"name": errand.secret}}]
+    if worker_spec.secret is not None:
+        more["envFrom"] = [{"secretRef": {"name": worker_spec.secret}}]
     worker = container(
         "worker",
-        settings.images.operator,
+        settings.images.worker,
         settings.images,
         command,
         settings.worker_memory,
@@ -138,7 +138,7 @@ def _pod(errand: Errand, settings: OperatorSettings) -> Json:
     return pod(settings.images, [{**worker, **more}], volumes, restartPolicy="Never", **place)
 
 
-# ---- the errands ---------------------------------------------------------------------------------
+# ---- the specs of workers ------------------------------------------------------------------------
 
 
 def given_digest(model: Model) -> str | None:
@@ -148,12 +148,12 @@ def given_digest(model: Model) -> str | None:
     return None if model.status is None else model.status.digest
 
 
-def inspect_errand(model: Model) -> Errand:
+def inspect_worker(model: Model) -> WorkerSpec:
     """Fetch, verify and profile a model; named after address, Secret, digest and shapes."""
     source, digest = model.spec.source, given_digest(model)
     options = ["--digest", digest] if digest is not None else []
     options += shape_arguments(model)
-    return Errand(
+    return WorkerSpec(
         name=child_name(model.metadata.name, f"inspect-{fingerprint([*_source(model), *options])}"),
         component="inspect",
         command=("shoal", "inspect", source.uri, *options, "--json"),
@@ -169,10 +169,10 @@ def shape_arguments(model: Model) -> list[str]:
     return [text for name, sizes in shapes for text in ("--shape", f"{name}={sizes}")]
 
 
-def cut_errand(partition: Partition, model: Model, arguments: Sequence[str]) -> Errand:
+def cut_worker(partition: Partition, model: Model, arguments: Sequence[str]) -> WorkerSpec:
     """Cut a model and describe the fragments; `arguments` say how."""
     mark = fingerprint([*_source(model), *arguments])
-    return Errand(
+    return WorkerSpec(
         name=child_name(partition.metadata.name, f"cut-{mark}"),
         component="cut",
         command=("shoal", "partition", model.spec.source.uri, *arguments, "--document"),
@@ -182,13 +182,13 @@ def cut_errand(partition: Partition, model: Model, arguments: Sequence[str]) -> 
     )
 
 
-def deliver_errand(
+def deliver_worker(
     partition: Partition, model: Model, arguments: Sequence[str], pool: str
-) -> Errand:
+) -> WorkerSpec:
     """Cut a model as it was cut, into a pool's store; many jobs share one."""
     mark = fingerprint([pool, *_source(model), *arguments])
     target = coordinator_address(pool, namespace_of(partition))
-    return Errand(
+    return WorkerSpec(
         name=child_name(partition.metadata.name, f"deliver-{mark}"),
         component="deliver",
         command=("shoal", "partition", model.spec.source.uri, *arguments, "--to", target),
@@ -201,18 +201,18 @@ def deliver_errand(
 
 
 def delivers(name: str) -> bool:
-    """Whether a Partition's worker of that name is one of `deliver_errand`."""
+    """Whether a Partition's worker of that name is one of `deliver_worker`."""
     return _DELIVERS.search(name) is not None
 
 
-def carry_in_errand(job: InferenceJob, pool: str) -> Errand:
+def carry_in_worker(job: InferenceJob, pool: str) -> WorkerSpec:
     """Bring a job's inputs to the coordinator's volume."""
     given = job.spec.inputs
     target = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/in"
     return _carry(job, pool, "carry-in", given, (given.uri, target))
 
 
-def carry_out_errand(job: InferenceJob, pool: str) -> Errand:
+def carry_out_worker(job: InferenceJob, pool: str) -> WorkerSpec:
     """Bring a job's results to where the user wants them."""
     given = job.spec.outputs
     source = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/out"
@@ -221,8 +221,8 @@ def carry_out_errand(job: InferenceJob, pool: str) -> Errand:
 
 def _carry(
     job: InferenceJob, pool: str, component: str, place: Inputs | Outputs, ways: tuple[str, str]
-) -> Errand:
-    return Errand(
+) -> WorkerSpec:
+    return WorkerSpec(
         name=child_name(job_id(job), component),
         component=component,
         command=("shoal", "copy", *ways),

@@ -1,0 +1,379 @@
+"""The agent process: puts its parts together, keeps a session open, and leaves in good order."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+import grpc
+import onnxruntime
+
+from shoal_agent import __version__
+from shoal_agent.cache.disk import FragmentCache, free_names
+from shoal_agent.cache.fetching import Fetcher
+from shoal_agent.enrolment.identity import Identity
+from shoal_agent.memory.residency import Ledger
+from shoal_agent.runtime.fragments import Fragments
+from shoal_agent.runtime.onnx_runtime import Runtime, RuntimeFailed
+from shoal_agent.runtime.process_memory import MemoryMeter, drop_library_pages
+from shoal_agent.runtime.rehearsal import rehearse_transfers
+from shoal_agent.session.control import Session, SessionBroken
+from shoal_agent.session.tasks import Tasks
+from shoal_agent.settings import Settings
+from shoal_agent.telemetry.counters import Counters
+from shoal_agent.telemetry.logs import log
+from shoal_agent.telemetry.machine import Machine
+from shoal_agent.transport.activations import ActivationStore
+from shoal_agent.transport.links import PeerLinks
+from shoal_agent.transport.serving import Peers
+from shoal_agent.transport.shaping import Uplink
+from shoal_protocol import PROTOCOL
+from shoal_protocol.channels import add_port, open_channel, server_options
+from shoal_protocol.services import SessionClient, add_peer_service
+from shoal_protocol.units import format_bytes
+from shoal_protocol.v1 import session_pb2 as pb
+
+if TYPE_CHECKING:
+    from shoal_agent.telemetry.metrics import Gauges
+    from shoal_protocol.exposition import ExpositionServer
+
+_BACKOFF_SECONDS: Final = (0.1, 5.0)
+_SILENT_SECONDS: Final = 15.0
+_GOODBYE_SECONDS: Final = 1.0
+
+
+class Agent:
+    """One device. `run` returns when it has drained."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Scans the cache and warms ONNX Runtime up; raises `OSError`."""
+        self.settings = settings
+        self.name = settings.name
+        self.counters = Counters()
+        self.uplink = Uplink(settings.link_rate, settings.link_latency_seconds)
+        self._downlink = Uplink(settings.link_rate)
+        self.links = PeerLinks(settings.credentials, self.uplink, insecure=settings.insecure)
+        self._incarnation = time.time_ns()
+        self._machine = Machine()
+        self._meter = MemoryMeter()
+        spill_bytes = settings.cache_bytes // 4
+        self._spill_bytes = spill_bytes
+        self._cache = FragmentCache(settings.cache, settings.cache_bytes - spill_bytes)
+        if self._cache.dropped_at_start:
+            log.warning("removed damaged fragments: %s", free_names(self._cache.dropped_at_start))
+        self._processor = ThreadPoolExecutor(1, "processor")
+        threads = settings.threads or self._machine.processors
+        self._runtime = self._processor.submit(
+            Runtime, self._meter, threads=threads, limit_bytes=settings.budget
+        ).result()
+        self.fragments = Fragments(
+            ledger=Ledger(budget=settings.budget, single=settings.single),
+            cache=self._cache,
+            fetcher=Fetcher(self._cache, self._count_fetched, self._downlink.depart),
+            runtime=self._runtime,
+            meter=self._meter,
+            processor=self._processor,
+            counters=self.counters,
+            on_evicted=self._evicted,
+        )
+        self._address = ""
+        self._session: Session | None = None
+        self._why_no_session = "not connected yet"
+        self._drain = asyncio.Event()
+        self._settled = False
+        self._identity = None if settings.enrolment is None else Identity(settings.enrolment)
+
+    # ---- life --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until drained. Raises `AddressRefused`, `OSError` for an unusable address."""
+        metrics = self._serve_metrics()
+        self._handle_signals()
+        if not await self._enrolled():
+            if metrics is not None:
+                metrics.close()
+            return
+        server = await self._listen()
+        await self._rehearse()
+        connecting = asyncio.create_task(self._stay_connected(), name="session")
+        renewing = asyncio.create_task(self._renew(), name="identity")
+        draining = asyncio.create_task(self._drain.wait(), name="drain")
+        try:
+            await asyncio.wait((connecting, draining), return_when=asyncio.FIRST_COMPLETED)
+            if connecting.done():
+                connecting.result()  # it only ends by failing
+            log.info("draining")
+            if self._session is not None:
+                await asyncio.wait(
+                    (asyncio.create_task(self._session.drain()),),
+                    timeout=self.settings.drain_seconds,
+                )
+        finally:
+            for task in (connecting, draining, renewing):
+                task.cancel()
+            await asyncio.gather(connecting, draining, renewing, return_exceptions=True)
+            await self.links.close()
+            if server is not None:
+                await server.stop(_GOODBYE_SECONDS)
+            await self.fragments.close()
+            if metrics is not None:
+                metrics.close()
+            self._processor.shutdown(wait=False, cancel_futures=True)
+
+    def tasks(self) -> Tasks | None:
+        """Those of the present session."""
+        return None if self._session is None else self._session.tasks
+
+    # ---- what sessions ask (Device) ----------------------------------------------------------
+
+    def hello(self) -> pb.Hello:
+        """Who this is and what it has."""
+        cached = self._cache.cached()
+        ledger = self.fragments.ledger
+        return pb.Hello(
+            protocol=PROTOCOL,
+            device=self.name,
+            incarnation=self._incarnation,
+            version=__version__,
+            address=self._address,
+            capabilities=pb.Capabilities(
+                architecture=self._machine.architecture,
+                processors=self._machine.processors,
+                memory_bytes=self._machine.memory_bytes,
+                runtime=f"onnxruntime {onnxruntime.__version__}",
+            ),
+            budget_bytes=ledger.budget,
+            floor_bytes=self._meter.floor_bytes,
+            residency=pb.SINGLE if ledger.single else pb.ADAPTIVE,
+            cached=[pb.CachedFragment(digest=key, bytes=size) for key, size in cached.items()],
+            resident=[
+                pb.ResidentFragment(digest=key, resident_bytes=self.fragments.planned_bytes(key))
+                for key in ledger.resident
+            ],
+            cache_bytes=self._cache.limit_bytes,
+        )
+
+    def telemetry(self) -> pb.Telemetry:
+        """Readings now; what is None stays absent."""
+        readings = self._machine.read()
+        session = self._session
+        return pb.Telemetry(
+            cpu_fraction=readings.cpu_fraction,
+            memory_available_bytes=readings.memory_available_bytes,
+            temperature_celsius=readings.temperature_celsius,
+            battery_fraction=readings.battery_fraction,
+            round_trip_seconds=None if session is None else session.round_trip_seconds,
+            used_bytes=self._meter.used_bytes(),
+            peak_bytes=self._meter.peak_bytes(),
+            sent_bytes=self.counters.sent_bytes,
+            received_bytes=self.counters.received_bytes,
+            fetched_bytes=self.counters.fetched_bytes.total(),
+        )
+
+    def open_store(self) -> ActivationStore:
+        """An empty store for a session's activations; what the last one held is gone by now."""
+        store = ActivationStore(self.settings.cache, self._spill_bytes, self.fragments)
+        self.fragments.spill = store.spill
+        return store
+
+    # ---- inside ------------------------------------------------------------------------------
+
+    async def _listen(self) -> grpc.aio.Server | None:
+        """Start to serve peers, where an address was given."""
+        settings = self.settings
+        if settings.listen is None:
+            return None
+        server = grpc.aio.server(options=server_options())
+        peers = Peers(
+            self.name,
+            self._cache,
+            self.tasks,
+            self.uplink,
+            self.counters,
+            limit_bytes=settings.budget,
+        )
+        add_peer_service(server, peers)
+        port = add_port(server, settings.listen, settings.credentials, insecure=settings.insecure)
+        await server.start()
+        self._address = advertised(settings.advertise or settings.listen, port)
+        log.info("listening on %s", self._address)
+        return server
+
+    def _serve_metrics(self) -> "ExpositionServer | None":
+        if self.settings.metrics is None:
+            return None
+        from shoal_agent.telemetry.metrics import AgentCollector, serve  # noqa: PLC0415 - heavy
+
+        info = {"version": __version__, "architecture": self._machine.architecture}
+        collector = AgentCollector(info, self.counters, self._gauges)
+        server = serve(self.settings.metrics, self.readiness, collector)
+        log.warning("metrics at %s/metrics", server.url)
+        return server
+
+    def readiness(self) -> str | None:
+        """None while the agent makes progress: it has a session, and that is alive."""
+        session = self._session
+        if self._drain.is_set():
+            return "draining"
+        if self._identity is not None and not self._identity.obtained:
+            return f"not enrolled: {self._identity.why}"
+        if session is None:
+            return f"no session: {self._why_no_session}"
+        silent = perf_counter() - session.last_contact
+        if silent > _SILENT_SECONDS + 3 * (self.settings.telemetry_interval_seconds or 0):
+            return f"no progress on the session for {silent:.0f} s"
+        return None
+
+    def _gauges(self) -> "Gauges":
+        from shoal_agent.telemetry.metrics import Gauges  # noqa: PLC0415 - heavy
+
+        ledger, cached, session = self.fragments.ledger, self._cache.cached(), self._session
+        return Gauges(
+            budget_bytes=ledger.budget,
+            floor_bytes=self._meter.floor_bytes,
+            used_bytes=self._meter.used_bytes(),
+            peak_bytes=self._meter.peak_bytes(),
+            fragments_bytes=ledger.fragments,
+            reserved_bytes=ledger.reserved,
+            resident_fragments=len(ledger.resident),
+            cached_fragments=len(cached),
+            cached_bytes=sum(cached.values()),
+            spilled_bytes=0 if session is None else session.tasks.spilled_bytes,
+            queued_tasks=0 if session is None else session.tasks.queued,
+            connected=session is not None,
+        )
+
+    async def _stay_connected(self) -> None:
+        """Open one session after the other; the pause doubles, with jitter, while that fails."""
+        settings = self.settings
+        shortest, longest = _BACKOFF_SECONDS
+        delay = shortest
+        while not self._drain.is_set():
+            channel = open_channel(
+                settings.coordinator, settings.credentials, insecure=settings.insecure
+            )
+            try:
+                await self._settle(channel)
+                session = Session(self, SessionClient(channel), settings.telemetry_interval_seconds)
+
+                def opened(session: Session = session) -> None:
+                    self._session = session
+                    self.counters.sessions += 1
+                    if self._identity is not None:
+                        self._identity.accepted()
+                    log.info("session %d with %s", session.number, settings.coordinator)
+
+                await session.run(opened)
+            except SessionBroken as error:
+                if self._session is not None and self._session.age_seconds > longest:
+                    delay = shortest
+                self._why_no_session = str(error)
+                if self._identity is not None and self._session is None:
+                    self._identity.refused()
+                log.log(30 if self._session else 20, "no session: %s", error)
+            finally:
+                self._session = None
+                await channel.close()
+            # Half of it is chance: devices that lost one coordinator must not come back as one.
+            await asyncio.sleep(delay * (0.5 + random.random() / 2))  # noqa: S311 - no secret
+            delay = min(longest, 2 * delay)
+
+    async def _rehearse(self) -> None:
+        """See `rehearsal`. The coordinator is connected after it, so that this is warm too."""
+        drop_library_pages()
+        try:
+            await self.fragments.in_processor(self._runtime.rehearse)
+        except RuntimeFailed as error:
+            log.warning("no model could be rehearsed, the floor is too low: %s", error)
+        await rehearse_transfers()
+        pb.AgentMessage(hello=self.hello()).SerializeToString()
+
+    async def _enrolled(self) -> bool:
+        """Have an identity, where one is to be got; False: told to leave before there was one."""
+        if self._identity is None:
+            return True
+        obtaining = asyncio.create_task(self._identity.obtain(), name="enrolment")
+        leaving = asyncio.create_task(self._drain.wait(), name="drain")
+        await asyncio.wait((obtaining, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if obtaining.done():
+            obtaining.result()  # raises what nobody expected
+        for task in (obtaining, leaving):
+            task.cancel()
+        await asyncio.gather(obtaining, leaving, return_exceptions=True)
+        return self._identity.obtained
+
+    async def _renew(self) -> None:
+        """Keep the identity fresh. Sessions go on; whoever is dialled from now on sees the new one,
+        so streams to peers are opened anew."""
+        if self._identity is None:
+            return
+        async for _ in self._identity.renewals():
+            log.info("the certificate was renewed")
+            await self.links.close()
+
+    async def _settle(self, channel: grpc.aio.Channel) -> None:
+        """Take the floor, once, when there is a connection: that is part of being idle."""
+        if self._settled:
+            return
+        try:
+            async with asyncio.timeout(_SILENT_SECONDS):
+                await channel.channel_ready()
+        except TimeoutError as error:
+            raise SessionBroken("the coordinator cannot be reached") from error
+        floor = await self.fragments.in_processor(self._meter.settle)
+        self._check_limit(floor)
+        self._settled = True
+        log.info("floor %s, budget %s", format_bytes(floor), format_bytes(self.settings.budget))
+
+    def _check_limit(self, floor: int) -> None:
+        """A container's limit is what the idle agent is allowed plus the budget. One that takes
+        more would be killed in the midst of its work: it says so, and takes none.
+
+        In local mode (`exit_with_parent`) the runner measures the floor first and sets the limit.
+        """
+        limit, budget = self._machine.memory_limit_bytes(), self.settings.budget
+        if limit is None or self.settings.exit_with_parent or floor + budget <= limit:
+            return
+        raise SessionBroken(
+            f"the idle agent takes {format_bytes(floor)}; the limit of {format_bytes(limit)} "
+            f"leaves {format_bytes(max(0, limit - budget))} beside the budget of "
+            f"{format_bytes(budget)}: "
+            f"raise the limit by {format_bytes(floor + budget - limit)}, or lower the budget"
+        )
+
+    def _evicted(self, digest: str, reason: str) -> None:
+        log.warning("gave up %s: %s", digest, reason)
+        if self._session is not None:
+            self._session.evicted(digest, reason)
+
+    def _count_fetched(self, source: str, size: int) -> None:
+        self.counters.fetched_bytes["coordinator" if source == "coordinator" else "peer"] += size
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._terminate)
+        loop.add_signal_handler(signal.SIGINT, os._exit, 128 + signal.SIGINT)
+
+    def _terminate(self) -> None:
+        if self._drain.is_set():
+            os._exit(128 + signal.SIGTERM)
+        self._drain.set()
+
+
+def advertised(address: str, port: int) -> str:
+    """What peers dial: an address, with the port that was bound where it has none, or 0.
+
+    An IPv6 address may stand alone, as a pod's does; with a port it needs its brackets.
+    """
+    if address.startswith("unix:"):
+        return address
+    if address.endswith("]") or ":" not in address:
+        return f"{address}:{port}"
+    if address.count(":") > 1 and "]" not in address:
+        return f"[{address}]:{port}"
+    host, _, given = address.rpartition(":")
+    return f"{host}:{port}" if given == "0" else address

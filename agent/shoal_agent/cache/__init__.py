@@ -1,0 +1,1 @@
+"""Fragments on this device's disk, and how they get there."""

@@ -1,0 +1,35 @@
+"""From the command line to a running agent. Imports little until the arguments have been read."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+
+from shoal_agent.runtime.process_memory import exit_with_parent, tune_allocator
+from shoal_agent.settings import Settings, parse
+from shoal_protocol.channels import AddressRefused
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until drained; the exit status: 0 drained, 1 failed, 2 not startable as told."""
+    settings = parse(arguments)
+    if settings.exit_with_parent:
+        exit_with_parent()
+    tune_allocator()
+    # numpy's linear algebra is not used: no threads for it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    try:
+        asyncio.run(_run(settings))
+    except (AddressRefused, OSError) as error:
+        print(f"shoal agent: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def _run(settings: Settings) -> None:
+    from shoal_agent.agent import Agent  # noqa: PLC0415 - after the allocator was tuned
+    from shoal_agent.telemetry.logs import set_up  # noqa: PLC0415
+
+    set_up(settings.name, settings.log_level, settings.log_format)
+    agent = Agent(settings)
+    await agent.run()

@@ -1,0 +1,1 @@
+"""The device's identity: a certificate obtained, stored and renewed."""

@@ -1,0 +1,173 @@
+"""The device's identity where nobody has given it one: obtained, kept, renewed.
+
+The work is done by `enrolling`, in a process that ends at once; here is when. What stands in the
+folder and is still valid is used without asking anybody, so that a container that starts again does
+not depend on the operator. When two thirds of a certificate's life have passed a new one is fetched
+beside the session that runs; whatever connects after that shows the new one, since the paths of
+`Credentials` stay the same and are read at every connection.
+
+A certificate may be of no use long before it ends: the pool has another authority. A handshake that
+fails does not say so for sure, so whoever finds no session for half a minute asks for a new
+identity, and again later and later, at most every ten minutes. A coordinator that was only away
+costs an enrolment or two.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from shoal_agent.telemetry.logs import log
+from shoal_protocol.channels import Credentials
+
+_SHORTEST_PAUSE_SECONDS: Final = 1.0
+_LONGEST_PAUSE_SECONDS: Final = 60.0
+_PROCESS_SECONDS: Final = 60.0
+_STEP_SECONDS: Final = 600.0
+_DOUBT_SECONDS: Final = (30.0, 600.0)
+
+
+class EnrolmentFailed(Exception):
+    """No certificate this time; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrolment:
+    """Where a device gets its certificate: the operator's `target`, the authority (`ca`) to trust
+    there, the file of its token, the name that it is to have, the folder that it all goes to."""
+
+    target: str
+    ca: Path
+    token: Path
+    name: str
+    folder: Path
+
+    @property
+    def credentials(self) -> Credentials:
+        """Where the current identity is, once there is one."""
+        current = self.folder / "current"
+        return Credentials(
+            ca=current / "ca.pem", certificate=current / "certificate.pem", key=current / "key.pem"
+        )
+
+
+class Identity:
+    """Obtains an identity and keeps it fresh. `why` says what went wrong last."""
+
+    def __init__(
+        self,
+        enrolment: Enrolment,
+        shortest_pause_seconds: float = _SHORTEST_PAUSE_SECONDS,
+        doubt_seconds: tuple[float, float] = _DOUBT_SECONDS,
+    ) -> None:
+        """`doubt_seconds`: for how long nobody lets the device in before it asks for another
+        identity, the first time and at most."""
+        self._enrolment = enrolment
+        self._shortest = shortest_pause_seconds
+        self._doubt_seconds = doubt_seconds
+        self._patience = doubt_seconds[0]
+        self._refused_since: float | None = None
+        self._doubted = asyncio.Event()
+        self._renew_at = 0.0
+        self.why = "not asked yet"
+        self.obtained = False
+
+    async def obtain(self) -> None:
+        """Until there is a valid identity: the one in the folder, else a new one."""
+        known = self._standing()
+        if known is None:
+            await self._renew()
+        else:
+            self._renew_at = known
+            log.info("going on with the identity in %s", self._enrolment.folder)
+        self.obtained = True
+
+    async def renewals(self) -> AsyncIterator[None]:
+        """Renew in time, or when in doubt, for ever, and say when that was done."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                # In steps: a clock that is set does not make a certificate live longer.
+                async with asyncio.timeout(
+                    min(_STEP_SECONDS, max(0.0, self._renew_at - time.time()))
+                ):
+                    await self._doubted.wait()
+            if self._doubted.is_set() or time.time() >= self._renew_at:
+                await self._renew()
+                self._doubted.clear()
+                yield
+
+    def accepted(self) -> None:
+        """There is a session with this identity."""
+        self._refused_since, self._patience = None, self._doubt_seconds[0]
+
+    def refused(self) -> None:
+        """No session could be opened; this may be why, if that goes on."""
+        now = time.monotonic()
+        if self._refused_since is None:
+            self._refused_since = now
+        if now - self._refused_since >= self._patience:
+            log.info("no session for %.0f s: asking for another identity", self._patience)
+            self._refused_since = now
+            self._patience = min(self._doubt_seconds[1], 2 * self._patience)
+            self._doubted.set()
+
+    async def _renew(self) -> None:
+        """Ask until there is an answer, later and later; half of the pause is chance."""
+        pause = self._shortest
+        while True:
+            try:
+                self._renew_at = max(await self._enrol(), time.time() + self._shortest)
+            except EnrolmentFailed as error:
+                if str(error) != self.why:
+                    log.warning("not enrolled: %s", error)
+                self.why = str(error)
+            else:
+                return
+            await asyncio.sleep(pause * (0.5 + random.random() / 2))  # noqa: S311 - no secret
+            pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause)
+
+    def _standing(self) -> float | None:
+        """When the identity in the folder is to be renewed; None: there is no valid one."""
+        path = self._enrolment.folder / "current" / "identity.json"
+        with contextlib.suppress(OSError, ValueError):
+            match json.loads(path.read_bytes()):
+                case {"name": self._enrolment.name, "renew_at": renew_at, "expires_at": expires_at}:
+                    return float(renew_at) if time.time() < float(expires_at) else None
+        return None
+
+    async def _enrol(self) -> float:
+        """One try, in a process of its own; when the result is to be renewed."""
+        order = {key: str(value) for key, value in asdict(self._enrolment).items()}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "shoal_agent.enrolment.request",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        # Where memory is short it is this process that has to go, not the agent with its work.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")
+        try:
+            async with asyncio.timeout(_PROCESS_SECONDS):
+                told, complaint = await process.communicate(json.dumps(order).encode())
+        except TimeoutError as error:
+            raise EnrolmentFailed("no answer in time") from error
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            lines = complaint.decode(errors="replace").strip().splitlines() or ["no reason given"]
+            raise EnrolmentFailed(lines[-1])
+        match json.loads(told):
+            case {"renew_at": float(renew_at)}:
+                return renew_at
+        raise EnrolmentFailed(f"the step answers {told[:200]!r}")

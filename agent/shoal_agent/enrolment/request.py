@@ -1,0 +1,183 @@
+"""One enrolment, as a process of its own: `python -m shoal_agent.enrolment.request`.
+
+What it takes to make a key and to read certificates is many MiB of libraries. An idle agent has no
+use for them, so they are loaded here, and go with the process. It is told what to do by one line of
+JSON on standard input (`Order`), and answers with one on standard output.
+
+```
+FOLDER/pending/key.pem          made first, and used until there is a certificate for it
+FOLDER/SERIAL/key.pem, certificate.pem, ca.pem, identity.json
+FOLDER/current -> SERIAL        moved in one step
+```
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from shoal_protocol.channels import client_options
+from shoal_protocol.v1.enrolment_pb2 import EnrolRequest, EnrolResponse
+from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
+
+_CALL_SECONDS: Final = 30.0
+_TOKEN_BYTES: Final = 16 << 10
+
+
+class Refused(Exception):
+    """No certificate, for this reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Where to ask, what to trust there, the token's file, the device's name, where it all goes."""
+
+    target: str
+    ca: str
+    token: str
+    name: str
+    folder: str
+
+
+def enrol(order: Order) -> dict[str, object]:
+    """Get a certificate, and make it the current one; what `identity.json` says.
+
+    Raises `Refused`, `OSError`, `grpc.RpcError`.
+    """
+    folder = Path(order.folder)
+    pending = folder / "pending"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for private in (folder, pending):
+        private.mkdir(exist_ok=True, mode=0o700)
+    token = Path(order.token).read_bytes()[: _TOKEN_BYTES + 1].decode().strip()
+    used = hashlib.sha256(token.encode()).hexdigest()
+    _keep_key(folder / "current", pending / "key.pem", used)
+    key = _key(pending / "key.pem")
+    response = _ask(order, token, _request(key, order.name))
+    certificate = _checked(response, key, order.name)
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    identity: dict[str, object] = {
+        "name": order.name,
+        "renew_at": (start + (end - start) * 2 / 3).timestamp(),
+        "expires_at": end.timestamp(),
+        "token": used,
+    }
+    (pending / "certificate.pem").write_bytes(response.certificate_chain)
+    (pending / "ca.pem").write_bytes(response.authority)
+    (pending / "identity.json").write_text(json.dumps(identity))
+    _make_current(folder, pending, f"{certificate.serial_number:x}")
+    return identity
+
+
+def _keep_key(current: Path, pending: Path, used: str) -> None:
+    """Ask with the current key, where the token is still the one that it was signed with: a token
+    that comes with another key is taken for stolen."""
+    with contextlib.suppress(OSError, ValueError):
+        match json.loads((current / "identity.json").read_bytes()):
+            case {"token": known} if known == used:
+                _write_key(pending, (current / "key.pem").read_bytes())
+
+
+def _key(path: Path) -> ec.EllipticCurvePrivateKey:
+    if path.exists():
+        try:
+            known = serialization.load_pem_private_key(path.read_bytes(), None)
+        except ValueError:
+            known = None  # torn off when it was written
+        if isinstance(known, ec.EllipticCurvePrivateKey):
+            return known
+    key = ec.generate_private_key(ec.SECP256R1())
+    content = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    _write_key(path, content)
+    return key
+
+
+def _write_key(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def _request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+
+def _ask(order: Order, token: str, request: bytes) -> EnrolResponse:
+    credentials = grpc.ssl_channel_credentials(root_certificates=Path(order.ca).read_bytes())
+    with grpc.secure_channel(order.target, credentials, options=client_options()) as channel:
+        answer: EnrolResponse = EnrolmentStub(channel).Enrol(
+            EnrolRequest(token=token, certificate_request=request), timeout=_CALL_SECONDS
+        )
+    return answer
+
+
+def _checked(
+    response: EnrolResponse, key: ec.EllipticCurvePrivateKey, name: str
+) -> x509.Certificate:
+    """The certificate, if it is what was asked for."""
+    try:
+        certificate = x509.load_pem_x509_certificates(response.certificate_chain)[0]
+        authority = x509.load_pem_x509_certificate(response.authority)
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise Refused(
+            f"the certificate is not of the authority that came with it: {error}"
+        ) from None
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if [each.value for each in names] != [name]:
+        raise Refused(f"the certificate is not for {name}")
+    if certificate.public_key() != key.public_key():
+        raise Refused("the certificate is for another key")
+    if certificate.not_valid_after_utc <= datetime.now(UTC):
+        raise Refused("the certificate has expired already: is the clock right?")
+    return certificate
+
+
+def _make_current(folder: Path, pending: Path, serial: str) -> None:
+    pending.rename(folder / serial)
+    link = folder / "current.new"
+    link.unlink(missing_ok=True)
+    link.symlink_to(serial)
+    link.replace(folder / "current")
+    for other in folder.iterdir():
+        if other.is_dir() and not other.is_symlink() and other.name != serial:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def main() -> int:
+    """Do as standard input says; the exit status: 0, or 1 with the reason on standard error."""
+    try:
+        identity = enrol(Order(**json.load(sys.stdin)))
+    except grpc.RpcError as error:
+        code, details = getattr(error, "code", None), getattr(error, "details", None)
+        text = f"{code().name}: {details()}" if code and details else str(error)
+        print(text, file=sys.stderr)
+        return 1
+    except (Refused, OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(identity))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

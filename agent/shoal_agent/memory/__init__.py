@@ -1,0 +1,1 @@
+"""The ledger of the memory budget: what may be resident. Pure."""

@@ -1,0 +1,1 @@
+"""Fragments in ONNX Runtime, and the memory that they and this process take."""

@@ -1,0 +1,401 @@
+"""Fragments on this device: fetched, loaded, measured, given up. The ledger decides, this does.
+
+Changes of residency happen in the order in which they were asked for: a load is admitted when every
+unload before it has returned its memory. What is admitted then fetches and opens beside the others.
+Everything that touches ONNX Runtime runs in one thread, the processor.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar, assert_never
+
+from shoal_agent.cache.disk import CorruptFragment, FragmentCache
+from shoal_agent.cache.fetching import Fetched, Fetcher, Source
+from shoal_agent.memory import residency
+from shoal_agent.memory.residency import Ledger, short
+from shoal_agent.runtime.onnx_runtime import RunResult, Runtime, Stopper
+from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.telemetry.counters import Counters
+from shoal_agent.telemetry.logs import log
+from shoal_agent.transport.activations import SpillFull
+from shoal_protocol.tensors import Array
+from shoal_protocol.units import Bytes, format_bytes
+
+_FETCHES_AFTER_DAMAGE = 2
+_LIGHT_SECONDS = 0.0005
+"""A run that takes less is not worth the way to the processor's thread and back."""
+
+Result = TypeVar("Result")
+
+
+class OverBudget(Exception):
+    """A fragment does not fit; carries what it would take and what there is, in bytes."""
+
+    def __init__(self, need_bytes: int, have_bytes: int, reason: str) -> None:
+        super().__init__(reason)
+        self.need_bytes = need_bytes
+        self.have_bytes = have_bytes
+
+
+class NotResident(Exception):
+    """A fragment is to be used that is not resident."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """A fragment became resident: what the ledger reckons, time, and bytes fetched for it."""
+
+    resident_bytes: int
+    seconds: float
+    fetched_bytes: int
+
+
+class Fragments:
+    """The fragments of one agent process; they outlive its sessions."""
+
+    def __init__(  # noqa: PLR0913 - the parts that it joins
+        self,
+        *,
+        ledger: Ledger,
+        cache: FragmentCache,
+        fetcher: Fetcher,
+        runtime: Runtime,
+        meter: MemoryMeter,
+        processor: ThreadPoolExecutor,
+        counters: Counters,
+        on_evicted: Callable[[str, str], None],
+    ) -> None:
+        """`on_evicted` is told of a fragment that was given up unasked, and why."""
+        self.ledger = ledger
+        self.cache = cache
+        self._fetcher = fetcher
+        self._runtime = runtime
+        self._meter = meter
+        self._processor = processor
+        self._counters = counters
+        self._on_evicted = on_evicted
+        self._turn = asyncio.Lock()
+        self._loading: dict[str, asyncio.Event] = {}
+        self._evicting: set[asyncio.Task[None]] = set()
+        self._measured: set[str] = set()
+        self._light: dict[str, int] = {}
+        self._in_processor = 0
+        self._stopper = Stopper()
+        self._planned: dict[str, Bytes] = {}
+        self._held: Counter[str] = Counter()
+        self._changed = asyncio.Event()
+        self.spill: Callable[[int], None] = lambda _: None
+
+    # ---- what sessions ask for ---------------------------------------------------------------
+
+    async def load(self, digest: str, need_bytes: int, sources: Sequence[Source]) -> LoadResult:
+        """Make a fragment resident.
+
+        Raises `OverBudget`, `SpillFull`, `FragmentUnavailable`, `CorruptFragment`, `CacheFull`,
+        `RuntimeFailed`, `OSError`.
+        """
+        started = perf_counter()
+        while True:
+            async with self._turn:
+                admitted = await self._admit(digest, need_bytes)
+            if admitted:
+                break
+            if digest in self.ledger.resident:
+                return LoadResult(self.ledger.resident[digest], perf_counter() - started, 0)
+            # Somebody else loads it. Where that fails, this load is one of its own.
+            await self._loading[digest].wait()
+        self._loading[digest] = asyncio.Event()
+        self.cache.pin(digest)
+        try:
+            fetched = await self._open(digest, sources)
+            self._apply(residency.LoadFinished(digest=digest))
+        finally:
+            await self._end_load(digest)
+        if digest not in self.ledger.resident:
+            have = self.ledger.free_for_fragments
+            raise OverBudget(need_bytes, have, f"{short(digest)} was given up while it was loaded")
+        seconds = perf_counter() - started
+        self._counters.load.observe(seconds)
+        return LoadResult(self.ledger.resident[digest], seconds, fetched)
+
+    async def _end_load(self, digest: str) -> None:
+        """Whichever way a load has ended, nothing is left of one that failed."""
+        try:
+            if digest not in self.ledger.resident:
+                await self.in_processor(self._runtime.close, digest)
+        finally:
+            if digest not in self.ledger.resident:
+                self.cache.unpin(digest)
+                self._apply(residency.LoadFailed(digest=digest))
+            self._loading.pop(digest).set()
+
+    async def unload(self, digest: str) -> int:
+        """Give a fragment up; the bytes that came back. Its memory is back on return.
+
+        Raises `NotResident`.
+        """
+        async with self._turn:
+            if (loading := self._loading.get(digest)) is not None:
+                await loading.wait()
+            if digest not in self.ledger.resident:
+                raise NotResident(f"{short(digest)} is not resident")
+            return await self._close(digest)
+
+    async def prefetch(self, digest: str, sources: Sequence[Source]) -> Fetched:
+        """Bring a fragment into the cache; raises as `load` does."""
+        return await self._fetcher.ensure(digest, sources)
+
+    async def run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
+        """Run a resident fragment on one item's tensors, and measure it.
+
+        Raises `NotResident`, `OverBudget` (it is not resident any more then), `InputMismatch`,
+        `RuntimeFailed`.
+        """
+        if digest not in self.ledger.resident:
+            raise NotResident(f"{short(digest)} is not resident")
+        before = self.ledger.reserved + self.ledger.moving
+        result = await self._run(digest, tensors)
+        beside = max(before, self.ledger.reserved + self.ledger.moving)
+        if digest not in self._measured:
+            others = sum(n for key, n in self.ledger.resident.items() if key != digest)
+            # What the process took beyond what is reckoned for all else is put to this fragment.
+            measured = max(0, result.peak_bytes - others - beside)
+            self._apply(residency.Measured(digest=digest, measured=Bytes(measured)))
+            if self.ledger.resident.get(digest, 0) >= measured:
+                self._measured.add(digest)
+            if digest not in self.ledger.resident:
+                await asyncio.gather(*self._evicting, return_exceptions=True)
+                have = self.ledger.free_for_fragments
+                raise OverBudget(
+                    measured,
+                    have,
+                    f"{short(digest)} was measured: would need {format_bytes(measured)}, "
+                    f"have {format_bytes(have)}",
+                )
+        elif result.peak_bytes > self.ledger.budget:
+            self._counters.over_budget += 1
+            await self.in_processor(self._runtime.shrink)
+        excess = result.peak_bytes - self.ledger.fragments - beside
+        if excess > 0 and not self._may_grow(digest, excess):
+            await self._shrink(digest)
+        return result
+
+    def _may_grow(self, digest: str, excess: int) -> bool:
+        """Whether a fragment may keep the rows that have gathered of its tables."""
+        reckoned = self.ledger.resident.get(digest, Bytes(0))
+        most = self._runtime.weight_bytes(digest) - reckoned
+        if most <= 0:
+            return True  # it is reckoned with all that it has: what is more is not its weights
+        size, planned = Bytes(min(excess, most)), self._planned.get(digest, reckoned)
+        request = residency.GrowthRequested(digest=digest, size=size, planned=planned)
+        if residency.Grant() not in self._apply(request):
+            return False
+        self._planned[digest] = planned
+        return True
+
+    async def _shrink(self, digest: str) -> None:
+        """Let go what a fragment has beyond its plan."""
+        self._light.pop(digest, None)  # the next run's peak is to be its own
+        await self.in_processor(self._runtime.drop_weights, digest)
+        if (planned := self._planned.pop(digest, None)) is not None:
+            self._apply(residency.Shrunk(digest=digest, resident=planned))
+
+    def planned_bytes(self, digest: str) -> int:
+        """What the plan has to reckon a resident fragment with."""
+        return self._planned.get(digest, self.ledger.resident[digest])
+
+    async def _run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
+        """In the processor's thread; or here, where that costs more than the run itself."""
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        result = None
+        if size <= self._light.get(digest, -1) and not self._in_processor:
+            result = self._runtime.run_in_passing(digest, tensors)
+        if result is None:
+            self._stopper = Stopper()
+            result = await self.in_processor(self._runtime.run, digest, tensors, self._stopper)
+        if result.compute_seconds > _LIGHT_SECONDS or result.peak_bytes > self.ledger.budget:
+            self._light.pop(digest, None)
+        elif digest in self._measured:
+            self._light[digest] = max(size, self._light.get(digest, 0))
+        return result
+
+    def stop_run(self) -> None:
+        """Ask the present run to end early, also when it still waits for the processor."""
+        self._stopper.stop()
+
+    def change_budget(self, budget: Bytes) -> None:
+        """Use more or less from now on; what does not fit any more is given up."""
+        self._apply(residency.BudgetChanged(budget=budget))
+
+    # ---- the activations' share --------------------------------------------------------------
+
+    def request_space(self, size: int) -> bool:
+        """Whether an activation may stay in memory."""
+        effects = self._apply(residency.SpaceRequested(size=Bytes(size)))
+        return residency.Grant() in effects
+
+    def return_space(self, size: int) -> None:
+        """An activation has left memory."""
+        self._apply(residency.SpaceReturned(size=Bytes(size)))
+
+    def request_move(self, size: int) -> bool:
+        """Whether an activation may be received or sent in memory."""
+        effects = self._apply(residency.MoveRequested(size=Bytes(size)))
+        return residency.Grant() in effects
+
+    def end_move(self, size: int) -> None:
+        """It has left memory."""
+        self._apply(residency.MoveEnded(size=Bytes(size)))
+        self._changed.set()
+
+    def begin_move(self, size: int) -> None:
+        """An activation that has space in memory is being sent: it cannot be spilled."""
+        self._apply(residency.MoveBegun(size=Bytes(size)))
+
+    def arrive(self, size: int) -> None:
+        """An activation that moved waits in memory."""
+        self._apply(residency.Arrived(size=Bytes(size)))
+        self._changed.set()
+
+    def hold(self, digest: str) -> None:
+        """Outputs of a fragment lie in its own share: it is not closed before `let_go`."""
+        self._held[digest] += 1
+
+    def let_go(self, digest: str) -> None:
+        """They have left memory."""
+        self._held[digest] -= 1
+        self._changed.set()
+
+    # ---- inside ------------------------------------------------------------------------------
+
+    async def _change(self) -> None:
+        """Wait until something has left memory."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def in_processor(self, function: Callable[..., Result], *arguments: object) -> Result:
+        """Run in the thread that ONNX Runtime has.
+
+        What was asked for is done, also when whoever waits for it is cancelled: they see that when
+        it has been done, so that they can say what is so now.
+        """
+        loop = asyncio.get_running_loop()
+        call = loop.run_in_executor(self._processor, function, *arguments)
+        self._in_processor += 1
+        call.add_done_callback(self._left_processor)
+        cancelled: asyncio.CancelledError | None = None
+        while not call.done():
+            try:
+                await asyncio.wait((call,))
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            if not call.cancelled():
+                call.exception()  # seen, so that nobody is warned of it
+            raise cancelled
+        return call.result()
+
+    def _left_processor(self, _: object) -> None:
+        self._in_processor -= 1
+
+    async def close(self) -> None:
+        """Wait for what is being given up."""
+        await asyncio.gather(*self._evicting, return_exceptions=True)
+        await self._fetcher.close()
+
+    async def _admit(self, digest: str, need_bytes: int) -> bool:
+        """Whether there is something to load. `OverBudget` if it must not be, `SpillFull` if what
+        is in its way has no other place."""
+        while True:
+            if need_bytes > self.ledger.free:
+                for grown in list(self._planned):
+                    await self._shrink(grown)
+            for effect in self._apply(
+                residency.LoadRequested(digest=digest, need=Bytes(need_bytes))
+            ):
+                match effect:
+                    case residency.Refuse(need=need, have=have, reason=reason):
+                        raise OverBudget(need, have, reason)
+                    case residency.AlreadyThere():
+                        return False
+                    case residency.Admit():
+                        return True
+                    case residency.MakeRoom(size=size):
+                        self.spill(size)
+                    case residency.Postpone():
+                        await self._change()
+
+    async def _open(self, digest: str, sources: Sequence[Source]) -> int:
+        """Fetch, verify and open; a damaged copy on disk is fetched anew. Bytes fetched."""
+        fetched_bytes = 0
+        for attempt in range(_FETCHES_AFTER_DAMAGE):
+            fetched = await self._fetcher.ensure(digest, sources)
+            fetched_bytes += fetched.fetched_bytes
+            try:
+                folder = await asyncio.to_thread(self.cache.verify, digest)
+            except CorruptFragment:
+                if attempt + 1 == _FETCHES_AFTER_DAMAGE:
+                    raise
+                continue
+            await self.in_processor(self._runtime.open, digest, folder)
+            return fetched_bytes
+        raise AssertionError("the loop returns or raises")
+
+    async def _close(self, digest: str) -> int:
+        """Let a fragment go, once nothing of it is in use; the bytes that came back."""
+        while self._held[digest] > 0:
+            await self._change()
+        del self._held[digest]
+        try:
+            return await self.in_processor(self._runtime.close, digest)
+        finally:
+            self.cache.unpin(digest)
+            self._measured.discard(digest)
+            self._planned.pop(digest, None)
+            self._light.pop(digest, None)
+            self._apply(residency.Unloaded(digest=digest))
+
+    def _apply(self, event: residency.Event) -> tuple[residency.Effect, ...]:
+        """Step the ledger; carry out what needs no answer to whoever asked."""
+        self.ledger, effects = residency.step(self.ledger, event)
+        for effect in effects:
+            match effect:
+                case residency.Spill(size=size, digest=needs):
+                    try:
+                        self.spill(size)
+                    except SpillFull as error:
+                        log.warning("fragments give way to activations: %s", error)
+                        self._apply(residency.SpillFailed(digest=needs))
+                case residency.Evict(digest=digest, reason=reason):
+                    # A load under way sees that it lost its place, and closes what it opened.
+                    if digest not in self._loading:
+                        self._start_eviction(digest, reason)
+                case (
+                    residency.Admit()
+                    | residency.AlreadyThere()
+                    | residency.Refuse()
+                    | residency.Postpone()
+                    | residency.MakeRoom()
+                    | residency.Grant()
+                    | residency.Deny()
+                ):
+                    pass
+                case _:
+                    assert_never(effect)
+        return effects
+
+    def _start_eviction(self, digest: str, reason: str) -> None:
+        async def evict() -> None:
+            # Loads that come after this wait until the memory is back.
+            async with self._turn:
+                await self._close(digest)
+            self._counters.evictions += 1
+            self._on_evicted(digest, reason)
+
+        task = asyncio.create_task(evict(), name=f"evict {short(digest)}")
+        self._evicting.add(task)
+        task.add_done_callback(self._evicting.discard)

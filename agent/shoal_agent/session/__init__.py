@@ -1,0 +1,1 @@
+"""One session with the coordinator: control messages, tasks, what tasks produce."""

@@ -1,0 +1,436 @@
+"""One session: the control stream to the coordinator and the bulk stream beside it.
+
+Instructions are taken in the order in which they come. What takes long (a load, a fetch, a
+transfer) goes on beside the stream, so that a probe is always answered at once. When either
+stream breaks, the session is over, and with it everything that it was asked for.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from time import perf_counter
+from typing import Final, Protocol
+
+import grpc
+
+from shoal_agent.cache.fetching import Source
+from shoal_agent.cache.manifest import is_digest
+from shoal_agent.memory.residency import short
+from shoal_agent.runtime.fragments import Fragments
+from shoal_agent.session.answers import EXPECTED, failure, failure_of, refused_inputs
+from shoal_agent.session.tasks import Tasks
+from shoal_agent.telemetry.counters import Counters
+from shoal_agent.telemetry.logs import log
+from shoal_agent.transport.activations import ActivationStore
+from shoal_agent.transport.intake import Intake
+from shoal_agent.transport.links import OutboundActivation, PeerLinks, Sender, Undelivered, describe
+from shoal_agent.transport.shaping import STREAM_ERRORS, Uplink
+from shoal_protocol.codecs import LinkCodec
+from shoal_protocol.frames import MalformedFrame, TransferError, frames_in, split_frame
+from shoal_protocol.pacing import BATCHED_MESSAGES, Pace
+from shoal_protocol.services import Connection, FrameStream, SessionClient
+from shoal_protocol.v1 import session_pb2 as pb
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement
+
+_WELCOME_SECONDS: Final = 10.0
+_LAST_WORDS_SECONDS: Final = 2.0
+_DEFAULT_TELEMETRY_SECONDS: Final = 2.0
+_ROOM_SECONDS: Final = 0.05
+"""How often inputs that came with their task are offered again where there was no room."""
+_COORDINATOR: Final = "coordinator"
+
+
+class SessionBroken(Exception):
+    """The session is over; says why."""
+
+
+class Device(Protocol):
+    """What a session needs to know of the agent that it belongs to."""
+
+    name: str
+    fragments: Fragments
+    counters: Counters
+    links: PeerLinks
+    uplink: Uplink
+
+    def hello(self) -> pb.Hello:
+        """Who this is and what it has."""
+        ...
+
+    def telemetry(self) -> pb.Telemetry:
+        """Readings now."""
+        ...
+
+    def open_store(self) -> ActivationStore:
+        """An empty store for activations."""
+        ...
+
+
+class Session:
+    """From Hello to the end of the stream."""
+
+    def __init__(
+        self, device: Device, client: SessionClient, interval_seconds: float | None
+    ) -> None:
+        self._device = device
+        self._client = client
+        self._interval_seconds = interval_seconds
+        self._outbox: asyncio.Queue[pb.AgentMessage] = asyncio.Queue()
+        self._work: dict[int, asyncio.Task[None]] = {}
+        self._late: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._sender: Sender | None = None
+        self._draining = False
+        self._lost_peers: set[str] = set()
+        self.round_trip_seconds: float | None = None
+        """To the coordinator and back, as the last ping saw it."""
+        self.number = 0
+        self._opened = self.last_contact = perf_counter()
+        self.tasks = Tasks(
+            device.name, device.fragments, device.open_store(), self, device.counters
+        )
+        self._inputs = self._intake()
+
+    # ---- life --------------------------------------------------------------------------------
+
+    async def run(self, on_open: Callable[[], None]) -> None:
+        """Open, serve until the session breaks, clean up. Raises `SessionBroken`."""
+        call = self._client.connect()
+        exchange: FrameStream | None = None
+        parts: list[asyncio.Task[None]] = []
+        try:
+            welcome = await self._introduce(call)
+            exchange = self._client.exchange(self._device.name)
+            self._sender = Sender(exchange.write, self._device.uplink, LinkCodec(), exchange.cancel)
+            on_open()
+            interval = (
+                self._interval_seconds
+                or welcome.telemetry_interval_seconds
+                or _DEFAULT_TELEMETRY_SECONDS
+            )
+            for part in (
+                self._read(call),
+                self._write(call),
+                self._read_exchange(exchange, self._sender),
+                self._report(interval),
+                self._ping(interval, self._sender),
+            ):
+                parts.append(asyncio.create_task(self._guard(part)))
+            reason = await self._broken
+        finally:
+            await self._close(call, exchange, parts)
+        raise SessionBroken(reason)
+
+    async def drain(self) -> None:
+        """Say goodbye; returns when everything that runs has been answered and sent."""
+        self._draining = True
+        self._outbox.put_nowait(pb.AgentMessage(draining=pb.Draining()))
+        self.tasks.drain()
+        while not (self.tasks.idle or self._broken.done()):
+            await asyncio.sleep(0.01)
+        self._tell()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await self._outbox.join()
+        self.end("drained")
+
+    def end(self, reason: str) -> None:
+        """The session is to end, or has."""
+        if not self._broken.done():
+            self._broken.set_result(reason)
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago this session began."""
+        return perf_counter() - self._opened
+
+    # ---- what tasks send through (ReplySink) ----------------------------------------------------
+
+    async def deliver(self, parcel: OutboundActivation, address: str) -> int:
+        """Send to a peer, or with no address through the coordinator."""
+        if parcel.device in self._lost_peers:
+            raise Undelivered(f"the coordinator has lost {parcel.device}")
+        if address:
+            size = await self._device.links.link(parcel.device, address).send(parcel)
+        elif self._sender is None:
+            raise Undelivered("the session is not open")
+        else:
+            size = await self._sender.send(parcel)
+        self._device.counters.sent_bytes += size
+        return size
+
+    def reply(self, reply: pb.Reply) -> None:
+        """Answer an instruction."""
+        self._outbox.put_nowait(pb.AgentMessage(reply=reply))
+
+    def fail(self, error: BaseException) -> None:
+        """A programmer's error: loud, and the session ends, so that its tasks are given again."""
+        log.error("a task failed in a way that nobody foresaw", exc_info=error)
+        self.end(f"internal error: {error!r}")
+
+    def evicted(self, digest: str, reason: str) -> None:
+        """A fragment was given up unasked."""
+        self._outbox.put_nowait(pb.AgentMessage(evicted=pb.Evicted(digest=digest, reason=reason)))
+
+    # ---- the streams -------------------------------------------------------------------------
+
+    async def _introduce(self, call: Connection) -> pb.Welcome:
+        try:
+            async with asyncio.timeout(_WELCOME_SECONDS):
+                await call.write(pb.AgentMessage(hello=self._device.hello()))
+                answer = await anext(aiter(call), None)
+        except TimeoutError as error:
+            raise SessionBroken(f"no welcome within {_WELCOME_SECONDS:.0f} s") from error
+        except STREAM_ERRORS as error:
+            raise SessionBroken(describe(error)) from error
+        if answer is None:
+            raise SessionBroken(await _status(call) or "the coordinator closed the stream")
+        if answer.WhichOneof("message") != "welcome":
+            raise SessionBroken("the coordinator's first message is no welcome")
+        self.number = answer.welcome.session
+        return answer.welcome
+
+    async def _read(self, call: Connection) -> None:
+        async for message in call:
+            self.last_contact = perf_counter()
+            for each in message.batch.messages or (message,):
+                self._take(each)
+        self.end(await _status(call) or "the coordinator closed the stream")
+
+    async def _write(self, call: Connection) -> None:
+        pace = Pace()
+        while True:
+            message = await self._outbox.get()
+            await pace.turn(busy=self.tasks.unanswered > 0)
+            waiting = min(self._outbox.qsize(), BATCHED_MESSAGES - 1)
+            if waiting:
+                messages = [message, *(self._outbox.get_nowait() for _ in range(waiting))]
+                message = pb.AgentMessage(batch=pb.AgentBatch(messages=messages))
+            pace.leave(1 + waiting)
+            await call.write(message)
+            self.last_contact = perf_counter()
+            for _ in range(1 + waiting):
+                self._outbox.task_done()
+
+    async def _read_exchange(self, exchange: FrameStream, sender: Sender) -> None:
+        intake = self._intake()
+        try:
+            async for message in exchange:
+                for frame in frames_in(message):
+                    header, payload = split_frame(frame)
+                    if header.WhichOneof("kind") == "acknowledgement":
+                        sender.acknowledge(header)
+                    elif (answer := intake.feed(header, payload)) is not None:
+                        sender.answer(answer)
+        finally:
+            intake.close()
+        self.end("the coordinator closed the bulk stream")
+
+    def _intake(self) -> Intake:
+        device = self._device
+        budget = device.fragments.ledger.budget
+        return Intake(device.name, lambda: self.tasks, device.counters, budget)
+
+    async def _report(self, interval_seconds: float) -> None:
+        while True:
+            self._tell()
+            self.tasks.tick()
+            await asyncio.sleep(interval_seconds)
+
+    async def _ping(self, interval_seconds: float, sender: Sender) -> None:
+        """Know how far the coordinator is. An answer that takes longer than the interval is waited
+        for: pings never gather on a slow link."""
+        while True:
+            try:
+                self.round_trip_seconds = await sender.ping()
+            except Undelivered:
+                self.round_trip_seconds = None  # whether the stream still lives, its reader says
+            await asyncio.sleep(interval_seconds)
+
+    def _tell(self) -> None:
+        """Send the readings of now; those of the end make the sums of a run complete."""
+        telemetry = self._device.telemetry()
+        telemetry.queued_tasks = self.tasks.queued
+        self._outbox.put_nowait(pb.AgentMessage(telemetry=telemetry))
+
+    async def _guard(self, part: Coroutine[None, None, None]) -> None:
+        """Any part that ends, ends the session."""
+        try:
+            await part
+        except STREAM_ERRORS as error:
+            self.end(describe(error))
+        except MalformedFrame as error:
+            self.end(f"the coordinator breaks the protocol: {error}")
+        except Exception as error:
+            self.fail(error)
+
+    async def _close(
+        self, call: Connection, exchange: FrameStream | None, parts: list[asyncio.Task[None]]
+    ) -> None:
+        self.end("closed")
+        self.tasks.close()
+        running = [*parts, *self._work.values(), *self._late]
+        for task in running:
+            task.cancel()
+        call.cancel()
+        if exchange is not None:
+            exchange.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if self._sender is not None:
+            await self._sender.close()
+
+    # ---- instructions ------------------------------------------------------------------------
+
+    def _take(self, message: pb.CoordinatorMessage) -> None:  # noqa: C901 - one case for each kind
+        """Begin what the coordinator asks for."""
+        match message.WhichOneof("message"):
+            case "probe":
+                answer = pb.ProbeReply(nonce=message.probe.nonce)
+                self._outbox.put_nowait(pb.AgentMessage(probe_reply=answer))
+            case "execute":
+                self._execute(message.execute)
+            case "forward":
+                self._lost_peers.discard(message.forward.route.device)
+                self.tasks.forward(message.forward)
+            case "release":
+                self.tasks.release(message.release.tasks)
+            case "cancel":
+                self._cancel(message.cancel)
+            case "load":
+                self._start(message.load.instruction, self._load(message.load))
+            case "unload":
+                self.tasks.unload(message.unload.digest)
+                self._start(message.unload.instruction, self._unload(message.unload))
+            case "prefetch":
+                self._start(message.prefetch.instruction, self._prefetch(message.prefetch))
+            case "peer_lost":
+                self._lost_peers.add(message.peer_lost.device)
+                self._device.links.hang_up(message.peer_lost.device)
+            case "welcome":
+                self.end("the coordinator welcomed twice")
+            case _:
+                pass  # of a newer version of the protocol: what has no number wants no answer
+
+    def _execute(self, execute: pb.Execute) -> None:
+        self._lost_peers.difference_update(route.device for route in execute.routes)
+        if self._device.uplink.shaped:
+            execute.reply_bytes = 0  # a pretended link is that of the bulk streams
+        late = None
+        if execute.input_frame:
+            try:
+                self._take_inputs(execute)
+            except TransferError as error:
+                if error.outcome != Acknowledgement.BUSY:
+                    self.tasks.refuse(execute.instruction, refused_inputs(error))
+                    return
+                late = self._take_inputs_later(execute)
+        self.tasks.execute(execute)
+        if late is not None:
+            self._late.add(task := asyncio.create_task(self._guard(late)))
+            task.add_done_callback(self._late.discard)
+        if self._draining:
+            self.tasks.cancel(execute.instruction)
+
+    def _take_inputs(self, execute: pb.Execute) -> None:
+        """Take what came with the message. Raises `TransferError`."""
+        if not self._inputs.take(*split_frame(execute.input_frame)):
+            self._inputs.close()
+            raise MalformedFrame("the inputs end within their frame")
+
+    async def _take_inputs_later(self, execute: pb.Execute) -> None:
+        """There is no room yet: the task waits until there is, or to its own end."""
+        while self.tasks.waits(execute.instruction):
+            await asyncio.sleep(_ROOM_SECONDS)
+            with suppress(TransferError):
+                self._take_inputs(execute)
+                return
+
+    def _cancel(self, cancel: pb.Cancel) -> None:
+        if cancel.job:
+            self.tasks.void(cancel.job, cancel.epoch)
+        elif (work := self._work.get(cancel.instruction)) is not None:
+            work.cancel()
+        else:
+            self.tasks.cancel(cancel.instruction)
+
+    def _start(self, instruction: int, work: Coroutine[None, None, pb.Reply]) -> None:
+        """Do work beside the stream; its reply goes out when it ends, whichever way."""
+
+        async def run() -> None:
+            try:
+                reply = await work
+            except EXPECTED as error:
+                reply = pb.Reply(failure=failure_of(error))
+            reply.instruction = instruction
+            self.reply(reply)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._work.pop(instruction, None)
+            if task.cancelled():
+                answer = failure(pb.CANCELLED, "cancelled")
+                self.reply(pb.Reply(instruction=instruction, failure=answer))
+            work.close()  # it may have been cancelled before it began
+
+        task = self._work[instruction] = asyncio.create_task(self._guard(run()))
+        task.add_done_callback(ended)
+
+    async def _load(self, load: pb.Load) -> pb.Reply:
+        if not is_digest(load.digest):
+            return pb.Reply(failure=failure(pb.UNAVAILABLE, f"{load.digest!r} is no digest"))
+        counters = self._device.counters
+        try:
+            result = await self._device.fragments.load(
+                load.digest, load.resident_bytes, self._sources(list(load.peers))
+            )
+        except EXPECTED as error:
+            counters.loads[pb.FailureCode.Name(failure_of(error).code).lower()] += 1
+            log.info("load of %s failed: %s", short(load.digest), error)
+            raise
+        counters.loads["loaded"] += 1
+        log.info("loaded %s in %.3f s", short(load.digest), result.seconds)
+        return pb.Reply(
+            loaded=pb.Loaded(
+                resident_bytes=result.resident_bytes,
+                seconds=result.seconds,
+                fetched_bytes=result.fetched_bytes,
+            )
+        )
+
+    async def _unload(self, unload: pb.Unload) -> pb.Reply:
+        freed = await self._device.fragments.unload(unload.digest)
+        self._device.counters.evictions += 1
+        log.info("unloaded %s", short(unload.digest))
+        return pb.Reply(unloaded=pb.Unloaded(freed_bytes=freed))
+
+    async def _prefetch(self, prefetch: pb.Prefetch) -> pb.Reply:
+        if not is_digest(prefetch.digest):
+            return pb.Reply(failure=failure(pb.UNAVAILABLE, f"{prefetch.digest!r} is no digest"))
+        fetched = await self._device.fragments.prefetch(
+            prefetch.digest, self._sources(list(prefetch.peers))
+        )
+        return pb.Reply(
+            prefetched=pb.Prefetched(
+                fetched_bytes=fetched.fetched_bytes,
+                seconds=fetched.seconds,
+                dropped=fetched.dropped,
+            )
+        )
+
+    def _sources(self, peers: list[str]) -> list[Source]:
+        """Where to fetch from: the peers in the order given, then the coordinator's store."""
+        sources: list[Source] = []
+        for peer in peers:
+            device, _, target = peer.rpartition("@")
+            try:
+                client = self._device.links.link(device, target).client
+            except Undelivered as error:
+                log.warning("peer %s is left out: %s", peer, error)
+                continue
+            sources.append(Source(peer, client.fetch_fragment))
+        return [*sources, Source(_COORDINATOR, self._client.fetch_fragment)]
+
+
+async def _status(call: Connection) -> str | None:
+    """Why a stream has ended, if its end was no success."""
+    code = await call.code()
+    return None if code == grpc.StatusCode.OK else f"{code.name}: {await call.details()}"

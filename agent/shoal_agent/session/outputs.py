@@ -1,0 +1,242 @@
+"""What tasks made, on its way: results up with the answer or before it, activations along the
+routes that are known when the task ends, and kept ones when a route is named later.
+
+Everything that leaves takes memory until it has left: the ledger is asked first.
+"""
+
+import asyncio
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
+
+from shoal_agent.execution.queue import Made
+from shoal_agent.runtime.fragments import Fragments
+from shoal_agent.runtime.onnx_runtime import RunResult
+from shoal_agent.session.answers import failure, failure_of
+from shoal_agent.telemetry.counters import Counters
+from shoal_agent.telemetry.machine import steady_nanoseconds
+from shoal_agent.transport.activations import ActivationStore, frame_bytes
+from shoal_agent.transport.links import OutboundActivation, Undelivered
+from shoal_protocol.tensors import (
+    MODEL,
+    ActivationKey,
+    Array,
+    UnsupportedTensor,
+    encode_activation,
+)
+from shoal_protocol.units import Nanoseconds, seconds
+from shoal_protocol.v1 import session_pb2 as pb
+
+Deliver = Callable[[OutboundActivation, str], Awaitable[int]]
+"""Send to a peer, or with no address through the coordinator; raises `Undelivered`."""
+
+
+class Outputs:
+    """The outgoing half of one session's tasks."""
+
+    def __init__(
+        self,
+        device: str,
+        fragments: Fragments,
+        store: ActivationStore,
+        deliver: Deliver,
+        counters: Counters,
+    ) -> None:
+        self._device = device
+        self._fragments = fragments
+        self._store = store
+        self._deliver = deliver
+        self._counters = counters
+        self._narrow = asyncio.Lock()
+
+    def keep(self, message: pb.Execute, outputs: dict[str, Array]) -> tuple[str, ...]:
+        """Keep what later stages need; the names. Raises `SpillFull`, `OSError`."""
+        names = tuple(message.kept)
+        if not names:
+            routed = {name for route in message.routes for name in route.tensors}
+            results = set(message.results)
+            names = tuple(name for name in outputs if name not in results or name in routed)
+        kept = {name: outputs[name] for name in names if name in outputs}
+        if kept:
+            self._store.put(made(message.task), kept)
+        return tuple(kept)
+
+    @contextmanager
+    def room(
+        self, message: pb.Execute, outputs: Mapping[str, Array], kept: Iterable[str]
+    ) -> Iterator[bool]:
+        """Room for a task's outputs until they are delivered.
+
+        False: they lie in their fragment's share of the budget, so nothing may run meanwhile.
+        """
+        settled = frozenset(kept if self._store.in_memory(made(message.task)) else ())
+        size = _leaving_bytes(message, self._device, outputs, settled)
+        room = self._fragments.request_move(size)
+        if not room:
+            self._fragments.hold(message.digest)
+        try:
+            yield room
+        finally:
+            if room:
+                self._fragments.end_move(size)
+            else:
+                self._fragments.let_go(message.digest)
+
+    async def hand_on(self, message: pb.Execute, result: RunResult) -> pb.Reply:
+        """Results up, activations along the routes that are known; what to answer then."""
+        asked = [name for route in message.routes for name in route.tensors] + list(message.results)
+        unknown = sorted(set(asked) - result.outputs.keys())
+        if unknown:
+            text = f"the fragment makes no output {unknown[0]}"
+            return pb.Reply(failure=failure(pb.RUNTIME, text))
+        # What is kept may be on disk by now; then it is sent from there. Only what is sent stays.
+        output_bytes = sum(array.nbytes for array in result.outputs.values())
+        kept = self._store.get(made(message.task)) or {}
+        outputs = {name: array for name, array in result.outputs.items() if name in asked}
+        outputs.update(kept)
+        remote = [route for route in message.routes if route.device != self._device]
+        frame = _result_frame(message, result.outputs)
+        ways = [*remote]
+        if message.results and not frame:
+            ways.append(pb.Route(consumer=MODEL, tensors=message.results))
+        work = [
+            self._deliver(parcel, way.address) for parcel, way in _parcels(message, ways, outputs)
+        ]
+        result.outputs.clear()
+        answers = await _all_delivered(work)
+        if len(ways) > len(remote) and (lost := answers.pop()) is not None:
+            return pb.Reply(failure=failure_of(lost))
+        self._counters.sent_bytes += len(frame)
+        missed = {
+            route.consumer
+            for route, answer in zip(remote, answers, strict=True)
+            if answer is not None
+        }
+        executed = pb.Executed(
+            compute_seconds=result.compute_seconds,
+            output_bytes=output_bytes,
+            peak_bytes=result.peak_bytes,
+            delivered=[r.consumer for r in message.routes if r.consumer not in missed],
+            result_frame=frame,
+        )
+        return pb.Reply(executed=executed)
+
+    async def forward(self, message: pb.Forward) -> pb.Reply:
+        """Send a kept activation on; the answer."""
+        key = made(message.task)
+        with self._store.lend(key) as held:
+            if held is None or not set(message.route.tensors) <= held.keys():
+                text = f"stage {key.stage} of item {key.item} is not kept here"
+                reply = pb.Reply(failure=failure(pb.MISSING_ACTIVATION, text))
+            else:
+                reply = await self._send_kept(message, held)
+        reply.instruction = message.instruction
+        return reply
+
+    async def _send_kept(self, message: pb.Forward, held: Mapping[str, Array]) -> pb.Reply:
+        began, route = steady_nanoseconds(), message.route
+        tensors = {name: held[name] for name in route.tensors}
+        parcel = OutboundActivation(
+            key=_edge(message.task, route.consumer),
+            device=route.device,
+            tensors=tensors,
+            lossy=message.lossy,
+        )
+        size = sum(array.nbytes for array in tensors.values())
+        needed = frame_bytes(size)
+        if not self._store.in_memory(made(message.task)):
+            needed += size  # it is read from the disk
+        sent_bytes = 0
+        try:
+            if route.device != self._device:
+                async with self._passage(needed):
+                    sent_bytes = await self._deliver(parcel, route.address)
+        except Undelivered as error:
+            return pb.Reply(failure=failure_of(error))
+        spent = seconds(Nanoseconds(steady_nanoseconds() - began))
+        return pb.Reply(forwarded=pb.Forwarded(sent_bytes=sent_bytes, seconds=spent))
+
+    @asynccontextmanager
+    async def _passage(self, size: int) -> AsyncIterator[None]:
+        """Room for what is sent on. Where there is none, one after the other goes without: nothing
+        would ever leave a device that is full of fragments otherwise."""
+        if self._fragments.request_move(size):
+            try:
+                yield
+            finally:
+                self._fragments.end_move(size)
+        else:
+            async with self._narrow:
+                yield
+
+
+def _leaving_bytes(
+    message: pb.Execute, device: str, outputs: Mapping[str, Array], settled: frozenset[str]
+) -> int:
+    """What a task's outputs take on their way, with their frames; `settled` have places already."""
+    ways = [list(route.tensors) for route in message.routes if route.device != device]
+    ways.append(list(message.results))
+    sizes = {name: array.nbytes for name, array in outputs.items()}
+    leaving = {name for way in ways for name in way} - settled
+    frames = sum(frame_bytes(sum(sizes.get(name, 0) for name in way)) for way in ways)
+    return frames + sum(sizes.get(name, 0) for name in leaving)
+
+
+def _parcels(
+    message: pb.Execute, ways: Iterable[pb.Route], outputs: Mapping[str, Array]
+) -> Iterator[tuple[OutboundActivation, pb.Route]]:
+    """One for each way."""
+    for way in ways:
+        tensors = {name: outputs[name] for name in way.tensors}
+        key = _edge(message.task, way.consumer)
+        yield (
+            OutboundActivation(key=key, device=way.device, tensors=tensors, lossy=message.lossy),
+            way,
+        )
+
+
+def _result_frame(message: pb.Execute, outputs: Mapping[str, Array]) -> bytes:
+    """The results as the one frame that goes with the reply; empty where they are too large."""
+    tensors = {name: outputs[name] for name in message.results}
+    if not tensors or sum(array.nbytes for array in tensors.values()) > message.reply_bytes:
+        return b""
+    try:
+        encoded = encode_activation(_edge(message.task, MODEL), "", tensors, transfer=0)
+    except UnsupportedTensor:
+        return b""  # on its own way it fails with the reason
+    return next(iter(encoded)) if encoded.encoded_bytes <= message.reply_bytes else b""
+
+
+async def _all_delivered(work: Sequence[Awaitable[int]]) -> list[Undelivered | None]:
+    """For each: None, or why not. One alone, as in every chain, needs no task of its own."""
+    if len(work) == 1:
+        return [await _delivered(work[0])]
+    return await asyncio.gather(*map(_delivered, work)) if work else []
+
+
+async def _delivered(work: Awaitable[int]) -> Undelivered | None:
+    """None, or why not."""
+    try:
+        await work
+    except Undelivered as error:
+        return error
+    return None
+
+
+def _edge(task: pb.Task, consumer: int) -> ActivationKey:
+    """The key of what a task sends to a consumer."""
+    return ActivationKey(
+        job=task.job, epoch=task.epoch, item=task.item, producer=task.stage, consumer=consumer
+    )
+
+
+def made(task: pb.Task) -> Made:
+    """A task's name as the queue has it."""
+    return Made(task.job, task.epoch, task.item, task.stage)

@@ -1,0 +1,329 @@
+"""Tasks of one session: the queue decides, this runs them, keeps what they make and hands it on."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from shoal_agent.execution import queue as execution
+from shoal_agent.execution.queue import Assignment, Effect, Need, Sent, TaskQueue
+from shoal_agent.runtime.fragments import Fragments
+from shoal_agent.runtime.onnx_runtime import RunResult
+from shoal_agent.session.answers import EXPECTED, failure, failure_of, refusal
+from shoal_agent.session.outputs import Outputs, made
+from shoal_agent.telemetry.counters import Counters
+from shoal_agent.telemetry.logs import log
+from shoal_agent.telemetry.machine import steady_nanoseconds
+from shoal_agent.transport.activations import ActivationStore, ReceiveBuffer, SpillFull
+from shoal_agent.transport.links import OutboundActivation
+from shoal_protocol.assembly import ReceivedActivation
+from shoal_protocol.tensors import ActivationKey, Array
+from shoal_protocol.units import Nanoseconds, nanoseconds, seconds
+from shoal_protocol.v1 import session_pb2 as pb
+
+
+class ReplySink(Protocol):
+    """Where tasks send to."""
+
+    async def deliver(self, parcel: OutboundActivation, address: str) -> int:
+        """Send to a peer, or with no address through the coordinator; raises `Undelivered`."""
+        ...
+
+    def reply(self, reply: pb.Reply) -> None:
+        """Answer an instruction."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """A programmer's error: loud, and the session ends, so that its tasks are given again."""
+        ...
+
+
+@dataclass(slots=True)
+class _Order:
+    """An Execute that has not been answered, and when it came."""
+
+    message: pb.Execute
+    since: Nanoseconds
+
+
+class Tasks:
+    """What one session asked this device to run."""
+
+    def __init__(
+        self,
+        device: str,
+        fragments: Fragments,
+        store: ActivationStore,
+        outlet: ReplySink,
+        counters: Counters,
+    ) -> None:
+        self._device = device
+        self._fragments = fragments
+        self._store = store
+        self._outlet = outlet
+        self._counters = counters
+        self._queue = TaskQueue()
+        self._orders: dict[int, _Order] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = Nanoseconds(0)
+        self._outputs = Outputs(device, fragments, store, outlet.deliver, counters)
+        self._closed = False
+
+    @property
+    def queued(self) -> int:
+        """Tasks that wait or are ready."""
+        return self._queue.queued
+
+    @property
+    def unanswered(self) -> int:
+        """Tasks that have not been answered."""
+        return len(self._orders)
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes of activations that are on disk."""
+        return self._store.spilled_bytes
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, and everything that ran is answered."""
+        return self._queue.idle and not self._background
+
+    # ---- instructions ---------------------------------------------------------------------------
+
+    def execute(self, message: pb.Execute) -> None:
+        """Take a task."""
+        now = Nanoseconds(steady_nanoseconds())
+        if message.digest not in self._fragments.ledger.resident:
+            self._fail(
+                message.instruction, failure(pb.NOT_RESIDENT, f"{message.digest} is not resident")
+            )
+            return
+        deadline = None
+        if message.deadline_seconds > 0:
+            deadline = Nanoseconds(now + nanoseconds(message.deadline_seconds))
+            self._wake_at(deadline)
+        self._orders[message.instruction] = _Order(message, now)
+        self._do(
+            self._queue.submit(
+                Assignment(
+                    instruction=message.instruction,
+                    task=made(message.task),
+                    digest=message.digest,
+                    needs=tuple(
+                        Need(producer=source.producer, tensors=frozenset(source.tensors))
+                        for source in message.inputs
+                    ),
+                    deadline=deadline,
+                )
+            )
+        )
+
+    def refuse(self, instruction: int, what: pb.Failure) -> None:
+        """Answer a task that is not taken."""
+        self._fail(instruction, what)
+
+    def waits(self, instruction: int) -> bool:
+        """Whether a task has not been answered."""
+        return instruction in self._orders
+
+    def forward(self, message: pb.Forward) -> None:
+        """Send a kept activation on."""
+        self._spawn(self._forward(message))
+
+    def release(self, tasks: Iterable[pb.Task]) -> None:
+        """Let kept activations go."""
+        self._do(self._queue.release(made(task) for task in tasks))
+
+    def cancel(self, instruction: int) -> None:
+        """Give one task up."""
+        self._do(self._queue.cancel(instruction))
+
+    def void(self, job: str, epoch: int) -> None:
+        """Give up everything of a job below an epoch."""
+        self._do(self._queue.void(job, epoch))
+
+    def unload(self, digest: str) -> None:
+        """The fragment is about to go."""
+        self._do(self._queue.unload(digest))
+
+    def drain(self) -> None:
+        """Answer what has not begun."""
+        for instruction in list(self._orders):
+            running = self._queue.running
+            if running is None or running.instruction != instruction:
+                self._do(self._queue.cancel(instruction))
+
+    # ---- what peers and the coordinator send ----------------------------------------------------
+
+    def stale(self, job: str, epoch: int) -> bool:
+        """Whether a newer epoch of the job is known."""
+        return self._queue.stale(job, epoch)
+
+    def has_room(self, size: int) -> bool:
+        """Whether an activation of that size has a place."""
+        return self._store.has_room(size)
+
+    def land(self, decoded_bytes: int, encoded_bytes: int) -> ReceiveBuffer:
+        """A place for an activation that begins to come; raises `SpillFull`."""
+        return self._store.land(decoded_bytes, encoded_bytes)
+
+    def take(self, received: ReceivedActivation, landing: ReceiveBuffer) -> bool:
+        """Take an activation that has come whole. False: it is of an older epoch or session."""
+        key = sent(received.key)
+        if self.stale(key.job, key.epoch) or landing.store is not self._store:
+            return False
+        self._store.receive(key, received.tensors, landing)
+        now = Nanoseconds(steady_nanoseconds())
+        effects = self._queue.arrive(now, key, received.tensors)
+        assert effects is not None, "it was not stale"
+        self._do(effects)
+        return True
+
+    def close(self) -> None:
+        """The session broke: nothing of it is wanted any more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._queue.running is not None:
+            self._fragments.stop_run()
+        for task in self._background:
+            task.cancel()
+        self._store.clear()
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _do(self, effects: Iterable[Effect]) -> None:
+        """Carry out what the queue decided."""
+        for effect in effects:
+            match effect:
+                case execution.Start():
+                    self._spawn(self._run(effect))
+                case execution.Stop():
+                    self._fragments.stop_run()
+                case execution.Refused(instruction=instruction, reason=reason, message=message):
+                    self._fail(instruction, refusal(reason, message))
+                case execution.Drop(keys=keys):
+                    self._store.drop(keys)
+                case _:
+                    assert_never(effect)
+
+    async def _run(self, start: execution.Start) -> None:
+        """One task, from its inputs to its answer."""
+        instruction = start.assignment.instruction
+        order = self._orders[instruction]
+        outcome = await self._compute(start)
+        if self._closed:
+            return
+        stopped = self._queue.stopped_because(instruction)
+        if isinstance(outcome, RunResult):
+            await self._finish(start, order, outcome)
+        else:
+            if stopped is not None:
+                outcome = refusal(stopped, outcome.message)
+            self._computed(start)
+            self._fail(instruction, outcome)
+        self._do(self._queue.delivered(instruction))
+
+    async def _finish(self, start: execution.Start, order: _Order, result: RunResult) -> None:
+        """Keep, send and answer what a task made."""
+        task, message = start.assignment.task, order.message
+        try:
+            kept = self._outputs.keep(message, result.outputs)
+        except (SpillFull, OSError) as error:
+            self._computed(start)
+            self._fail(
+                message.instruction, failure(pb.DISK_FULL, f"cannot keep the outputs: {error}")
+            )
+            return
+        with self._outputs.room(message, result.outputs, kept) as room, self._store.lend(task):
+            self._computed(start, kept, in_the_way=not room)
+            if not self._queue.holds(task):
+                self._store.drop([task])  # a newer epoch came meanwhile
+            reply = await self._outputs.hand_on(message, result)
+            reply.instruction = message.instruction
+            if reply.WhichOneof("outcome") == "executed":
+                total = seconds(Nanoseconds(steady_nanoseconds() - order.since))
+                reply.executed.total_seconds = total
+                self._counters.compute.observe(result.compute_seconds)
+                self._counters.task.observe(total)
+            self._answer(reply)
+
+    def _computed(
+        self, start: execution.Start, kept: tuple[str, ...] = (), *, in_the_way: bool = False
+    ) -> None:
+        """Go on with the queue; inputs that others want as well have places of their own again."""
+        instruction = start.assignment.instruction
+        self._do(self._queue.computed(instruction, kept, in_the_way=in_the_way))
+        for key, _ in start.inputs:
+            try:
+                self._store.uncover(key)
+            except (SpillFull, OSError) as error:
+                # Whoever asks for it is told that it is missing, and has it made again.
+                log.warning("let the activation %s go: %s", key, error)
+
+    async def _compute(self, start: execution.Start) -> RunResult | pb.Failure:
+        if self._queue.stopped_because(start.assignment.instruction) is not None:
+            return failure(pb.CANCELLED, "stopped before it began")
+        tensors: dict[str, Array] = {}
+        for key, names in start.inputs:
+            held = self._store.get(key)
+            if held is None or not names <= held.keys():
+                return failure(pb.MISSING_ACTIVATION, f"the activation {key} is gone")
+            self._store.cover(key)
+            tensors |= {name: held[name] for name in names}
+        try:
+            return await self._fragments.run(start.assignment.digest, tensors)
+        except EXPECTED as error:
+            return failure_of(error)
+
+    async def _forward(self, message: pb.Forward) -> None:
+        self._outlet.reply(await self._outputs.forward(message))
+
+    def _fail(self, instruction: int, what: pb.Failure) -> None:
+        self._answer(pb.Reply(instruction=instruction, failure=what))
+
+    def _answer(self, reply: pb.Reply) -> None:
+        self._orders.pop(reply.instruction, None)
+        failed = reply.WhichOneof("outcome") == "failure"
+        outcome = pb.FailureCode.Name(reply.failure.code).lower() if failed else "executed"
+        self._counters.tasks[outcome] += 1
+        if not self._closed:
+            self._outlet.reply(reply)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._outlet.fail(error)
+
+    def _wake_at(self, due: Nanoseconds) -> None:
+        """Have `tick` called then, or earlier. (Most tasks end long before their deadline: a timer
+        that follows the first one would be set anew several times a task.)"""
+        if self._timer is not None:
+            if self._timer_due <= due:
+                return
+            self._timer.cancel()
+        delay = max(0.0, seconds(Nanoseconds(due - steady_nanoseconds())))
+        self._timer_due = due
+        self._timer = asyncio.get_running_loop().call_later(delay, self._tick_when_due)
+
+    def _tick_when_due(self) -> None:
+        self._timer = None
+        self.tick()
+        if (due := self._queue.next_deadline()) is not None and not self._closed:
+            self._wake_at(due)
+
+    def tick(self) -> None:
+        """Time has passed: deadlines, and activations that nobody claimed."""
+        self._do(self._queue.tick(Nanoseconds(steady_nanoseconds())))
+
+
+def sent(key: ActivationKey) -> Sent:
+    """A key on the wire as the queue has it."""
+    return Sent(key.job, key.epoch, key.item, key.producer, key.consumer)

@@ -1,0 +1,291 @@
+"""The command line of the agent, and the values that come out of it."""
+
+import argparse
+import re
+import socket
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shoal_agent import __version__
+from shoal_agent.enrolment.identity import Enrolment
+from shoal_protocol.arguments import (
+    Parser,
+    add_log_level,
+    add_security,
+    checked,
+    duration,
+    host_port,
+    positive_duration,
+    positive_integer,
+)
+from shoal_protocol.arguments import credentials as credentials_of
+from shoal_protocol.channels import Credentials
+from shoal_protocol.units import Bytes, parse_bytes, parse_quantity
+
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
+
+_DESCRIPTION: Final = """\
+Runs fragments of neural networks on this device, within a memory budget. The agent dials its
+coordinator and does what that asks; it needs no open port. SIGTERM drains: what runs is finished,
+then the agent leaves. A second SIGTERM, or SIGINT, ends it at once."""
+
+_EPILOG: Final = """\
+Examples:
+  shoal agent --coordinator unix:/run/shoal/coordinator.sock --budget 24Mi
+  shoal agent --name pi-4 --coordinator 10.0.0.1:7400 --budget 512Mi \\
+      --listen 0.0.0.0:7401 --advertise 10.0.0.7:7401 \\
+      --tls-ca ca.pem --tls-certificate pi-4.pem --tls-key pi-4.key"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the agent was told. Sizes in bytes, rates in bits per second."""
+
+    name: str
+    coordinator: str
+    listen: str | None
+    advertise: str | None
+    cache: Path
+    cache_bytes: Bytes
+    budget: Bytes
+    single: bool
+    threads: int | None
+    metrics: tuple[str, int] | None
+    link_rate: float
+    link_latency_seconds: float
+    telemetry_interval_seconds: float | None
+    credentials: Credentials | None
+    enrolment: Enrolment | None
+    insecure: bool
+    exit_with_parent: bool
+    drain_seconds: float
+    log_level: str
+    log_format: str
+
+
+def parse(arguments: Sequence[str] | None = None) -> Settings:
+    """Read the command line; exits with status 2 and one clear line where it makes no sense."""
+    parser = _parser()
+    values = parser.parse_args(arguments)
+    credentials = credentials_of(parser, values)
+    if values.advertise is not None and values.listen is None:
+        parser.error("--advertise needs --listen")
+    if (enrolment := _enrolment(parser, values)) is not None:
+        credentials = enrolment.credentials
+    return Settings(
+        name=values.name,
+        coordinator=values.coordinator,
+        listen=values.listen,
+        advertise=values.advertise,
+        cache=values.cache,
+        cache_bytes=values.cache_size,
+        budget=values.budget,
+        single=values.residency == "Single",
+        threads=values.threads,
+        metrics=values.metrics_address,
+        link_rate=values.link_rate,
+        link_latency_seconds=values.link_latency_milliseconds / 1000,
+        telemetry_interval_seconds=values.telemetry_interval,
+        credentials=credentials,
+        enrolment=enrolment,
+        insecure=values.insecure,
+        exit_with_parent=values.exit_with_parent,
+        drain_seconds=values.drain_seconds,
+        log_level=values.log_level,
+        log_format=values.log_format,
+    )
+
+
+def _enrolment(parser: argparse.ArgumentParser, values: argparse.Namespace) -> Enrolment | None:
+    """Where to get a certificate, if that was asked for; all of it or nothing."""
+    given = (values.enrol, values.enrol_ca, values.enrol_token)
+    if not any(given):
+        return None
+    if not all(given):
+        parser.error("--enrol, --enrol-ca and --enrol-token go together")
+    if values.tls_ca is not None or values.insecure:
+        parser.error("--enrol excludes --tls-ca, --tls-certificate, --tls-key and --insecure")
+    return Enrolment(
+        target=values.enrol,
+        ca=values.enrol_ca,
+        token=values.enrol_token,
+        name=values.name,
+        folder=values.identity_folder,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="shoal agent", description=_DESCRIPTION, epilog=_EPILOG, version=__version__
+    )
+    _add_place(parser)
+    _add_limits(parser)
+    _add_security(parser)
+    _add_rest(parser)
+    return parser
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("who and where")
+    group.add_argument(
+        "--coordinator",
+        required=True,
+        metavar="TARGET",
+        help="the coordinator to dial: unix:/path or HOST:PORT",
+    )
+    group.add_argument(
+        "--name",
+        type=checked(_name),
+        default=_host_name(),
+        help="name of this device, a DNS label, or several with dots (default: the host's, "
+        "%(default)s)",
+    )
+    group.add_argument(
+        "--listen",
+        metavar="ADDRESS",
+        help="where peers reach this agent: unix:/path or HOST:PORT, port 0 for any free one; "
+        "without it activations are relayed by the coordinator",
+    )
+    group.add_argument(
+        "--advertise",
+        metavar="TARGET",
+        help="what peers are to dial, if that is not the address listened on; without a port, the "
+        "one listened on",
+    )
+    group.add_argument(
+        "--cache",
+        type=Path,
+        default=Path("/var/cache/shoal"),
+        metavar="DIR",
+        help="folder of the disk cache (default: %(default)s)",
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what it may use")
+    group.add_argument(
+        "--budget",
+        type=checked(_positive_bytes),
+        required=True,
+        metavar="QUANTITY",
+        help="memory for weights, activations and workspace, above the idle agent: 24Mi, 1.5G",
+    )
+    group.add_argument(
+        "--residency",
+        choices=("Adaptive", "Single"),
+        default="Adaptive",
+        help="as many fragments in memory as the budget allows, or one at a time "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--cache-size",
+        type=checked(_positive_bytes),
+        default=Bytes(1 << 30),
+        metavar="QUANTITY",
+        help="disk for fragments, and for activations that memory has no room for; "
+        "a quarter is for the latter (default: 1Gi)",
+    )
+    group.add_argument(
+        "--threads",
+        type=checked(positive_integer),
+        metavar="N",
+        help="threads of ONNX Runtime (default: the processors that this process may use)",
+    )
+    group.add_argument(
+        "--link-rate",
+        type=checked(_rate),
+        default=0.0,
+        metavar="QUANTITY",
+        help="pretend a link of so many bits per second: 100M (default: as fast as it goes)",
+    )
+    group.add_argument(
+        "--link-latency-milliseconds",
+        type=checked(duration),
+        default=0.0,
+        metavar="N",
+        help="pretend that what this agent sends takes so long on its way (default: 0)",
+    )
+
+
+def _add_security(parser: argparse.ArgumentParser) -> None:
+    group = add_security(
+        parser, certificate="this device's certificate; its common name is the device's name"
+    )
+    group.add_argument(
+        "--enrol",
+        metavar="HOST:PORT",
+        help="get a certificate there, in the place of the three above, and renew it in time",
+    )
+    group.add_argument(
+        "--enrol-ca", type=Path, metavar="FILE", help="authority to trust while doing so"
+    )
+    group.add_argument(
+        "--enrol-token",
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="token that says who this device is; read anew each time",
+    )
+    group.add_argument(
+        "--identity-folder",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "shoal-identity",
+        metavar="DIR",
+        help="where key and certificate are kept; best in memory (default: %(default)s)",
+    )
+
+
+def _add_rest(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("operation")
+    group.add_argument(
+        "--metrics-address",
+        type=checked(host_port),
+        metavar="HOST:PORT",
+        help="serve /metrics, /healthz and /readyz there, port 0 for any free one (default: off)",
+    )
+    group.add_argument(
+        "--telemetry-interval",
+        type=checked(positive_duration),
+        metavar="SECONDS",
+        help="how often to report (default: what the coordinator wishes)",
+    )
+    group.add_argument(
+        "--drain-seconds",
+        type=checked(duration),
+        default=25.0,
+        metavar="N",
+        help="how long SIGTERM waits for what runs (default: %(default)s)",
+    )
+    group.add_argument(
+        "--exit-with-parent",
+        action="store_true",
+        help="be killed when the process that started this one ends (Linux)",
+    )
+    add_log_level(group, default="warning")
+    group.add_argument("--log-format", choices=("text", "json"), default="text")
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"{text!r} is no DNS label: lower-case letters, digits, dashes and dots")
+    return text
+
+
+def _host_name() -> str:
+    """The host's name as a DNS label."""
+    label = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower())
+    return label.strip("-")[:63].strip("-") or "device"
+
+
+def _positive_bytes(text: str) -> Bytes:
+    size = parse_bytes(text)
+    if size <= 0:
+        raise ValueError(f"{text!r} leaves nothing to work with")
+    return size
+
+
+def _rate(text: str) -> float:
+    return float(parse_quantity(text))

@@ -1,0 +1,1 @@
+"""What is measured and reported: metrics, readings of the machine, logs."""

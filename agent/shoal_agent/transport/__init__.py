@@ -1,0 +1,1 @@
+"""Bulk streams of activations, to and from the coordinator and peers."""

@@ -1,0 +1,81 @@
+"""What this agent offers to its peers: it takes activations, and gives cached fragments."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import grpc
+
+from shoal_agent.cache.disk import FragmentCache
+from shoal_agent.cache.manifest import FILES, is_digest
+from shoal_agent.telemetry.counters import Counters
+from shoal_agent.transport.intake import MAXIMUM_DECODED_BYTES, Intake, Receiver
+from shoal_agent.transport.shaping import Uplink
+from shoal_protocol.files import file_frames
+from shoal_protocol.frames import MalformedFrame, frames_in, join_frames, split_frame
+from shoal_protocol.services import FileContext, FrameContext
+from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
+
+_FETCHES_AT_ONCE: Final = 4
+
+
+class Peers:
+    """The implementation of `Peer` (protos/shoal_protocol/v1/session.proto)."""
+
+    def __init__(
+        self,
+        device: str,
+        cache: FragmentCache,
+        receiver: Callable[[], Receiver | None],
+        uplink: Uplink,
+        counters: Counters,
+        *,
+        limit_bytes: int = MAXIMUM_DECODED_BYTES,
+    ) -> None:
+        """`limit_bytes` of one activation, decoded."""
+        self._limit_bytes = limit_bytes
+        self._device = device
+        self._cache = cache
+        self._receiver = receiver
+        self._uplink = uplink
+        self._counters = counters
+        self._fetches = asyncio.Semaphore(_FETCHES_AT_ONCE)
+
+    async def push(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
+        """Take activations until the peer hangs up. A broken frame ends the stream."""
+        intake = Intake(self._device, self._receiver, self._counters, self._limit_bytes)
+        try:
+            async for message in requests:
+                # A peer that does not read its answers is not read from either: its own harm.
+                answers = (intake.feed(*split_frame(frame)) for frame in frames_in(message))
+                if told := [answer for answer in answers if answer is not None]:
+                    await context.write(join_frames(told))
+        except MalformedFrame as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            intake.close()
+
+    async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
+        """Give a file of a cached fragment, from an offset."""
+        if not is_digest(request.digest) or request.file not in FILES:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such kind of file")
+        found = await asyncio.to_thread(self._cache.open_for_peer, request.digest, request.file)
+        if found is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.digest} is not cached here")
+            return
+        path, size = found
+        if request.offset > size:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"{request.file} has {size} bytes")
+        self._cache.pin(request.digest)
+        try:
+            async with self._fetches:
+                with path.open("rb", buffering=0) as file:
+                    frames = file_frames(file, request, size)
+                    while (frame := await asyncio.to_thread(next, frames, None)) is not None:
+                        await self._uplink.depart(len(frame))
+                        await context.write(frame)
+                        self._counters.sent_bytes += len(frame)
+        except (OSError, EOFError) as error:
+            await context.abort(grpc.StatusCode.DATA_LOSS, f"{request.file}: {error}")
+        finally:
+            self._cache.unpin(request.digest)

@@ -1,0 +1,155 @@
+"""Shapes that several kinds share: names, addresses, sizes, times, conditions."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, NewType
+
+from shoal_api.schema import Object, member, record
+from shoal_api.shapes import INT64_MAX, Choice, Items, Opaque, Quantity, Table, Text, Whole
+from shoal_protocol.units import Bytes
+
+Millicpus = NewType("Millicpus", int)
+"""Thousandths of a processor."""
+
+BitsPerSecond = NewType("BitsPerSecond", int)
+
+MAX_FRAGMENTS: Final = 256
+MAX_DEVICES: Final = 1024
+
+NAME: Final = Text(
+    max_length=63,
+    pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$",
+    meant="a name of small letters, digits and dashes",
+)
+DEVICE: Final = Text(
+    max_length=63,
+    pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",
+    meant="a device's name, which in a cluster is its node's",
+)
+DIGEST: Final = Text(
+    max_length=71,
+    pattern=r"^sha256:[0-9a-f]{64}$",
+    meant="a digest, sha256: and 64 hexadecimal digits",
+)
+TENSOR_NAME: Final = Text(max_length=512, meant="a tensor's name in the ONNX graph")
+TIME: Final = Text(
+    max_length=40,
+    pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})$",
+    meant="a time such as 2026-01-31T12:00:00Z",
+    format="date-time",
+)
+MESSAGE: Final = Text(max_length=32768, min_length=0)
+REASON: Final = Text(
+    max_length=1024,
+    pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+    meant="a reason in CamelCase",
+)
+COUNT: Final = Whole(minimum=0, maximum=INT64_MAX)
+COLUMN: Final = Text(max_length=512, min_length=0)
+"""What `kubectl get` prints: a printer column prints what it finds, and makes nothing."""
+
+OBSERVED_GENERATION: Final = "The metadata.generation of the spec that this status is about."
+COLUMNS: Final = "What `kubectl get` prints. For people; programs read the fields beside it."
+FRAGMENT: Final = Whole(minimum=0, maximum=MAX_FRAGMENTS - 1)
+
+
+def uri(*schemes: str) -> Text:
+    """An address with one of these schemes, or a local path (which has no colon)."""
+    known = "|".join(schemes)
+    return Text(
+        max_length=2048,
+        pattern=rf"^(({known})://[^ \t\r\n]+|[^:\r\n]+)$",
+        meant=f"an address with {', '.join(f'{scheme}://' for scheme in schemes)}, or a local path",
+    )
+
+
+def bytes_of(minimum: str, maximum: str, such_as: str) -> Quantity[Bytes]:
+    """A size as a quantity, read as whole bytes."""
+    return Quantity(of=Bytes, minimum=minimum, maximum=maximum, unit="bytes", such_as=such_as)
+
+
+MEMORY: Final = bytes_of("1Mi", "16Ti", "64Mi")
+DISK: Final = bytes_of("1Mi", "1Pi", "1Gi")
+CPUS: Final = Quantity(
+    of=Millicpus, minimum="10m", maximum="1024", unit="processors", such_as="0.5", per_unit=1000
+)
+RATE: Final = Quantity(
+    of=BitsPerSecond, minimum="1k", maximum="1T", unit="bits per second", such_as="100M"
+)
+
+
+class ConditionStatus(StrEnum):
+    """Whether a condition holds; Unknown when nobody can tell."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+@record()
+class Reference:
+    """Another object of the same namespace, by name."""
+
+    name: str = member(NAME, "The object's name.", example="ppocr-rec")
+
+
+REFERENCE: Final = Object(Reference)
+
+
+@record()
+class Metadata:
+    """Kubernetes' object metadata; Shoal reads the name, the labels and the annotations."""
+
+    name: str = member(
+        NAME,
+        "The object's name, unique within its kind and namespace.",
+        example="ppocr-rec",
+    )
+    namespace: str | None = member(NAME, "The object's namespace.", default=None, example="default")
+    labels: Mapping[str, str] = member(
+        Table(values=Text(max_length=63, min_length=0), max_items=64), "Labels.", default={}
+    )
+    annotations: Mapping[str, str] = member(
+        Table(values=Text(max_length=262144, min_length=0), max_items=256),
+        "Annotations.",
+        default={},
+    )
+    uid: str | None = member(Text(max_length=64), "Set by Kubernetes.", default=None)
+    resource_version: str | None = member(
+        Text(max_length=64), "Set by Kubernetes; grows with each change.", default=None
+    )
+    generation: int | None = member(
+        COUNT, "Set by Kubernetes; grows with each change of the spec.", default=None
+    )
+    creation_timestamp: str | None = member(TIME, "Set by Kubernetes.", default=None)
+    deletion_timestamp: str | None = member(TIME, "Set by Kubernetes.", default=None)
+    deletion_grace_period_seconds: None = member(Opaque(), "Set by Kubernetes.", default=None)
+    finalizers: None = member(Opaque(), "Set by controllers.", default=None)
+    owner_references: None = member(Opaque(), "Set by controllers.", default=None)
+    managed_fields: None = member(Opaque(), "Set by Kubernetes.", default=None)
+    generate_name: None = member(Opaque(), "Used by Kubernetes.", default=None)
+    self_link: None = member(Opaque(), "Set by Kubernetes.", default=None)
+
+
+METADATA: Final = Object(Metadata)
+
+
+@record()
+class Condition:
+    """One aspect of an object's state, as in `metav1.Condition`."""
+
+    type: str = member(REASON, "What the condition is about.", example="Ready")
+    status: ConditionStatus = member(Choice(ConditionStatus), "Whether it holds.", example="True")
+    reason: str = member(REASON, "Why, as one word for programs.", example="AllDevicesReady")
+    message: str = member(
+        MESSAGE, "Why, for people.", default="", example="3 of 3 devices are ready"
+    )
+    observed_generation: int | None = member(
+        COUNT, "The generation of the spec that this was seen of.", default=None, example=1
+    )
+    last_transition_time: str = member(
+        TIME, "When the status last became what it is.", example="2026-01-31T12:00:00Z"
+    )
+
+
+CONDITIONS: Final = Items(of=Object(Condition), max_items=16, key="type")

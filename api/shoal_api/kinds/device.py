@@ -1,0 +1,92 @@
+"""Device: one agent as the coordinator reports it; written by the operator only."""
+
+from shoal_api.fields import (
+    COLUMN,
+    COLUMNS,
+    CONDITIONS,
+    COUNT,
+    METADATA,
+    OBSERVED_GENERATION,
+    REFERENCE,
+    TIME,
+    Condition,
+    Metadata,
+    Reference,
+)
+from shoal_api.rules import Immutable
+from shoal_api.schema import Object, member, record
+from shoal_api.shapes import Text
+
+
+@record(Immutable("poolRef"))
+class DeviceSpec:
+    """To which pool the device belongs."""
+
+    pool_ref: Reference = member(REFERENCE, "The device's pool.", example={"name": "shelf"})
+
+
+@record()
+class CachedFragments:
+    """What lies on the device's disk."""
+
+    count: int = member(COUNT, "Verified fragments.", example=3)
+    bytes: int = member(COUNT, "Their size.", unit="bytes", example=10905190)
+
+
+@record()
+class DeviceColumns:
+    """A Device in one line."""
+
+    budget: str | None = member(COLUMN, "Its budget.", default=None, example="64Mi")
+    cached: str | None = member(
+        COLUMN, "What lies on its disk.", default=None, example="3 (10.4 MiB)"
+    )
+
+
+@record()
+class DeviceStatus:
+    """What the coordinator last reported; telemetry is in Prometheus, not here."""
+
+    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
+    conditions: tuple[Condition, ...] = member(
+        CONDITIONS, "Ready, which is Unknown while the device is silent.", default=[]
+    )
+    node: str | None = member(
+        Text(max_length=253), "The node it runs on.", default=None, example="pi-4"
+    )
+    architecture: str | None = member(
+        Text(max_length=32), "The node's processor.", default=None, example="arm64"
+    )
+    budget_bytes: int | None = member(
+        COUNT,
+        "What it may use above its floor.",
+        unit="bytes",
+        default=None,
+        example=67108864,
+    )
+    floor_bytes: int | None = member(
+        COUNT,
+        "What the idle agent uses itself.",
+        unit="bytes",
+        default=None,
+        example=62914560,
+    )
+    cached_fragments: CachedFragments | None = member(
+        Object(CachedFragments), "What lies on its disk.", default=None
+    )
+    last_seen_time: str | None = member(
+        TIME,
+        "When it was last heard of; moves at most once a minute.",
+        default=None,
+        example="2026-01-31T12:00:00Z",
+    )
+    columns: DeviceColumns | None = member(Object(DeviceColumns), COLUMNS, default=None)
+
+
+@record()
+class Device:
+    """One agent on one node, as the coordinator reports it; written by the operator only."""
+
+    metadata: Metadata = member(METADATA, "Name and labels.")
+    spec: DeviceSpec = member(Object(DeviceSpec), "Where it belongs.")
+    status: DeviceStatus | None = member(Object(DeviceStatus), "What is.", default=None)

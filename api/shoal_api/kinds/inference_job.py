@@ -1,0 +1,238 @@
+"""InferenceJob: a bounded piece of work, in the manners of `batch/v1` Job."""
+
+from typing import Final
+
+from shoal_api.conditions import JobWord
+from shoal_api.fields import (
+    COLUMN,
+    COLUMNS,
+    CONDITIONS,
+    COUNT,
+    MESSAGE,
+    METADATA,
+    OBSERVED_GENERATION,
+    REFERENCE,
+    TIME,
+    Condition,
+    Metadata,
+    Reference,
+    uri,
+)
+from shoal_api.rules import Immutable, exactly_one
+from shoal_api.schema import Object, member, record
+from shoal_api.shapes import Choice, Flag, Items, Number, Text, Whole
+from shoal_protocol.choices import Mode, Objective, Policy, Precision
+
+_FOR_THE_STORE: Final = (
+    "A Secret with what the store asks for; its keys become the environment of the worker that "
+    "carries. Local mode reads its own environment instead."
+)
+_FIXED: Final = (
+    *("modelRef", "partitionRef", "placementRef", "poolRef", "inputs", "outputs"),
+    *("mode", "policy", "objective", "transferPrecision", "backoffLimit"),
+)
+"""What a job is; the rest says when and how fast it runs, and may change, as in `batch/v1`."""
+
+
+@record()
+class Inputs:
+    """What goes in."""
+
+    uri: str = member(
+        uri("pvc", "file", "https", "s3"),
+        "A folder of .npz and .npy files, taken in the order of their names; a file holds one "
+        "item, or items stacked along the first axis. A web address is one such file. A relative "
+        "path is relative to the manifest.",
+        example="pvc://lines/in",
+    )
+    secret_ref: Reference | None = member(
+        REFERENCE, _FOR_THE_STORE, default=None, example={"name": "line-store"}
+    )
+
+
+@record()
+class Outputs:
+    """What comes out."""
+
+    uri: str = member(
+        uri("pvc", "file", "https", "s3"),
+        "The folder that results go to: one .npz per input file, of the same name. To a web "
+        "address each is sent with PUT.",
+        example="pvc://lines/out",
+    )
+    secret_ref: Reference | None = member(
+        REFERENCE, _FOR_THE_STORE, default=None, example={"name": "line-store"}
+    )
+
+
+@record(
+    exactly_one("modelRef", "partitionRef", "placementRef"),
+    exactly_one("poolRef", "placementRef"),
+    *map(Immutable, _FIXED),
+)
+class InferenceJobSpec:
+    """What is to be run, where, and how.
+
+    A Placement names its Partition and its DevicePool; a job that names a Model or a Partition
+    names the DevicePool itself.
+    """
+
+    model_ref: Reference | None = member(
+        REFERENCE,
+        "The Model to run, cut as the planner decides.",
+        default=None,
+        example={"name": "ppocr-rec"},
+    )
+    partition_ref: Reference | None = member(
+        REFERENCE, "The Partition to run.", default=None, example={"name": "ppocr-rec-3"}
+    )
+    placement_ref: Reference | None = member(
+        REFERENCE, "The Placement to run.", default=None, example={"name": "ppocr-rec-shelf"}
+    )
+    pool_ref: Reference | None = member(
+        REFERENCE,
+        "The devices; not with placementRef, which has its own.",
+        default=None,
+        example={"name": "shelf"},
+    )
+    inputs: Inputs = member(Object(Inputs), "What goes in.")
+    outputs: Outputs = member(Object(Outputs), "What comes out.")
+    mode: Mode = member(
+        Choice(Mode),
+        "Streaming: an item moves on as soon as it can; Barrier: when all have ended the stage.",
+        default="Streaming",
+        example="Barrier",
+    )
+    policy: Policy = member(
+        Choice(Policy),
+        "How devices that suit a task equally well are ranked.",
+        default="Mabac",
+        example="LeastLoaded",
+    )
+    objective: Objective = member(
+        Choice(Objective), "What the plan makes best.", default="Throughput", example="Makespan"
+    )
+    transfer_precision: Precision = member(
+        Choice(Precision),
+        "Exact: tensors travel bit for bit; Half: on a link that is measured to be slow, float32 "
+        "may travel as float16, which keeps three decimal digits. What would pass its range stays "
+        "exact.",
+        default="Exact",
+        example="Half",
+    )
+    priority: int = member(
+        Whole(minimum=-1000, maximum=1000), "Jobs with more go first.", default=0, example=10
+    )
+    active_deadline_seconds: int | None = member(
+        Whole(minimum=1, maximum=2**31 - 1),
+        "After so long the job fails; absent: never.",
+        unit="seconds",
+        default=None,
+        example=600,
+    )
+    backoff_limit: int = member(
+        Whole(minimum=0, maximum=100), "Tries of an item beyond the first.", default=3, example=0
+    )
+    parallelism: int | None = member(
+        Whole(minimum=1, maximum=1_000_000),
+        "Items on their way at once, at most; absent: as many as keep the devices busy.",
+        default=None,
+        example=1,
+    )
+    suspend: bool = member(Flag(), "true: nothing new starts.", default=False, example=True)
+    ttl_seconds_after_finished: int | None = member(
+        Whole(minimum=0, maximum=2**31 - 1),
+        "So long after its end the job is deleted; absent: never.",
+        unit="seconds",
+        default=None,
+        example=86400,
+    )
+
+
+@record()
+class ItemCounts:
+    """How far the job is."""
+
+    total: int = member(COUNT, "All items.", example=400)
+    active: int = member(COUNT, "Begun and not ended.", default=0, example=6)
+    succeeded: int = member(COUNT, "With a result.", default=0, example=120)
+    failed: int = member(COUNT, "Given up.", default=0, example=1)
+
+
+@record()
+class TierHits:
+    """Tasks by what their device had to do first."""
+
+    resident: int = member(COUNT, "Nothing.", default=0, example=1190)
+    cached: int = member(COUNT, "Load the fragment from its disk.", default=0, example=6)
+    idle: int = member(COUNT, "Fetch it; nothing was resident.", default=0, example=3)
+    evict: int = member(COUNT, "Make room first.", default=0, example=1)
+
+
+@record()
+class ItemFailure:
+    """An item that failed."""
+
+    item: int = member(COUNT, "Its index.", example=17)
+    input: str | None = member(
+        Text(max_length=1024),
+        "Its file, and place in the file.",
+        default=None,
+        example="lines-001.npz[17]",
+    )
+    reason: str = member(MESSAGE, "Why.", example="input x has 2 axes, the model wants 4")
+
+
+@record()
+class InferenceJobColumns:
+    """An InferenceJob in one line."""
+
+    model: str | None = member(COLUMN, "The Model that runs.", default=None, example="ppocr-rec")
+    pool: str | None = member(COLUMN, "The DevicePool it runs on.", default=None, example="shelf")
+    items: str | None = member(COLUMN, "Succeeded of all.", default=None, example="120/400")
+    rate: str | None = member(COLUMN, "Items per second.", default=None, example="38/s")
+    status: JobWord | None = member(
+        Choice(JobWord),
+        "The conditions in one word; what has ended wins over what goes on.",
+        default=None,
+        example="Running",
+    )
+
+
+@record()
+class InferenceJobStatus:
+    """How the job goes; changes at most every two seconds."""
+
+    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
+    conditions: tuple[Condition, ...] = member(
+        CONDITIONS,
+        "Planned, Suspended, Complete, Failed. Complete holds only if every item succeeded; when "
+        "all have ended and some failed beyond their tries, Failed does (reason ItemsFailed).",
+        default=[],
+    )
+    start_time: str | None = member(
+        TIME, "When the first task started.", default=None, example="2026-01-31T12:00:00Z"
+    )
+    completion_time: str | None = member(
+        TIME, "When the last item ended.", default=None, example="2026-01-31T12:01:30Z"
+    )
+    items: ItemCounts | None = member(Object(ItemCounts), "How far it is.", default=None)
+    items_per_second: float | None = member(
+        Number(), "Since the start.", unit="items per second", default=None, example=38.2
+    )
+    tier_hits: TierHits | None = member(
+        Object(TierHits), "Tasks by what their device had to do first.", default=None
+    )
+    failures: tuple[ItemFailure, ...] = member(
+        Items(of=Object(ItemFailure), max_items=8), "The first eight.", default=[]
+    )
+    columns: InferenceJobColumns | None = member(Object(InferenceJobColumns), COLUMNS, default=None)
+
+
+@record()
+class InferenceJob:
+    """A bounded piece of work: inputs through a model on a pool of devices into outputs."""
+
+    metadata: Metadata = member(METADATA, "Name and labels.")
+    spec: InferenceJobSpec = member(Object(InferenceJobSpec), "What is wanted.")
+    status: InferenceJobStatus | None = member(Object(InferenceJobStatus), "What is.", default=None)

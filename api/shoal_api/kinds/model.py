@@ -1,0 +1,143 @@
+"""Model: where an ONNX model comes from."""
+
+from typing import Final
+
+from shoal_api.fields import (
+    COLUMN,
+    COLUMNS,
+    CONDITIONS,
+    COUNT,
+    DIGEST,
+    METADATA,
+    OBSERVED_GENERATION,
+    REFERENCE,
+    TENSOR_NAME,
+    Condition,
+    Metadata,
+    Reference,
+    uri,
+)
+from shoal_api.rules import Immutable
+from shoal_api.schema import Object, member, record
+from shoal_api.shapes import Items, Text, Whole
+
+_AXES: Final = 16
+_TENSORS: Final = 256
+
+
+@record(Immutable("digest"))
+class Source:
+    """An address, and what is to be found there."""
+
+    uri: str = member(
+        uri("pvc", "file", "https", "s3", "oci"),
+        "Where the model is: a volume claim (pvc://CLAIM/PATH), a web server, an S3 bucket, an OCI "
+        "registry, or, in local mode, a file. A relative path is relative to the manifest.",
+        example="pvc://models/rec.onnx",
+    )
+    digest: str | None = member(
+        DIGEST,
+        "What the file's content must be. Cannot be changed once it is set.",
+        default=None,
+        example="sha256:" + "0c1f" * 16,
+    )
+    secret_ref: Reference | None = member(
+        REFERENCE,
+        "A Secret with what the store asks for.",
+        default=None,
+        example={"name": "model-store"},
+    )
+
+
+@record()
+class InputShape:
+    """The shape that one dynamic input is profiled and planned with."""
+
+    input: str = member(TENSOR_NAME, "The model's input.", example="x")
+    shape: tuple[int, ...] = member(
+        Items(of=Whole(minimum=1, maximum=2**31 - 1), max_items=_AXES),
+        "Its shape, every axis a number.",
+        example=[1, 3, 48, 320],
+    )
+
+
+@record()
+class ModelSpec:
+    """What a user says of a model."""
+
+    source: Source = member(Object(Source), "Where the model comes from.")
+    shapes: tuple[InputShape, ...] = member(
+        Items(of=Object(InputShape), max_items=64, key="input"),
+        "Shapes to profile and plan with, for inputs with dynamic axes. Inputs of other shapes run "
+        "all the same; their cost is not known before.",
+        default=[],
+        example=[{"input": "x", "shape": [1, 3, 48, 320]}],
+    )
+
+
+@record()
+class TensorStatus:
+    """One of the model's inputs or outputs."""
+
+    name: str = member(TENSOR_NAME, "The tensor's name.", example="x")
+    dtype: str = member(Text(max_length=32), "ONNX's name of the type.", example="float")
+    shape: tuple[str, ...] = member(
+        Items(of=Text(max_length=64), max_items=_AXES),
+        "Each axis: a number, a symbolic name, or ? where nobody knows.",
+        example=["1", "3", "48", "width"],
+    )
+
+
+@record()
+class ModelColumns:
+    """A Model in one line."""
+
+    size: str | None = member(COLUMN, "Its size.", default=None, example="10.4 MiB")
+    fragments: str | None = member(
+        COLUMN, "How many fragments its Partitions have.", default=None, example="3, 5"
+    )
+
+
+@record(Immutable("digest"))
+class ModelStatus:
+    """What was found out about the model."""
+
+    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
+    conditions: tuple[Condition, ...] = member(
+        CONDITIONS, "Fetched, Verified, Profiled, Ready.", default=[]
+    )
+    digest: str | None = member(
+        DIGEST,
+        "The digest of the file. Cannot be changed once it is set: other content is another Model.",
+        default=None,
+        example="sha256:" + "0c1f" * 16,
+    )
+    size_bytes: int | None = member(
+        COUNT,
+        "The size with external data.",
+        unit="bytes",
+        default=None,
+        example=10905190,
+    )
+    parameters: int | None = member(
+        COUNT, "How many weights the model has.", default=None, example=2700000
+    )
+    opset: int | None = member(
+        Whole(minimum=1, maximum=1000), "Opset of the default domain.", default=None, example=17
+    )
+    inputs: tuple[TensorStatus, ...] = member(
+        Items(of=Object(TensorStatus), max_items=_TENSORS), "The model's inputs.", default=[]
+    )
+    outputs: tuple[TensorStatus, ...] = member(
+        Items(of=Object(TensorStatus), max_items=_TENSORS), "The model's outputs.", default=[]
+    )
+    columns: ModelColumns | None = member(Object(ModelColumns), COLUMNS, default=None)
+
+
+@record()
+class Model:
+    """An ONNX model: where it comes from, verified and profiled."""
+
+    metadata: Metadata = member(METADATA, "Name and labels.")
+    spec: ModelSpec = member(Object(ModelSpec), "What is wanted.")
+    status: ModelStatus | None = member(Object(ModelStatus), "What is.", default=None)

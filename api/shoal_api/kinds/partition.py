@@ -1,0 +1,125 @@
+"""Partition: how a Model is cut into fragments."""
+
+from shoal_api.fields import (
+    COLUMN,
+    COLUMNS,
+    CONDITIONS,
+    COUNT,
+    DIGEST,
+    FRAGMENT,
+    MAX_FRAGMENTS,
+    METADATA,
+    OBSERVED_GENERATION,
+    REFERENCE,
+    TENSOR_NAME,
+    Condition,
+    Metadata,
+    Reference,
+    bytes_of,
+)
+from shoal_api.rules import Immutable, at_most_one
+from shoal_api.schema import Object, member, record
+from shoal_api.shapes import Items, Whole
+from shoal_protocol.units import Bytes
+
+
+@record(at_most_one("fragments", "maxFragmentSize", "cuts"), Immutable("modelRef"))
+class PartitionSpec:
+    """How a model is cut; with none of fragments, maxFragmentSize and cuts, the planner decides."""
+
+    model_ref: Reference = member(
+        REFERENCE, "The Model to cut. Cannot be changed.", example={"name": "ppocr-rec"}
+    )
+    fragments: int | None = member(
+        Whole(minimum=1, maximum=MAX_FRAGMENTS),
+        "So many fragments, as even as the graph allows.",
+        default=None,
+        example=3,
+    )
+    max_fragment_size: Bytes | None = member(
+        bytes_of("1Mi", "16Ti", "16Mi"),
+        "As few fragments as possible, none of which needs more memory than this.",
+        unit="bytes",
+        default=None,
+        example="16Mi",
+    )
+    cuts: tuple[str, ...] | None = member(
+        Items(of=TENSOR_NAME, max_items=MAX_FRAGMENTS - 1, min_items=1),
+        "Cut where these tensors are made.",
+        default=None,
+        example=["layer2_out", "layer3_out"],
+    )
+
+
+@record()
+class FragmentStatus:
+    """One fragment."""
+
+    index: int = member(FRAGMENT, "Its place in topological order.", example=0)
+    digest: str = member(DIGEST, "Its name in the fragment store.", example="sha256:" + "0c1f" * 16)
+    weight_bytes: int = member(COUNT, "Its weights.", unit="bytes", example=3565158)
+    resident_bytes: int = member(
+        COUNT,
+        "What a device needs above its floor to run it.",
+        unit="bytes",
+        example=14680064,
+    )
+    flops: int | None = member(
+        COUNT,
+        "Operations per item; absent where a shape is unknown.",
+        default=None,
+        example=280000000,
+    )
+    inputs: tuple[str, ...] = member(
+        Items(of=TENSOR_NAME, max_items=256), "Tensors that it takes.", default=[], example=["x"]
+    )
+    outputs: tuple[str, ...] = member(
+        Items(of=TENSOR_NAME, max_items=256),
+        "Tensors that it makes.",
+        default=[],
+        example=["layer2_out"],
+    )
+    successors: tuple[int, ...] = member(
+        Items(of=FRAGMENT, max_items=MAX_FRAGMENTS),
+        "Fragments that take its outputs.",
+        default=[],
+        example=[1],
+    )
+
+
+@record()
+class PartitionColumns:
+    """A Partition in one line."""
+
+    fragments: str | None = member(COLUMN, "How many fragments.", default=None, example="3")
+    largest: str | None = member(
+        COLUMN, "What the largest fragment needs on a device.", default=None, example="14 MiB"
+    )
+
+
+@record()
+class PartitionStatus:
+    """The fragments that were cut."""
+
+    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
+    conditions: tuple[Condition, ...] = member(CONDITIONS, "Cut, Ready.", default=[])
+    fragments: tuple[FragmentStatus, ...] = member(
+        Items(of=Object(FragmentStatus), max_items=MAX_FRAGMENTS), "The fragments.", default=[]
+    )
+    boundary_bytes: int | None = member(
+        COUNT,
+        "What one item sends between fragments; absent where a shape is unknown.",
+        unit="bytes",
+        default=None,
+        example=1474560,
+    )
+    columns: PartitionColumns | None = member(Object(PartitionColumns), COLUMNS, default=None)
+
+
+@record()
+class Partition:
+    """A Model cut into fragments. A job makes one when it names a Model only."""
+
+    metadata: Metadata = member(METADATA, "Name and labels.")
+    spec: PartitionSpec = member(Object(PartitionSpec), "What is wanted.")
+    status: PartitionStatus | None = member(Object(PartitionStatus), "What is.", default=None)

@@ -1,0 +1,147 @@
+"""Placement: which devices serve which stages, and why."""
+
+from shoal_api.fields import (
+    COLUMN,
+    COLUMNS,
+    CONDITIONS,
+    COUNT,
+    DEVICE,
+    FRAGMENT,
+    MAX_DEVICES,
+    MAX_FRAGMENTS,
+    MESSAGE,
+    METADATA,
+    OBSERVED_GENERATION,
+    REFERENCE,
+    Condition,
+    Metadata,
+    Reference,
+)
+from shoal_api.rules import Immutable
+from shoal_api.schema import Object, member, record
+from shoal_api.shapes import Choice, Items, Number, Text
+from shoal_protocol.choices import Objective, PinPolicy
+
+
+@record()
+class Pin:
+    """A fragment tied to a device."""
+
+    fragment: int = member(FRAGMENT, "The fragment's index.", example=0)
+    device: str = member(DEVICE, "The device's name.", example="jetson")
+    policy: PinPolicy = member(
+        Choice(PinPolicy),
+        "Required: no other plan will do; Preferred: where it costs nothing.",
+        default="Required",
+        example="Preferred",
+    )
+
+
+@record(Immutable("partitionRef"), Immutable("poolRef"))
+class PlacementSpec:
+    """What is placed where, and what for."""
+
+    partition_ref: Reference = member(
+        REFERENCE,
+        "The Partition to place. Cannot be changed.",
+        example={"name": "ppocr-rec-3"},
+    )
+    pool_ref: Reference = member(
+        REFERENCE, "The devices. Cannot be changed.", example={"name": "shelf"}
+    )
+    objective: Objective = member(
+        Choice(Objective), "What the plan makes best.", default="Throughput", example="Latency"
+    )
+    pins: tuple[Pin, ...] = member(
+        Items(of=Object(Pin), max_items=MAX_FRAGMENTS, key="fragment"),
+        "Fragments tied to devices.",
+        default=[],
+        example=[{"fragment": 0, "device": "jetson"}],
+    )
+
+
+@record()
+class StageStatus:
+    """Fragments that run together, on each of these devices."""
+
+    fragments: tuple[int, ...] = member(
+        Items(of=FRAGMENT, max_items=MAX_FRAGMENTS), "The fragments' indices.", example=[0]
+    )
+    devices: tuple[str, ...] = member(
+        # Without a name's pattern: a rule for each of so many costs the API server too much.
+        Items(of=Text(max_length=253, meant="a device's name"), max_items=MAX_DEVICES),
+        "The devices that serve them, best first.",
+        example=["jetson"],
+    )
+    compute_seconds: float | None = member(
+        Number(), "Per item.", unit="seconds", default=None, example=0.021
+    )
+    transfer_seconds: float | None = member(
+        Number(),
+        "Per item, into the stage and out of it.",
+        unit="seconds",
+        default=None,
+        example=0.004,
+    )
+    resident_bytes: int = member(COUNT, "On each of the devices.", unit="bytes", example=14680064)
+
+
+@record()
+class Cost:
+    """What a plan gives."""
+
+    latency_seconds: float | None = member(
+        Number(), "Of one item through all stages.", unit="seconds", default=None, example=0.075
+    )
+    items_per_second: float | None = member(
+        Number(), "Of the whole pipeline.", unit="items per second", default=None, example=38.2
+    )
+
+
+@record()
+class Rejected:
+    """A plan that lost."""
+
+    alternative: str = member(Text(max_length=512), "The plan, in words.", example="even split")
+    items_per_second: float | None = member(
+        Number(), "What it would give.", unit="items per second", default=None, example=21.3
+    )
+    reason: str = member(MESSAGE, "Why it lost.", example="stage 1 would take twice as long")
+
+
+@record()
+class PlacementColumns:
+    """A Placement in one line."""
+
+    stages: str | None = member(COLUMN, "How many stages.", default=None, example="3")
+    devices: str | None = member(
+        COLUMN, "The devices in the order of stages.", default=None, example="jetson, pi-4, pi-zero"
+    )
+    rate: str | None = member(COLUMN, "What the plan gives.", default=None, example="38/s")
+
+
+@record()
+class PlacementStatus:
+    """The plan."""
+
+    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
+    conditions: tuple[Condition, ...] = member(CONDITIONS, "Planned, Ready.", default=[])
+    epoch: int | None = member(COUNT, "Grows with every new plan.", default=None, example=1)
+    stages: tuple[StageStatus, ...] = member(
+        Items(of=Object(StageStatus), max_items=MAX_FRAGMENTS), "The stages.", default=[]
+    )
+    predicted: Cost | None = member(Object(Cost), "By the planner.", default=None)
+    measured: Cost | None = member(Object(Cost), "By the last job.", default=None)
+    rejected: tuple[Rejected, ...] = member(
+        Items(of=Object(Rejected), max_items=8), "The best plans that lost.", default=[]
+    )
+    columns: PlacementColumns | None = member(Object(PlacementColumns), COLUMNS, default=None)
+
+
+@record()
+class Placement:
+    """A plan: which devices serve which stages. Alone it is a preview; nothing runs."""
+
+    metadata: Metadata = member(METADATA, "Name and labels.")
+    spec: PlacementSpec = member(Object(PlacementSpec), "What is wanted.")
+    status: PlacementStatus | None = member(Object(PlacementStatus), "What is.", default=None)

@@ -1,0 +1,5 @@
+"""`python -m shoal_cli` is `shoal`."""
+
+from shoal_cli import main
+
+main()

@@ -1,0 +1,75 @@
+"""The command tree. Each command is a module; it is imported when this one is, what it needs when
+it runs.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from shoal_cli.commands import copy, inspect, partition, plan, processes, run, version
+from shoal_cli.commands.failures import INTERRUPTED, print_failure
+from shoal_cli.commands.options import help_of
+
+EPILOG = (
+    "A first run:  shoal run model.onnx --inputs in --outputs out --devices 3 --budget 64Mi\n\n"
+    "Completion:   shoal --install-completion"
+)
+
+app = typer.Typer(
+    name="shoal",
+    help="Run neural networks that fit on no single device: cut, placed and streamed over many.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_RAW = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def _add(command: Callable[..., None], **settings: Any) -> None:
+    app.command(command.__name__, help=help_of(command), **settings)(command)
+
+
+_add(run.run, no_args_is_help=True, epilog=run.EPILOG)
+_add(partition.partition, no_args_is_help=True, epilog=partition.EPILOG)
+_add(plan.plan, no_args_is_help=True, epilog=plan.EPILOG)
+_add(inspect.inspect, no_args_is_help=True, epilog=inspect.EPILOG)
+_add(copy.copy, no_args_is_help=True, epilog=copy.EPILOG)
+for process in (processes.agent, processes.coordinator, processes.operator):
+    _add(process, context_settings=_RAW, add_help_option=False)
+_add(version.version)
+
+_debug = False
+
+
+@app.callback()
+def options(
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", help="Show tracebacks instead of short errors.", envvar="SHOAL_DEBUG"
+        ),
+    ] = False,
+) -> None:
+    """What holds for every command."""
+    global _debug  # noqa: PLW0603 - one process, one command line
+    _debug = debug
+
+
+def run_app(arguments: Sequence[str]) -> int:
+    """Run a command line; the exit status. The one place where errors become text."""
+    try:
+        app(list(arguments), prog_name="shoal")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        status = None if _debug else print_failure(error)
+        if status is None:
+            raise
+        return status
+    return 0

@@ -1,0 +1,70 @@
+"""`shoal copy`."""
+
+import asyncio
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from shoal_cli.commands import options
+from shoal_protocol.units import format_bytes
+
+if TYPE_CHECKING:
+    from shoal_cli.transfer.addresses import Access
+    from shoal_cli.transfer.copying import Copied
+
+EPILOG: Final = (
+    "[bold]Examples[/bold]\n\n"
+    "Inputs of a job to its coordinator:  "
+    "shoal copy s3://lines/in coordinator://shelf:7400/jobs/ocr/in\n\n"
+    "Results back to a claim:  "
+    "shoal copy coordinator://shelf:7400/jobs/ocr/out pvc://lines/out --volume lines=/mnt/lines\n\n"
+    "[bold]Exit status[/bold]\n\n"
+    "0: every file stands. 1: a network or a disk failed; run it again, and it goes on. 2: what "
+    "was asked for cannot be."
+)
+
+
+def copy(
+    source: options.CopySource,
+    target: options.CopyTarget,
+    volume: options.Volumes = None,
+    tls_ca: options.TlsCa = None,
+    tls_certificate: options.TlsCertificate = None,
+    tls_key: options.TlsKey = None,
+    insecure: options.Insecure = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Copy the files of a folder: inputs to a coordinator, results from it, or between stores.
+
+    Files pass through in pieces. A file is seen at the target when it is whole; one that stands
+    with the same size and checksum is left alone. Sub-folders, and files that begin with a dot, are
+    not copied. Credentials are those of `shoal inspect`.
+    """
+    from shoal_cli.transfer.addresses import Access
+
+    access = Access(
+        volumes=options.parse_volumes(volume),
+        credentials=options.credentials(tls_ca, tls_certificate, tls_key),
+        insecure=insecure,
+    )
+    copied = asyncio.run(_copy(source, target, access))
+    text = f"{copied.files} files, {format_bytes(copied.bytes)}; {copied.skipped} stood already"
+    typer.echo(json.dumps(asdict(copied)) if as_json else text)
+
+
+async def _copy(source_uri: str, target_uri: str, access: "Access") -> "Copied":
+    from shoal_cli.commands.carrying import Lines
+    from shoal_cli.transfer import copying
+
+    source = access.source(source_uri)
+    try:
+        target = access.target(target_uri)
+        try:
+            lines = Lines("copying")
+            return await copying.copy(source, target, lines.show)
+        finally:
+            await target.close()
+    finally:
+        await source.close()

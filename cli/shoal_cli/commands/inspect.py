@@ -1,0 +1,73 @@
+"""`shoal inspect`."""
+
+import json
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from shoal_cli.commands import options
+
+if TYPE_CHECKING:
+    from shoal_planner.profile import Profile
+
+EPILOG: Final = (
+    "[bold]Examples[/bold]\n\n"
+    "What a model is and takes:  shoal inspect s3://models/rec.onnx\n\n"
+    "With a size for its dynamic axes:  shoal inspect model.onnx --shape x=1,3,48,320\n\n"
+    "[bold]Exit status[/bold]\n\n"
+    "0: it is sound. 1: it could not be fetched, which may pass. 2: it is refused, or not there."
+)
+
+
+def inspect(
+    model: options.ModelAddress,
+    digest: options.Digest = None,
+    shape: options.Shapes = None,
+    volume: options.Volumes = None,
+    cache: options.ModelCache = None,
+    max_download: options.MaxDownload = "64Gi",
+    as_json: options.AsJson = False,
+) -> None:
+    """Fetch a model, check that it is sound, and print what it is: inputs, outputs, size, cost.
+
+    `s3://` is opened with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and
+    AWS_ENDPOINT_URL; `https://` with HTTP_BEARER_TOKEN, or HTTP_USERNAME and HTTP_PASSWORD;
+    `oci://` with OCI_USERNAME and OCI_PASSWORD, or DOCKER_CONFIG.
+    """
+    from shoal_cli.commands.carrying import fetch_model
+    from shoal_cli.transfer.addresses import Access
+    from shoal_compiler.errors import ModelRefused
+    from shoal_compiler.profile import profile_model
+    from shoal_compiler.safety import check_model_file
+
+    wanted = options.parse_digest(digest)
+    shapes = options.parse_shapes(shape)
+    access = Access(volumes=options.parse_volumes(volume))
+    limit = options.parse_size(max_download, "--max-download")
+    path = fetch_model(model, access, wanted, cache, limit)
+    check_model_file(path)
+    profile = profile_model(path, shapes or None)
+    if wanted is not None and profile.digest != wanted:
+        raise ModelRefused(f"is {profile.digest}, not {wanted} as it should be", path=path)
+    if as_json:
+        typer.echo(json.dumps(found_json(profile)))
+        return
+    from rich.console import Console
+
+    from shoal_cli.commands.tables import inspection_table
+
+    Console().print(inspection_table(path.name, profile))
+
+
+def found_json(profile: "Profile") -> dict[str, object]:
+    """What a worker answers about a model; tensors as in `partition.json`."""
+    from shoal_protocol.partition import spec_value
+
+    return {
+        "digest": profile.digest,
+        "size_bytes": profile.size_bytes,
+        "opset": profile.opset,
+        "parameters": profile.parameters,
+        "inputs": [spec_value(each) for each in profile.inputs],
+        "outputs": [spec_value(each) for each in profile.outputs],
+    }

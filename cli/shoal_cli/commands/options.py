@@ -1,0 +1,409 @@
+"""Every option and argument of `shoal`, declared once: its type, its help, its bounds.
+
+A command names these types in its signature (`volume: options.Volumes = None`), so the signature
+says what the command takes and with which default, and this module says what each of them means.
+Below them is what several commands do with what they were given.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from inspect import getdoc
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from shoal_cli.local import cgroups
+from shoal_protocol import choices
+from shoal_protocol.units import parse_bytes
+
+if TYPE_CHECKING:
+    from shoal_cli.local.manifests import Manifests
+    from shoal_protocol.channels import Credentials
+
+_BARE: Final = "A bare model"
+_HOW: Final = "How to run"
+_SHOW: Final = "What to show"
+SECURITY: Final = "Security"
+TASK_SECONDS_HELP: Final = (
+    "The longest that one task may take on a device, its wait for another one there included."
+)
+
+
+class LogLevel(StrEnum):
+    """What `--log-level` takes."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class ProgressKind(StrEnum):
+    """What `--progress` takes."""
+
+    AUTO = "auto"
+    RICH = "rich"
+    PLAIN = "plain"
+
+
+# ---- several commands ----------------------------------------------------------------------------
+
+Volumes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--volume",
+        metavar="CLAIM=DIR",
+        help="The folder that pvc://CLAIM/... stands for. Repeatable. "
+        "[dim]Default: CLAIM/ beside the manifest[/dim]",
+    ),
+]
+
+# ---- shoal run -----------------------------------------------------------------------------------
+
+RunFiles = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        help="Manifests, or folders of manifests ([bold]-[/bold]: standard input), or one "
+        "[bold].onnx[/bold] file.",
+        show_default=False,
+    ),
+]
+Inputs = Annotated[
+    Path | None, typer.Option(help="Folder of .npz and .npy files.", rich_help_panel=_BARE)
+]
+Outputs = Annotated[
+    Path | None, typer.Option(help="Folder for the results.", rich_help_panel=_BARE)
+]
+Devices = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=64,
+        help="How many devices to pretend. [dim]Default: 3[/dim]",
+        rich_help_panel=_BARE,
+    ),
+]
+Budgets = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Each device's memory above its idle floor; given several times, one device each. "
+        "[dim]Default: 64Mi[/dim]",
+        rich_help_panel=_BARE,
+    ),
+]
+Fragments = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=256,
+        help="How many fragments. [dim]Default: as few as fit[/dim]",
+        rich_help_panel=_BARE,
+    ),
+]
+Mode = Annotated[
+    choices.Mode | None,
+    typer.Option(
+        case_sensitive=False,
+        help="Whether an item waits for its own predecessors only, or for whole stages.",
+        rich_help_panel=_BARE,
+    ),
+]
+Policy = Annotated[
+    choices.Policy | None,
+    typer.Option(
+        case_sensitive=False,
+        help="How devices that suit a task equally well are ranked.",
+        rich_help_panel=_BARE,
+    ),
+]
+Residency = Annotated[
+    choices.Residency | None,
+    typer.Option(
+        case_sensitive=False,
+        help="As many fragments on a device as its budget takes, or one at a time.",
+        rich_help_panel=_BARE,
+    ),
+]
+Enforce = Annotated[
+    cgroups.Enforce,
+    typer.Option(
+        help="Hold each agent to floor + budget with a cgroup: where possible, in any case, "
+        "or only measure.",
+        rich_help_panel=_HOW,
+    ),
+]
+RelayAlways = Annotated[
+    bool,
+    typer.Option(
+        "--relay",
+        help="Send activations through the coordinator, not from agent to agent.",
+        rich_help_panel=_HOW,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Threads of ONNX Runtime per agent. [dim]Default: the device's share of the "
+        "processors[/dim]",
+        rich_help_panel=_HOW,
+    ),
+]
+TaskSeconds = Annotated[
+    float,
+    typer.Option(min=0.1, help=TASK_SECONDS_HELP, rich_help_panel=_HOW),
+]
+RunWork = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for fragments, caches and logs. [dim]Default: one under the user's cache "
+        "folder for these files, so that a second run is warm[/dim]",
+        rich_help_panel=_HOW,
+    ),
+]
+Keep = Annotated[
+    bool,
+    typer.Option(
+        "--keep/--no-keep",
+        help="Leave fragments and caches for the next run, or remove them at the end.",
+        rich_help_panel=_HOW,
+    ),
+]
+RunLogLevel = Annotated[
+    LogLevel, typer.Option(help="Of the logs in the work folder.", rich_help_panel=_HOW)
+]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="Compare every result with the whole model's in ONNX Runtime, run in a process of "
+        "its own.",
+        rich_help_panel=_SHOW,
+    ),
+]
+Tolerance = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        help="Largest difference that --verify accepts: |difference| / (1 + |whole model's|).",
+        rich_help_panel=_SHOW,
+    ),
+]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write what the summary says as JSON (docs/report.md).",
+        rich_help_panel=_SHOW,
+    ),
+]
+Progress = Annotated[
+    ProgressKind, typer.Option(help="A live picture, or plain lines.", rich_help_panel=_SHOW)
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="No progress and no summary.", rich_help_panel=_SHOW),
+]
+
+# ---- shoal plan ----------------------------------------------------------------------------------
+
+PlanFiles = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="Manifests, or folders of manifests.")
+]
+PlanWork = Annotated[
+    Path | None,
+    typer.Option(help="Folder for fragments. [dim]Default: the one that `shoal run` uses[/dim]"),
+]
+
+# ---- shoal partition -----------------------------------------------------------------------------
+
+ModelAddress = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="An ONNX file, or the address of one: pvc://, s3://, https://, oci://, file://. A "
+        "folder or an artifact has one .onnx file in it.",
+    ),
+]
+Count = Annotated[int | None, typer.Option(min=1, max=256, help="How many fragments.")]
+MaxBytes = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="The most that a fragment may need, such as 16Mi."),
+]
+Cuts = Annotated[
+    str | None, typer.Option(metavar="TENSOR,...", help="Cut where these tensors are made.")
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="INPUT=1,3,48,320",
+        help="The shape of an input with dynamic axes, to reckon with. Repeatable.",
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Keep the fragments here, as a fragment store.")
+]
+
+Digest = Annotated[
+    str | None,
+    typer.Option(
+        metavar="sha256:HEX", help="What the model must be; anything else is refused with status 2."
+    ),
+]
+Document = Annotated[
+    bool,
+    typer.Option(
+        "--document", help="Print the partition document as one line of JSON, at the end."
+    ),
+]
+To = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="Send the fragments to this coordinator, those that it lacks."
+    ),
+]
+
+# ---- shoal copy ----------------------------------------------------------------------------------
+
+CopySource = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A folder, a file, pvc://CLAIM/PATH, s3://BUCKET/PREFIX, https://..., oci://..., or "
+        "coordinator://HOST:PORT/jobs/JOB/out.",
+    ),
+]
+CopyTarget = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A folder, pvc://CLAIM/PATH, s3://BUCKET/PREFIX, or coordinator://HOST:PORT/jobs/JOB/in.",
+    ),
+]
+
+# ---- what is fetched -----------------------------------------------------------------------------
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print what was found as one line of JSON, at the end.")
+]
+ModelCache = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="DIR",
+        help="Where fetched models are kept. [dim]Default: the user's cache folder[/dim]",
+    ),
+]
+MaxDownload = Annotated[
+    str,
+    typer.Option(metavar="SIZE", help="The most that is fetched of one model."),
+]
+
+# ---- who is who ----------------------------------------------------------------------------------
+
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="The authority that all sides trust.", rich_help_panel=SECURITY
+    ),
+]
+TlsCertificate = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="This side's certificate.", rich_help_panel=SECURITY),
+]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The certificate's key.", rich_help_panel=SECURITY),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", help="No TLS; refused for what is not loopback.", rich_help_panel=SECURITY
+    ),
+]
+
+# ---- what commands do with them ------------------------------------------------------------------
+
+
+def help_of(command: Callable[..., object]) -> str:
+    """A command's docstring, each paragraph as one line: the terminal's width breaks it."""
+    text = getdoc(command)
+    assert text is not None, f"{command} says nothing of itself"
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def parse_volumes(texts: list[str] | None) -> dict[str, Path]:
+    """`CLAIM=DIR`, each claim once."""
+    volumes: dict[str, Path] = {}
+    for text in texts or []:
+        claim, separator, folder = text.partition("=")
+        if not (separator and claim and folder):
+            raise typer.BadParameter(f"--volume {text}: write CLAIM=DIR")
+        if claim in volumes:
+            raise typer.BadParameter(f"--volume {claim} is given twice")
+        volumes[claim] = Path(folder)
+    return volumes
+
+
+def parse_size(text: str, option: str) -> int:
+    """A size such as 64Mi, in bytes."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from error
+
+
+def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """`INPUT=1,3,48,320`, each input once."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts or []:
+        name, _, sizes = text.rpartition("=")
+        try:
+            shapes[name] = tuple(int(size) for size in sizes.split(","))
+        except ValueError:
+            raise typer.BadParameter(f"--shape {text}: write INPUT=1,3,48,320") from None
+    return shapes
+
+
+def parse_digest(text: str | None) -> str | None:
+    """`sha256:` and 64 hexadecimal digits."""
+    if text is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", text):
+        raise typer.BadParameter(f"--digest {text}: write sha256: and 64 hexadecimal digits")
+    return text
+
+
+def credentials(
+    ca: Path | None, certificate: Path | None, key: Path | None
+) -> "Credentials | None":
+    """All three files, or none."""
+    from shoal_protocol.channels import Credentials
+
+    if ca is None and certificate is None and key is None:
+        return None
+    if ca is None or certificate is None or key is None:
+        raise typer.BadParameter("--tls-ca, --tls-certificate and --tls-key go together")
+    for file in (ca, certificate, key):
+        if not file.is_file():
+            raise typer.BadParameter(f"{file} is no file")
+    return Credentials(ca=ca, certificate=certificate, key=key)
+
+
+def is_model(files: Sequence[Path]) -> bool:
+    """One ONNX file instead of manifests; a mixture is refused."""
+    models = [file for file in files if file.suffix == ".onnx"]
+    if models and len(files) > 1:
+        raise typer.BadParameter("give one .onnx model, or manifests, not both")
+    return bool(models)
+
+
+def load_files(files: Sequence[Path]) -> "Manifests":
+    """Read manifests; raises `ManifestErrors`."""
+    if is_model(files):
+        raise typer.BadParameter(f"{files[0]} is a model; this command takes manifests")
+    from shoal_cli.local.manifests import load_manifests
+
+    return load_manifests(files)

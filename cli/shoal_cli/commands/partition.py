@@ -1,0 +1,129 @@
+"""`shoal partition`."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from shoal_cli.commands import options
+from shoal_protocol.units import format_bytes
+
+if TYPE_CHECKING:
+    from shoal_cli.local.orders import CutOrder
+    from shoal_cli.transfer.addresses import Access
+    from shoal_protocol.partition import PartitionDocument
+
+EPILOG: Final = (
+    "[bold]Examples[/bold]\n\n"
+    "Three fragments, as even as the graph allows:  shoal partition model.onnx --fragments 3\n\n"
+    "As few as possible, none over a size:  shoal partition model.onnx --max-bytes 16Mi\n\n"
+    "At tensors that you name, kept in a folder:  "
+    "shoal partition model.onnx --cuts layer2,layer3 --out store\n\n"
+    "To a pool:  shoal partition s3://models/rec.onnx --max-bytes 16Mi --to shelf:7400"
+)
+
+
+def partition(
+    model: options.ModelAddress,
+    fragments: options.Count = None,
+    max_bytes: options.MaxBytes = None,
+    cuts: options.Cuts = None,
+    shape: options.Shapes = None,
+    digest: options.Digest = None,
+    volume: options.Volumes = None,
+    cache: options.ModelCache = None,
+    max_download: options.MaxDownload = "64Gi",
+    out: options.Out = None,
+    document: options.Document = False,
+    to: options.To = None,
+    tls_ca: options.TlsCa = None,
+    tls_certificate: options.TlsCertificate = None,
+    tls_key: options.TlsKey = None,
+    insecure: options.Insecure = False,
+) -> None:
+    """Cut a model into fragments and print what they are: nodes, weights, memory, boundaries.
+
+    The same model and the same cuts make the same fragments, wherever that is done.
+    """
+    from shoal_cli.commands.carrying import fetch_model
+    from shoal_cli.local.orders import CutOrder
+    from shoal_cli.transfer.addresses import Access
+
+    if sum(given is not None for given in (fragments, max_bytes, cuts)) != 1:
+        raise typer.BadParameter("give one of --fragments, --max-bytes and --cuts")
+    wanted = options.parse_digest(digest)
+    shapes = options.parse_shapes(shape)
+    size = None if max_bytes is None else options.parse_size(max_bytes, "--max-bytes")
+    access = Access(
+        volumes=options.parse_volumes(volume),
+        credentials=options.credentials(tls_ca, tls_certificate, tls_key),
+        insecure=insecure,
+    )
+    limit = options.parse_size(max_download, "--max-download")
+    path = fetch_model(model, access, wanted, cache, limit)
+    order = CutOrder(
+        name=path.stem,
+        model=path.stem,
+        path=path,
+        digest=wanted,
+        shapes=shapes,
+        sample=None,
+        fragments=fragments,
+        max_bytes=size,
+        tensors=tuple(cuts.split(",")) if cuts else (),
+        budgets=(),
+    )
+    with tempfile.TemporaryDirectory(prefix="shoal-partition-") as folder:
+        kept = out is not None or to is not None
+        made = _cut(order, out or Path(folder), access, to=to, as_document=document, kept=kept)
+    if out is not None and not document:
+        typer.echo(f"kept in {made}")
+
+
+def _cut(
+    order: "CutOrder",
+    store: Path,
+    access: "Access",
+    *,
+    to: str | None,
+    as_document: bool,
+    kept: bool,
+) -> Path:
+    """Cut into a store, deliver from there, and print what was made; the document's path. What is
+    not `kept` is not written at all."""
+    from shoal_cli.local.preparation import prepare
+
+    prepared = asyncio.run(prepare(order, store, lambda done, total: None, fragments=kept))
+    said = "" if to is None else asyncio.run(_deliver(prepared.document, store, to, access))
+    if as_document:
+        # As it was written, in one line: what a worker's log is read for.
+        typer.echo(prepared.path.read_text().strip())
+        return prepared.path
+    from shoal_cli.commands.tables import output, partition_table
+
+    output().print(partition_table(prepared.document))
+    if said:
+        typer.echo(said)
+    return prepared.path
+
+
+async def _deliver(document: "PartitionDocument", store: Path, to: str, access: "Access") -> str:
+    """Send what the coordinator lacks; what that came to."""
+    from shoal_cli.commands.carrying import Lines
+    from shoal_cli.transfer.coordinators import Delivery
+    from shoal_protocol.fragment_store import FragmentStore
+
+    digests = [fragment.digest for fragment in document.fragments]
+    sizes = FragmentStore(store)
+    lines = Lines("sending", sum(sizes.size_bytes(each) for each in dict.fromkeys(digests)))
+    client = access.coordinator(to)
+    try:
+        delivered = await Delivery(store, client).deliver(digests, lines.add)
+    finally:
+        await client.close()
+    return (
+        f"{delivered.fragments} fragments stand at {to}; {delivered.sent_fragments} were sent, "
+        f"{format_bytes(delivered.sent_bytes)}"
+    )

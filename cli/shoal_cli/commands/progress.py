@@ -1,0 +1,205 @@
+"""What a run shows while it goes: a live picture on a terminal, plain lines elsewhere.
+
+Both are `Observer`s. The live picture has one table per job (stages with their queues), one of
+devices (residency against budget), and a bar of items with throughput and the time left. Plain
+lines come every `PLAIN_SECONDS`, one per job, so that a log stays readable.
+"""
+
+import sys
+import time
+from typing import Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from shoal_cli.commands.tables import format_seconds
+from shoal_cli.local.observer import Observer, Snapshot
+from shoal_protocol.units import format_bytes
+from shoal_protocol.v1 import coordinator_pb2 as pb
+
+PLAIN_SECONDS: Final = 5.0
+_BAR_WIDTH: Final = 24
+
+
+def choose_progress(kind: str, *, quiet: bool, console: Console) -> Observer:
+    """The observer for `--progress` and `--quiet`."""
+    if quiet:
+        return SilentProgress()
+    if kind == "rich" or (kind == "auto" and console.is_terminal):
+        return LiveProgress(console)
+    return PlainProgress()
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def phase(self, text: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def cutting(self, partition: str, done: int, total: int) -> None: ...
+
+    def verifying(self, job: str, done: int, total: int) -> None: ...
+
+    def running(self, snapshot: Snapshot) -> None: ...
+
+    def ended(self) -> None: ...
+
+
+class PlainProgress:
+    """Lines on stderr; standard output is for the summary."""
+
+    def __init__(self) -> None:
+        self._shown = time.monotonic()
+
+    def phase(self, text: str) -> None:
+        self._print(text)
+
+    def note(self, text: str) -> None:
+        self._print(f"! {text}")
+
+    def cutting(self, partition: str, done: int, total: int) -> None:
+        if self._due():
+            self._print(f"{partition}: {done} of {total} fragments written")
+
+    def verifying(self, job: str, done: int, total: int) -> None:
+        if self._due():
+            self._print(f"{job}: {done} of {total} items compared")
+
+    def running(self, snapshot: Snapshot) -> None:
+        if not self._due():
+            return
+        for job in snapshot.jobs:
+            self._print(f"{job.name}: {_job_line(job)}")
+        for device in snapshot.devices:
+            used, budget = format_bytes(device.used_bytes), format_bytes(device.budget_bytes)
+            self._print(f"  {device.name}: {used} of {budget}, {device.queued} queued")
+
+    def ended(self) -> None: ...
+
+    def _due(self) -> bool:
+        now = time.monotonic()
+        if now - self._shown < PLAIN_SECONDS:
+            return False
+        self._shown = now
+        return True
+
+    def _print(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class LiveProgress:
+    """A picture that is drawn anew in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+
+    def phase(self, text: str) -> None:
+        self._show(Text(f"{text} ...", style="dim"))
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(f"! {text}", style="yellow"))
+
+    def cutting(self, partition: str, done: int, total: int) -> None:
+        self._show(_step_bar(f"cutting {partition}", done, total, "fragments"))
+
+    def verifying(self, job: str, done: int, total: int) -> None:
+        self._show(_step_bar(f"verifying {job}", done, total, "items"))
+
+    def running(self, snapshot: Snapshot) -> None:
+        self._show(picture(snapshot))
+
+    def ended(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _show(self, what: RenderableType) -> None:
+        if self._live is None:
+            self._live = Live(what, console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+        else:
+            self._live.update(what)
+
+
+def picture(snapshot: Snapshot) -> RenderableType:
+    """All of a snapshot."""
+    parts: list[RenderableType] = []
+    for job in snapshot.jobs:
+        parts.append(_job_bar(job))
+        parts.append(_stage_table(job))
+    parts.append(_device_table(snapshot))
+    return Group(*parts)
+
+
+def _step_bar(what: str, done: int, total: int, unit: str) -> Table:
+    row = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=max(1, total), completed=done, width=_BAR_WIDTH)
+    row.add_row(what, bar, f"{done}/{total} {unit}")
+    return row
+
+
+def _job_bar(job: pb.JobStatus) -> Table:
+    row = Table.grid(padding=(0, 1))
+    ended = job.succeeded + job.failed
+    bar = ProgressBar(total=max(1, job.items), completed=ended, width=_BAR_WIDTH)
+    row.add_row(Text(job.name, style="bold"), bar, _job_line(job))
+    return row
+
+
+def _job_line(job: pb.JobStatus) -> str:
+    ended = job.succeeded + job.failed
+    parts = [f"{ended}/{job.items} items", f"{job.items_per_second:.3g} items/s"]
+    if job.failed:
+        parts.append(f"{job.failed} failed")
+    if job.retries:
+        parts.append(f"{job.retries} retries")
+    if job.items_per_second > 0 and ended < job.items:
+        parts.append(f"{format_seconds((job.items - ended) / job.items_per_second)} left")
+    return ", ".join(parts)
+
+
+def _stage_table(job: pb.JobStatus) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("stage", justify="right")
+    for heading in ("ready", "running", "finished", "compute"):
+        table.add_column(heading, justify="right", min_width=8)
+    table.add_column("devices")
+    for stage in job.stages:
+        table.add_row(
+            str(stage.index),
+            str(stage.ready),
+            str(stage.running),
+            str(stage.finished),
+            format_seconds(stage.compute_seconds) if stage.compute_seconds else "-",
+            " ".join(stage.devices),
+        )
+    return table
+
+
+def _device_table(snapshot: Snapshot) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("device")
+    table.add_column("memory")
+    for heading in ("now", "peak", "budget", "queued", "died"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("state")
+    for device in snapshot.devices:
+        share = min(device.used_bytes, device.budget_bytes)
+        state = pb.DeviceStatus.State.Name(device.state).lower()
+        table.add_row(
+            device.name,
+            ProgressBar(total=max(1, device.budget_bytes), completed=share, width=_BAR_WIDTH),
+            format_bytes(device.used_bytes),
+            format_bytes(device.peak_bytes),
+            format_bytes(device.budget_bytes),
+            str(device.queued),
+            str(snapshot.restarts.get(device.name, 0)),
+            Text(state, style="green" if state == "ready" else "yellow"),
+        )
+    return table

@@ -1,0 +1,367 @@
+"""What `shoal` prints once: the summary of a run, the table of a partition, as rich renderables."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from shoal_cli.local.report import DeviceReport, JobReport, RunReport, TierHits, Verification
+from shoal_planner.explanation import explain
+from shoal_planner.outcome import Plan
+from shoal_planner.profile import Profile
+from shoal_protocol.partition import MODEL, Fragment, PartitionDocument
+from shoal_protocol.units import format_bytes
+
+FAILURES_SHOWN = 8
+LOG_COLUMNS = 200
+_WIDE: Final = Console(width=1000)  # what a table would take if it could
+
+R = TypeVar("R")
+Columns = Sequence[tuple[str, Callable[[R], str | Text]]]
+
+
+def output() -> Console:
+    """Standard output. A file or a pipe has no width, so there nothing is broken or cut short."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return Console()
+    return Console(width=LOG_COLUMNS)
+
+
+def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True) -> None:
+    """What the run did: jobs, devices, how budgets were held, verification; where the logs are,
+    if something failed and they stay.
+    """
+    begun = any(job.items for job in report.jobs)
+    if begun:
+        console.print(titled("Jobs", job_table(report.jobs, console.width)))
+        console.print()
+    failures = [line for job in report.jobs for line in _failure_lines(job)]
+    for line in failures:
+        console.print(line, highlight=False)
+    if failures and begun:
+        console.print()
+    if begun and report.devices:
+        console.print(titled("Devices", device_table(report.devices, console.width)))
+        console.print(_enforcement_line(report), highlight=False)
+        for device in report.devices:
+            if not device.within_budget:
+                console.print(Text(over_budget_line(device), style="bold red"))
+    for job in report.jobs:
+        _print_verification(console, job, report.devices)
+    if begun and logs_stay and not (report.succeeded or report.interrupted):
+        text = f"logs of the coordinator and of each device: {Path(report.work) / 'logs'}"
+        console.print(Text(text), soft_wrap=True)
+
+
+def _print_verification(console: Console, job: JobReport, devices: Sequence[DeviceReport]) -> None:
+    if job.verification_error:
+        text = f"{job.name}: not verified: {job.verification_error}"
+        console.print(Text(text, style="bold red"))
+    if job.verification is not None:
+        console.print(_verification_line(job.verification, devices), highlight=False)
+
+
+def job_table(jobs: Sequence[JobReport], width: int) -> Table:
+    """One row per job; what is nothing for all of them has no column."""
+    columns: list[tuple[str, Callable[[JobReport], str | Text]]] = [
+        ("items", lambda job: f"{job.succeeded}/{job.items}"),
+    ]
+    if any(job.resumed for job in jobs):
+        columns.append(("before", lambda job: str(job.resumed)))
+    if any(job.failed for job in jobs):
+        columns.append(("failed", lambda job: str(job.failed)))
+    if any(job.retries for job in jobs):
+        columns.append(("retries", lambda job: str(job.retries)))
+    columns += [
+        ("items/s", lambda job: f"{job.items_per_second:.3g}" if job.items_per_second else "-"),
+        ("p50", lambda job: _latency(job.latency.p50_seconds)),
+        ("p90", lambda job: _latency(job.latency.p90_seconds)),
+        ("p99", lambda job: _latency(job.latency.p99_seconds)),
+    ]
+    names: list[tuple[str, Callable[[JobReport], str | Text]]] = [
+        ("job", lambda job: job.name),
+        ("state", lambda job: Text(job.state, style="green" if job.complete else "red")),
+    ]
+    return _fitting(jobs, names, columns, width, spare=("p90", "p99", "before", "retries"))
+
+
+def device_table(devices: Sequence[DeviceReport], width: int) -> Table:
+    """One row per device: memory against budget, work, bytes."""
+    columns: list[tuple[str, Callable[[DeviceReport], str | Text]]] = [
+        ("floor", lambda device: format_bytes(device.floor_bytes)),
+        ("peak of budget", _peak),
+        ("loads", lambda device: str(device.loads)),
+    ]
+    if any(device.evictions for device in devices):
+        columns.append(("evicted", lambda device: str(device.evictions)))
+    columns += [
+        ("tiers 1-4", lambda device: format_tiers(device.tier_hits)),
+        ("moved", lambda device: format_bytes(device.sent_bytes + device.received_bytes)),
+        ("fetched", lambda device: format_bytes(device.fetched_bytes)),
+    ]
+    if any(device.restarts for device in devices):
+        columns.append(("died", lambda device: str(device.restarts)))
+    names: list[tuple[str, Callable[[DeviceReport], str | Text]]] = [
+        ("device", lambda device: device.name),
+        ("has", _fragments),
+    ]
+    spare = ("fetched", "moved", "floor", "tiers 1-4", "loads", "evicted")
+    return _fitting(devices, names, columns, width, spare=spare)
+
+
+def _fitting(
+    rows: Sequence[R], names: Columns[R], numbers: Columns[R], width: int, *, spare: Sequence[str]
+) -> Table:
+    """A table with as many columns as the width takes; those to `spare` go first, in order.
+
+    So a narrow terminal shows less, but no number without its end; the report has everything.
+    """
+    left = list(numbers)
+    for heading in (*spare, ""):
+        table = _table()
+        for name, _ in names:
+            table.add_column(name, overflow="fold")
+        for number, _ in left:
+            table.add_column(number, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(show(row) for _, show in (*names, *left)))
+        if Measurement.get(_WIDE, _WIDE.options, table).maximum <= width:
+            break
+        left = [column for column in left if column[0] != heading]
+    return table
+
+
+def _latency(seconds: float) -> str:
+    """`12.3 ms`; `-` where no item ran in this run."""
+    return format_seconds(seconds) if seconds else "-"
+
+
+def _peak(device: DeviceReport) -> Text:
+    """`20.1 of 24 MiB, 84 %`"""
+    share = device.peak_bytes_above_floor / device.budget_bytes if device.budget_bytes else 0.0
+    peak, budget = format_bytes(device.peak_bytes_above_floor), format_bytes(device.budget_bytes)
+    if peak.split()[1] == budget.split()[1]:
+        peak = peak.split()[0]
+    style = "green" if device.within_budget else "bold red"
+    return Text(f"{peak} of {budget} {share:.0%}", style=style)
+
+
+def partition_table(partition: PartitionDocument) -> RenderableType:
+    """One row per fragment, then what crosses each boundary, then the balance."""
+    title = f"{len(partition.fragments)} fragments of {partition.model_digest[:19]}"
+    fragments = _table()
+    fragments.add_column("#", justify="right")
+    for heading in ("nodes", "weights", "resident", "FLOPs"):
+        fragments.add_column(heading, justify="right")
+    fragments.add_column("digest")
+    for fragment in partition.fragments:
+        fragments.add_row(
+            str(fragment.index),
+            str(fragment.nodes),
+            format_bytes(fragment.weight_bytes),
+            format_bytes(fragment.resident_bytes),
+            format_count(fragment.flops),
+            fragment.digest[:19],
+        )
+    boundaries = _table()
+    for heading in ("from", "to"):
+        boundaries.add_column(heading)
+    boundaries.add_column("bytes per item", justify="right")
+    boundaries.add_column("tensors", overflow="ellipsis", max_width=60, no_wrap=True)
+    for edge in partition.edges:
+        size = "unknown" if edge.bytes_per_item is None else format_bytes(edge.bytes_per_item)
+        boundaries.add_row(
+            "inputs" if edge.producer == MODEL else str(edge.producer),
+            "outputs" if edge.consumer == MODEL else str(edge.consumer),
+            size,
+            ", ".join(edge.tensors),
+        )
+    balance = Text(balance_line(partition.fragments))
+    crossing = titled("Boundaries", boundaries)
+    return Group(titled(title, fragments), Text(), crossing, Text(), balance)
+
+
+def inspection_table(name: str, profile: Profile) -> RenderableType:
+    """What a model is, and what it takes and gives."""
+    facts = _table()
+    facts.add_column("")
+    facts.add_column("")
+    for label, value in (
+        ("digest", profile.digest),
+        ("size", format_bytes(profile.size_bytes)),
+        ("parameters", format_count(profile.parameters)),
+        ("opset", str(profile.opset)),
+        ("nodes", str(len(profile.nodes))),
+        ("FLOPs per item", format_count(profile.flops)),
+    ):
+        facts.add_row(label, value)
+    tensors = _table()
+    for heading in ("", "name", "type", "shape"):
+        tensors.add_column(heading)
+    for label, specs in (("input", profile.inputs), ("output", profile.outputs)):
+        for spec in specs:
+            axes = ("?" if axis is None else str(axis) for axis in spec.shape or ("...",))
+            tensors.add_row(label, spec.name, spec.dtype, f"[{', '.join(axes)}]")
+    return Group(titled(name, facts), Text(), titled("Tensors", tensors))
+
+
+def plan_table(name: str, plan: Plan) -> RenderableType:
+    """What `explain` says of a plan, under the name of what was planned."""
+    shown: list[RenderableType] = []
+    for explained in explain(plan):
+        table = _table()
+        for heading in explained.headings:
+            is_number = heading in explained.numbers
+            table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number)
+        for row in explained.rows:
+            table.add_row(*row)
+        shown += [Text(), titled(explained.title, table)]
+    return Group(Text(name, style="bold underline"), *shown)
+
+
+def balance_line(fragments: Sequence[Fragment]) -> str:
+    """How even a cut is: the largest fragment against the mean, 1.00 being perfect."""
+    parts = [f"largest fragment {format_bytes(max(f.resident_bytes for f in fragments))} resident"]
+    parts.append(f"weights {_ratio([f.weight_bytes for f in fragments])} of the mean")
+    flops = [f.flops for f in fragments]
+    known = [count for count in flops if count is not None]
+    if len(known) == len(flops):
+        parts.append(f"FLOPs {_ratio(known)} of the mean")
+    return "balance: " + ", ".join(parts)
+
+
+def format_tiers(hits: TierHits) -> str:
+    return f"{hits.resident}/{hits.cached}/{hits.idle}/{hits.evict}"
+
+
+def format_seconds(seconds: float) -> str:
+    """`830 us`, `12.3 ms`, `4.56 s`, `3 min 20 s`."""
+    if seconds >= 100:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.0f} us"
+
+
+def format_count(count: int | None) -> str:
+    """`1.23 G`; `unknown` for None."""
+    if count is None:
+        return "unknown"
+    size = float(count)
+    for unit in ("", " k", " M", " G"):
+        if size < 1000:
+            return f"{size:.3g}{unit}"
+        size /= 1000
+    return f"{size:.3g} T"
+
+
+def titled(title: str, table: Table) -> RenderableType:
+    """A title that is broken at the terminal's width; a table's own would be at the table's."""
+    return Group(Text(title, style="bold"), table)
+
+
+def _table() -> Table:
+    return Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+
+
+def _ratio(sizes: Sequence[int]) -> str:
+    mean = sum(sizes) / len(sizes)
+    return f"{max(sizes) / mean:.2f}x" if mean else "1.00x"
+
+
+def _fragments(device: DeviceReport) -> str:
+    """`0-2 5`; one line per partition, with its name where there are several."""
+    partitions: dict[str, list[int]] = {}
+    for held in device.fragments:
+        partitions.setdefault(held.partition, []).append(held.index)
+    if len(partitions) <= 1:
+        return " ".join(_ranges(index) for index in partitions.values()) or "-"
+    return "\n".join(f"{name}: {_ranges(index)}" for name, index in partitions.items())
+
+
+def _ranges(indices: Sequence[int]) -> str:
+    """`0-2 5` for 0, 1, 2, 5."""
+    runs: list[list[int]] = []
+    for index in sorted(indices):
+        if runs and runs[-1][-1] == index - 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return " ".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in runs)
+
+
+def _failure_lines(job: JobReport) -> list[Text]:
+    lines = [Text(f"{job.name}: {_what_failed(job)}", style="red")] if job.message else []
+    for failure in job.failures[:FAILURES_SHOWN]:
+        where = failure.input or f"item {failure.item}"
+        reason = failure.reason.removeprefix(f"{where}: ")
+        lines.append(Text(f"{job.name}: {where}: {reason}", style="red"))
+    if job.failed > FAILURES_SHOWN:
+        lines.append(Text(f"{job.name}: {job.failed - FAILURES_SHOWN} more in failures.json"))
+    return lines
+
+
+def _what_failed(job: JobReport) -> str:
+    if job.reason != "ItemsFailed":
+        return job.message
+    others = f"the results of the other {job.succeeded} are in" if job.succeeded else "see"
+    return f"{job.failed} of {job.items} items failed; {others} {job.outputs}"
+
+
+def _enforcement_line(report: RunReport) -> Text:
+    kills = sum(device.out_of_memory_kills for device in report.devices)
+    if report.enforcement.mode == "none":
+        line = f"budgets: measured only ({report.enforcement.reason})"
+    else:
+        line = f"budgets: enforced by {report.enforcement.mode}, limit = floor + budget"
+        line += f"; {kills} out-of-memory kills"
+    if not all(device.within_budget for device in report.devices):
+        return Text(line, style="red" if kills else "")
+    return Text(f"{line}; every device inside its budget", style="red" if kills else "")
+
+
+def over_budget_line(device: DeviceReport) -> str:
+    """What a device took of what it had, and what to do."""
+    return (
+        f"device {device.name} used {format_bytes(device.peak_bytes_above_floor)} of its "
+        f"{format_bytes(device.budget_bytes)}: OVER BUDGET; give it more memory or cut the model "
+        "into more fragments"
+    )
+
+
+def _verification_line(verification: Verification, devices: Sequence[DeviceReport]) -> Text:
+    whole = format_bytes(verification.peak_bytes)
+    line = (
+        f"verified {verification.items} items against the whole model: largest difference "
+        f"{verification.max_abs_diff:.2g} absolute, {verification.max_rel_diff:.2g} relative; "
+        f"same maxima in {verification.agreements}/{verification.items}"
+    )
+    if verification.reference_items:
+        line += (
+            f"; ONNX Runtime's own rounding (default against unoptimised, "
+            f"{verification.reference_items} items): {verification.reference_abs_diff:.2g} absolute"
+        )
+    if verification.skipped:
+        line += f"; {verification.skipped} failed items skipped"
+    if verification.mismatched:
+        first = verification.worst_item
+        line += f"; {verification.mismatched} items cannot be compared (first: {first})"
+    if not verification.passed:
+        line += f"\nDIFFERENT: more than the tolerance of {verification.tolerance:g}"
+    budgets = [device.budget_bytes for device in devices]
+    if budgets:
+        largest = max(budgets)
+        over = verification.peak_bytes > largest
+        relation = "more than every budget" if over else "within a budget"
+        line += f"\nwhole model in one process: {whole} above its floor, {relation}"
+        line += f" ({format_bytes(largest)})"
+    return Text(line, style="" if verification.passed else "bold red")

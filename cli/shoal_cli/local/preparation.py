@@ -1,0 +1,218 @@
+"""From a model's file to a partition in the store: check, profile, cut. A step (see `steps`).
+
+The fragments of an order are taken as they stand when the order, the model's bytes and the chosen
+cuts are those of last time (`source.json` beside `partition.json`).
+"""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shoal_cli.local.orders import CutOrder
+from shoal_cli.local.steps import Json, Progress, run_step, serve
+from shoal_coordinator.storage.inputs import InputsRefused, InputUnsuitable, scan_inputs
+from shoal_planner.profile import Profile
+from shoal_protocol.durable_files import replace_file
+from shoal_protocol.fragment_store import FragmentStore
+from shoal_protocol.partition import (
+    PartitionDocument,
+    TensorSpec,
+    document_from_json,
+    document_to_json,
+)
+
+_MODULE: Final = "shoal_cli.local.preparation"
+_SAMPLES: Final = 16
+
+
+class PreparationRefused(Exception):
+    """The model cannot be cut as asked; the text says why and what would do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A partition in the store.
+
+    `path` is its `partition.json`; `warm`: it stood there already. `advice`: what to do about it,
+    where a fragment is larger than every budget.
+    """
+
+    document: PartitionDocument
+    path: Path
+    warm: bool
+    advice: str = ""
+
+
+async def prepare(
+    order: CutOrder, store: Path, on_progress: Progress, *, fragments: bool = True
+) -> Prepared:
+    """Cut a model in a process of its own; without `fragments` only `partition.json` is written.
+    Raises `StepRefused` or `StepCrashed`."""
+    request = {**dataclasses.asdict(order), "store": str(store), "keep": fragments}
+    request = {key: str(v) if isinstance(v, Path) else v for key, v in request.items()}
+    result = await run_step("cutting", _MODULE, request, on_progress)
+    path = partition_path(store, order.name)
+    document = document_from_json(path.read_bytes())
+    match result:
+        case {"warm": bool(warm), "advice": str(advice)}:
+            return Prepared(document=document, path=path, warm=warm, advice=advice)
+    raise AssertionError(f"the step answers {result}")
+
+
+def partition_path(store: Path, name: str) -> Path:
+    return store / "partitions" / name / "partition.json"
+
+
+def _work(request: Json, on_progress: Progress) -> Json:
+    values = dict(request)
+    store, keep = Path(str(values.pop("store"))), bool(values.pop("keep"))
+    order = _order_from_json(values)
+    try:
+        return cut_into_store(order, store, on_progress, fragments=keep)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise PreparationRefused(
+            f"{order.name} cannot be cut into {store}: {error.filename}: {error.strerror}"
+        ) from error
+
+
+def _order_from_json(values: Mapping[str, object]) -> CutOrder:
+    match values:
+        case {
+            "name": str(name),
+            "model": str(model),
+            "path": str(path),
+            "digest": str() | None as digest,
+            "shapes": dict(shapes),
+            "sample": str() | None as sample,
+            "fragments": int() | None as fragments,
+            "max_bytes": int() | None as max_bytes,
+            "tensors": list(tensors),
+            "budgets": list(budgets),
+        }:
+            return CutOrder(
+                name=name,
+                model=model,
+                path=Path(path),
+                digest=digest,
+                shapes={key: tuple(shape) for key, shape in shapes.items()},
+                sample=None if sample is None else Path(sample),
+                fragments=fragments,
+                max_bytes=max_bytes,
+                tensors=tuple(tensors),
+                budgets=tuple(budgets),
+            )
+    raise AssertionError(f"not a CutOrder: {values}")
+
+
+def cut_into_store(
+    order: CutOrder, store: Path, on_progress: Progress, *, fragments: bool = True
+) -> Json:
+    """Do what is ordered; `warm` and `advice` of `Prepared`."""
+    from shoal_compiler.cutting import cut_model  # noqa: PLC0415 - needs onnx
+    from shoal_compiler.profile import profile_model  # noqa: PLC0415
+    from shoal_compiler.safety import check_model_file  # noqa: PLC0415
+
+    if order.path.is_dir():
+        raise PreparationRefused(f"Model {order.model}: {order.path} is a folder, not a file")
+    if not order.path.is_file():
+        raise PreparationRefused(f"Model {order.model}: there is no file {order.path}")
+    check_model_file(order.path)
+    profile = profile_model(order.path, order.shapes or None)
+    shapes = dict(order.shapes)
+    if order.sample is not None and any(not _is_fixed(spec, shapes) for spec in profile.inputs):
+        shapes = _sample_shapes(order.sample, profile.inputs) | shapes
+        profile = profile_model(order.path, shapes)
+    if order.digest is not None and order.digest != profile.digest:
+        raise PreparationRefused(
+            f"Model {order.model}: {order.path} is {profile.digest}, not {order.digest} as "
+            "spec.source.digest says; it was changed, or is another file"
+        )
+    cuts = _choose(order, profile)
+    path = partition_path(store, order.name)
+    source = {"model": profile.digest, "cuts": list(cuts), "shapes": shapes, "version": 1}
+    advice = _advice(order, profile, cuts)
+    if _stands(path, FragmentStore(store), source):
+        return {"warm": True, "advice": advice}
+    document = cut_model(order.path, profile, cuts, store if fragments else None, on_progress)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, document_to_json(document).encode())
+    replace_file(path.with_name("source.json"), json.dumps(source).encode())
+    return {"warm": False, "advice": advice}
+
+
+def _choose(order: CutOrder, profile: Profile) -> tuple[int, ...]:
+    """Where to cut. Left to us: as few fragments as fit every device, else as fit the largest."""
+    from shoal_planner.cuts import CutRequest, Refusal, choose_cuts  # noqa: PLC0415
+
+    todo = ""
+    if order.tensors:
+        requests = [CutRequest(tensors=order.tensors)]
+    elif order.fragments is not None or order.max_bytes is not None:
+        requests = [CutRequest(fragments=order.fragments, max_bytes=order.max_bytes)]
+    else:
+        requests = [CutRequest(max_bytes=size) for size in sorted(set(order.budgets))]
+        todo = "; raise the budget"
+    refused: Refusal | None = None
+    for request in requests:
+        cuts = choose_cuts(profile, request)
+        if not isinstance(cuts, Refusal):
+            return cuts
+        refused = cuts
+    assert refused is not None, "there is always a request"
+    raise PreparationRefused(f"{order.name}: {refused.reason}{todo}")
+
+
+def _is_fixed(spec: TensorSpec, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    known = spec.shape is not None and all(isinstance(size, int) for size in spec.shape)
+    return known or spec.name in shapes
+
+
+def _sample_shapes(folder: Path, specs: tuple[TensorSpec, ...]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the first item that can be read; none if there is none: the job itself will say
+    why.
+    """
+    try:
+        inputs = scan_inputs(folder, specs)
+    except InputsRefused:
+        return {}
+    for item in range(min(len(inputs), _SAMPLES)):
+        with contextlib.suppress(InputUnsuitable):
+            return {name: array.shape for name, array in inputs.read(item).items()}
+    return {}
+
+
+def _advice(order: CutOrder, profile: Profile, cuts: tuple[int, ...]) -> str:
+    """Where a fragment fits no budget: what would."""
+    from shoal_planner.advice import finer, in_words  # noqa: PLC0415
+
+    most = max(order.budgets, default=0)
+    found = finer(profile, cuts, most) if most else None
+    return "" if found is None else in_words(found)
+
+
+def _stands(path: Path, store: FragmentStore, source: Mapping[str, object]) -> bool:
+    """Whether these very fragments are in the store. They are read: a fragment that is damaged
+    there would be refused by every device, again and again."""
+    try:
+        if json.loads(path.with_name("source.json").read_bytes()) != json.loads(json.dumps(source)):
+            return False
+        document = document_from_json(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return all(store.is_sound(fragment.digest) for fragment in document.fragments)
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    from shoal_compiler.errors import ModelRefused  # noqa: PLC0415
+
+    return (ModelRefused, PreparationRefused)
+
+
+if __name__ == "__main__":
+    serve(_work, _refusals())

@@ -1,0 +1,110 @@
+"""Addresses of other machines in local mode: what they name is brought here, results go back.
+
+The manifests are the cluster's, so they may name `s3://`, `https://` and `oci://`. Models are kept
+in the user's cache folder (`transfer.models`), inputs and results in the work folder of the run:
+
+```
+WORK/inputs/JOB/      what the address held when the run began
+WORK/outputs/JOB/     what the run has made, with its journal
+```
+
+After `bring` the manifests name local files only, and everything else in local mode is as it was.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal_api.kinds import InferenceJob, Model
+from shoal_cli.local.manifests import Manifests
+from shoal_cli.transfer.addresses import Access, is_remote
+from shoal_cli.transfer.copying import PAUSE_SECONDS, copy
+from shoal_cli.transfer.folders import FolderSource, FolderTarget
+from shoal_cli.transfer.models import Fetching, default_cache
+from shoal_protocol.units import format_bytes
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """Manifests of local addresses. `results` are the folders that are to be carried, and where
+    to."""
+
+    manifests: Manifests
+    results: tuple[tuple[Path, str], ...] = ()
+
+
+async def bring(
+    manifests: Manifests, work: Path, note: Note, *, pause_seconds: float = PAUSE_SECONDS
+) -> Brought:
+    """Fetch what is far away. Raises `TransferRefused`, `TransferBroken`, `ModelRefused`."""
+    access, results = Access(), []
+    fetching = Fetching(access=access, cache=default_cache(), pause_seconds=pause_seconds)
+    models, jobs = dict(manifests.models), dict(manifests.jobs)
+    for name, model in models.items():
+        source = model.spec.source
+        if is_remote(source.uri):
+            path = await fetching.model(source.uri, source.digest)
+            note(f"Model {name}: {source.uri} is {path}")
+            models[name] = _moved(model, path)
+    for name, job in jobs.items():
+        if job.spec.suspend:
+            continue
+        inputs, outputs = job.spec.inputs.uri, job.spec.outputs.uri
+        if is_remote(outputs):
+            await access.target(outputs).close()  # what cannot be written is better known now
+            results.append((work / "outputs" / name, outputs))
+            outputs = (work / "outputs" / name).absolute().as_uri()
+        if is_remote(inputs):
+            folder = work / "inputs" / name
+            size = await _inputs(access, inputs, folder, pause_seconds)
+            note(f"InferenceJob {name}: {inputs} has {format_bytes(size)}")
+            inputs = folder.absolute().as_uri()
+        jobs[name] = _redirected(job, inputs, outputs)
+    moved = dataclasses.replace(manifests, models=models, jobs=jobs)
+    return Brought(manifests=moved, results=tuple(results))
+
+
+async def deliver(brought: Brought, note: Note, *, pause_seconds: float = PAUSE_SECONDS) -> None:
+    """Carry the results that there are. Raises `TransferRefused`, `TransferBroken`."""
+    for folder, uri in brought.results:
+        source = FolderSource(str(folder), folder)
+        if not folder.is_dir() or not await source.entries():
+            continue  # the run came to nothing, and has said so
+        target = Access().target(uri)
+        try:
+            copied = await copy(source, target, pause_seconds=pause_seconds)
+        finally:
+            await target.close()
+        note(f"{copied.files} files of results are in {uri}")
+
+
+async def _inputs(access: Access, uri: str, folder: Path, pause_seconds: float) -> int:
+    """Have the files of an address in a folder, and no others; their bytes."""
+    source = access.source(uri)
+    try:
+        copied = await copy(source, FolderTarget(str(folder), folder), pause_seconds=pause_seconds)
+        names = {entry.name for entry in await source.entries()}
+    finally:
+        await source.close()
+    for path in folder.iterdir():
+        if path.name not in names:
+            path.unlink()
+    return copied.bytes
+
+
+def _moved(model: Model, path: Path) -> Model:
+    source = dataclasses.replace(model.spec.source, uri=path.absolute().as_uri())
+    return dataclasses.replace(model, spec=dataclasses.replace(model.spec, source=source))
+
+
+def _redirected(job: InferenceJob, inputs: str, outputs: str) -> InferenceJob:
+    spec = job.spec
+    moved = dataclasses.replace(
+        spec,
+        inputs=dataclasses.replace(spec.inputs, uri=inputs),
+        outputs=dataclasses.replace(spec.outputs, uri=outputs),
+    )
+    return dataclasses.replace(job, spec=moved)

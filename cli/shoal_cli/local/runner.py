@@ -1,0 +1,354 @@
+"""`shoal run`: everything from orders to a report, in phases.
+
+1. cut what the orders name (in processes of their own), 2. plan it on the pools, 3. start a
+coordinator and the agents of each pool, each agent in its cgroup, 4. wait for their sessions and
+set the limits, 5. submit and watch, 6. stop everything, 7. verify, 8. report.
+
+The first SIGINT or SIGTERM cancels the jobs and stops everything politely; a second one kills.
+Phase 6 itself is broken off by nothing: a signal that comes while it stops is the first all the
+same, and what it leaves out is the verification. Whatever happens, no process, cgroup or socket is
+left. Results that were written stay, and a later run resumes.
+"""
+
+import asyncio
+import contextlib
+import datetime
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from typing import Final
+
+from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
+from shoal_cli.local.observer import Observer, joined
+from shoal_cli.local.orders import CutOrder, JobOrder, Orders, PlanOrder, local_pool
+from shoal_cli.local.pool import PlannedJob, PoolRun, PoolSettings
+from shoal_cli.local.preparation import Prepared, prepare
+from shoal_cli.local.report import DeviceReport, Enforcement, RunReport, Verification
+from shoal_cli.local.reporting import device_reports, job_report
+from shoal_cli.local.steps import StepCrashed, StepRefused
+from shoal_cli.local.supervisor import Death, Supervisor
+from shoal_cli.local.verification import DEFAULT_TOLERANCE, VerificationRequest, verify
+from shoal_cli.local.workspace import Workspace
+from shoal_coordinator.storage.results import OutputsRefused, check_outputs
+from shoal_planner.outcome import Infeasible, Plan
+from shoal_planner.placement import plan
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class EnforcementImpossible(Exception):
+    """`--enforce cgroup` on a machine that does not allow it."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"budgets cannot be enforced here: {reason}; "
+            "run as a user who may make cgroups, or with --enforce auto to measure only"
+        )
+
+
+class NoPlan(Exception):
+    """A partition fits the pool in no way."""
+
+
+class NoInputs(Exception):
+    """A job's folder of inputs is not there, or has none."""
+
+
+class OutputsUnwritable(Exception):
+    """A job's results could not be written."""
+
+
+class Interrupted(Exception):
+    """Ended by a signal before anything ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How to run. `relay`: activations go through the coordinator, never from agent to agent."""
+
+    enforce: Enforce = Enforce.AUTO
+    relay: bool = False
+    verify: bool = False
+    tolerance: float = DEFAULT_TOLERANCE
+    threads: int | None = None
+    task_seconds: float = 540.0
+    log_level: str = "info"
+
+
+async def run_orders(
+    orders: Orders, workspace: Workspace, options: RunOptions, observer: Observer
+) -> RunReport:
+    """Do what is ordered. Raises what cannot be done at all; failed items are in the report."""
+    run = _Run(workspace, options, observer)
+    try:
+        return await run.run(orders)
+    finally:
+        observer.ended()
+
+
+async def prepare_all(
+    orders: Sequence[CutOrder], workspace: Workspace, observer: Observer
+) -> dict[str, Prepared]:
+    """Cut every model that the orders name, each partition once."""
+    prepared: dict[str, Prepared] = {}
+    for order in orders:
+        if order.name in prepared:
+            continue
+        observer.phase(f"checking and cutting {order.model} ({order.path.name})")
+        tell = partial(observer.cutting, order.name)
+        prepared[order.name] = await prepare(order, workspace.store, tell)
+    return prepared
+
+
+def plan_on_pool(order: PlanOrder, prepared: Prepared) -> Plan:
+    """The placement of a partition; raises `NoPlan`."""
+    found = plan(prepared.document, local_pool(order.pool.spec), order.objective, pins=order.pins)
+    if isinstance(found, Infeasible):
+        raise NoPlan(found.message(order.cut.name, prepared.advice))
+    return found
+
+
+def _check_folders(order: JobOrder) -> None:
+    """What would end the job at once is said before anything is cut or started."""
+    job, folder = order.name, order.inputs
+    if folder.is_file():
+        raise NoInputs(f"job {job}: {folder} is a file; inputs are a folder of .npz and .npy files")
+    if not folder.is_dir():
+        raise NoInputs(f"job {job}: there is no folder of inputs {folder}")
+    if not any(path.suffix in {".npz", ".npy"} for path in folder.iterdir()):
+        raise NoInputs(f"job {job}: the folder of inputs {folder} has no .npz or .npy file")
+    try:
+        check_outputs(order.outputs, job)
+    except OutputsRefused as error:
+        raise OutputsUnwritable(f"job {job}: {error}") from error
+
+
+class _Run:
+    """One run; its phases share what is here."""
+
+    def __init__(self, workspace: Workspace, options: RunOptions, observer: Observer) -> None:
+        self._workspace = workspace
+        self._options = options
+        self._observer = observer
+        self._supervisor = Supervisor(self._on_death)
+        self._pools: list[PoolRun] = []
+        self._devices: list[DeviceReport] = []
+        self._enforcement = Enforcement(mode="none", reason="asked for with --enforce none")
+        self._interrupted = False
+        self._stopping = False
+        self._started = time.monotonic()
+        self._start_time = datetime.datetime.now(datetime.UTC)
+
+    async def run(self, orders: Orders) -> RunReport:
+        jobs: list[PlannedJob] = []
+        verified: dict[str, Verification | str] = {}
+        with self._interruptible():
+            try:
+                jobs = await self._plan_jobs(orders)
+                await self._run_pools(jobs)
+                if self._options.verify and not self._interrupted:
+                    verified = await self._verify(jobs)
+            except asyncio.CancelledError:
+                if not self._interrupted:
+                    raise
+                if not self._pools:
+                    raise Interrupted from None
+        return RunReport(
+            shoal_version=metadata.version("shoal"),
+            started=self._start_time.isoformat(timespec="seconds"),
+            seconds=time.monotonic() - self._started,
+            work=str(self._workspace.root),
+            enforcement=self._enforcement,
+            coordinator_restarts=sum(
+                self._supervisor.restarts(pool.coordinator) for pool in self._pools
+            ),
+            interrupted=self._interrupted,
+            jobs=tuple(
+                job_report(pool, job, verified.get(job.order.name))
+                for pool in self._pools
+                for job in pool.jobs
+            ),
+            devices=tuple(self._devices),
+        )
+
+    async def _plan_jobs(self, orders: Orders) -> list[PlannedJob]:
+        """Phases 1 and 2."""
+        for order in orders.jobs:
+            _check_folders(order)
+        cuts = [order.plan.cut for order in orders.jobs]
+        prepared = await prepare_all(cuts, self._workspace, self._observer)
+        jobs = []
+        for order in orders.jobs:
+            partition = prepared[order.plan.cut.name]
+            found = plan_on_pool(order.plan, partition)
+            jobs.append(PlannedJob(order=order, prepared=partition, homes=found.homes()))
+        return jobs
+
+    async def _run_pools(self, jobs: Sequence[PlannedJob]) -> None:
+        """Phases 3 to 6. Whatever happens, the processes and cgroups are gone afterwards."""
+        groups = self._open_groups()
+        try:
+            self._pools = self._make_pools(jobs, groups)
+            self._note_unlimited_processors(groups)
+            self._observer.phase(
+                f"starting {sum(len(pool.devices) for pool in self._pools)} agents"
+            )
+            work = asyncio.ensure_future(self._drive())
+            failure = asyncio.ensure_future(self._supervisor.wait_for_failure())
+            try:
+                await asyncio.wait({work, failure}, return_when=asyncio.FIRST_COMPLETED)
+                if failure.done():
+                    failure.result()
+                work.result()
+            finally:
+                for task in (work, failure):
+                    task.cancel()
+                await asyncio.gather(work, failure, return_exceptions=True)
+        finally:
+            await self._stop(groups)
+
+    async def _drive(self) -> None:
+        for pool in self._pools:
+            await pool.start()
+        notes = self._observer.note
+        await asyncio.gather(*(pool.wait_for_sessions(notes) for pool in self._pools))
+        missing = [
+            d.name for pool in self._pools for d in pool.devices if d.name not in pool.limits
+        ]
+        if self._options.enforce is Enforce.CGROUP and missing:
+            raise EnforcementImpossible(f"no limit could be set for {', '.join(missing)}")
+        self._observer.phase("running")
+        await asyncio.gather(*(pool.watch.run(self._on_snapshot) for pool in self._pools))
+
+    def _open_groups(self) -> RunGroups | None:
+        """What the machine allows and the user wants; `EnforcementImpossible` if these disagree."""
+        if self._options.enforce is Enforce.NONE:
+            self._enforcement = Enforcement(mode="none", reason="asked for with --enforce none")
+            return None
+        groups = open_groups(self._workspace.run)
+        if isinstance(groups, Unavailable):
+            if self._options.enforce is Enforce.CGROUP:
+                raise EnforcementImpossible(groups.reason)
+            self._enforcement = Enforcement(mode="none", reason=groups.reason)
+            return None
+        self._enforcement = Enforcement(mode=f"cgroup v{groups.hierarchy.version}", reason="")
+        return groups
+
+    def _make_pools(self, jobs: Sequence[PlannedJob], groups: RunGroups | None) -> list[PoolRun]:
+        names = list(dict.fromkeys(job.order.plan.pool.metadata.name for job in jobs))
+        pools = []
+        for name in names:
+            own = [job for job in jobs if job.order.plan.pool.metadata.name == name]
+            settings = PoolSettings(
+                workspace=self._workspace,
+                groups=groups,
+                relay=self._options.relay,
+                threads=self._options.threads,
+                task_seconds=self._options.task_seconds,
+                log_level=self._options.log_level,
+                prefix=f"{name}." if len(names) > 1 else "",
+            )
+            order = own[0].order.plan
+            pools.append(PoolRun(order.pool, order.devices, own, settings, self._supervisor))
+        return pools
+
+    def _note_unlimited_processors(self, groups: RunGroups | None) -> None:
+        if groups is not None and groups.hierarchy.cpu is not None:
+            return
+        named = [d.name for pool in self._pools for d in pool.devices if d.cpus is not None]
+        if named:
+            self._observer.note(
+                f"cpus of {', '.join(named)}: not enforced, there is no cpu cgroup to be had here"
+            )
+
+    async def _stop(self, groups: RunGroups | None) -> None:
+        """Phase 6: what has not ended is cancelled, then every process goes, then the cgroups.
+
+        Each step is taken whatever became of those before it.
+        """
+        self._observer.phase("stopping")
+        self._stopping = True
+        try:
+            async with contextlib.AsyncExitStack() as steps:  # taken in reverse
+                if groups is not None:
+                    steps.callback(groups.remove)
+                for pool in self._pools:
+                    steps.push_async_callback(pool.close)
+                steps.callback(self._take_readings)
+                steps.push_async_callback(self._supervisor.stop)
+                steps.push_async_callback(self._stop_agents)
+                await asyncio.gather(*(pool.watch.cancel("interrupted") for pool in self._pools))
+        finally:
+            self._stopping = False
+
+    async def _stop_agents(self) -> None:
+        """The agents before the coordinators: each sends its last readings before it goes."""
+        agents = [pool.label(device.name) for pool in self._pools for device in pool.devices]
+        await self._supervisor.stop(agents)
+        for pool in self._pools:
+            await pool.watch.last_poll()
+
+    def _take_readings(self) -> None:
+        """Every process has ended, and its cgroup is still there."""
+        for pool in self._pools:
+            self._devices += device_reports(pool, self._restarts(pool))
+
+    async def _verify(self, jobs: Sequence[PlannedJob]) -> dict[str, Verification | str]:
+        """Phase 7, one job after another: each has the machine's memory for itself.
+
+        What cannot be verified is no reason to lose the report: its entry says why.
+        """
+        found: dict[str, Verification | str] = {}
+        for job in jobs:
+            name = job.order.name
+            self._observer.phase(f"verifying {name} against the whole model")
+            request = VerificationRequest(
+                model=job.order.plan.cut.path,
+                partition=job.prepared.path,
+                inputs=job.order.inputs,
+                outputs=job.order.outputs,
+                tolerance=self._options.tolerance,
+            )
+            tell = partial(self._observer.verifying, name)
+            try:
+                found[name] = await verify(request, tell)
+            except (StepRefused, StepCrashed) as error:
+                found[name] = str(error)
+        return found
+
+    def _on_snapshot(self) -> None:
+        self._observer.running(joined([pool.snapshot() for pool in self._pools]))
+
+    def _on_death(self, death: Death) -> None:
+        self._observer.note(f"{death.title} {death.cause}; starting it again")
+
+    def _restarts(self, pool: PoolRun) -> dict[str, int]:
+        names = [device.name for device in pool.devices]
+        return {name: self._supervisor.restarts(pool.label(name)) for name in names}
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """The first signal cancels the run, which then stops politely; the next one kills."""
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+
+        def interrupt() -> None:
+            if self._interrupted:
+                self._supervisor.kill()
+                return
+            self._interrupted = True
+            if not self._stopping:
+                task.cancel()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, interrupt)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)

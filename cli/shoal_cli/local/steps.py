@@ -1,0 +1,139 @@
+"""A step in a process of its own: its memory comes back, and a crash there is an error here.
+
+Cutting a model and running the whole one take much memory, so the runner does neither itself. A
+step is a module with a `main` that calls `serve`: it reads one line of JSON from standard input,
+`{"parent": PID, "request": {...}}`, and writes lines of JSON to standard output: any number of
+`{"progress": [done, total]}`, then `{"result": ...}` or `{"refused": {...}}`. What it writes to
+standard error is kept for the message if it crashes.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from shoal_cli.local.supervisor import session_signal
+
+Json = Mapping[str, object]
+Progress = Callable[[int, int], None]
+
+_PR_SET_PDEATHSIG: Final = 1
+_LINE_BYTES: Final = 64 << 20
+_STOP_SECONDS: Final = 2.0
+
+
+class StepRefused(Exception):
+    """The step says that what it was given cannot be done. `kind` is the class of its exception."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        self.kind = kind
+        super().__init__(message)
+
+
+class StepCrashed(Exception):
+    """The step's process ended without an answer."""
+
+    def __init__(self, step: str, status: int, errors: str) -> None:
+        self.step = step
+        self.status = status
+        cause = (
+            f"was killed by {signal.Signals(-status).name}"
+            if status < 0
+            else f"exited with {status}"
+        )
+        super().__init__(f"{step} {cause}\n{errors}".rstrip())
+
+
+async def run_step(name: str, module: str, request: Json, on_progress: Progress) -> Json:
+    """Run a step; its result. Raises `StepRefused` or `StepCrashed`. Cancelling it ends the
+    process.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=_LINE_BYTES,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    errors = asyncio.create_task(process.stderr.read())
+    try:
+        order = {"parent": os.getpid(), "request": request}
+        process.stdin.write(json.dumps(order).encode())
+        with contextlib.suppress(ConnectionError):
+            await process.stdin.drain()
+        process.stdin.close()
+        answer = await _read_answer(process.stdout, on_progress)
+        status = await process.wait()
+        complaint = (await errors).decode(errors="replace")
+    finally:
+        await _end(process)
+        errors.cancel()
+    match answer:
+        case {"result": dict(result)}:
+            return result
+        case {"refused": {"kind": str(kind), "message": str(message)}}:
+            raise StepRefused(kind, message)
+        case _:
+            raise StepCrashed(name, status, "\n".join(complaint.splitlines()[-8:]))
+
+
+def serve(work: Callable[[Json, Progress], Json], refusals: tuple[type[Exception], ...]) -> None:
+    """The process's side: do the work on the request, write progress and the result.
+
+    Exceptions of `refusals` become `StepRefused` on the other side; any other is a crash.
+    """
+    end_with_parent()
+    # Nothing but answers may go to standard output, whatever libraries print.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(message: Json) -> None:
+        out.write(json.dumps(message) + "\n")
+        out.flush()
+
+    order = json.load(sys.stdin)
+    if os.getppid() != order["parent"]:
+        raise SystemExit("the process that started this one is gone")
+    try:
+        say(
+            {"result": work(order["request"], lambda done, total: say({"progress": [done, total]}))}
+        )
+    except refusals as error:
+        say({"refused": {"kind": type(error).__name__, "message": str(error)}})
+
+
+def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel to signal this process when its parent ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+async def _read_answer(stream: asyncio.StreamReader, on_progress: Progress) -> Json:
+    async for line in stream:
+        message = json.loads(line)
+        match message:
+            case {"progress": [int(done), int(total)]}:
+                on_progress(done, total)
+            case dict():
+                return message
+    return {}
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """TERM, then KILL; nothing to do for one that has ended."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        session_signal(process, number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _STOP_SECONDS)

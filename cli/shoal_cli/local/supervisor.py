@@ -1,0 +1,207 @@
+"""Keeps processes running: starts them, starts them again when they die, ends them politely.
+
+Each child leads a session of its own, so Ctrl-C at the terminal reaches the runner alone, and the
+runner decides. A child that dies unasked is started again after a delay that doubles from
+`FIRST_DELAY_SECONDS` to `LONGEST_DELAY_SECONDS`, and starts over once it has lived
+`STABLE_SECONDS`. A child that dies `HOPELESS_DEATHS` times in a row without ever having been stable
+is given up, and the run with it: that is `ProcessHopeless`, with the end of its log. (Whatever ends
+a process so soon and so often, a wrong setting, a model that crashes the runtime, a limit that the
+kernel enforces, does so again; results stand, and the next run goes on with what is missing.)
+
+Ending is TERM, then KILL after a grace, for the child's whole session. Children also ask the kernel
+to end them when the runner dies (`--exit-with-parent`), which covers `kill -9` of the runner
+itself.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+FIRST_DELAY_SECONDS: Final = 0.2
+LONGEST_DELAY_SECONDS: Final = 5.0
+STABLE_SECONDS: Final = 10.0
+HOPELESS_DEATHS: Final = 6
+_LOG_TAIL_BYTES: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """What to run under a name, what to call it before people, and where its output goes."""
+
+    name: str
+    title: str
+    command: tuple[str, ...]
+    log: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A child that ended unasked."""
+
+    title: str
+    status: int
+    restarts: int
+
+    @property
+    def cause(self) -> str:
+        """`killed by SIGKILL`, `exited with status 1`."""
+        if self.status < 0:
+            return f"killed by {signal.Signals(-self.status).name}"
+        return f"exited with status {self.status}"
+
+
+class ProcessHopeless(Exception):
+    """A child died again and again, never having worked."""
+
+    def __init__(self, death: Death, log: Path) -> None:
+        self.death = death
+        self.log = log
+        self.tail = tail(log)
+        kernel = ""
+        if death.status == -signal.SIGKILL:
+            kernel = (
+                "\nSIGKILL is what the kernel sends a process that passes its memory limit: raise "
+                "the budget, or cut the model into more fragments."
+            )
+        super().__init__(
+            f"{death.title} ended {HOPELESS_DEATHS} times in a row within {STABLE_SECONDS:g} s of "
+            f"its start, last: {death.cause}; see {log}, which ends so:\n{self.tail}{kernel}\n"
+            "Results that were written stand; the next run goes on with what is missing."
+        )
+
+
+@dataclass(slots=True)
+class _Child:
+    spec: ProcessSpec
+    process: asyncio.subprocess.Process | None = None
+    holder: asyncio.Task[None] | None = None
+
+
+class Supervisor:
+    """Runs children until `stop`. `on_death` hears of every unasked death."""
+
+    def __init__(self, on_death: Callable[[Death], None]) -> None:
+        self._on_death = on_death
+        self._children: dict[str, _Child] = {}
+        self._restarts: dict[str, int] = {}
+        self._stopping = False
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def start(self, spec: ProcessSpec) -> None:
+        """Start a child, and keep it running from now on."""
+        assert spec.name not in self._children, f"{spec.name} runs already"
+        child = _Child(spec)
+        self._children[spec.name] = child
+        child.process = await _spawn(spec)
+        child.holder = asyncio.create_task(self._keep(child), name=f"keep {spec.name}")
+
+    async def wait_for_failure(self) -> None:
+        """Never returns; raises `ProcessHopeless` when a child is given up."""
+        await asyncio.shield(self._failure)
+
+    def restarts(self, name: str) -> int:
+        """How often a child had to be started again; known after its end too."""
+        return self._restarts.get(name, 0)
+
+    def process_id(self, name: str) -> int | None:
+        """The child's process now, if it runs."""
+        child = self._children.get(name)
+        if child is None or child.process is None or child.process.returncode is not None:
+            return None
+        return child.process.pid
+
+    async def stop(self, names: Sequence[str] | None = None, *, grace_seconds: float = 5.0) -> None:
+        """End children (all of them by default): TERM, then KILL after the grace. Idempotent."""
+        self._stopping = self._stopping or names is None
+        wanted = (
+            list(self._children) if names is None else [n for n in names if n in self._children]
+        )
+        children = [self._children[name] for name in wanted]
+        for child in children:
+            if child.holder is not None:
+                child.holder.cancel()
+                await asyncio.gather(child.holder, return_exceptions=True)
+            _signal(child, signal.SIGTERM)
+        processes = [child.process for child in children if child.process is not None]
+        if processes:
+            waits = [asyncio.create_task(process.wait()) for process in processes]
+            _, late = await asyncio.wait(waits, timeout=grace_seconds)
+            if late:
+                for child in children:
+                    _signal(child, signal.SIGKILL)
+                await asyncio.wait(late)
+        for name in wanted:
+            del self._children[name]
+        if self._stopping and not self._failure.done():
+            self._failure.cancel()
+
+    def kill(self) -> None:
+        """End everything at once, without waiting: the second Ctrl-C."""
+        self._stopping = True
+        for child in self._children.values():
+            _signal(child, signal.SIGKILL)
+
+    async def _keep(self, child: _Child) -> None:
+        delay, deaths = FIRST_DELAY_SECONDS, 0
+        while True:
+            assert child.process is not None
+            born = time.monotonic()
+            status = await child.process.wait()
+            if self._stopping:
+                return
+            if time.monotonic() - born >= STABLE_SECONDS:
+                delay, deaths = FIRST_DELAY_SECONDS, 0
+            deaths += 1
+            death = Death(
+                title=child.spec.title, status=status, restarts=self.restarts(child.spec.name)
+            )
+            if deaths >= HOPELESS_DEATHS:
+                if not self._failure.done():
+                    self._failure.set_exception(ProcessHopeless(death, child.spec.log))
+                return
+            self._on_death(death)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY_SECONDS)
+            child.process = await _spawn(child.spec)
+            self._restarts[child.spec.name] = self.restarts(child.spec.name) + 1
+
+
+async def _spawn(spec: ProcessSpec) -> asyncio.subprocess.Process:
+    spec.log.parent.mkdir(parents=True, exist_ok=True)
+    with spec.log.open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *spec.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def session_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Signal a process that leads a session, and all in it, if it still runs."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+
+def _signal(child: _Child, number: signal.Signals) -> None:
+    if child.process is not None:
+        session_signal(child.process, number)
+
+
+def tail(log: Path, lines: int = 8) -> str:
+    """The end of a log, for an error message."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return "(no log)"
+    return "\n".join(text.splitlines()[-lines:])

@@ -1,0 +1,239 @@
+"""Is the result the whole model's? A step of its own (see `steps`).
+
+The whole model is loaded as anybody would load it, from its path with ONNX Runtime's default
+settings, and run over the same inputs, one item at a time, each compared with what the job wrote.
+So neither inputs nor results need to fit in memory. Items without a result (they failed) are
+skipped.
+
+ONNX Runtime's default optimisations change the model's rounding, and agents run without some of
+them. How much of a difference that can explain is measured too: the default session against one
+without any optimisation, over `_REFERENCE_ITEMS` of the items at most. It decides nothing.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal_cli.local.report import Verification
+from shoal_cli.local.steps import Json, Progress, run_step, serve
+from shoal_coordinator.storage.arrays import ArrayFile, Limits, UnreadableArrays
+from shoal_coordinator.storage.inputs import InputSet, InputsRefused, InputUnsuitable, scan_inputs
+from shoal_coordinator.storage.parts import ROWS
+from shoal_protocol.partition import document_from_json
+
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
+
+DEFAULT_TOLERANCE: Final = 1e-4
+_REFERENCE_ITEMS: Final = 16
+_MODULE: Final = "shoal_cli.local.verification"
+
+
+class VerificationRefused(Exception):
+    """There is nothing to compare, or the whole model does not load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationRequest:
+    """What to compare: a model's file, its `partition.json`, inputs and results."""
+
+    model: Path
+    partition: Path
+    inputs: Path
+    outputs: Path
+    tolerance: float
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Differences so far. Arrays that cannot be subtracted (see `Verification`) count as
+    mismatched.
+    """
+
+    items: int = 0
+    skipped: int = 0
+    mismatched: int = 0
+    agreements: int = 0
+    max_abs_diff: float = 0.0
+    max_rel_diff: float = 0.0
+    worst_item: str = ""
+
+    def add(self, place: str, expected: Arrays, actual: Arrays) -> None:
+        """Take one item in; `place` is what a person calls it."""
+        self.items += 1
+        pairs = [(expected[name], actual[name]) for name in expected if name in actual]
+        if len(pairs) < len(expected) or not all(comparable(one, two) for one, two in pairs):
+            if not self.mismatched:
+                self.worst_item = place
+            self.mismatched += 1
+            return
+        self.agreements += all(_same_maxima(one, two) for one, two in pairs)
+        for one, two in pairs:
+            absolute, relative = difference(one, two)
+            if relative > self.max_rel_diff and not self.mismatched:
+                self.worst_item = place
+            self.max_abs_diff = max(self.max_abs_diff, absolute)
+            self.max_rel_diff = max(self.max_rel_diff, relative)
+
+
+def comparable(expected: Array, actual: Array) -> bool:
+    """Same shape, type and text, and not finite at the same places, in the same way."""
+    if expected.shape != actual.shape or expected.dtype.kind != actual.dtype.kind:
+        return False
+    if expected.dtype.kind not in "fciub":
+        return bool(np.array_equal(expected, actual))
+    if expected.dtype.kind not in "fc":
+        return True
+    odd = ~np.isfinite(expected)
+    if not np.array_equal(odd, ~np.isfinite(actual)):
+        return False
+    return bool(np.array_equal(expected[odd], actual[odd], equal_nan=True))
+
+
+def difference(expected: Array, actual: Array) -> tuple[float, float]:
+    """Largest |difference|, and |difference| / (1 + |expected|), of `comparable` arrays."""
+    if expected.dtype.kind not in "fciub" or expected.size == 0:
+        return 0.0, 0.0
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    finite = np.isfinite(expected)
+    one, two = expected[finite].astype(wide), actual[finite].astype(wide)
+    absolute = np.abs(one - two)
+    if absolute.size == 0:
+        return 0.0, 0.0
+    return float(absolute.max()), float((absolute / (1.0 + np.abs(one))).max())
+
+
+def _same_maxima(expected: Array, actual: Array) -> bool:
+    if expected.dtype.kind not in "fiub" or expected.ndim == 0 or expected.size == 0:
+        return True
+    return bool(np.array_equal(expected.argmax(axis=-1), actual.argmax(axis=-1)))
+
+
+async def verify(request: VerificationRequest, on_progress: Progress) -> Verification:
+    """Run the comparison in a process of its own. Raises `StepRefused` or `StepCrashed`."""
+    message = {key: str(value) for key, value in asdict(request).items()}
+    result = await run_step("verification", _MODULE, message, on_progress)
+    return Verification(**result)  # type: ignore[arg-type]  # made by `_work` from a Verification
+
+
+def _work(message: Json, on_progress: Progress) -> Json:
+    request = VerificationRequest(
+        model=Path(str(message["model"])),
+        partition=Path(str(message["partition"])),
+        inputs=Path(str(message["inputs"])),
+        outputs=Path(str(message["outputs"])),
+        tolerance=float(str(message["tolerance"])),
+    )
+    return asdict(_compare_all(request, on_progress))
+
+
+def _compare_all(request: VerificationRequest, on_progress: Progress) -> Verification:
+    # Loaded in this process alone: the runner has no use for ONNX Runtime.
+    from shoal_cli.local.whole_model import ModelUnusable, WholeModel  # noqa: PLC0415
+
+    document = document_from_json(request.partition.read_bytes())
+    inputs = scan_inputs(request.inputs, document.inputs)
+    names = [spec.name for spec in document.outputs]
+    results = _Results(request.outputs, inputs)
+    comparison = Comparison()
+    started = time.monotonic()
+    try:
+        whole = WholeModel(request.model)
+        for item in range(len(inputs)):
+            if results.has(item):
+                expected = whole.run(names, inputs.read(item))
+                comparison.add(inputs.place(item), expected, results.read(item, expected))
+            else:
+                comparison.skipped += 1
+            on_progress(item + 1, len(inputs))
+        floor_bytes, peak_bytes = whole.floor_bytes, whole.peak_bytes
+        sample = _sample([item for item in range(len(inputs)) if results.has(item)])
+        by_default = [whole.run(names, inputs.read(item)) for item in sample]
+        del whole  # two whole models at once may be more than the machine has
+        plain = WholeModel(request.model, optimised=False)
+        reference = Comparison()
+        for item, expected in zip(sample, by_default, strict=True):
+            reference.add(inputs.place(item), expected, plain.run(names, inputs.read(item)))
+    except ModelUnusable as error:
+        raise VerificationRefused(f"the whole model does not run: {error}") from error
+    results.close()
+    return Verification(
+        **asdict(comparison),
+        tolerance=request.tolerance,
+        reference_items=reference.items,
+        reference_abs_diff=reference.max_abs_diff,
+        reference_rel_diff=reference.max_rel_diff,
+        floor_bytes=floor_bytes,
+        peak_bytes=peak_bytes,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _sample(items: list[int]) -> list[int]:
+    """At most `_REFERENCE_ITEMS`, evenly spread, the first among them."""
+    count = min(len(items), _REFERENCE_ITEMS)
+    return [items[place * len(items) // count] for place in range(count)]
+
+
+class _Results:
+    """The result files, one open at a time: items come in order. See `shell.results` for their
+    form.
+    """
+
+    def __init__(self, folder: Path, inputs: InputSet) -> None:
+        self._folder = folder
+        self._inputs = inputs
+        self._number = -1
+        self._file: ArrayFile | None = None
+        self._rows: dict[int, int] | None = None
+
+    def has(self, item: int) -> bool:
+        """Whether the item has a result."""
+        number, row = self._inputs.locate(item)
+        self._open(number)
+        return self._file is not None and (self._rows is None or row in self._rows)
+
+    def read(self, item: int, expected: Arrays) -> Arrays:
+        """The item's outputs, as far as the file has them; rows take the ranks of `expected`."""
+        number, row = self._inputs.locate(item)
+        self._open(number)
+        assert self._file is not None, "asked for an item without a result"
+        if self._inputs.files[number].contents.stacked is None:
+            return {name: self._file.read(name) for name in expected if name in self._file.headers}
+        found: dict[str, Array] = {}
+        place = row if self._rows is None else self._rows[row]
+        for name, array in expected.items():
+            if name in self._file.headers:
+                rows = self._file.read(name, slice(place, place + 1))
+                found[name] = rows if rows.ndim == array.ndim else rows[0]
+            elif f"{name}.{row}" in self._file.headers:
+                found[name] = self._file.read(f"{name}.{row}")
+        return found
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self, number: int) -> None:
+        if number == self._number:
+            return
+        self.close()
+        self._number = number
+        path = self._folder / f"{Path(self._inputs.files[number].name).stem}.npz"
+        if not path.exists():
+            return
+        self._file = ArrayFile(path, limits=Limits())
+        self._rows = None
+        if ROWS in self._file.headers:
+            present = self._file.read(ROWS).tolist()
+            self._rows = {row: place for place, row in enumerate(present)}
+
+
+if __name__ == "__main__":
+    serve(_work, (VerificationRefused, InputsRefused, InputUnsuitable, UnreadableArrays))

@@ -1,0 +1,220 @@
+"""The runner as a client of the coordinator: submits jobs, watches them, hears of devices.
+
+A coordinator that dies is started again by the supervisor; the watch then submits its jobs anew
+(which is idempotent by name) and goes on. Counters of a device start over with its session or with
+the coordinator, so `DeviceTally` adds up what it sees grow.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import grpc.aio
+
+from shoal_cli.local.observer import Snapshot
+from shoal_cli.local.report import TierHits
+from shoal_protocol.v1 import coordinator_pb2 as pb
+from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+
+if TYPE_CHECKING:  # known to type checkers only
+    from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorAsyncStub
+
+CALL_SECONDS: Final = 10.0
+POLL_SECONDS: Final = 0.5
+RETRY_SECONDS: Final = 0.25
+WATCH_INTERVAL_SECONDS: Final = 0.25
+# A watch ends after this, and is opened anew: no call is without a deadline.
+WATCH_SECONDS: Final = 300.0
+GIVE_UP_SECONDS: Final = 60.0
+ENDED: Final = frozenset({pb.JobStatus.COMPLETE, pb.JobStatus.FAILED, pb.JobStatus.CANCELLED})
+_PASSING: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+)
+_COUNTERS: Final = (
+    "loads",
+    "evictions",
+    "tasks",
+    "sent_bytes",
+    "received_bytes",
+    "fetched_bytes",
+)
+_TIERS: Final = ("resident", "cached", "idle", "evict")
+
+
+class CoordinatorGone(Exception):
+    """The coordinator could not be reached for `GIVE_UP_SECONDS`."""
+
+
+class JobRefused(Exception):
+    """The coordinator does not take the job."""
+
+    def __init__(self, job: str, reason: str) -> None:
+        self.job = job
+        self.reason = reason
+        super().__init__(f"job {job} was refused: {reason}")
+
+
+@dataclass(slots=True)
+class DeviceTally:
+    """What one device has done since the run began, over restarts of its agent and of the
+    coordinator.
+    """
+
+    last: pb.DeviceStatus | None = None
+    floor_bytes: int = 0
+    peak_bytes: int = 0
+    held: set[str] = field(default_factory=set)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTERS, 0))
+    tiers: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TIERS, 0))
+
+    def add(self, status: pb.DeviceStatus) -> None:
+        """Take a newer status in."""
+        before = self.last
+        for name in _COUNTERS:
+            self.counts[name] += _growth(getattr(before, name, 0), getattr(status, name))
+        for name in _TIERS:
+            old = 0 if before is None else getattr(before.tier_hits, name)
+            self.tiers[name] += _growth(old, getattr(status.tier_hits, name))
+        self.floor_bytes = status.floor_bytes or self.floor_bytes
+        self.peak_bytes = max(self.peak_bytes, status.peak_bytes)
+        self.held.update(status.resident)
+        self.last = status
+
+    @property
+    def tier_hits(self) -> TierHits:
+        return TierHits(**self.tiers)
+
+
+def _growth(before: int, now: int) -> int:
+    """How much a counter grew; one that fell was started over."""
+    return now - before if now >= before else now
+
+
+class Watch:
+    """A running coordinator, seen from outside."""
+
+    def __init__(self, channel: grpc.aio.Channel, requests: Sequence[pb.SubmitJobRequest]) -> None:
+        self._stub: CoordinatorAsyncStub = CoordinatorStub(channel)
+        self._requests = {request.name: request for request in requests}
+        self._started = monotonic()
+        self.jobs: dict[str, pb.JobStatus] = {}
+        self.devices: dict[str, DeviceTally] = {}
+
+    async def wait_for_devices(
+        self, names: Sequence[str], on_floor: Callable[[str, int], None]
+    ) -> None:
+        """Until all named devices have a session; `on_floor(name, bytes)` once for each, when it
+        has.
+        """
+        missing = set(names)
+        while missing:
+            for status in await self.poll():
+                if status.name in missing and status.state == pb.DeviceStatus.READY:
+                    on_floor(status.name, status.floor_bytes)
+                    missing.discard(status.name)
+            if missing:
+                await asyncio.sleep(0.05)
+
+    async def poll(self) -> Sequence[pb.DeviceStatus]:
+        """Ask for the devices once; none while the coordinator is not there."""
+        try:
+            response = await self._stub.ListDevices(pb.ListDevicesRequest(), timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _PASSING:
+                return ()
+            raise
+        for status in response.devices:
+            self.devices.setdefault(status.name, DeviceTally()).add(status)
+        return response.devices
+
+    async def last_poll(self) -> None:
+        """Hear the last word of every device, if there still is a coordinator to ask."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self.poll()
+
+    async def run(self, on_snapshot: Callable[[], None]) -> None:
+        """Submit every job and watch all of them to their ends."""
+        followers = [asyncio.create_task(self._follow(one)) for one in self._requests.values()]
+        poller = asyncio.create_task(self._poll_forever(on_snapshot))
+        ended: asyncio.Future[list[None]] = asyncio.gather(*followers)
+        try:
+            waited: set[asyncio.Future[Any]] = {ended, poller}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if poller.done():
+                poller.result()  # it ends by failing only
+            ended.result()
+        finally:
+            for task in (*followers, poller):
+                task.cancel()
+            await asyncio.gather(*followers, poller, ended, return_exceptions=True)
+        await self.last_poll()
+        on_snapshot()
+
+    async def cancel(self, reason: str) -> None:
+        """Ask the coordinator to cancel what has not ended; no matter if it is gone."""
+        for name in self._requests:
+            status = self.jobs.get(name)
+            if status is None or status.state in ENDED:
+                continue
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                self.jobs[name] = await self._stub.CancelJob(
+                    pb.CancelJobRequest(name=name, reason=reason), timeout=2.0
+                )
+
+    def snapshot(self) -> Snapshot:
+        """The latest of everything."""
+        devices = (tally.last for _, tally in sorted(self.devices.items()))
+        return Snapshot(
+            seconds=monotonic() - self._started,
+            jobs=tuple(self.jobs[name] for name in self._requests if name in self.jobs),
+            devices=tuple(device for device in devices if device is not None),
+        )
+
+    async def _poll_forever(self, on_snapshot: Callable[[], None]) -> None:
+        while True:
+            await self.poll()
+            on_snapshot()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _follow(self, request: pb.SubmitJobRequest) -> None:
+        """Watch one job to its end. Silence is no loss: a status comes when it changes, and a task
+        may take long. What counts is how long nobody has answered a call, from the first that
+        failed.
+        """
+        lost_at: float | None = None
+        while True:
+            try:
+                self.jobs[request.name] = await self._stub.SubmitJob(request, timeout=CALL_SECONDS)
+                lost_at = None
+                async for status in self._statuses(request.name):
+                    self.jobs[request.name] = status
+                    if status.state in ENDED:
+                        return
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _PASSING:
+                    raise JobRefused(request.name, error.details() or error.code().name) from error
+                now = monotonic()
+                if lost_at is None:
+                    lost_at = now
+                elif now - lost_at > GIVE_UP_SECONDS:
+                    raise CoordinatorGone(
+                        f"no coordinator for {GIVE_UP_SECONDS:g} s: {error.details()}"
+                    ) from error
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _statuses(self, name: str) -> AsyncIterator[pb.JobStatus]:
+        """The statuses of one watch. That it ends by its own deadline is no failure."""
+        request = pb.WatchJobRequest(name=name, interval_seconds=WATCH_INTERVAL_SECONDS)
+        call = self._stub.WatchJob(request, timeout=WATCH_SECONDS)
+        try:
+            async for status in call:
+                yield status
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
+        finally:
+            call.cancel()

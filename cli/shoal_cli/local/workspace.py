@@ -1,0 +1,159 @@
+"""Where a run keeps its files.
+
+The work folder outlives the run, so that the second run is warm: the fragment store, the agents'
+disk caches, and the logs. Its default place is `$XDG_CACHE_HOME/shoal/runs/KEY`, KEY being made of
+what is run, so the same command finds the same folder; of those in the default place, the ten that
+were used last are kept. One run at a time uses a folder (`flock`, which the kernel gives up with
+the process).
+
+Sockets live in a folder of their own with mode 0700 (the file system is the identity in local
+mode), at a short path: a Unix socket's address holds 108 bytes. It is named after the run, and a
+later run removes those of dead ones.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+from shoal_cli.local.cgroups import run_is_alive, run_name
+
+KEPT_RUNS: Final = 10
+_SOCKETS_PREFIX: Final = "shoal-"
+
+
+class WorkspaceBusy(Exception):
+    """Another run uses the work folder."""
+
+    def __init__(self, folder: Path, holder: str) -> None:
+        self.folder = folder
+        self.holder = holder
+        super().__init__(
+            f"{folder} is used by another run (process {holder or 'unknown'}); "
+            "wait for it, or give this one a folder of its own with --work DIR"
+        )
+
+
+@dataclass(slots=True)
+class Workspace:
+    """The folders of one run; entering takes the lock, leaving removes what must not outlive the
+    run.
+    """
+
+    root: Path
+    run: str
+    sockets: Path
+    _lock: IO[str] | None = None
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def cache(self, device: str) -> Path:
+        return self.root / "cache" / device
+
+    def log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def socket(self, name: str) -> str:
+        """A gRPC target of this run."""
+        return f"unix:{self.sockets / name}"
+
+    def __enter__(self) -> Self:
+        self.root.mkdir(parents=True, exist_ok=True)
+        lock = (self.root / "lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip()
+            lock.close()
+            raise WorkspaceBusy(self.root, holder) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+        _sweep_sockets(self.sockets.parent)
+        if self.root.parent == _runs_folder():
+            _sweep_runs(self.root.parent)
+        self.sockets.mkdir(mode=0o700)
+        shutil.rmtree(self.logs, ignore_errors=True)
+        self.logs.mkdir()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self.sockets, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
+
+
+def open_workspace(root: Path) -> Workspace:
+    """The work folder at `root`, with sockets named after this process. Enter it to use it."""
+    run = run_name()
+    sockets = _sockets_folder() / f"{_SOCKETS_PREFIX}{os.getuid()}-{run}"
+    return Workspace(root=root, run=run, sockets=sockets)
+
+
+def default_work_folder(name: str, sources: Iterable[Path]) -> Path:
+    """The folder that belongs to these files: the same for the same command, another for others."""
+    key = hashlib.sha256("\n".join(str(path.resolve()) for path in sources).encode()).hexdigest()
+    return _runs_folder() / f"{name}-{key[:12]}"
+
+
+def _runs_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "shoal" / "runs"
+
+
+def _sockets_folder() -> Path:
+    """Short and writable: the user's runtime folder, else the one for temporary files."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and len(runtime) <= 40 and os.access(runtime, os.W_OK):
+        return Path(runtime)
+    temporary = Path(tempfile.gettempdir())
+    # The folder made in it has mode 0700.
+    return temporary if len(str(temporary)) <= 40 else Path("/tmp")  # noqa: S108
+
+
+def _sweep_sockets(parent: Path) -> None:
+    """Remove socket folders of our dead runs."""
+    prefix = f"{_SOCKETS_PREFIX}{os.getuid()}-"
+    for folder in parent.glob(f"{prefix}*-*"):
+        if not run_is_alive(folder.name.removeprefix(prefix)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep_runs(parent: Path) -> None:
+    """Keep the folders that were used last: their locks are written anew by each run."""
+    locks = sorted(parent.glob("*/lock"), key=_last_written, reverse=True)
+    for path in locks[KEPT_RUNS:]:
+        with contextlib.suppress(OSError), path.open("a+") as lock:  # else somebody's, or gone
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def _last_written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # another run has swept it
+        return 0.0

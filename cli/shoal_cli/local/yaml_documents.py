@@ -1,0 +1,167 @@
+"""YAML as untrusted JSON with line numbers.
+
+Manifests come from strangers, so a document is composed (never constructed), bounded in bytes,
+values and depth, and refused where YAML says more than JSON can: tags, merge keys, repeated keys.
+An alias counts as often as it is used, which is what bounds "billion laughs".
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import yaml
+
+from shoal_api.shapes import Path, show
+
+MAX_BYTES: Final = 1 << 20
+MAX_VALUES: Final = 50_000
+MAX_DEPTH: Final = 64
+MAX_DOCUMENTS: Final = 1_000
+
+_TAG: Final = "tag:yaml.org,2002:"
+_TRUE: Final = frozenset({"yes", "true", "on"})
+
+
+class YamlRefused(Exception):
+    """A stream that is not a list of plain documents: `line` counts from 1."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(f"line {line}: {message}")
+        self.line = line
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YamlDocument:
+    """One document: a JSON value, and the line of each of its fields."""
+
+    value: object
+    lines: Mapping[Path, int]
+
+    def line_of(self, path: Path) -> int:
+        """The line of a field, or of the nearest one around it when it is not there."""
+        while path not in self.lines:
+            path = path[:-1]
+        return self.lines[path]
+
+
+def read_documents(content: bytes) -> tuple[YamlDocument, ...]:
+    """All documents of a stream that are not empty; `YamlRefused` for the first trouble."""
+    if len(content) > MAX_BYTES:
+        raise YamlRefused(1, f"has {len(content)} bytes; at most {MAX_BYTES} are read")
+    documents: list[YamlDocument] = []
+    for node in _compose(content):
+        if len(documents) == MAX_DOCUMENTS:
+            line = node.start_mark.line + 1
+            raise YamlRefused(line, f"more than {MAX_DOCUMENTS} documents in one file")
+        reading = _Reading()
+        value = reading.value(node, ())
+        if value is not None:
+            documents.append(YamlDocument(value=value, lines=reading.lines))
+    return tuple(documents)
+
+
+def _compose(content: bytes) -> Iterator[yaml.Node]:
+    try:
+        yield from yaml.compose_all(content, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise YamlRefused(mark.line + 1 if mark else 1, f"is not YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise YamlRefused(1, f"is not YAML: {error}".replace("\n", " ")) from error
+    except RecursionError as error:
+        raise YamlRefused(1, "is nested too deeply") from error
+
+
+@dataclass(slots=True)
+class _Reading:
+    """The walk over one document's nodes."""
+
+    lines: dict[Path, int] = field(default_factory=dict)
+    values: int = 0
+
+    def value(self, node: yaml.Node, at: Path) -> object:
+        line = node.start_mark.line + 1
+        self.lines.setdefault(at, line)
+        self.values += 1
+        if self.values > MAX_VALUES:
+            raise YamlRefused(line, f"more than {MAX_VALUES} values, with aliases written out")
+        if len(at) > MAX_DEPTH:
+            raise YamlRefused(line, f"is nested more than {MAX_DEPTH} deep")
+        match node:
+            case yaml.MappingNode():
+                self._check_tag(node, "map")
+                return self._mapping(node, at)
+            case yaml.SequenceNode():
+                self._check_tag(node, "seq")
+                return [self.value(item, (*at, place)) for place, item in enumerate(node.value)]
+            case yaml.ScalarNode():
+                return _scalar(node)
+        raise AssertionError(f"an unknown node {node!r}")
+
+    @staticmethod
+    def _check_tag(node: yaml.Node, plain: str) -> None:
+        if node.tag != f"{_TAG}{plain}":
+            raise YamlRefused(node.start_mark.line + 1, f"the tag {node.tag} is not allowed")
+
+    def _mapping(self, node: yaml.MappingNode, at: Path) -> dict[str, object]:
+        mapping: dict[str, object] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag == f"{_TAG}merge":
+                raise YamlRefused(line, "merge keys (<<) are not read; write the fields out")
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise YamlRefused(line, "a field's name must be text")
+            # As Kubernetes reads it: a name is text, even where it looks like a number.
+            name = str(key_node.value)
+            path = (*at, name)
+            if name in mapping:
+                first = self.lines[path]
+                raise YamlRefused(line, f"{show(name)} stands twice here; first on line {first}")
+            self.lines.setdefault(path, line)
+            mapping[name] = self.value(value_node, path)
+        return mapping
+
+
+def _scalar(node: yaml.ScalarNode) -> object:
+    text = str(node.value)
+    line = node.start_mark.line + 1
+    match node.tag.removeprefix(_TAG):
+        case "str" | "timestamp":
+            return text
+        case "null":
+            return None
+        case "bool":
+            return text.lower() in _TRUE
+        # YAML 1.1 reads 12:30 as 750; nobody who writes that means it.
+        case "int" | "float" if ":" in text:
+            return text
+        case "int":
+            return _whole(text, line)
+        case "float":
+            return _fraction(text, line)
+    raise YamlRefused(line, f"the tag {node.tag} is not allowed")
+
+
+def _whole(text: str, line: int) -> int:
+    digits = text.replace("_", "").lower()
+    sign = -1 if digits.startswith("-") else 1
+    digits = digits.lstrip("+-")
+    if len(digits) > 64:
+        raise YamlRefused(line, f"{show(text)} has too many digits")
+    try:
+        if digits.startswith(("0b", "0x")):
+            return sign * int(digits, 0)
+        octal = digits.startswith("0") and len(digits) > 1
+        return sign * int(digits, 8 if octal else 10)
+    except ValueError as error:
+        raise YamlRefused(line, f"{show(text)} is not a whole number") from error
+
+
+def _fraction(text: str, line: int) -> float:
+    # `.inf` and `.nan` are YAML's; Python's have no dot.
+    plain = text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan")
+    try:
+        return float(plain)
+    except ValueError as error:
+        raise YamlRefused(line, f"{show(text)} is not a number") from error

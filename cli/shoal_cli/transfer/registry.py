@@ -1,0 +1,170 @@
+"""An artifact in an OCI registry (`oci://HOST/NAME:TAG` or `...@sha256:HEX`), as a source.
+
+The registry's HTTP interface is three requests: a token, a manifest, blobs. They are made here,
+over the session that web servers are read with, since the library for it (`oras`) reads a blob in
+one go: it can neither take it up after a break nor say on the way that it is too large or wrong.
+
+A manifest's layers are files. One that has a title (`org.opencontainers.image.title`, which is how
+artifacts are pushed) is called like that; a single layer without one is `model.onnx`.
+
+Credentials: `OCI_USERNAME` and `OCI_PASSWORD`, else those for the host in `config.json` of
+`DOCKER_CONFIG`. A registry on loopback is spoken to without TLS, any other with it.
+"""
+
+import base64
+import binascii
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from shoal_cli.transfer.places import Entry, TransferBroken, TransferRefused, check_name
+from shoal_cli.transfer.web import Errors, WebSource, basic, describe, refusal
+
+TITLE: Final = "org.opencontainers.image.title"
+UNTITLED: Final = "model.onnx"
+_MANIFESTS: Final = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+_REFERENCE: Final = re.compile(
+    r"(?P<host>[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9a-fA-F:]+\](:[0-9]{1,5})?)/"
+    r"(?P<name>[a-z0-9]+([._/-]+[a-z0-9]+)*)"
+    r"(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+_MANIFEST_BYTES: Final = 4 << 20
+_LOOPBACK: Final = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?")
+_CHALLENGE: Final = re.compile(r'([a-z]+)="([^"]*)"')
+
+
+@dataclass(slots=True)
+class RegistrySource:
+    """The layers of one artifact."""
+
+    address: str
+    session: aiohttp.ClientSession
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    _base: str = ""
+    _headers: dict[str, str] = field(default_factory=dict)
+
+    async def entries(self) -> Sequence[Entry]:
+        match = _REFERENCE.fullmatch(self.address.removeprefix("oci://"))
+        if match is None:
+            raise TransferRefused(f"{self.address}: write oci://HOST/NAME:TAG")
+        host = match["host"]
+        scheme = "http" if _LOOPBACK.fullmatch(host) else "https"
+        self._base = f"{scheme}://{host}/v2/{match['name']}"
+        manifest = await self._manifest(match["digest"] or match["tag"] or "latest", host)
+        match manifest:
+            case {"layers": [_, *_] as layers}:
+                return self._layers(layers)
+            case {"manifests": [*_]}:
+                raise TransferRefused(
+                    f"{self.address}: is an index of several artifacts; name one by its digest"
+                )
+        raise TransferRefused(f"{self.address}: the manifest lists no layers")
+
+    def _layers(self, layers: list[object]) -> list[Entry]:
+        found: dict[str, Entry] = {}
+        for layer in layers:
+            match layer:
+                case {"digest": str(digest), "size": int(size), **rest}:
+                    annotations = rest.get("annotations")
+                    title = annotations.get(TITLE) if isinstance(annotations, dict) else None
+                    if title is None and len(layers) > 1:
+                        continue  # of several, those that are files say what they are called
+                    name = check_name(str(title or UNTITLED), self.address)
+                    sha256 = digest.removeprefix("sha256:")
+                    if not re.fullmatch(r"[0-9a-f]{64}", sha256) or name in found:
+                        raise TransferRefused(f"{self.address}: layer {name} cannot be used")
+                    found[name] = Entry(name=name, size_bytes=size, version=digest, sha256=sha256)
+                case _:
+                    raise TransferRefused(f"{self.address}: the manifest describes no layer")
+        if not found:
+            raise TransferRefused(f"{self.address}: none of {len(layers)} layers has a title")
+        return sorted(found.values(), key=lambda entry: entry.name)
+
+    def read(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
+        url = f"{self._base}/blobs/{entry.version}"
+        plain = Entry(name=entry.name, size_bytes=entry.size_bytes)  # the digest says it all
+        source = WebSource(f"{self.address} ({entry.name})", url, self.session, self._headers)
+        return source.read(plain, offset)
+
+    async def sha256(self, entry: Entry) -> str:
+        return entry.sha256
+
+    async def close(self) -> None:
+        await self.session.close()
+
+    async def _manifest(self, reference: str, host: str) -> object:
+        url = f"{self._base}/manifests/{reference}"
+        accept = {"Accept": ", ".join(_MANIFESTS)}
+        try:
+            response = await self.session.get(url, headers=accept)
+            if response.status == 401:
+                challenge = response.headers.get("WWW-Authenticate", "")
+                response.close()
+                self._headers = await self._authorise(challenge, host)
+                response = await self.session.get(url, headers={**accept, **self._headers})
+            async with response:
+                if response.status != 200:
+                    raise refusal(self.address, response)
+                content = await response.content.read(_MANIFEST_BYTES)
+        except Errors as error:
+            raise TransferBroken(f"{self.address}: {describe(error)}") from error
+        return self._json(content)
+
+    async def _authorise(self, challenge: str, host: str) -> dict[str, str]:
+        """The headers that a registry wants, by what it answered without them."""
+        scheme, _, rest = challenge.partition(" ")
+        login = _login(host, self.environment)
+        if scheme.lower() == "basic" and login is not None:
+            return {"Authorization": login}
+        details = dict(_CHALLENGE.findall(rest))
+        if scheme.lower() != "bearer" or "realm" not in details:
+            raise TransferRefused(f"{self.address}: the registry asks for credentials")
+        realm = details.pop("realm")
+        if self._base.startswith("https:") and not realm.startswith("https:"):
+            raise TransferRefused(f"{self.address}: the registry sends credentials to {realm}")
+        headers = {"Authorization": login} if login is not None else {}
+        async with await self.session.get(realm, params=details, headers=headers) as response:
+            if response.status != 200:
+                raise refusal(self.address, response)
+            match self._json(await response.content.read(_MANIFEST_BYTES)):
+                case {"token": str(token)} | {"access_token": str(token)}:
+                    return {"Authorization": f"Bearer {token}"}
+        raise TransferRefused(f"{self.address}: the registry gives no token")
+
+    def _json(self, content: bytes) -> object:
+        try:
+            parsed: object = json.loads(content)
+        except ValueError as error:
+            raise TransferRefused(f"{self.address}: the registry does not answer JSON") from error
+        return parsed
+
+
+def _login(host: str, environment: Mapping[str, str]) -> str | None:
+    if user := environment.get("OCI_USERNAME"):
+        return basic(user, environment.get("OCI_PASSWORD", ""))
+    folder = environment.get("DOCKER_CONFIG")
+    if folder is None:
+        return None
+    try:
+        document: object = json.loads((Path(folder) / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    match document:
+        case {"auths": dict(auths)}:
+            match auths.get(host) or auths.get(f"https://{host}"):
+                case {"auth": str(encoded)}:
+                    try:
+                        base64.b64decode(encoded, validate=True)
+                    except binascii.Error:
+                        return None
+                    return f"Basic {encoded}"
+    return None

@@ -1,0 +1,259 @@
+"""A web server (`https://...`): one file as a source, a folder that files are PUT into as a target.
+
+An address that is read may be signed and good for GET alone, so nothing but GET is asked. Where it
+redirects is followed if that is no less safe: from https to https only. Proxies are those of the
+environment. `HTTP_BEARER_TOKEN`, or `HTTP_USERNAME` with `HTTP_PASSWORD`, are sent to the address
+itself and never to where it redirects on another host. The registry reads its blobs here too.
+"""
+
+import asyncio
+import base64
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Final
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+import aiohttp
+from yarl import URL
+
+from shoal_cli.transfer.places import (
+    PIECE_BYTES,
+    Entry,
+    OnBytes,
+    Passing,
+    Read,
+    TransferBroken,
+    TransferRefused,
+    check_name,
+)
+from shoal_protocol.channels import is_loopback
+
+_PASSING: Final = (408, 425, 429)
+"""Statuses of the 400s that go by."""
+Errors: Final = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
+_HOPELESS: Final = (
+    aiohttp.InvalidURL,
+    aiohttp.TooManyRedirects,
+    aiohttp.ClientConnectorCertificateError,
+)
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A session whose requests last as long as bytes come, and that is not led astray."""
+    redirects = aiohttp.TraceConfig()
+    redirects.on_request_redirect.append(_check_redirect)
+    return aiohttp.ClientSession(
+        trace_configs=[redirects],
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60),
+        headers={"User-Agent": "shoal", "Accept-Encoding": "identity"},
+        auto_decompress=False,
+        trust_env=True,
+    )
+
+
+async def _check_redirect(
+    session: aiohttp.ClientSession,
+    context: SimpleNamespace,
+    redirect: aiohttp.TraceRequestRedirectParams,
+) -> None:
+    """Raise `TransferRefused` before anything is asked in the clear that was not asked so before.
+
+    Else a server of strangers could have a worker read what only the worker's network reaches.
+    """
+    headers = redirect.response.headers
+    try:
+        to = redirect.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
+    except ValueError:
+        return  # no address at all, which the session says itself
+    stays = redirect.url.scheme == "http" and is_loopback(to.host or "")
+    if to.scheme != "https" and not stays:
+        redirect.response.close()
+        host = redirect.url.host
+        raise TransferRefused(f"{host} redirects to {to.scheme}://{to.host}: is not encrypted")
+
+
+def environment_headers(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What the environment says about who asks."""
+    if token := environment.get("HTTP_BEARER_TOKEN"):
+        return {"Authorization": f"Bearer {token}"}
+    if user := environment.get("HTTP_USERNAME"):
+        return {"Authorization": basic(user, environment.get("HTTP_PASSWORD", ""))}
+    return {}
+
+
+def basic(user: str, password: str) -> str:
+    """The value of an Authorization header."""
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+@dataclass(slots=True)
+class WebSource:
+    """One file. `headers` go with every request."""
+
+    address: str
+    url: str
+    session: aiohttp.ClientSession
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    async def entries(self) -> Sequence[Entry]:
+        """The file, of which the first byte is asked for: that tells the size."""
+        name = check_name(unquote(urlsplit(self.url).path).rpartition("/")[2], self.address)
+        async with self._get({"Range": "bytes=0-0"}) as response:
+            size = _whole_size(response)
+            if size is None:
+                raise TransferRefused(f"{self.address}: the server does not say how large it is")
+            return [Entry(name=name, size_bytes=size, version=_version(response))]
+
+    async def read(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
+        if offset >= entry.size_bytes:
+            return
+        wanted = {"Range": f"bytes={offset}-"} if offset else {}
+        async with self._get(wanted) as response:
+            if entry.version and _version(response) != entry.version:
+                raise TransferBroken(f"{self.address}: it was changed meanwhile")
+            skip = 0 if response.status == 206 else offset
+            try:
+                async for piece in response.content.iter_chunked(PIECE_BYTES):
+                    part, skip = piece[skip:], max(0, skip - len(piece))
+                    if part:
+                        yield part
+            except Errors as error:
+                raise TransferBroken(f"{self.address}: {describe(error)}") from error
+
+    async def sha256(self, entry: Entry) -> str:
+        return entry.sha256
+
+    async def close(self) -> None:
+        await self.session.close()
+
+    def _get(self, headers: Mapping[str, str]) -> "_Response":
+        return _Response(self.address, self.url, self.session, {**self.headers, **headers})
+
+
+@dataclass(slots=True)
+class WebTarget:
+    """A folder whose files are written with PUT, each at the address with its name added.
+
+    What stands there is not asked: there is no one way to. So every file is sent, and a second time
+    the same bytes come to lie where the first lay.
+    """
+
+    address: str
+    session: aiohttp.ClientSession
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    async def standing(self) -> Mapping[str, int]:
+        return {}
+
+    async def sha256(self, name: str) -> str:
+        return ""
+
+    async def put(self, entry: Entry, read: Read, on_bytes: OnBytes) -> None:
+        url = _below(self.address, check_name(entry.name, self.address))
+        passing = Passing(entry, read, on_bytes)
+        try:
+            async with self.session.put(
+                exact(url),
+                data=passing.pieces() if entry.size_bytes else b"",
+                headers=_describing(entry) | dict(self.headers),
+                allow_redirects=False,
+            ) as response:
+                self._check(response)
+        except _HOPELESS as error:
+            raise TransferRefused(f"{self.address}: {describe(error)}") from error
+        except Errors as error:
+            if passing.problem is not None:
+                raise passing.problem from error
+            raise TransferBroken(f"{self.address}: {describe(error)}") from error
+
+    def _check(self, response: aiohttp.ClientResponse) -> None:
+        if 300 <= response.status < 400:
+            to = response.headers.get("Location", "elsewhere")
+            raise TransferRefused(f"{self.address}: redirects to {to}; write that")
+        if response.status not in (200, 201, 204):
+            raise refusal(self.address, response)
+
+    async def close(self) -> None:
+        await self.session.close()
+
+
+def _describing(entry: Entry) -> dict[str, str]:
+    """Headers of a file: its length, and its checksum (RFC 9530) for servers that look at it."""
+    headers = {
+        "Content-Length": str(entry.size_bytes),
+        "Content-Type": "application/octet-stream",
+    }
+    if entry.sha256:
+        digest = base64.b64encode(bytes.fromhex(entry.sha256)).decode()
+        headers["Content-Digest"] = f"sha-256=:{digest}:"
+    return headers
+
+
+def _below(address: str, name: str) -> str:
+    """The address of a file in a folder; a query, which may be a signature, stays."""
+    parts = urlsplit(address)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{quote(name)}"))
+
+
+@dataclass(slots=True)
+class _Response:
+    """An answer that is good; `TransferRefused` or `TransferBroken` on entering otherwise."""
+
+    address: str
+    url: str
+    session: aiohttp.ClientSession
+    headers: Mapping[str, str]
+    _open: aiohttp.ClientResponse | None = None
+
+    async def __aenter__(self) -> aiohttp.ClientResponse:
+        try:
+            self._open = await self.session.get(exact(self.url), headers=self.headers)
+        except _HOPELESS as error:
+            raise TransferRefused(f"{self.address}: {describe(error)}") from error
+        except Errors as error:
+            raise TransferBroken(f"{self.address}: {describe(error)}") from error
+        if self._open.status in (200, 206) or _is_empty(self._open):
+            return self._open
+        refused = refusal(self.address, self._open)
+        self._open.close()
+        raise refused
+
+    async def __aexit__(self, *error: object) -> None:
+        assert self._open is not None
+        self._open.close()
+
+
+def exact(url: str) -> URL:
+    """An address that is sent as it was given: a signature may be of the very letters."""
+    return URL(url, encoded=" " not in url)
+
+
+def refusal(address: str, response: aiohttp.ClientResponse) -> TransferRefused | TransferBroken:
+    """What a status that is not good means."""
+    text = f"{address}: the server answers {response.status} {response.reason}"
+    if 400 <= response.status < 500 and response.status not in _PASSING:
+        return TransferRefused(text)
+    return TransferBroken(text)
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line."""
+    return str(error) or type(error).__name__
+
+
+def _is_empty(response: aiohttp.ClientResponse) -> bool:
+    """Of a file without bytes, no range can be given."""
+    return response.status == 416 and response.headers.get("Content-Range") == "bytes */0"
+
+
+def _whole_size(response: aiohttp.ClientResponse) -> int | None:
+    if response.status == 200:
+        return response.content_length
+    _, _, whole = response.headers.get("Content-Range", "").partition("/")
+    return int(whole) if whole.isascii() and whole.isdigit() else None
+
+
+def _version(response: aiohttp.ClientResponse) -> str:
+    return response.headers.get("ETag") or response.headers.get("Last-Modified") or ""

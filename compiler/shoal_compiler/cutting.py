@@ -1,0 +1,224 @@
+"""A model and where to cut it -> fragments in the store.
+
+The layout of the store is docs/ARCHITECTURE.md's, the nodes of each fragment are `api.segments`'.
+Cutting again finds what stands, and makes anew what of it is damaged; a cut that was killed leaves
+`*.part` folders, which the next one removes. One cut at a time works on a store: a lock on it sees
+to that.
+"""
+
+import fcntl
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import onnx
+
+from shoal_compiler.errors import ModelRefused
+from shoal_compiler.fragments import WEIGHTS_FILE, FragmentFiles, Sources, is_stored, layout_weights
+from shoal_compiler.graph import Graph, normalise
+from shoal_compiler.safety import open_model
+from shoal_planner.profile import Profile, Role
+from shoal_planner.segments import Layout, Piece
+from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec
+
+MIN_IR_VERSION: Final = 4
+"""Before it, every initializer had to be an input as well."""
+
+
+def cut_model(
+    path: Path,
+    profile: Profile,
+    cuts: Sequence[int],
+    store: Path | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> PartitionDocument:
+    """Write the fragments to `store`, or without one only say what they would be; `progress` is
+    told (fragments done, fragments in all).
+
+    `profile` is of the same file, `cuts` are what `planning.cuts` chose. Raises `ModelRefused`: the
+    model is not the one that was profiled, or cannot be cut there.
+    """
+    layout = Layout(profile)
+    _check_cuts(layout, cuts)
+    graph = normalise(open_model(Path(path)))
+    _check_same(graph, profile, Path(path))
+    pieces = layout.pieces(tuple(cuts))
+    fragments: list[Fragment] = []
+    builder = _Builder(graph, profile, Sources())
+    try:
+        with nullcontext() if store is None else _locked(store):
+            for index, piece in enumerate(pieces):
+                files = builder.files(piece)
+                digest = files.write(store)
+                fragments.append(
+                    Fragment(
+                        index=index,
+                        digest=digest,
+                        nodes=len(piece.nodes),
+                        weight_bytes=files.weight_bytes,
+                        resident_bytes=files.resident_bytes,
+                        activation_bytes=piece.segment.activation_bytes,
+                        flops=piece.segment.flops,
+                        inputs=files.inputs,
+                        outputs=files.outputs,
+                    )
+                )
+                if progress is not None:
+                    progress(index + 1, len(pieces))
+    finally:
+        builder.sources.close()
+    return PartitionDocument(
+        model_digest=profile.digest,
+        fragments=tuple(fragments),
+        edges=tuple(_edges(layout, pieces)),
+        inputs=profile.inputs,
+        outputs=profile.outputs,
+    )
+
+
+def _check_cuts(layout: Layout, cuts: Sequence[int]) -> None:
+    if list(cuts) != sorted(set(cuts)):
+        raise ModelRefused(f"cannot be cut at {list(cuts)}: positions must grow")
+    for cut in cuts:
+        if cut in layout.obstacles:
+            label = layout.profile.nodes[cut].label
+            raise ModelRefused(f"cannot be cut here: {layout.obstacles[cut]}", node=label)
+        if cut not in layout.positions:
+            raise ModelRefused(f"cannot be cut at {cut}: no node stands there that starts a part")
+
+
+def _check_same(graph: Graph, profile: Profile, path: Path) -> None:
+    """The file is still the one that the profile is of; its weights are checked by size alone."""
+    nodes = sorted(profile.nodes, key=lambda each: each.source)
+    same = [each.label for each in nodes] == list(graph.labels) and all(
+        name in graph.sparse or (name in graph.weights and graph.weights[name].bytes == size)
+        for name, size in profile.weights.items()
+    )
+    if not same:
+        raise ModelRefused("is not the model that was profiled", path=path)
+
+
+@contextmanager
+def _locked(store: Path) -> Iterator[None]:
+    """Hold the store's lock; remove what a killed cut has left."""
+    fragments = store / "fragments"
+    fragments.mkdir(parents=True, exist_ok=True)
+    with (fragments / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in fragments.glob("*.part"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    graph: Graph
+    profile: Profile
+    sources: Sources
+
+    def files(self, piece: Piece) -> FragmentFiles:
+        """The files of one fragment."""
+        weights = [self.graph.weights[name] for name in piece.weights if name in self.graph.weights]
+        stored = layout_weights([each for each in weights if is_stored(each)])
+        model = onnx.ModelProto(
+            ir_version=max(self.graph.ir_version, MIN_IR_VERSION), producer_name="shoal"
+        )
+        for domain, version in sorted(self.graph.opsets.items()):
+            model.opset_import.add(domain=domain, version=version)
+        made = model.graph
+        made.name = "fragment"
+        for position in piece.nodes:
+            node = made.node.add()
+            node.CopyFrom(self.graph.nodes[self.profile.nodes[position].source])
+            node.ClearField("doc_string")
+            node.ClearField("metadata_props")
+        if not piece.nodes:
+            # All is handed through, and the runtime refuses a graph without any node.
+            name = piece.gives[0]
+            made.node.add(op_type="Identity", input=[name], output=[f"{name}/unused"])
+        inputs = tuple(self.profile.tensors[name].spec for name in piece.takes)
+        outputs = tuple(self._given(name) for name in piece.gives)
+        made.input.extend(self._value(spec) for spec in inputs)
+        made.output.extend(self._value(spec) for spec in outputs)
+        for each in stored:
+            tensor = made.initializer.add(
+                name=each.weight.tensor.name,
+                data_type=each.weight.tensor.data_type,
+                dims=each.weight.tensor.dims,
+                data_location=onnx.TensorProto.EXTERNAL,
+            )
+            place = {"location": WEIGHTS_FILE, "offset": each.offset, "length": each.weight.bytes}
+            for key, value in place.items():
+                tensor.external_data.add(key=key, value=str(value))
+        made.initializer.extend(each.loaded() for each in weights if not is_stored(each))
+        made.sparse_initializer.extend(
+            self.graph.sparse[name] for name in piece.weights if name in self.graph.sparse
+        )
+        return FragmentFiles(
+            model=model,
+            stored=stored,
+            inputs=inputs,
+            outputs=outputs,
+            weight_bytes=sum(self.profile.weights[name] for name in piece.weights),
+            resident_bytes=piece.segment.resident_bytes,
+            sources=self.sources,
+        )
+
+    def _given(self, name: str) -> TensorSpec:
+        """What a fragment gives: as inferred, or as the model declares its output."""
+        inferred = self.profile.tensors.get(name)
+        if inferred is not None and inferred.spec.shape is not None:
+            return inferred.spec
+        declared = (each for each in self.profile.outputs if each.name == name)
+        return next(declared, None) or self.profile.tensors[name].spec
+
+    def _value(self, spec: TensorSpec) -> onnx.ValueInfoProto:
+        data_type = onnx.TensorProto.DataType.Value(spec.dtype.upper())
+        value = onnx.ValueInfoProto(name=spec.name)
+        value.type.tensor_type.elem_type = data_type
+        if spec.shape is not None:
+            value.type.tensor_type.shape.SetInParent()
+            for axis in spec.shape:
+                dimension = value.type.tensor_type.shape.dim.add()
+                match axis:
+                    case int():
+                        dimension.dim_value = axis
+                    case str():
+                        dimension.dim_param = axis
+        return value
+
+
+def _edges(layout: Layout, pieces: Sequence[Piece]) -> Iterable[Edge]:
+    """Who sends what to whom: the fragment that makes a tensor, to each that takes it."""
+    profile = layout.profile
+    home = {name: index for index, piece in enumerate(pieces) for name in piece.gives}
+    home |= {
+        name: index
+        for index, piece in enumerate(pieces)
+        for name in piece.gives
+        if name in layout.makers and profile.nodes[layout.makers[name]].role is not Role.CONSTANT
+    }
+    wanted = [(index, piece.takes) for index, piece in enumerate(pieces)]
+    wanted.append((MODEL, tuple(each.name for each in profile.outputs)))
+    given = {each.name for each in profile.inputs}
+    for consumer, names in wanted:
+        by_producer: dict[int, list[str]] = {}
+        for name in names:
+            from_model = name in given and consumer != MODEL
+            by_producer.setdefault(MODEL if from_model else home[name], []).append(name)
+        for producer, tensors in sorted(by_producer.items()):
+            sizes = [_bytes(profile, name) for name in tensors]
+            known = [size for size in sizes if size is not None]
+            yield Edge(
+                producer=producer,
+                consumer=consumer,
+                tensors=tuple(tensors),
+                bytes_per_item=sum(known) if len(known) == len(sizes) else None,
+            )
+
+
+def _bytes(profile: Profile, name: str) -> int | None:
+    return profile.tensors[name].bytes if name in profile.tensors else profile.weights.get(name)

@@ -1,0 +1,260 @@
+"""One fragment as files: model.onnx, weights.bin and fragment.json, named by what they hold.
+
+`fragment.json` is a pure function of the sub-graph: it holds the digests of the other two files,
+and its own digest is the fragment's name. So the weights are read twice: once for their digest,
+which shows whether the fragment stands already, and once to copy them, by the kernel where it can
+(`copy_file_range`), or to see that what stands is right. They never pass through more memory than
+one buffer.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import onnx
+
+from shoal_compiler.errors import ModelRefused
+from shoal_compiler.graph import Weight
+from shoal_compiler.profile import dtype_name, sha256_of
+from shoal_compiler.safety import Range
+from shoal_compiler.wire import LARGE
+from shoal_protocol.files import MAXIMUM_MANIFEST_BYTES
+from shoal_protocol.partition import Digest, TensorSpec, spec_value
+from shoal_protocol.units import format_bytes
+
+ALIGNMENT: Final = 4096
+MANIFEST_FILE: Final = "fragment.json"
+MODEL_FILE: Final = "model.onnx"
+WEIGHTS_FILE: Final = "weights.bin"
+_CHUNK: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One initializer in weights.bin."""
+
+    weight: Weight
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentFiles:
+    """A fragment, ready to be written.
+
+    `inputs` and `outputs` are what it is sent and gives, `resident_bytes` what it is reckoned with.
+    """
+
+    model: onnx.ModelProto
+    stored: tuple[Stored, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    weight_bytes: int
+    resident_bytes: int
+    sources: "Sources"
+
+    def write(self, store: Path | None) -> Digest:
+        """Write to `store/fragments/DIGEST/`, or find it there, whole; what is there and is not
+        right, byte by byte, is replaced. Without a store only the name is found out. Raises
+        `ModelRefused`."""
+        content = self.model.SerializeToString(deterministic=True)
+        files = {MODEL_FILE: _described(content)}
+        if self.stored:
+            files[WEIGHTS_FILE] = {
+                "sha256": self._weights_digest(),
+                "bytes": self.stored[-1].offset + self.stored[-1].weight.bytes,
+            }
+        manifest = self._manifest(files)
+        name = hashlib.sha256(manifest).hexdigest()
+        if store is not None:
+            target = store / "fragments" / name
+            if not _is_whole(target, {**files, MANIFEST_FILE: _described(manifest)}):
+                self._write(target, {MODEL_FILE: content, MANIFEST_FILE: manifest})
+        return Digest(f"sha256:{name}")
+
+    def _manifest(self, files: Mapping[str, Mapping[str, str | int]]) -> bytes:
+        value = {
+            "version": 1,
+            "files": files,
+            "inputs": [spec_value(each) for each in self.inputs],
+            "outputs": [spec_value(each) for each in self.outputs],
+            "weight_bytes": self.weight_bytes,
+            "resident_bytes": self.resident_bytes,
+            "initializers": {
+                each.weight.tensor.name: {
+                    "dtype": dtype_name(each.weight.tensor.data_type),
+                    "shape": list(each.weight.tensor.dims),
+                    "offset": each.offset,
+                    "bytes": each.weight.bytes,
+                }
+                for each in self.stored
+            },
+        }
+        manifest = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+        if len(manifest) > MAXIMUM_MANIFEST_BYTES:
+            raise ModelRefused(
+                f"makes a fragment with {len(self.stored)} weights, whose {MANIFEST_FILE} would "
+                f"have {format_bytes(len(manifest))}; at most "
+                f"{format_bytes(MAXIMUM_MANIFEST_BYTES)} are taken: cut it into more fragments"
+            )
+        return manifest
+
+    def _weights_digest(self) -> str:
+        digest, at = hashlib.sha256(), 0
+        for each in self.stored:
+            digest.update(bytes(each.offset - at))
+            for piece in self.sources.read(each.weight):
+                digest.update(piece)
+            at = each.offset + each.weight.bytes
+        return digest.hexdigest()
+
+    def _write(self, target: Path, contents: Mapping[str, bytes]) -> None:
+        part = target.with_name(f"{target.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        if self.stored:
+            with (part / WEIGHTS_FILE).open("wb", buffering=0) as file:
+                for each in self.stored:
+                    os.lseek(file.fileno(), each.offset, os.SEEK_SET)
+                    self.sources.copy(each.weight, file.fileno())
+                os.fsync(file.fileno())
+        for name, content in contents.items():
+            with (part / name).open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        sync_folder(part)
+        self.sources.check_unchanged()
+        if target.exists():  # damaged; out of the way as a whole, as a killed cut would leave it
+            damaged = target.with_name(f"{target.name}.damaged.part")
+            shutil.rmtree(damaged, ignore_errors=True)
+            target.rename(damaged)
+            part.rename(target)
+            shutil.rmtree(damaged, ignore_errors=True)
+        else:
+            part.rename(target)
+        sync_folder(target.parent)
+
+
+def _described(content: bytes) -> dict[str, str | int]:
+    return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+
+
+def _is_whole(folder: Path, files: Mapping[str, Mapping[str, str | int]]) -> bool:
+    """Whether these files are there and are what they should be."""
+    try:
+        return all(
+            (folder / name).stat().st_size == described["bytes"]
+            and sha256_of(folder / name) == described["sha256"]
+            for name, described in files.items()
+        )
+    except OSError:
+        return False
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and new files in a folder last."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def layout_weights(weights: list[Weight]) -> tuple[Stored, ...]:
+    """Where each of the large weights goes in weights.bin."""
+    stored, end = [], 0
+    for weight in weights:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        stored.append(Stored(weight, offset))
+        end = offset + weight.bytes
+    return tuple(stored)
+
+
+def is_stored(weight: Weight) -> bool:
+    """Whether a weight goes to weights.bin: small ones, and strings, stay in the model."""
+    return weight.bytes >= LARGE and weight.tensor.data_type != onnx.TensorProto.STRING
+
+
+@dataclass(slots=True)
+class Sources:
+    """The files that weights come from, opened once, and watched for changes."""
+
+    _open: dict[Path, tuple[int, tuple[int, int]]] = field(default_factory=dict)
+
+    def read(self, weight: Weight) -> Iterator[bytes | memoryview]:
+        """A weight's bytes, in pieces that are good until the next."""
+        place = weight.contents
+        if place is None:
+            yield weight.loaded().raw_data
+            return
+        descriptor, buffer = self._descriptor(place.path), bytearray(min(_CHUNK, place.length))
+        at, end = place.offset, place.offset + place.length
+        while at < end:
+            piece = memoryview(buffer)[: min(_CHUNK, end - at)]
+            count = os.preadv(descriptor, [piece], at)
+            if count == 0:
+                raise _changed(place)
+            yield piece[:count]
+            at += count
+
+    def copy(self, weight: Weight, target: int) -> None:
+        """Copy a weight's bytes to where `target` stands."""
+        place = weight.contents
+        if place is None or not self._copy_in_kernel(place, target):
+            for piece in self.read(weight):
+                _write_all(target, piece)
+
+    def _copy_in_kernel(self, place: Range, target: int) -> bool:
+        """False: the kernel cannot, between these files, and nothing was copied."""
+        source, done = self._descriptor(place.path), 0
+        while done < place.length:
+            try:
+                count = os.copy_file_range(
+                    source, target, place.length - done, offset_src=place.offset + done
+                )
+            except OSError:
+                if done:
+                    raise
+                return False
+            if count == 0:
+                raise _changed(place)
+            done += count
+        return True
+
+    def check_unchanged(self) -> None:
+        """Raise `ModelRefused` if a file is not the same as when it was opened."""
+        for path, (descriptor, before) in self._open.items():
+            if _state(descriptor) != before:
+                raise ModelRefused("has changed while it was cut", path=path)
+
+    def close(self) -> None:
+        """Close all files."""
+        for descriptor, _ in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+    def _descriptor(self, path: Path) -> int:
+        if path not in self._open:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._open[path] = (descriptor, _state(descriptor))
+        return self._open[path][0]
+
+
+def _state(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+def _changed(place: Range) -> ModelRefused:
+    return ModelRefused("has become shorter while it was cut", path=place.path)
+
+
+def _write_all(target: int, piece: bytes | memoryview) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(target, view) :]

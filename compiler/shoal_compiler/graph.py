@@ -1,0 +1,303 @@
+"""A checked model in one normal form, which profiling and cutting share.
+
+Functions are written out. Every constant of the top level, and every large one inside a sub-graph,
+is an initializer of the graph: some exporters keep all weights in `Constant` nodes, where a device
+could not map them from a file. Initializers that are listed as inputs too are constants: a fragment
+has no caller who would override them. What no output needs is left out.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import onnx
+from onnx import inliner, numpy_helper
+
+from shoal_compiler.errors import ModelRefused
+from shoal_compiler.safety import CheckedModel, Range, byte_size, node_label, subgraphs
+from shoal_compiler.wire import LARGE
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """An initializer. `tensor` is without contents where `contents` says which file has them."""
+
+    tensor: onnx.TensorProto
+    contents: Range | None
+
+    @property
+    def bytes(self) -> int:
+        """Size of the contents."""
+        return self.contents.length if self.contents else byte_size(self.tensor)
+
+    def loaded(self) -> onnx.TensorProto:
+        """The tensor with its contents in memory, as raw bytes; for small ones."""
+        if self.contents is None and (
+            self.tensor.HasField("raw_data") or self.tensor.data_type == onnx.TensorProto.STRING
+        ):
+            return self.tensor
+        if self.contents is None:
+            return numpy_helper.from_array(numpy_helper.to_array(self.tensor), self.tensor.name)
+        loaded = onnx.TensorProto(
+            name=self.tensor.name, data_type=self.tensor.data_type, dims=self.tensor.dims
+        )
+        loaded.raw_data = read_range(self.contents)
+        return loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """The normal form. A node's index in `nodes` is its `source` in the profile."""
+
+    nodes: tuple[onnx.NodeProto, ...]
+    inputs: tuple[onnx.ValueInfoProto, ...]
+    outputs: tuple[onnx.ValueInfoProto, ...]
+    weights: Mapping[str, Weight]
+    sparse: Mapping[str, onnx.SparseTensorProto]
+    declared: Mapping[str, onnx.TypeProto]
+    opsets: Mapping[str, int]
+    ir_version: int
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """How messages call the nodes; unique."""
+        names = [node_label(node, index) for index, node in enumerate(self.nodes)]
+        seen: dict[str, int] = {}
+        for name in names:
+            seen[name] = seen.get(name, 0) + 1
+        return tuple(
+            name if seen[name] == 1 else f"{name} at {index}" for index, name in enumerate(names)
+        )
+
+    @cached_property
+    def reads(self) -> tuple[tuple[str, ...], ...]:
+        """What each node reads, with what its sub-graphs capture; each name once."""
+        return tuple(tuple(dict.fromkeys(read_names(node))) for node in self.nodes)
+
+    @cached_property
+    def producers(self) -> Mapping[str, int]:
+        """The node that makes each tensor."""
+        return {
+            name: index for index, node in enumerate(self.nodes) for name in node.output if name
+        }
+
+
+def read_range(place: Range) -> bytes:
+    """A range of a file, in memory."""
+    with place.path.open("rb") as file:
+        file.seek(place.offset)
+        return file.read(place.length)
+
+
+def normalise(model: CheckedModel) -> Graph:
+    """Bring a checked model into the normal form. Raises `ModelRefused`."""
+    proto = _without_functions(model.proto)
+    graph = proto.graph
+    weights = {each.name: Weight(each, model.contents(each)) for each in graph.initializer}
+    sparse = {each.values.name: each for each in graph.sparse_initializer}
+    if len(weights) + len(sparse) != len(graph.initializer) + len(graph.sparse_initializer):
+        raise ModelRefused("has two initializers of one name")
+    hoist = _Hoist(model, weights, _definitions(graph))
+    nodes = [node for node in graph.node if not hoist.constant(node)]
+    for node in nodes:
+        hoist.inside(node)
+    inputs = tuple(each for each in graph.input if each.name not in weights | sparse)
+    normal = Graph(
+        nodes=tuple(nodes),
+        inputs=inputs,
+        outputs=tuple(graph.output),
+        weights=weights,
+        sparse=sparse,
+        declared={each.name: each.type for each in (*graph.value_info, *graph.output)},
+        opsets={each.domain: each.version for each in proto.opset_import},
+        ir_version=proto.ir_version,
+    )
+    _check_names(normal)
+    live = _live(nodes, {each.name for each in graph.output})
+    return replace(
+        normal, nodes=tuple(node for node, kept in zip(nodes, live, strict=True) if kept)
+    )
+
+
+def _without_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
+    if not proto.functions:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(proto)
+        return copy
+    try:
+        return inliner.inline_local_functions(proto)
+    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+        raise ModelRefused(f"has functions that cannot be written out: {error}") from error
+
+
+def _definitions(graph: onnx.GraphProto) -> dict[str, int]:
+    """How often each name is defined, in all scopes."""
+    counts: dict[str, int] = {}
+
+    def visit(scope: onnx.GraphProto) -> None:
+        names = [each.name for each in scope.input] + [each.name for each in scope.initializer]
+        names += [each.values.name for each in scope.sparse_initializer]
+        for node in scope.node:
+            names.extend(node.output)
+            for inner in subgraphs(node):
+                visit(inner)
+        for name in names:
+            counts[name] = counts.get(name, 0) + 1
+
+    visit(graph)
+    return counts
+
+
+@dataclass(slots=True)
+class _Hoist:
+    """Moves constants out of nodes and sub-graphs, into the graph's initializers."""
+
+    model: CheckedModel
+    weights: dict[str, Weight]
+    definitions: dict[str, int]
+
+    def constant(self, node: onnx.NodeProto) -> bool:
+        """Make a `Constant` of the top level an initializer; False: it is something else."""
+        tensor = _constant_tensor(node)
+        if tensor is None:
+            return False
+        tensor.name = node.output[0]
+        if tensor.name in self.weights:
+            raise ModelRefused("is defined twice", tensor=tensor.name)
+        self.weights[tensor.name] = Weight(tensor, self.model.contents(tensor))
+        return True
+
+    def inside(self, node: onnx.NodeProto) -> None:
+        """Move large constants of sub-graphs out; load any other large tensor of an attribute."""
+        for attribute in node.attribute:
+            for tensor in (*([attribute.t] if attribute.HasField("t") else ()), *attribute.tensors):
+                contents = self.model.contents(tensor)
+                if contents is not None:
+                    tensor.CopyFrom(Weight(tensor, contents).loaded())
+        for graph in subgraphs(node):
+            self._from_graph(graph)
+
+    def _from_graph(self, graph: onnx.GraphProto) -> None:
+        fixed = {each.name for each in (*graph.input, *graph.output)}
+        moved: dict[str, str] = {}
+        kept_tensors = []
+        for tensor in graph.initializer:
+            if tensor.name in fixed or not self._move(tensor, moved):
+                contents = self.model.contents(tensor)
+                kept_tensors.append(Weight(tensor, contents).loaded() if contents else tensor)
+        kept_nodes = []
+        for node in graph.node:
+            constant = _constant_tensor(node)
+            if constant is not None and node.output[0] not in fixed:
+                constant.name = node.output[0]
+                if self._move(constant, moved):
+                    continue
+            kept_nodes.append(node)
+        kept = onnx.GraphProto(initializer=kept_tensors, node=kept_nodes)
+        del graph.initializer[:], graph.node[:]
+        graph.initializer.extend(kept.initializer)
+        graph.node.extend(kept.node)
+        _rename(graph, moved)
+        for node in graph.node:
+            self.inside(node)
+
+    def _move(self, tensor: onnx.TensorProto, moved: dict[str, str]) -> bool:
+        weight = Weight(tensor, self.model.contents(tensor))
+        if weight.bytes < LARGE or tensor.data_type == onnx.TensorProto.STRING:
+            return False
+        old = new = tensor.name
+        number = 0
+        while new in self.weights or self.definitions.get(new, 0) > (new == old):
+            number += 1
+            new = f"{old}.{number}"
+        tensor.name = moved[old] = new
+        self.definitions[new] = 1
+        self.weights[new] = weight
+        return True
+
+
+def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The value of a `Constant` node as a tensor; None for other nodes, and for sparse values."""
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or not node.attribute:
+        return None
+    attribute = node.attribute[0]
+    if attribute.name == "value":
+        return attribute.t
+    if attribute.name in ("value_string", "value_strings"):
+        values = [attribute.s] if attribute.name == "value_string" else list(attribute.strings)
+        dims = [] if attribute.name == "value_string" else [len(values)]
+        return onnx.TensorProto(data_type=onnx.TensorProto.STRING, dims=dims, string_data=values)
+    numbers: dict[str, np.ndarray] = {
+        "value_float": np.array(attribute.f, np.float32),
+        "value_floats": np.array(attribute.floats, np.float32),
+        "value_int": np.array(attribute.i, np.int64),
+        "value_ints": np.array(attribute.ints, np.int64),
+    }
+    found = numbers.get(attribute.name)
+    return None if found is None else numpy_helper.from_array(found)
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Rename what nodes read, in a graph and in those inside it, except where it is shadowed."""
+    if not names:
+        return
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            node.input[position] = names.get(name, name)
+        for inner in subgraphs(node):
+            hidden = set(_defined(inner))
+            _rename(inner, {old: new for old, new in names.items() if old not in hidden})
+
+
+def _defined(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (each.name for each in graph.input)
+    yield from (each.name for each in graph.initializer)
+    for sparse in graph.sparse_initializer:
+        yield sparse.values.name
+    for node in graph.node:
+        yield from node.output
+
+
+def read_names(node: onnx.NodeProto) -> Iterator[str]:
+    """Names that a node reads: its inputs, and what its sub-graphs take from around them."""
+    yield from filter(None, node.input)
+    for graph in subgraphs(node):
+        inside = set(_defined(graph))
+        for inner in graph.node:
+            yield from (name for name in read_names(inner) if name not in inside)
+        # A branch may give a tensor of the graph around it as its own output.
+        yield from (each.name for each in graph.output if each.name not in inside and each.name)
+
+
+def _live(nodes: list[onnx.NodeProto], needed: set[str]) -> list[bool]:
+    """Which nodes some output depends on."""
+    producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    live = [False] * len(nodes)
+    waiting = list(needed)
+    while waiting:
+        index = producer.get(waiting.pop())
+        if index is not None and not live[index]:
+            live[index] = True
+            waiting.extend(read_names(nodes[index]))
+    return live
+
+
+def _check_names(graph: Graph) -> None:
+    """Every tensor is made once, and every tensor that is read is made."""
+    made = {each.name for each in graph.inputs} | set(graph.weights) | set(graph.sparse)
+    if len(made) != len(graph.inputs) + len(graph.weights) + len(graph.sparse):
+        raise ModelRefused("has two inputs or initializers of one name")
+    outputs = [each.name for each in graph.outputs]
+    if len(set(outputs)) != len(outputs):
+        raise ModelRefused("has two outputs of one name")
+    for node, label in zip(graph.nodes, graph.labels, strict=True):
+        for name in filter(None, node.output):
+            if name in made:
+                raise ModelRefused("makes a tensor that is made elsewhere", node=label, tensor=name)
+            made.add(name)
+    readers = [*zip(graph.labels, graph.reads, strict=True), ("the graph's outputs", outputs)]
+    for label, names in readers:
+        missing = [name for name in names if name not in made]
+        if missing:
+            raise ModelRefused("needs a tensor that nothing makes", node=label, tensor=missing[0])

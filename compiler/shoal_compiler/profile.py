@@ -1,0 +1,221 @@
+"""ONNX file -> `api.profile.Profile`. Weights are never read, except once for the digest."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import onnx
+
+from shoal_compiler.costs import Shaped, flops, in_place, touched, workspace
+from shoal_compiler.errors import ModelRefused
+from shoal_compiler.graph import Graph, normalise
+from shoal_compiler.order import choose_order, roles
+from shoal_compiler.safety import CheckedModel, bits_of, byte_size, element_count, open_model
+from shoal_compiler.shapes import Shapes, axes_of, infer
+from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
+from shoal_protocol.partition import Digest, TensorSpec
+
+STRING_BYTES: Final = 32
+"""What one string is reckoned with: its length is known at run time only."""
+# The types that the protocol carries; those below a byte, and the 8-bit floats, it does not.
+SENDABLE: Final = frozenset(range(onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16 + 1))
+_CHUNK: Final = 1 << 20
+
+
+def profile_model(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> Profile:
+    """Profile a model; `shapes` gives inputs with dynamic axes the sizes to reckon with.
+
+    Bytes and FLOPs that depend on an axis that stays dynamic are None. Raises `ModelRefused`, also
+    for a model with inputs or outputs that are no tensors.
+    """
+    model = open_model(Path(path))
+    graph = normalise(model)
+    graph_digest, digest = _digests(model)
+    return _Profiler.of(graph, shapes or {}).profile(model, graph_digest, digest)
+
+
+def _digests(model: CheckedModel) -> tuple[Digest, Digest]:
+    """The ONNX file's digest, and the model's (`Profile.digest`)."""
+    own = sha256_of(model.path)
+    if not model.external:
+        return Digest(f"sha256:{own}"), Digest(f"sha256:{own}")
+    lines = [f"{own}  model.onnx\n"]
+    lines += [f"{sha256_of(path)}  {name}\n" for name, path in sorted(model.external.items())]
+    together = hashlib.sha256("".join(lines).encode()).hexdigest()
+    return Digest(f"sha256:{own}"), Digest(f"sha256:{together}")
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal digest of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        buffer = bytearray(_CHUNK)
+        view = memoryview(buffer)
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Profiler:
+    graph: Graph
+    order: tuple[int, ...]
+    roles: tuple[Role, ...]
+    shapes: Shapes
+
+    @classmethod
+    def of(cls, graph: Graph, sizes: Mapping[str, Sequence[int]]) -> "_Profiler":
+        node_roles = roles(graph)
+        order = choose_order(graph, node_roles)
+        return cls(graph, order, node_roles, infer(graph, order, node_roles, sizes))
+
+    def profile(self, model: CheckedModel, graph_digest: Digest, digest: Digest) -> Profile:
+        used = {name for names in self.graph.reads for name in names}
+        used |= {each.name for each in self.graph.outputs}
+        weights = {name: each.bytes for name, each in self.graph.weights.items() if name in used}
+        weights |= {
+            name: _dense_bytes(each) for name, each in self.graph.sparse.items() if name in used
+        }
+        parameters = sum(
+            element_count(each.tensor) for name, each in self.graph.weights.items() if name in used
+        )
+        return Profile(
+            digest=digest,
+            graph_digest=graph_digest,
+            size_bytes=sum(each.stat().st_size for each in (model.path, *model.external.values())),
+            opset=self.graph.opsets.get("", self.graph.opsets.get("ai.onnx", 0)),
+            parameters=parameters,
+            inputs=tuple(self._declared(each) for each in self.graph.inputs),
+            outputs=tuple(self._declared(each) for each in self.graph.outputs),
+            nodes=tuple(self._node(index) for index in self.order),
+            tensors=self._tensors(),
+            weights=weights,
+        )
+
+    def _node(self, index: int) -> NodeProfile:
+        node = self.graph.nodes[index]
+        constants = self.graph.weights.keys() | self.graph.sparse.keys()
+        reads = self.graph.reads[index]
+        weights = tuple(name for name in reads if name in constants)
+        shaped = Shaped(
+            node,
+            tuple(self.shapes.sizes.get(name) if name else None for name in node.input),
+            tuple(self.shapes.sizes.get(name) for name in node.output if name),
+        )
+        return NodeProfile(
+            label=self.graph.labels[index],
+            operator=f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
+            source=index,
+            role=self.roles[index],
+            inputs=tuple(name for name in reads if name not in constants),
+            outputs=tuple(filter(None, node.output)),
+            weights=weights,
+            flops=flops(shaped),
+            parameter_bytes=sum(self._weight_bytes(name) for name in weights),
+            activation_bytes=_sum(self._bytes(name) for name in node.output if name),
+            workspace_bytes=workspace(shaped),
+            in_place=in_place(node),
+            touched=self._touched(shaped),
+        )
+
+    def _touched(self, shaped: Shaped) -> tuple[tuple[str, int], ...]:
+        """The table of which the node reads rows, if it does; a node may read it otherwise too."""
+        table, *others = shaped.node.input or [""]
+        if table not in self.graph.weights or table in others:
+            return ()
+        size = touched(shaped, self.graph.weights[table].bytes)
+        return () if size is None else ((table, size),)
+
+    def _weight_bytes(self, name: str) -> int:
+        if name in self.graph.weights:
+            return self.graph.weights[name].bytes
+        return _dense_bytes(self.graph.sparse[name])
+
+    def _bytes(self, name: str) -> int | None:
+        """Bytes of a tensor for the profiled shapes."""
+        sizes, kind = self.shapes.sizes.get(name), self.shapes.types.get(name)
+        if sizes is None or kind is None or not kind.HasField("tensor_type"):
+            return None
+        data_type = kind.tensor_type.elem_type
+        count = 1
+        for size in sizes:
+            count *= size
+        if data_type == onnx.TensorProto.STRING:
+            return count * STRING_BYTES
+        bits = bits_of(data_type)
+        return None if bits is None else (count * bits + 7) // 8
+
+    def _tensors(self) -> dict[str, TensorProfile]:
+        names = [each.name for each in self.graph.inputs]
+        names += [name for index in self.order for name in self.graph.nodes[index].output if name]
+        return {
+            name: TensorProfile(
+                spec=self._spec(name), bytes=self._bytes(name), obstacle=self._obstacle(name)
+            )
+            for name in names
+        }
+
+    def _spec(self, name: str) -> TensorSpec:
+        kind = self.shapes.types.get(name)
+        data_type = kind.tensor_type.elem_type if kind is not None else 0
+        return TensorSpec(name=name, dtype=dtype_name(data_type), shape=self.shapes.axes(name))
+
+    def _obstacle(self, name: str) -> str:
+        """Why a tensor cannot be sent."""
+        kind = self.shapes.types.get(name)
+        match kind.WhichOneof("value") if kind is not None else None:
+            case None:
+                return "its type is not known"
+            case "tensor_type":
+                data_type = kind.tensor_type.elem_type if kind is not None else 0
+                if data_type in SENDABLE:
+                    return ""
+                return f"tensors of type {dtype_name(data_type)} are not sent"
+            case value:
+                return f"it is a {str(value).removesuffix('_type')}, not a tensor"
+
+    def _declared(self, value: onnx.ValueInfoProto) -> TensorSpec:
+        """A model's input or output as the model declares it, or as inferred where it does not."""
+        if not value.type.HasField("tensor_type") and value.type.WhichOneof("value"):
+            kind = str(value.type.WhichOneof("value")).removesuffix("_type")
+            raise ModelRefused(
+                f"is an input or output that is a {kind}; only tensors can be sent",
+                tensor=value.name,
+            )
+        tensor = value.type.tensor_type
+        spec = self._declared_spec(value, tensor)
+        if value.name in self.shapes.types and (obstacle := self._obstacle(value.name)):
+            raise ModelRefused(f"is an input or output, and {obstacle}", tensor=value.name)
+        return spec
+
+    def _declared_spec(
+        self, value: onnx.ValueInfoProto, tensor: onnx.TypeProto.Tensor
+    ) -> TensorSpec:
+        inferred = self.shapes.types.get(value.name)
+        data_type = tensor.elem_type
+        if inferred is not None and inferred.tensor_type.elem_type:
+            data_type = inferred.tensor_type.elem_type
+        axes = axes_of(value.type) if tensor.HasField("shape") else self.shapes.axes(value.name)
+        return TensorSpec(name=value.name, dtype=dtype_name(data_type), shape=axes)
+
+
+def dtype_name(data_type: int) -> str:
+    """ONNX's name of an element type, in lower case."""
+    if data_type not in onnx.TensorProto.DataType.values():
+        return "undefined"
+    return onnx.TensorProto.DataType.Name(onnx.TensorProto.DataType.ValueType(data_type)).lower()
+
+
+def _dense_bytes(sparse: onnx.SparseTensorProto) -> int:
+    return byte_size(onnx.TensorProto(data_type=sparse.values.data_type, dims=sparse.dims))
+
+
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    total = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total += size
+    return total

@@ -1,0 +1,364 @@
+"""Checks on an ONNX file from a stranger. They stand before anything else looks at it.
+
+First the bytes (`wire`), then, on the parsed skeleton: operator domains are on a list, functions
+do not recurse or explode, graphs nest to a limit, counts are bounded, every tensor has exactly the
+bytes that its shape and type call for (computed without overflow), and external data lies inside
+files that lie inside the model's folder and are no links. Nothing that follows paths is called.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from shoal_compiler.errors import ModelRefused
+from shoal_compiler.wire import INLINE, read_skeleton
+
+DOMAINS: Final = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
+OLDEST_OPSET: Final = 11
+MAX_NODES: Final = 200_000
+MAX_INITIALIZERS: Final = 200_000
+MAX_ARITY: Final = 4096
+MAX_RANK: Final = 64
+MAX_GRAPH_DEPTH: Final = 16
+MAX_ELEMENTS: Final = 2**62
+
+_TYPE = onnx.TensorProto
+_BITS: Final[dict[int, int]] = {
+    _TYPE.FLOAT6E2M3: 6,
+    _TYPE.FLOAT6E3M2: 6,
+    _TYPE.UINT4: 4,
+    _TYPE.INT4: 4,
+    _TYPE.FLOAT4E2M1: 4,
+    _TYPE.UINT2: 2,
+    _TYPE.INT2: 2,
+    **dict.fromkeys((_TYPE.UINT8, _TYPE.INT8, _TYPE.BOOL), 8),
+    **dict.fromkeys((_TYPE.FLOAT8E4M3FN, _TYPE.FLOAT8E4M3FNUZ, _TYPE.FLOAT8E5M2), 8),
+    **dict.fromkeys((_TYPE.FLOAT8E5M2FNUZ, _TYPE.FLOAT8E8M0), 8),
+    **dict.fromkeys((_TYPE.UINT16, _TYPE.INT16, _TYPE.FLOAT16, _TYPE.BFLOAT16), 16),
+    **dict.fromkeys((_TYPE.FLOAT, _TYPE.INT32, _TYPE.UINT32), 32),
+    **dict.fromkeys((_TYPE.DOUBLE, _TYPE.INT64, _TYPE.UINT64, _TYPE.COMPLEX64), 64),
+    _TYPE.COMPLEX128: 128,
+}
+_DECIMAL = re.compile(r"[0-9]{1,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes of a file."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedModel:
+    """A model that passed: its skeleton, and the files that hold its large tensors.
+
+    `external` are the files of external data by location, besides the ONNX file itself.
+    """
+
+    path: Path
+    proto: onnx.ModelProto
+    external: dict[str, Path]
+
+    def contents(self, tensor: onnx.TensorProto) -> Range | None:
+        """Where the bytes of a tensor are; None: in the tensor itself."""
+        if tensor.data_location != _TYPE.EXTERNAL:
+            return None
+        place = {each.key: each.value for each in tensor.external_data}
+        location = place["location"]
+        return Range(
+            self.path if location == INLINE else self.external[location],
+            int(place.get("offset", "0")),
+            int(place.get("length", str(byte_size(tensor)))),
+        )
+
+
+def check_model_file(path: Path) -> None:
+    """Raise `ModelRefused` unless the file, and the files it refers to, are safe to work with."""
+    open_model(path)
+
+
+def open_model(path: Path) -> CheckedModel:
+    """Read a model without its weights, after all checks. Raises `ModelRefused`."""
+    path = Path(path)
+    skeleton = read_skeleton(path)
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(skeleton)
+    except DecodeError as error:
+        raise ModelRefused("is not an ONNX model", path=path) from error
+    if not proto.HasField("graph") or not proto.graph.output:
+        raise ModelRefused("is not an ONNX model: it has no graph with outputs", path=path)
+    _check_opsets(proto)
+    _check_functions(proto)
+    check = _Check(folder=path.parent, inline_bytes=path.stat().st_size, external={})
+    check.graph(proto.graph, {(each.domain, each.name) for each in proto.functions}, 0)
+    for function in proto.functions:
+        check.nodes(function.node, {(each.domain, each.name) for each in proto.functions}, 1)
+    return CheckedModel(path=path, proto=proto, external=check.external)
+
+
+def element_count(tensor: onnx.TensorProto) -> int:
+    """The product of the dimensions. Raises `ModelRefused` for a shape that no tensor can have."""
+    if len(tensor.dims) > MAX_RANK:
+        raise ModelRefused(f"has {len(tensor.dims)} axes, at most {MAX_RANK}", tensor=tensor.name)
+    count = 1
+    for size in tensor.dims:
+        if size < 0:
+            raise ModelRefused(f"has an axis of size {size}", tensor=tensor.name)
+        count *= size
+        if count > MAX_ELEMENTS:
+            raise ModelRefused(
+                f"has more elements than can be ({list(tensor.dims)})", tensor=tensor.name
+            )
+    return count
+
+
+def bits_of(data_type: int) -> int | None:
+    """Bits of one element; None for strings, and for types that nobody knows."""
+    return _BITS.get(data_type)
+
+
+def byte_size(tensor: onnx.TensorProto) -> int:
+    """Bytes of the tensor's contents, from shape and type; a string counts its own length."""
+    if tensor.data_type == _TYPE.STRING:
+        return sum(len(each) for each in tensor.string_data)
+    bits = bits_of(tensor.data_type)
+    if bits is None:
+        raise ModelRefused(f"has unknown data type {tensor.data_type}", tensor=tensor.name)
+    return (element_count(tensor) * bits + 7) // 8
+
+
+def _check_opsets(proto: onnx.ModelProto) -> None:
+    versions = {each.domain or "ai.onnx": each.version for each in proto.opset_import}
+    newest = onnx.defs.onnx_opset_version()
+    opset = versions.get("ai.onnx", 1)
+    if len(versions) != len(proto.opset_import):
+        raise ModelRefused("imports an operator set twice")
+    if "ai.onnx" not in versions and versions:
+        return  # a graph of other domains only
+    if not OLDEST_OPSET <= opset <= newest:
+        raise ModelRefused(
+            f"uses opset {opset}; Shoal takes {OLDEST_OPSET} to {newest}"
+            + (" (onnx.version_converter can raise it)" if opset < OLDEST_OPSET else "")
+        )
+
+
+def _check_functions(proto: onnx.ModelProto) -> None:
+    """Functions do not call themselves, and all of them written out are not too many nodes."""
+    bodies = {(each.domain, each.name): each for each in proto.functions}
+    if len(bodies) != len(proto.functions):
+        raise ModelRefused("defines a function twice")
+    sizes: dict[tuple[str, str], int] = {}
+    open_calls: set[tuple[str, str]] = set()
+
+    def written_out(nodes: Iterable[onnx.NodeProto], where: str) -> int:
+        total = 0
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            total += size_of(key) if key in bodies else 1
+            if total > MAX_NODES:
+                raise ModelRefused(
+                    f"has more than {MAX_NODES} nodes with functions written out in {where}"
+                )
+        return total
+
+    def size_of(key: tuple[str, str]) -> int:
+        if key in open_calls:
+            raise ModelRefused(f"function {key[1]} calls itself")
+        if len(open_calls) >= MAX_GRAPH_DEPTH:
+            raise ModelRefused(f"functions call one another more than {MAX_GRAPH_DEPTH} deep")
+        if key not in sizes:
+            open_calls.add(key)
+            sizes[key] = written_out(_all_nodes(bodies[key].node), f"function {key[1]}")
+            open_calls.discard(key)
+        return sizes[key]
+
+    for key in bodies:
+        size_of(key)
+    written_out(_all_nodes(proto.graph.node), "the graph")
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes and those of their sub-graphs."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from _all_nodes(graph.node)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in a node's attributes."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+@dataclass(slots=True, kw_only=True)
+class _Check:
+    folder: Path
+    inline_bytes: int
+    external: dict[str, Path]
+
+    def graph(self, graph: onnx.GraphProto, functions: set[tuple[str, str]], depth: int) -> None:
+        if depth > MAX_GRAPH_DEPTH:
+            raise ModelRefused(f"graphs are nested more than {MAX_GRAPH_DEPTH} deep")
+        if len(graph.initializer) + len(graph.sparse_initializer) > MAX_INITIALIZERS:
+            raise ModelRefused(f"has more than {MAX_INITIALIZERS} initializers")
+        if max(len(graph.input) - len(graph.initializer), len(graph.output)) > MAX_ARITY:
+            raise ModelRefused(f"has more than {MAX_ARITY} inputs or outputs")
+        for tensor in graph.initializer:
+            self.tensor(tensor)
+        for sparse in graph.sparse_initializer:
+            self.sparse(sparse)
+        self.nodes(graph.node, functions, depth)
+
+    def nodes(
+        self, nodes: Iterable[onnx.NodeProto], functions: set[tuple[str, str]], depth: int
+    ) -> None:
+        for index, node in enumerate(nodes):
+            label = node_label(node, index)
+            if (node.domain, node.op_type) not in functions and (
+                (node.domain or "ai.onnx") not in DOMAINS
+            ):
+                raise ModelRefused(
+                    f"uses operator {node.op_type} of domain {node.domain!r}; known are "
+                    f"{', '.join(DOMAINS)} and functions that the model itself defines",
+                    node=label,
+                )
+            if max(len(node.input), len(node.output), len(node.attribute)) > MAX_ARITY:
+                raise ModelRefused(f"has more than {MAX_ARITY} inputs or outputs", node=label)
+            for attribute in node.attribute:
+                for tensor in (
+                    *([attribute.t] if attribute.HasField("t") else ()),
+                    *attribute.tensors,
+                ):
+                    self.tensor(tensor)
+                for sparse in attribute.sparse_tensors:
+                    self.sparse(sparse)
+                if attribute.HasField("sparse_tensor"):
+                    self.sparse(attribute.sparse_tensor)
+            for graph in subgraphs(node):
+                self.graph(graph, functions, depth + 1)
+
+    def sparse(self, sparse: onnx.SparseTensorProto) -> None:
+        for tensor in (sparse.values, sparse.indices):
+            if tensor.data_location == _TYPE.EXTERNAL:
+                raise ModelRefused("is sparse with external data", tensor=sparse.values.name)
+            self.tensor(tensor)
+        dense = onnx.TensorProto(data_type=sparse.values.data_type, dims=sparse.dims)
+        dense.name = sparse.values.name
+        if sparse.values.data_type != _TYPE.STRING and byte_size(dense) > 1 << 31:
+            raise ModelRefused("is sparse and would be over 2 GiB dense", tensor=dense.name)
+
+    def tensor(self, tensor: onnx.TensorProto) -> None:
+        count = element_count(tensor)
+        if tensor.HasField("segment"):
+            raise ModelRefused("is in segments, which nothing supports", tensor=tensor.name)
+        if tensor.data_type == _TYPE.STRING:
+            if tensor.data_location == _TYPE.EXTERNAL or len(tensor.string_data) != count:
+                raise ModelRefused(
+                    f"has {len(tensor.string_data)} strings for {count} elements",
+                    tensor=tensor.name,
+                )
+            return
+        wanted = byte_size(tensor)
+        if tensor.data_location == _TYPE.EXTERNAL:
+            self.external_data(tensor, wanted)
+            return
+        have = _own_bytes(tensor)
+        if have != wanted:
+            raise ModelRefused(
+                f"has {have} bytes, its shape {list(tensor.dims)} calls for {wanted}",
+                tensor=tensor.name,
+            )
+
+    def external_data(self, tensor: onnx.TensorProto, wanted: int) -> None:
+        place = {each.key: each.value for each in tensor.external_data}
+        if len(place) != len(tensor.external_data):
+            raise ModelRefused("has contradictory external data", tensor=tensor.name)
+        location = place.get("location", "")
+        if location == INLINE:
+            size = self.inline_bytes
+        else:
+            if location not in self.external:
+                self.external[location] = _inside(self.folder, location, tensor.name)
+            size = self.external[location].stat().st_size
+        for key in ("offset", "length"):
+            if not _DECIMAL.fullmatch(place.get(key, "0")):
+                raise ModelRefused(f"has {key} {place[key]!r}", tensor=tensor.name)
+        offset, length = int(place.get("offset", "0")), int(place.get("length", str(wanted)))
+        if length != wanted:
+            raise ModelRefused(
+                f"has {length} bytes of data, its shape {list(tensor.dims)} calls for {wanted}",
+                tensor=tensor.name,
+            )
+        if offset + length > size:
+            raise ModelRefused(
+                f"has its data at {offset} to {offset + length} of {location}, "
+                f"which has {size} bytes",
+                tensor=tensor.name,
+            )
+
+
+def node_label(node: onnx.NodeProto, index: int) -> str:
+    """How messages call a node: names need not be there, nor be unique."""
+    return f"{node.name or '#' + str(index)} ({node.op_type})"
+
+
+def _own_bytes(tensor: onnx.TensorProto) -> int:
+    """Bytes that a tensor's own fields hold, once packed as its type says."""
+    if tensor.HasField("raw_data"):
+        return len(tensor.raw_data)
+    bits = _BITS[tensor.data_type]
+    match tensor.data_type:
+        case _TYPE.FLOAT | _TYPE.COMPLEX64:
+            return len(tensor.float_data) * 4
+        case _TYPE.DOUBLE | _TYPE.COMPLEX128:
+            return len(tensor.double_data) * 8
+        case _TYPE.INT64:
+            return len(tensor.int64_data) * 8
+        case _TYPE.UINT64 | _TYPE.UINT32:
+            return len(tensor.uint64_data) * bits // 8
+    # Smaller types stand in int32_data, those below a byte packed into bytes.
+    return len(tensor.int32_data) * max(bits, 8) // 8
+
+
+def _inside(folder: Path, location: str, tensor: str) -> Path:
+    """The file of external data, if it lies in the model's folder and is no link."""
+    parts = PurePosixPath(location).parts
+    if (
+        not parts
+        or location.startswith("/")
+        or ".." in parts
+        or any(mark in location for mark in ("\0", "\\", ":"))
+    ):
+        raise ModelRefused(f"has external data outside of the folder ({location!r})", tensor=tensor)
+    path = folder
+    for part in parts:
+        path = path / part
+        try:
+            status = os.lstat(path)
+        except OSError as error:
+            raise ModelRefused(
+                f"has external data in {location}: {error.strerror}", tensor=tensor, path=path
+            ) from error
+        if stat.S_ISLNK(status.st_mode):
+            raise ModelRefused("is a symbolic link; external data must not be", path=path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelRefused("is not a file", path=path)
+    if status.st_nlink != 1:
+        raise ModelRefused(
+            "has several names (hard links); external data must have one: copy it", path=path
+        )
+    return path

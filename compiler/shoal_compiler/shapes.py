@@ -1,0 +1,296 @@
+"""Types and shapes of every tensor, twice: as the graph alone gives them, and for given inputs.
+
+*Symbolic*: `onnx.shape_inference` over the whole graph. Its names for axes (`batch`) are kept.
+*Concrete*: node by node, with the inputs' sizes put in for dynamic axes. What the graph computes
+from shapes (`Shape`, `Slice`, `Concat`, then `Reshape`) is evaluated on the way, as long as it is
+small, so that shapes stay known where whole-graph inference loses them. What is not known is None.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from shoal_compiler.errors import ModelRefused
+from shoal_compiler.graph import Graph
+from shoal_compiler.wire import LARGE
+from shoal_planner.profile import Role
+
+Axes = tuple[int | str | None, ...]
+Dims = tuple[int, ...]
+Values = npt.NDArray[np.generic]
+
+# How onnx says that a node or a graph makes no sense to it.
+_INFERENCE_FAILS: Final = (
+    onnx.shape_inference.InferenceError,
+    onnx.checker.ValidationError,
+    onnx.defs.SchemaError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+)
+MAX_EVALUATED: Final = 4096
+"""Elements of the largest tensor that is evaluated for its part in a shape."""
+
+# ONNX Runtime's own operators have no inference in onnx. Of those that quantised and fused models
+# use most: which input the output has its type from, and which its shape, if any.
+_LIKE: Final[dict[str, tuple[int, int | None]]] = {
+    **dict.fromkeys(("BiasGelu", "FastGelu", "Gelu", "QuickGelu"), (0, 0)),
+    **dict.fromkeys(("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax"), (0, 0)),
+    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), (0, 0)),
+    **dict.fromkeys(("QLinearAdd", "QLinearMul", "QLinearAveragePool"), (0, None)),
+    **dict.fromkeys(("QLinearGlobalAveragePool", "QLinearReduceMean"), (0, None)),
+    **dict.fromkeys(("FusedConv", "FusedMatMul", "FusedGemm", "MatMulNBits"), (0, None)),
+    **dict.fromkeys(("Attention", "EmbedLayerNormalization", "MultiHeadAttention"), (0, None)),
+    "DequantizeLinear": (1, 0),
+    "QuantizeLinear": (2, 0),
+    "QLinearConcat": (2, None),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """`types` are symbolic, `sizes` concrete, by tensor; one that is missing is unknown."""
+
+    types: Mapping[str, onnx.TypeProto]
+    sizes: Mapping[str, Dims]
+
+    def axes(self, name: str) -> Axes | None:
+        """A tensor's symbolic shape; None: not even its rank is known."""
+        kind = self.types.get(name)
+        if kind is not None and kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
+            return axes_of(kind)
+        return None if name not in self.sizes else (None,) * len(self.sizes[name])
+
+
+def axes_of(kind: onnx.TypeProto) -> Axes:
+    """The axes of a tensor type that has a shape."""
+
+    def axis(dimension: onnx.TensorShapeProto.Dimension) -> int | str | None:
+        if dimension.HasField("dim_value"):
+            return dimension.dim_value if dimension.dim_value >= 0 else None
+        return dimension.dim_param if dimension.dim_param not in ("", "?") else None
+
+    return tuple(axis(dimension) for dimension in kind.tensor_type.shape.dim)
+
+
+def infer(
+    graph: Graph,
+    order: Sequence[int],
+    roles: Sequence[Role],
+    shapes: Mapping[str, Sequence[int]],
+) -> Shapes:
+    """Infer types and shapes; `shapes` are sizes of inputs by name.
+
+    Raises `ModelRefused` for a name that is no input, or sizes that contradict the graph.
+    """
+    inputs = _concrete_inputs(graph, shapes)
+    concrete = _Concrete(graph=graph, roles=roles)
+    for name, kind in inputs.items():
+        concrete.learn(name, kind)
+    for index in order:
+        concrete.node(index)
+    types = _symbolic(graph, order)
+    for name, kind in concrete.types.items():
+        types.setdefault(name, _without_sizes(kind))
+    for name, kind in graph.declared.items():
+        types.setdefault(name, _without_sizes(kind))
+    return Shapes(types=types, sizes=concrete.sizes)
+
+
+def _symbolic(graph: Graph, order: Sequence[int]) -> dict[str, onnx.TypeProto]:
+    initializers = [each.tensor for each in graph.weights.values()]
+    model = onnx.ModelProto(ir_version=max(graph.ir_version, 4))
+    model.opset_import.extend(
+        onnx.OperatorSetIdProto(domain=domain, version=version)
+        for domain, version in graph.opsets.items()
+    )
+    model.graph.name = "graph"
+    model.graph.node.extend(graph.nodes[index] for index in order)
+    model.graph.input.extend(_plain(each) for each in graph.inputs)
+    model.graph.initializer.extend(initializers)
+    model.graph.sparse_initializer.extend(graph.sparse.values())
+    # The outputs' declared shapes are claims, some of them stale: what is inferred is better.
+    model.graph.output.extend(onnx.ValueInfoProto(name=each.name) for each in graph.outputs)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except _INFERENCE_FAILS:
+        inferred = model.graph
+    known = (*inferred.value_info, *inferred.output, *model.graph.input)
+    return {each.name: each.type for each in known if each.type.WhichOneof("value")}
+
+
+def _plain(given: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """An input whose unknown axes (-1, `?`) say nothing at all."""
+    plain = onnx.ValueInfoProto()
+    plain.CopyFrom(given)
+    for dimension in plain.type.tensor_type.shape.dim if given.type.HasField("tensor_type") else ():
+        if dimension.dim_value < 0 or dimension.dim_param == "?":
+            dimension.Clear()
+    return plain
+
+
+def _without_sizes(kind: onnx.TypeProto) -> onnx.TypeProto:
+    """Type and rank only: sizes seen for one set of inputs, or declared once, may not hold."""
+    plain = onnx.TypeProto()
+    plain.CopyFrom(kind)
+    if kind.HasField("tensor_type"):
+        for dimension in plain.tensor_type.shape.dim:
+            dimension.Clear()
+    return plain
+
+
+def _concrete_inputs(
+    graph: Graph, shapes: Mapping[str, Sequence[int]]
+) -> dict[str, onnx.TypeProto]:
+    """The inputs' types with the given sizes put in."""
+    known = {each.name: _plain(each).type for each in graph.inputs}
+    for name, sizes in shapes.items():
+        if name not in known:
+            raise ModelRefused(
+                f"the model has no input {name} to give a shape; its inputs are {', '.join(known)}"
+            )
+        kind = known[name].tensor_type
+        axes = axes_of(known[name]) if kind.HasField("shape") else (None,) * len(sizes)
+        fits = len(axes) == len(sizes) and all(
+            not isinstance(axis, int) or axis == size
+            for axis, size in zip(axes, sizes, strict=True)
+        )
+        if not fits or any(size < 0 for size in sizes):
+            raise ModelRefused(
+                f"cannot have the shape {list(sizes)}: the graph says {list(axes)}", tensor=name
+            )
+        kind.shape.Clear()
+        for size in sizes:
+            kind.shape.dim.add(dim_value=size)
+    return known
+
+
+@dataclass(slots=True, kw_only=True)
+class _Concrete:
+    """The concrete pass: what is known so far of types, sizes and small values."""
+
+    graph: Graph
+    roles: Sequence[Role]
+    types: dict[str, onnx.TypeProto] = field(default_factory=dict)
+    sizes: dict[str, Dims] = field(default_factory=dict)
+    values: dict[str, Values] = field(default_factory=dict)
+    opsets: list[onnx.OperatorSetIdProto] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.opsets = [
+            onnx.OperatorSetIdProto(domain=domain, version=version)
+            for domain, version in self.graph.opsets.items()
+        ]
+        for name, weight in self.graph.weights.items():
+            self.learn(name, _tensor_type(weight.tensor.data_type, tuple(weight.tensor.dims)))
+            if weight.bytes < LARGE and weight.tensor.data_type != onnx.TensorProto.STRING:
+                self.values[name] = numpy_helper.to_array(weight.loaded())
+        for name, sparse in self.graph.sparse.items():
+            self.learn(name, _tensor_type(sparse.values.data_type, tuple(sparse.dims)))
+
+    def learn(self, name: str, kind: onnx.TypeProto) -> None:
+        self.types[name] = kind
+        if kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
+            axes = axes_of(kind)
+            sizes = tuple(axis for axis in axes if isinstance(axis, int))
+            if len(sizes) == len(axes):
+                self.sizes[name] = sizes
+
+    def node(self, index: int) -> None:
+        node = self.graph.nodes[index]
+        for name, kind in self._inferred(index).items():
+            if name and kind.WhichOneof("value"):
+                self.learn(name, kind)
+        for name in node.output:
+            if name and name not in self.types and name in self.graph.declared:
+                self.learn(name, _without_sizes(self.graph.declared[name]))
+        if self.roles[index] is not Role.COMPUTE:
+            self._evaluate(node)
+
+    def _inferred(self, index: int) -> Mapping[str, onnx.TypeProto]:
+        node = self.graph.nodes[index]
+        if any(name not in self.types for name in self.graph.reads[index]):
+            return {}
+        version = self.graph.opsets.get(node.domain) or self.graph.opsets.get("ai.onnx")
+        if not version or not onnx.defs.has(node.op_type, node.domain):
+            return self._like(node)
+        try:
+            schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+            return onnx.shape_inference.infer_node_outputs(
+                schema,
+                node,
+                {name: self.types[name] for name in self.graph.reads[index]},
+                {
+                    name: numpy_helper.from_array(self.values[name], name)
+                    for name in node.input
+                    if name in self.values
+                },
+                opset_imports=self.opsets,
+            )
+        except _INFERENCE_FAILS:
+            return {}  # it stays unknown
+
+    def _like(self, node: onnx.NodeProto) -> Mapping[str, onnx.TypeProto]:
+        type_from, shape_from = _LIKE.get(node.op_type, (None, None))
+        if type_from is None or len(node.input) <= type_from or not node.input[type_from]:
+            return {}
+        made = onnx.TypeProto()
+        made.tensor_type.elem_type = self.types[node.input[type_from]].tensor_type.elem_type
+        if shape_from is not None:
+            shaped = self.types[node.input[shape_from]].tensor_type
+            if shaped.HasField("shape"):
+                made.tensor_type.shape.CopyFrom(shaped.shape)
+        return {node.output[0]: made}
+
+    def _evaluate(self, node: onnx.NodeProto) -> None:
+        """The node's values, if all it needs is known and small."""
+        if node.op_type == "Shape" and node.input[0] in self.sizes:
+            self._know(node, [self._shape(node)])
+            return
+        outputs = [name for name in node.output if name]
+        if any(name not in self.values for name in node.input if name):
+            return
+        if any(
+            name not in self.sizes or _count(self.sizes[name]) > MAX_EVALUATED for name in outputs
+        ):
+            return
+        feeds = {name: self.values[name] for name in node.input if name}
+        try:
+            results = ReferenceEvaluator(node, opsets=dict(self.graph.opsets)).run(None, feeds)
+        except Exception:  # the reference operators raise whatever they like; it stays unknown
+            return
+        self._know(node, [np.asarray(each) for each in results])
+
+    def _shape(self, node: onnx.NodeProto) -> Values:
+        sizes = self.sizes[node.input[0]]
+        limits = {each.name: each.i for each in node.attribute}
+        return np.array(sizes[limits.get("start", 0) : limits.get("end", len(sizes))], np.int64)
+
+    def _know(self, node: onnx.NodeProto, values: Sequence[Values]) -> None:
+        for name, value in zip(node.output, values, strict=False):
+            if name and value.size <= MAX_EVALUATED:
+                self.values[name] = value
+                self.sizes[name] = value.shape
+
+
+def _count(sizes: Dims) -> int:
+    count = 1
+    for size in sizes:
+        count *= size
+    return count
+
+
+def _tensor_type(data_type: int, sizes: Dims) -> onnx.TypeProto:
+    kind = onnx.TypeProto()
+    kind.tensor_type.elem_type = data_type
+    kind.tensor_type.shape.Clear()
+    kind.tensor_type.shape.SetInParent()
+    for size in sizes:
+        kind.tensor_type.shape.dim.add(dim_value=size)
+    return kind

@@ -1,0 +1,272 @@
+"""What the dispatcher is told. Each event carries when it happened; an answer carries which
+instruction it answers. An answer to an instruction that the dispatcher has given up is ignored."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from shoal_protocol.choices import Mode as Mode  # noqa: PLC0414 (offered from here as well)
+from shoal_protocol.choices import Policy as Policy  # noqa: PLC0414 (offered from here as well)
+from shoal_protocol.partition import Digest
+from shoal_protocol.units import Bytes, Nanoseconds
+
+
+class FailureKind(StrEnum):
+    """Why an instruction failed; what the dispatcher does about it depends on this alone."""
+
+    BUDGET = "Budget"
+    UNAVAILABLE = "Unavailable"
+    CORRUPT = "Corrupt"
+    DISK_FULL = "DiskFull"
+    INVALID_INPUT = "InvalidInput"
+    RUNTIME = "Runtime"
+    MISSING_ACTIVATION = "MissingActivation"
+    CANCELLED = "Cancelled"
+    DEADLINE = "Deadline"
+    UNREACHABLE = "Unreachable"
+    NOT_RESIDENT = "NotResident"
+    OUTPUT = "Output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A failure as a value; `need` and `have` are set for BUDGET."""
+
+    kind: FailureKind
+    message: str
+    need: Bytes | None = None
+    have: Bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A fragment's place in a job.
+
+    `predecessors` are the stages whose outputs it needs; `takes_model_inputs` says that it needs
+    some of the model's inputs, `gives_results` that some of its outputs are the model's. `homes`
+    are the devices that the plan gives it, best first; none: any device. `output_bytes` is per
+    item.
+    """
+
+    digest: Digest
+    resident_bytes: Bytes
+    predecessors: tuple[int, ...] = ()
+    takes_model_inputs: bool = False
+    gives_results: bool = False
+    homes: tuple[str, ...] = ()
+    output_bytes: Bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """A bounded piece of work: `items` inputs through `stages`, which are in topological order."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    items: int
+    epoch: int
+    mode: Mode = Mode.STREAMING
+    policy: Policy = Policy.FIFO
+    priority: int = 0
+    backoff_limit: int = 3
+    deadline: Nanoseconds | None = None
+    """A point in time, not a duration."""
+    parallelism: int = 0
+    """Items on their way at once, at most; 0: as many as keep the devices busy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """Readings of one device; None is unknown, never zero."""
+
+    cpu_fraction: float | None = None
+    memory_available: Bytes | None = None
+    temperature_celsius: float | None = None
+    battery_fraction: float | None = None
+    round_trip: Nanoseconds | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """`completed` are the items whose results stand already."""
+
+    at: Nanoseconds
+    job: JobSpec
+    completed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCancelled:
+    at: Nanoseconds
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceJoined:
+    """A new session of a device. One with a known name replaces the session before, which is lost.
+
+    `resident` maps digests to measured bytes. `single` is residency Single: one fragment at a time.
+    """
+
+    at: Nanoseconds
+    device: str
+    session: int
+    budget: Bytes
+    single: bool = False
+    resident: dict[Digest, Bytes] = field(default_factory=dict)
+    cached: frozenset[Digest] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLost:
+    """The session's stream broke. (Silence is for the dispatcher itself to notice.)"""
+
+    at: Nanoseconds
+    device: str
+    session: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceDraining:
+    at: Nanoseconds
+    device: str
+    session: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTelemetry:
+    """Also a sign of life. `fetched` counts the bytes of fragments that ever came to the agent: by
+    its growing a device that fetches a large one shows that it gets on.
+    """
+
+    at: Nanoseconds
+    device: str
+    session: int
+    telemetry: Telemetry
+    fetched: Bytes = Bytes(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAnswered:
+    at: Nanoseconds
+    device: str
+    session: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentResident:
+    """Answers Load. `resident` is what was measured, or the estimate where nothing was yet."""
+
+    at: Nanoseconds
+    instruction: int
+    resident: Bytes
+    fetched: Bytes = Bytes(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentCached:
+    """Answers Prefetch. `dropped` had to leave the disk cache for it."""
+
+    at: Nanoseconds
+    instruction: int
+    dropped: frozenset[Digest] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentUnloaded:
+    """Answers Unload."""
+
+    at: Nanoseconds
+    instruction: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentEvicted:
+    """Unasked: the device gave a fragment up by itself."""
+
+    at: Nanoseconds
+    device: str
+    session: int
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFinished:
+    """Answers Execute. For a stage that gives results they have arrived, and wait for FinishItem.
+
+    `delivered` are the consumers that the activation reached on the routes of Execute.
+    """
+
+    at: Nanoseconds
+    instruction: int
+    compute: Nanoseconds
+    delivered: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationForwarded:
+    """Answers Forward."""
+
+    at: Nanoseconds
+    instruction: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionFailed:
+    """Answers Load, Unload, Prefetch, Execute or Forward."""
+
+    at: Nanoseconds
+    instruction: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemStored:
+    """Answers FinishItem: the result is safe, or `failure` says why it could not be written."""
+
+    at: Nanoseconds
+    job: str
+    item: int
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputUnreadable:
+    """The item's input cannot be read or does not suit the model: the item fails, without retry."""
+
+    at: Nanoseconds
+    job: str
+    item: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed. Comes at least every `TICK_INTERVAL`."""
+
+    at: Nanoseconds
+
+
+TICK_INTERVAL: Final = Nanoseconds(250_000_000)
+
+Event = (
+    JobSubmitted
+    | JobCancelled
+    | DeviceJoined
+    | DeviceLost
+    | DeviceDraining
+    | DeviceTelemetry
+    | ProbeAnswered
+    | FragmentResident
+    | FragmentCached
+    | FragmentUnloaded
+    | FragmentEvicted
+    | TaskFinished
+    | ActivationForwarded
+    | InstructionFailed
+    | ItemStored
+    | InputUnreadable
+    | Tick
+)

@@ -1,0 +1,147 @@
+"""What holds after every step, whatever happened: checked by the tests, and by nobody else.
+
+`violations` recounts from scratch what the state keeps by increments, and says what differs.
+"""
+
+from collections.abc import Iterator
+
+from shoal_coordinator.dispatch.servers import eligible, entry
+from shoal_coordinator.dispatch.state import (
+    Device,
+    Forwarding,
+    Item,
+    Job,
+    Running,
+    Service,
+    State,
+    Status,
+)
+
+
+def violations(state: State) -> list[str]:
+    """Everything that does not hold; nothing, if all is well."""
+    found: list[str] = []
+    for device in state.devices.values():
+        found += _of_device(state, device)
+    for job in state.jobs.values():
+        found += _of_job(state, job)
+    for service in state.services.values():
+        found += _of_service(state, service)
+    found += _of_pending(state)
+    return found
+
+
+def _of_device(state: State, device: Device) -> Iterator[str]:
+    name = device.name
+    loading = 0 if device.loading is None else device.loading.size
+    if device.resident_bytes != sum(device.resident.values()):
+        yield f"{name}: {device.resident_bytes} bytes are not the sum of what is resident"
+    if device.resident_bytes + loading > device.budget:
+        yield f"{name}: {device.resident_bytes} + {loading} bytes exceed {device.budget}"
+    if device.single and len(device.resident) + (device.loading is not None) > 1:
+        yield f"{name}: more than one fragment"
+    if not 0 <= device.queued <= state.limits.queue_depth + state.limits.queue_extra:
+        yield f"{name}: {device.queued} tasks given"
+    if device.queued != sum(device.in_use.values()):
+        yield f"{name}: {device.queued} tasks given, but {device.in_use} in use"
+    for made in device.keeps:
+        if made.holder is not device or made.item.ended:
+            yield f"{name}: keeps an output that is not its own"
+    if device.lost:
+        yield f"{name}: lost and listed"
+
+
+def _of_job(state: State, job: Job) -> Iterator[str]:
+    name = job.spec.name
+    if job.open != job.spec.items - len(job.completed) - job.succeeded - job.failed:
+        yield f"{name}: {job.open} items open"
+    if len(job.active) > job.open:
+        yield f"{name}: {len(job.active)} active of {job.open}"
+    counts = {queue.stage: [0, 0, 0, 0] for queue in job.queues}
+    for item in job.active.values():
+        yield from _of_item(item)
+        for task in item.tasks:
+            counts[task.queue.stage][task.status] += 1
+    for queue in job.queues:
+        _, ready, running, finished = counts[queue.stage]
+        if (queue.waiting, queue.running, queue.passed) != (
+            ready,
+            running,
+            finished,
+        ):
+            yield (
+                f"{name}: stage {queue.stage} counts {queue.waiting} {queue.running}"
+                f" {queue.passed}, has {ready} {running} {finished}"
+            )
+
+
+def _of_item(item: Item) -> Iterator[str]:
+    name = f"{item.job.spec.name}/{item.index}"
+    if item.ended:
+        yield f"{name}: ended and active"
+    left = sum(task.queue.stage in item.job.results and not task.reported for task in item.tasks)
+    if item.results_left != left and not item.storing:
+        yield f"{name}: {item.results_left} results to come, in truth {left}"
+    for task in item.tasks:
+        stage = f"{name}/{task.queue.stage}"
+        if (task.status is Status.RUNNING) != (task.device is not None):
+            yield f"{stage}: {task.status.name} on {task.device and task.device.name}"
+        if task.device is not None and task.device.lost:
+            yield f"{stage}: runs on a device that is lost"
+        if task.holder is not None and task not in task.holder.keeps:
+            yield f"{stage}: {task.holder.name} does not know that it keeps it"
+        if task.holder is not None and task.status is not Status.FINISHED:
+            yield f"{stage}: kept, but {task.status.name}"
+
+
+def _of_service(state: State, service: Service) -> Iterator[str]:
+    name = service.digest[:16]
+    for device in state.devices.values():
+        able = eligible(state, service, device)
+        listed = service in device.listed
+        if listed != (device in service.servers):
+            yield f"{name}: {device.name} is listed on one side only"
+        if listed and not able:
+            yield f"{name}: {device.name} is listed, and cannot serve"
+        if able and not listed and not device.avoid:
+            yield f"{name}: {device.name} could serve, and is not listed"
+        if listed:
+            known = device.listed[service]
+            if known > entry(service, device):
+                yield f"{name}: {device.name} stands further back than it deserves"
+            if all(other is not known for other in service.queue):
+                yield f"{name}: {device.name} is not in the queue"
+    for device in service.loading:
+        loads = device.loading is not None and device.loading.digest == service.digest
+        if device.lost or not (loads or device.next_load is service):
+            yield f"{name}: {device.name} does not load it"
+
+
+def _of_pending(state: State) -> Iterator[str]:
+    given: dict[Device, int] = {}
+    for number, pending in state.pending.items():
+        if pending.device.lost:
+            yield f"instruction {number}: waits for {pending.device.name}, which is lost"
+        if isinstance(pending, Running):
+            given[pending.device] = given.get(pending.device, 0) + 1
+            if pending.task.instruction != number and not pending.task.item.ended:
+                yield f"instruction {number}: its task is given again"
+        if isinstance(pending, Forwarding) and pending.target is pending.device:
+            yield f"instruction {number}: forwards to itself"
+    promised = _promised(state)
+    for device in state.devices.values():
+        name, queued = device.name, device.queued
+        if queued != given.get(device, 0):
+            yield f"{name}: {queued} tasks given, {given.get(device, 0)} unanswered"
+        if device.load != queued + promised.get(device, 0):
+            yield f"{name}: load {device.load} is not {queued} and {promised.get(device, 0)}"
+
+
+def _promised(state: State) -> dict[Device, int]:
+    promised: dict[Device, int] = {}
+    for job in state.jobs.values():
+        for item in job.active.values():
+            for task in item.tasks:
+                if task.promised is not None:
+                    promised[task.promised] = promised.get(task.promised, 0) + 1
+    return promised

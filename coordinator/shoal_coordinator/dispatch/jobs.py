@@ -1,0 +1,328 @@
+"""A job from its submission to its end, and an item from its admission to its result.
+
+Items are admitted up to a window, so that what the dispatcher holds depends on the devices, not on
+the length of the job: enough to fill every device's queue and one more. Those that are only being
+stored have left the devices and take no place, up to a bound, unless the user set the number. With
+fewer devices than stages, and one fragment to a device, the window is also the batch that a stage
+runs before the fragment changes, so it is larger then. Barrier mode admits everything; that is what
+it is for.
+
+Each item ends once: `FinishItem`, answered, or `FailItem`. Each job ends once: `FinishJob`.
+
+A newer epoch of a job voids everything of the older one on every device that hears of it (the
+protocol's rule), so a new plan starts the items over that are under way; finished ones stay. In the
+same epoch only priority, deadline and parallelism are taken over, and nothing starts over.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from shoal_coordinator.dispatch.assignment import place, unpromise
+from shoal_coordinator.dispatch.events import (
+    Failure,
+    FailureKind,
+    InputUnreadable,
+    ItemStored,
+    JobCancelled,
+    JobSpec,
+    JobSubmitted,
+)
+from shoal_coordinator.dispatch.instructions import Cancel, FailItem, FinishItem, FinishJob
+from shoal_coordinator.dispatch.ranking import refresh
+from shoal_coordinator.dispatch.readiness import drop_copies, ends, is_ready, open_barrier, release
+from shoal_coordinator.dispatch.services import begin_service, impossible, retire_service
+from shoal_coordinator.dispatch.state import Item, Job, Service, StageQueue, State, Status, Task
+
+SHOWN_FAILURES = 64
+_SMALLEST_WINDOW = 4
+_BATCH = 16
+_STORING = 64
+
+
+def submit(state: State, event: JobSubmitted) -> None:
+    """Take a job, or a newer plan or other terms of one that runs."""
+    spec = event.job
+    known = state.jobs.get(spec.name)
+    if known is not None:
+        if spec.epoch > known.spec.epoch:
+            _replan(state, known, spec)
+        elif spec.epoch == known.spec.epoch:
+            _amend(state, known, spec)
+        return
+    completed = frozenset(index for index in event.completed if 0 <= index < spec.items)
+    job = Job(spec=spec, submitted_at=event.at, completed=completed)
+    job.open = spec.items - len(completed)
+    rivals = [other.served for other in state.jobs.values()]
+    job.served = min(rivals, default=0)
+    state.ended.pop(spec.name, None)
+    state.jobs[spec.name] = job
+    if not job.open:
+        end_job(state, job, None)
+        return
+    _make_queues(state, job)
+    _begin_services(state, job)
+
+
+def _begin_services(state: State, job: Job) -> None:
+    for queue in job.queues:
+        begin_service(state, queue)
+    if (failure := impossible(state, job)) is not None:
+        end_job(state, job, failure)
+        return
+    refresh(state)
+    open_barrier(job)
+    job.window = _window(state, job)
+    admit(state, job)
+
+
+def _make_queues(state: State, job: Job) -> None:
+    stages = job.spec.stages
+    job.results = ends(stages)
+    job.open_stages = 0
+    for index, stage in enumerate(stages):
+        key = (stage.digest, stage.homes, job.spec.policy)
+        service = state.services.get(key)
+        if service is None:
+            service = state.services[key] = Service(
+                digest=stage.digest,
+                resident=stage.resident_bytes,
+                homes=stage.homes,
+                policy=job.spec.policy,
+            )
+        consumers = [
+            other for other, following in enumerate(stages) if index in following.predecessors
+        ]
+        before = [stages[number] for number in stage.predecessors]
+        queue = StageQueue(
+            job=job,
+            stage=index,
+            spec=stage,
+            service=service,
+            predecessors=stage.predecessors,
+            consumers=tuple(consumers),
+            wanted=not stage.predecessors,
+            moved_bytes=max(other.output_bytes or 0 for other in (stage, *before)),
+        )
+        job.queues.append(queue)
+
+
+def _replan(state: State, job: Job, spec: JobSpec) -> None:
+    items = [item for item in job.active.values() if not item.storing]
+    for item in items:
+        abandon(state, item)
+        del job.active[item.index]
+    queues = job.queues
+    job.spec = replace(spec, items=job.spec.items)
+    job.again.extend(sorted(item.index for item in items))
+    job.queues = []
+    _make_queues(state, job)
+    for queue, before in zip(job.queues, queues, strict=False):
+        queue.finished, queue.times = before.finished, before.times
+    for item in job.active.values():  # those that are being stored have passed every stage
+        item.tasks = [Task(item, queue, Status.FINISHED) for queue in job.queues]
+    for queue in job.queues:
+        queue.passed = len(job.active)
+    _begin_services(state, job)
+    for queue in queues:
+        retire_service(state, queue)
+
+
+def _amend(state: State, job: Job, spec: JobSpec) -> None:
+    job.spec = replace(
+        job.spec,
+        priority=spec.priority,
+        deadline=spec.deadline,
+        parallelism=spec.parallelism,
+    )
+    job.window = _window(state, job)
+    admit(state, job)
+
+
+# ---- items ---------------------------------------------------------------------------------------
+
+
+def resize_windows(state: State) -> None:
+    """Devices came or went: windows follow."""
+    for job in list(state.jobs.values()):
+        job.window = _window(state, job)
+        admit(state, job)
+
+
+def _window(state: State, job: Job) -> int:
+    if not job.streaming:
+        return job.spec.items
+    services = [queue.service for queue in job.queues]
+    if all(service.homes_up for service in services):
+        names = {name for service in services for name in service.homes}
+        devices = [state.devices[name] for name in names if name in state.devices]
+    else:
+        devices = list(state.devices.values())
+    window = sum(device.slots for device in devices) + 2
+    crowded = len(devices) < len(services) and any(device.single for device in devices)
+    window = max(window, _BATCH if crowded else _SMALLEST_WINDOW)
+    return min(window, job.spec.parallelism or window)
+
+
+def admit(state: State, job: Job) -> None:
+    """Let items in while the window has room."""
+    storing = 0 if job.spec.parallelism else min(job.storing, _STORING)
+    while len(job.active) - storing < job.window and job.ended_at is None:
+        if job.again:
+            index = job.again.popleft()
+        else:
+            while job.next_item in job.completed:
+                job.next_item += 1
+            if job.next_item >= job.spec.items:
+                return
+            index = job.next_item
+            job.next_item += 1
+        item = Item(job, index, job.spec.epoch, len(job.results))
+        item.tasks = [Task(item, queue) for queue in job.queues]
+        job.active[index] = item
+        for task in item.tasks:
+            queue = task.queue
+            if not queue.predecessors and is_ready(task):
+                place(state, task)
+
+
+def store(state: State, item: Item) -> None:
+    """All results of an item have arrived."""
+    item.storing = True
+    item.job.storing += 1
+    attempts = 1 + item.retries
+    state.out.append(
+        FinishItem(job=item.job.spec.name, epoch=item.epoch, item=item.index, attempts=attempts)
+    )
+
+
+def stored(state: State, event: ItemStored) -> None:
+    """An item's result is safe, or could not be written."""
+    job = state.jobs.get(event.job)
+    item = None if job is None else job.active.get(event.item)
+    if job is None or item is None or not item.storing:
+        return
+    if event.failure is not None:
+        fail_item(state, item, event.failure)
+        return
+    job.succeeded += 1
+    if item.started_at is not None:
+        job.latency.add(event.at - item.started_at)
+    _end_item(state, item)
+
+
+def unreadable(state: State, event: InputUnreadable) -> None:
+    """An item's input cannot be used."""
+    job = state.jobs.get(event.job)
+    item = None if job is None else job.active.get(event.item)
+    if item is not None and not item.storing:
+        fail_item(state, item, event.failure)
+
+
+def fail_item(state: State, item: Item, failure: Failure) -> None:
+    """Give an item up for good."""
+    job = item.job
+    job.failed += 1
+    if len(job.failures) < SHOWN_FAILURES:
+        job.failures.append((item.index, failure))
+    state.out.append(FailItem(job=job.spec.name, item=item.index, failure=failure))
+    _end_item(state, item)
+
+
+def _end_item(state: State, item: Item) -> None:
+    job = item.job
+    abandon(state, item)
+    del job.active[item.index]
+    job.storing -= item.storing
+    job.open -= 1
+    if not job.open:
+        end_job(state, job, None)
+        return
+    pass_barrier(state, job)
+    admit(state, job)
+
+
+def abandon(state: State, item: Item) -> None:
+    """Undo what stands of an item: cancel what runs, let go of what is kept."""
+    item.ended = True
+    for task in item.tasks:
+        if task.status is not Status.WAITING:
+            _withdraw(state, task)
+        if task.promised is not None:
+            unpromise(task)
+        if task.inputs is not None:
+            drop_copies(task, None)
+    for task in item.tasks:
+        if task.holder is not None or item.orphan_copies:
+            release(state, task)
+    item.tasks = []  # they name the item, it names them no more: nothing is left to the collector
+
+
+def _withdraw(state: State, task: Task) -> None:
+    queue = task.queue
+    match task.status:
+        case Status.RUNNING:
+            queue.running -= 1
+            cancel(state, task)
+        case Status.READY:
+            queue.waiting -= 1
+        case Status.FINISHED:
+            queue.passed -= 1
+        case Status.WAITING:
+            pass
+    task.status = Status.WAITING
+
+
+def cancel(state: State, task: Task) -> None:
+    """Ask for an instruction to be given up; it is answered all the same."""
+    device = task.device
+    if device is not None and not device.lost:
+        state.out.append(Cancel(device=device.name, cancelled=task.instruction))
+
+
+def pass_barrier(state: State, job: Job) -> None:
+    """Barrier mode: begin the stages whose turn has come."""
+    if job.streaming:
+        return
+    first = job.open_stages + 1
+    if not open_barrier(job):
+        return
+    for item in list(job.active.values()):
+        for task in item.tasks[first : job.open_stages + 1]:
+            if task.status is Status.WAITING and is_ready(task):
+                place(state, task)
+
+
+# ---- the end -------------------------------------------------------------------------------------
+
+
+def cancel_job(state: State, event: JobCancelled) -> None:
+    """The user wants no more of it."""
+    if (job := state.jobs.get(event.job)) is not None:
+        failure = Failure(kind=FailureKind.CANCELLED, message=event.reason or "cancelled")
+        end_job(state, job, failure)
+
+
+def expire(state: State, jobs: Iterable[Job]) -> None:
+    """End the jobs whose deadline has passed."""
+    for job in list(jobs):
+        deadline = job.spec.deadline
+        if deadline is not None and state.now >= deadline:
+            ended = job.succeeded + job.failed
+            message = f"the deadline passed with {job.open} of {job.open + ended} items not ended"
+            end_job(state, job, Failure(kind=FailureKind.DEADLINE, message=message))
+
+
+def end_job(state: State, job: Job, failure: Failure | None) -> None:
+    """Say so, undo what is under way, remember the counts for a while."""
+    job.ended_at = state.now
+    job.failure = failure
+    for item in list(job.active.values()):
+        abandon(state, item)
+    job.active.clear()
+    for queue in job.queues:
+        retire_service(state, queue)
+    del state.jobs[job.spec.name]
+    state.ended[job.spec.name] = job
+    while len(state.ended) > state.limits.ended_jobs:
+        del state.ended[next(iter(state.ended))]
+    state.out.append(FinishJob(job=job.spec.name, failure=failure))

@@ -1,0 +1,116 @@
+"""The job's graph: which stages end an item, when a task is ready, when an output may go.
+
+A task is ready when all its predecessors of the same item have finished (streaming), and, in
+Barrier mode, when every item has passed every stage before. An output is kept until all its
+consumers have finished. If it is lost before, or was released and is needed again, its task
+becomes undone, and its inputs are asked for in turn, back to the model's input: the graph itself
+is the log to replay.
+"""
+
+from collections.abc import Sequence
+
+from shoal_coordinator.dispatch.events import Stage
+from shoal_coordinator.dispatch.instructions import Release
+from shoal_coordinator.dispatch.state import Device, Item, Job, State, Status, Task
+
+
+def ends(stages: Sequence[Stage]) -> frozenset[int]:
+    """The stages that an item waits for: those that give results, and those that nobody follows."""
+    followed = {before for stage in stages for before in stage.predecessors}
+    return frozenset(
+        index for index, stage in enumerate(stages) if stage.gives_results or index not in followed
+    )
+
+
+def is_ready(task: Task) -> bool:
+    """Whether nothing but a device is missing."""
+    queue = task.queue
+    if queue.stage > queue.job.open_stages and not queue.job.streaming:
+        return False
+    tasks = task.item.tasks
+    return all(tasks[producer].status is Status.FINISHED for producer in queue.predecessors)
+
+
+def has_copy(task: Task, producer: int, device: Device) -> bool:
+    """Whether the device has, or will have, what the producer made for this task."""
+    inputs = task.inputs
+    return inputs is not None and inputs.get(producer) is device
+
+
+def out_of_reach(task: Task, producer: int) -> bool:
+    """Whether a finished producer's output is nowhere where this task could get it."""
+    if task.item.tasks[producer].holder is not None:
+        return False
+    promised = task.promised
+    return promised is None or promised.lost or not has_copy(task, producer, promised)
+
+
+def open_barrier(job: Job) -> bool:
+    """Barrier mode: move on past every stage that all items have passed; whether it moved."""
+    before = job.open_stages
+    for queue in job.queues[before:-1]:
+        if queue.passed < job.open:
+            break
+        job.open_stages += 1
+    return job.open_stages > before
+
+
+def release_inputs(state: State, task: Task) -> None:
+    """A task has finished: let go of what its predecessors made, where nobody else needs it."""
+    tasks = task.item.tasks
+    for producer in task.queue.predecessors:
+        made = tasks[producer]
+        if made.holder is not None:
+            for consumer in made.queue.consumers:
+                if tasks[consumer].status is not Status.FINISHED:
+                    break
+            else:
+                release(state, made)
+
+
+def release(state: State, made: Task) -> None:
+    """Nobody needs this output any more."""
+    holder, item = made.holder, made.item
+    if holder is not None:
+        del holder.keeps[made]
+        made.holder = None
+        release_at(state, holder, item, made.queue.stage)
+    if item.orphan_copies:
+        stage = made.queue.stage
+        for device, producer in item.orphan_copies:
+            if producer == stage and not device.lost:
+                release_at(state, device, item, stage)
+        item.orphan_copies = [stray for stray in item.orphan_copies if stray[1] != stage]
+
+
+def release_at(state: State, device: Device, item: Item, stage: int) -> None:
+    """Tell one device to drop what it has of an output."""
+    state.out.append(
+        Release(
+            device=device.name,
+            job=item.job.spec.name,
+            epoch=item.epoch,
+            item=item.index,
+            stage=stage,
+        )
+    )
+
+
+def note_stray(state: State, made: Task, device: Device) -> None:
+    """A copy of an output may lie on a device that will not use it: it goes with the original."""
+    if device.lost:
+        return
+    if made.item.ended:
+        release_at(state, device, made.item, made.queue.stage)
+    else:
+        made.item.orphan_copies.append((device, made.queue.stage))
+
+
+def drop_copies(task: Task, used_at: Device | None) -> None:
+    """Copies sent for a task that ran elsewhere are orphans; they go when their original does."""
+    if task.inputs is None:
+        return
+    for producer, device in task.inputs.items():
+        if device is not used_at and not device.lost:
+            task.item.orphan_copies.append((device, producer))
+    task.inputs = None

@@ -1,0 +1,405 @@
+"""What the dispatcher knows, as one value that its caller owns.
+
+    State --- jobs ---> Job --- queues ---> StageQueue (one stage of the job) --- service ---+
+      |                  '---- active ---> Item ---- tasks ---> Task (item x stage)   |
+      |                                                                               v
+      +----- devices --> Device --- listed ---------------------------------------> Service
+
+A *service* is a fragment under a plan: its digest, the devices that the plan gives it, and the
+policy that ranks them. Stages of several jobs that agree in these share one, and so share
+residency.
+
+The state is changed in place. A functional update would copy dictionaries of thousands of entries
+for each of 20,000 tasks a second; here a step costs what it touches. The price is a rule: only
+`machine.step` changes a state, nobody holds parts of it across a step, and `views` reads it.
+
+Everything that is iterated is a list or a dict (insertion order), never a set of objects: the same
+events give the same instructions in every run.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from shoal_coordinator.dispatch.events import (
+    Event,
+    Failure,
+    JobSpec,
+    Mode,
+    Policy,
+    Stage,
+    Telemetry,
+)
+from shoal_coordinator.dispatch.histogram import Histogram
+from shoal_coordinator.dispatch.instructions import Instruction, Tier
+from shoal_protocol.partition import Digest
+from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
+
+Entry = tuple[float, float, int, "Device"]
+"""A device in a service's order: (load, rank, order of joining, device); the smallest goes
+first.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Numbers that a caller may set; the defaults suit devices on one network.
+
+    `queue_depth`: tasks given to a device and not ended; the second one's inputs travel while the
+    first computes, a third would only wait. Only where a task is shorter than the `turnaround`
+    from its answer to the next instruction, up to `queue_extra` more are given, to fill that time
+    (and to travel many in one message), as far as what they take is small beside the budget.
+    An activation is sent ahead to a device with one task more than that at most, given or
+    promised. `silence` without a sign of life is followed by a probe, `probe_patience` after that
+    the device is lost (Asteroid, section 3.4, heartbeat). `settle`: how long a fragment must lie
+    idle before another takes its place without need; `patience`: how long a stage that no device
+    serves waits for a better moment to evict; `turn`: how long a fragment is served, at least,
+    while one of equal priority waits for the device. `load_tries` and `kills` bound what a
+    fragment, and an item, may cost; `overdue` is when a device that lives but does not answer an
+    instruction counts as lost: for one that fetches a fragment, from when it last told of bytes
+    that came.
+    """
+
+    queue_depth: int = 2
+    queue_extra: int = 32
+    turnaround: Nanoseconds = nanoseconds(0.008)
+    silence: Nanoseconds = nanoseconds(6)
+    probe_patience: Nanoseconds = nanoseconds(3)
+    ranking_interval: Nanoseconds = nanoseconds(1)
+    settle: Nanoseconds = nanoseconds(1)
+    patience: Nanoseconds = nanoseconds(1)
+    turn: Nanoseconds = nanoseconds(2)
+    homes_grace: Nanoseconds = nanoseconds(5)
+    retry_delay: Nanoseconds = nanoseconds(0.5)
+    retry_delay_most: Nanoseconds = nanoseconds(30)
+    load_tries: int = 6
+    kills: int = 3
+    overdue: Nanoseconds = nanoseconds(600)
+    history: int = 4096
+    ended_jobs: int = 64
+
+
+class Status(IntEnum):
+    """Of a task. READY means: counted in its queue's `waiting`."""
+
+    WAITING = 0
+    READY = 1
+    RUNNING = 2
+    FINISHED = 3
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """What a device has done over all its sessions."""
+
+    name: str
+    budget: Bytes
+    tasks: int = 0
+    loads: int = 0
+    evictions: int = 0
+    tiers: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+
+
+@dataclass(slots=True, eq=False)
+class Avoid:
+    """A device has failed with a fragment `failures_in_a_row` times: not again before `until`."""
+
+    until: Nanoseconds
+    failures_in_a_row: int
+    failure: Failure
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Device:
+    """One session of one device, and its ledger.
+
+    Invariant: sum(resident) + what is loading <= budget, and with `single` they are one at most.
+    `resident` holds what is being unloaded too, until that is answered. `load` is `queued` (given,
+    not ended, at most `slots`) plus promised (named on a route, not given yet); `in_use` counts
+    the given ones by fragment.
+    """
+
+    name: str
+    session: int
+    order: int
+    budget: Bytes
+    single: bool
+    tally: Tally
+    slots: int
+    seen_at: Nanoseconds
+    joined_at: Nanoseconds
+    probed_at: Nanoseconds | None = None
+    draining: bool = False
+    lost: bool = False
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    fetched: int = 0
+    fetched_at: Nanoseconds = Nanoseconds(0)
+    # ---- memory and disk
+    resident: dict[Digest, Bytes] = field(default_factory=dict)
+    resident_bytes: int = 0
+    loading: "Loading | None" = None
+    unloading: dict[Digest, None] = field(default_factory=dict)
+    next_load: "Service | None" = None
+    prefetching: Digest | None = None
+    cached: dict[Digest, None] = field(default_factory=dict)
+    needs: dict[Digest, Bytes] = field(default_factory=dict)
+    avoid: dict[Digest, Avoid] = field(default_factory=dict)
+    disk_full_until: Nanoseconds = Nanoseconds(0)
+    prefetch_after: Nanoseconds = Nanoseconds(0)
+    fresh: dict[Digest, Tier] = field(default_factory=dict)
+    loaded_at: Nanoseconds = Nanoseconds(0)
+    load_took: Nanoseconds = Nanoseconds(0)
+    # ---- work
+    queued: int = 0
+    load: int = 0
+    in_use: dict[Digest, int] = field(default_factory=dict)
+    used_at: dict[Digest, Nanoseconds] = field(default_factory=dict)
+    listed: dict["Service", Entry] = field(default_factory=dict)
+    preempted_by: "Service | None" = None
+    keeps: dict["Task", None] = field(default_factory=dict)
+    given: int = 0
+    compute: dict[Digest, int] = field(default_factory=dict)
+    scores: dict[Policy, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Service:
+    """A fragment under a plan.
+
+    `servers` are the devices that can take a task now or when a slot is free; `queue` orders them.
+    `loading` are those where the fragment is on its way. `homes_up` counts homes that are there
+    and can have the fragment; without one, any device may serve.
+    """
+
+    digest: Digest
+    resident: Bytes
+    homes: tuple[str, ...]
+    policy: Policy
+    queues: list["StageQueue"] = field(default_factory=list)
+    queue: list[Entry] = field(default_factory=list)
+    servers: dict[Device, None] = field(default_factory=dict)
+    loading: dict[Device, None] = field(default_factory=dict)
+    homes_up: int = 0
+    homes_awaited_until: Nanoseconds = Nanoseconds(0)
+    fastest: Device | None = None
+    yielder: Device | None = None
+    starving_since: Nanoseconds | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Ready tasks that no device has been given."""
+        return sum(queue.waiting for queue in self.queues)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is, or soon will be, something for it to do."""
+        return any(queue.wanted and queue.coming > 0 for queue in self.queues)
+
+    @property
+    def priority(self) -> int:
+        """The highest priority among the jobs that use it."""
+        return max(queue.job.spec.priority for queue in self.queues)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class StageQueue:
+    """One stage of one job: who waits, who has passed.
+
+    `ready` holds every ready task, `held` those promised to a device that is full; a task may lie
+    in both, and one that is READY no more is skipped. `passed` counts items that have finished here
+    and not ended. `wanted` is set when a task before it was given: its fragment is needed soon.
+    `moved_bytes` is what one task takes or makes at most, where that is known. `served_by` are the
+    devices that served it at the end.
+    """
+
+    job: "Job"
+    stage: int
+    spec: Stage
+    service: Service
+    predecessors: tuple[int, ...]
+    consumers: tuple[int, ...]
+    wanted: bool = False
+    moved_bytes: int = 0
+    ready: deque["Task"] = field(default_factory=deque)
+    held: dict[Device, list["Task"]] = field(default_factory=dict)
+    waiting: int = 0
+    running: int = 0
+    finished: int = 0
+    passed: int = 0
+    times: Histogram = field(default_factory=Histogram)
+    served_by: tuple[str, ...] = ()
+
+    @property
+    def coming(self) -> int:
+        """Items that have yet to be given here, as far as anybody knows."""
+        return self.job.open - self.passed - self.running
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """One item at one stage.
+
+    `device` runs it; `holder` has its output, until it is released or lost. `promised` is the
+    device named for it on a route. `inputs` says, by producer, on which device a copy for this
+    task is (or will be) beside the producer's own.
+    """
+
+    item: "Item"
+    queue: StageQueue
+    status: Status = Status.WAITING
+    instruction: int = 0
+    device: Device | None = None
+    holder: Device | None = None
+    promised: Device | None = None
+    shunned: Device | None = None
+    inputs: dict[int, Device] | None = None
+    attempts: int = 0
+    missing: int = 0
+    reported: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One input on its way. `failures` are its tries, `kills` the devices that died with it."""
+
+    job: "Job"
+    index: int
+    epoch: int
+    results_left: int
+    tasks: list[Task] = field(default_factory=list)
+    started_at: Nanoseconds | None = None
+    failures: int = 0
+    kills: int = 0
+    retries: int = 0
+    storing: bool = False
+    ended: bool = False
+    orphan_copies: list[tuple[Device, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Job:
+    """A job in progress. `open` are its items that have not ended, admitted or not."""
+
+    spec: JobSpec
+    submitted_at: Nanoseconds
+    completed: frozenset[int]
+    queues: list[StageQueue] = field(default_factory=list)
+    results: frozenset[int] = frozenset()
+    active: dict[int, Item] = field(default_factory=dict)
+    again: deque[int] = field(default_factory=deque)
+    next_item: int = 0
+    open: int = 0
+    window: int = 0
+    storing: int = 0
+    open_stages: int = 0
+    served: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    retries: int = 0
+    tiers: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    started_at: Nanoseconds | None = None
+    ended_at: Nanoseconds | None = None
+    failures: list[tuple[int, Failure]] = field(default_factory=list)
+    failure: Failure | None = None
+    latency: Histogram = field(default_factory=Histogram)
+
+    @property
+    def streaming(self) -> bool:
+        """Whether items pass stages without waiting for one another."""
+        return self.spec.mode is Mode.STREAMING
+
+
+# ---- instructions that wait for their answer -----------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """Execute. `routes` are the consumers named in it. `void`: it was cancelled, because of `blame`
+    if that is set (what failed was a Forward to it)."""
+
+    device: Device
+    task: Task
+    since: Nanoseconds
+    routes: tuple[tuple[int, Device], ...] = ()
+    void: bool = False
+    blame: Failure | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Loading:
+    """Load."""
+
+    device: Device
+    digest: Digest
+    size: Bytes
+    tier: Tier
+    since: Nanoseconds
+
+
+@dataclass(slots=True, eq=False)
+class Unloading:
+    """Unload."""
+
+    device: Device
+    digest: Digest
+    since: Nanoseconds
+
+
+@dataclass(slots=True, eq=False)
+class Prefetching:
+    """Prefetch."""
+
+    device: Device
+    digest: Digest
+    since: Nanoseconds
+
+
+@dataclass(slots=True, eq=False)
+class Forwarding:
+    """Forward, for the Execute numbered `waiter`."""
+
+    device: Device
+    target: Device
+    producer: Task
+    consumer: Task
+    waiter: int
+    since: Nanoseconds
+
+
+Pending = Running | Loading | Unloading | Prefetching | Forwarding
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class State:
+    """Everything. `unmet` are services with more work than devices, to be looked at again."""
+
+    limits: Limits
+    now: Nanoseconds = Nanoseconds(0)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    ended: dict[str, Job] = field(default_factory=dict)
+    devices: dict[str, Device] = field(default_factory=dict)
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    services: dict[tuple[Digest, tuple[str, ...], Policy], Service] = field(default_factory=dict)
+    by_digest: dict[Digest, list[Service]] = field(default_factory=dict)
+    holders: dict[Digest, dict[Device, None]] = field(default_factory=dict)
+    pending: dict[int, Pending] = field(default_factory=dict)
+    unmet: dict[Service, None] = field(default_factory=dict)
+    starving: list[Service] = field(default_factory=list)
+    delayed: list[tuple[Nanoseconds, int, Task]] = field(default_factory=list)
+    refreshed_at: Nanoseconds = Nanoseconds(0)
+    telemetry_changed: bool = False
+    slots_changed: bool = False
+    counter: int = 0
+    out: list[Instruction] = field(default_factory=list)
+    log: deque[tuple[Event, tuple[Instruction, ...]]] = field(default_factory=deque)
+
+    def next_number(self) -> int:
+        """A number that was not given before; of instructions, and of orders in general."""
+        self.counter += 1
+        return self.counter
+
+
+def new_state(limits: Limits | None = None) -> State:
+    """A dispatcher that knows no device and no job."""
+    limits = limits or Limits()
+    return State(limits=limits, log=deque(maxlen=limits.history))

@@ -1,0 +1,92 @@
+"""What the coordinator measures about itself, for Prometheus. No job is named in any label."""
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.process_collector import ProcessCollector
+
+from shoal_coordinator.dispatch import instructions as ins
+from shoal_coordinator.dispatch import views
+from shoal_coordinator.dispatch.state import State
+from shoal_coordinator.server.exchange import ExchangeHub
+
+_STEP_BUCKETS: Final = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.1, 1)
+
+
+class CoordinatorMetrics:
+    """All metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._tasks = Counter(
+            "shoal_coordinator_tasks",
+            "Tasks given to devices, by what the device had to do first.",
+            ["tier"],
+            registry=self.registry,
+        )
+        self.loads = self._counter("loads", "Fragments made resident.")
+        self.evictions = self._counter("evictions", "Fragments unloaded to make room.")
+        self._relayed = self._counter("relayed_bytes", "Activations passed on between devices.")
+        self._received = self._counter("received_bytes", "Bulk bytes received from devices.")
+        self._sent = self._counter("sent_bytes", "Bulk bytes sent to devices.")
+        self.step_seconds = Histogram(
+            "shoal_coordinator_step_seconds",
+            "Time of one step of the dispatcher.",
+            buckets=_STEP_BUCKETS,
+            registry=self.registry,
+        )
+        self.compute_seconds = Histogram(
+            "shoal_coordinator_task_compute_seconds",
+            "Time of a task in the runtime, as devices report it.",
+            registry=self.registry,
+        )
+        self._devices = Gauge(
+            "shoal_coordinator_devices",
+            "Devices by state.",
+            ["state"],
+            registry=self.registry,
+        )
+        self._jobs = self._gauge("jobs", "Jobs that run.")
+        self._ready = self._gauge("ready_tasks", "Tasks that could run and wait for a device.")
+        self._running = self._gauge("running_tasks", "Tasks given to devices and not ended.")
+        self._active = self._gauge("active_items", "Items admitted and not ended.")
+        self._inputs = self._gauge("input_bytes_in_flight", "Inputs read and not delivered yet.")
+        self._results = self._gauge("result_bytes_in_flight", "Results being received.")
+        self._by_tier = {tier: self._tasks.labels(tier=tier.name.lower()) for tier in ins.Tier}
+        self._counted = (0, 0, 0)
+
+    def count_task(self, order: ins.Execute) -> None:
+        """A task was given to a device."""
+        self._by_tier[order.tier].inc()
+
+    def refresh(self, state: State, hub: ExchangeHub, input_bytes: int) -> None:
+        """Bring the gauges up to date; called from the thread that owns the state."""
+        jobs = state.jobs.values()
+        self._jobs.set(len(jobs))
+        self._active.set(sum(len(job.active) for job in jobs))
+        self._ready.set(sum(queue.waiting for job in jobs for queue in job.queues))
+        self._running.set(sum(queue.running for job in jobs for queue in job.queues))
+        draining = sum(device.draining for device in state.devices.values())
+        silent = sum(device.probed_at is not None for device in state.devices.values())
+        counts = {
+            views.DevicePhase.READY: len(state.devices) - draining - silent,
+            views.DevicePhase.SILENT: silent,
+            views.DevicePhase.DRAINING: draining,
+            views.DevicePhase.LOST: len(state.tallies) - len(state.devices),
+        }
+        for phase, count in counts.items():
+            self._devices.labels(state=phase.value).set(count)
+        self._inputs.set(input_bytes)
+        self._results.set(hub.bytes_receiving())
+        now = (hub.relayed_bytes, hub.received_bytes, hub.sent_bytes)
+        counters = (self._relayed, self._received, self._sent)
+        for counter, before, after in zip(counters, self._counted, now, strict=True):
+            counter.inc(after - before)
+        self._counted = now
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"shoal_coordinator_{name}", text, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"shoal_coordinator_{name}", text, registry=self.registry)

@@ -1,0 +1,246 @@
+"""The coordinator as a process: its parts put together, its port opened, its end awaited."""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any, Final
+
+import grpc
+
+from shoal_coordinator.dispatch.machine import Limits
+from shoal_coordinator.server.collector import search_rarely
+from shoal_coordinator.server.driver import Driver, Relay
+from shoal_coordinator.server.exchange import ExchangeHub
+from shoal_coordinator.server.files import FilesService
+from shoal_coordinator.server.jobs import Jobs
+from shoal_coordinator.server.metrics import CoordinatorMetrics
+from shoal_coordinator.server.roles import Role, Roles
+from shoal_coordinator.server.service import CoordinatorService
+from shoal_coordinator.server.sessions import DeviceSession, Sessions
+from shoal_coordinator.storage.job_records import Ledger
+from shoal_coordinator.storage.scrubber import Scrubber
+from shoal_coordinator.storage.volume import Volume
+from shoal_protocol.channels import AddressRefused, Credentials, add_port, server_options
+from shoal_protocol.exposition import ExpositionServer
+from shoal_protocol.files import file_frames
+from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
+from shoal_protocol.identities import OPERATOR
+from shoal_protocol.services import (
+    ConnectContext,
+    FileContext,
+    FrameContext,
+    add_session_service,
+)
+from shoal_protocol.units import nanoseconds
+from shoal_protocol.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
+from shoal_protocol.v1.files_pb2_grpc import add_FilesServicer_to_server
+from shoal_protocol.v1.session_pb2 import AgentMessage
+from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS: Final = 5.0
+OVERDUE_SECONDS: Final = 600.0
+"""When a device that lives but does not answer is given up, at the earliest."""
+ANSWER_SECONDS: Final = 60.0
+"""How much longer than a task an answer may take: the device is to say itself that it gave up."""
+STUCK_SECONDS: Final = 5.0
+FETCHES: Final = 64
+"""Files that are read for devices at once; more wait their turn."""
+CALLS: Final = 50_000
+_PR_SET_PDEATHSIG: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings:
+    """How a coordinator runs. `listen` is a gRPC target (`unix:/path` or `HOST:PORT`), `store` the
+    fragment store, `state` a folder of its own.
+
+    A device without a sign of life for `silence_seconds` is probed, and lost when it does not
+    answer within `patience_seconds`. `metrics` is HOST:PORT. `clients` are the common names that
+    may submit jobs where TLS is used. `task_seconds` is the longest that a task may take on a
+    device, its wait for another one there included.
+    """
+
+    listen: str
+    store: Path
+    state: Path
+    relay: Relay = Relay.AUTO
+    metrics: str | None = None
+    telemetry_seconds: float = 2.0
+    silence_seconds: float = 6.0
+    patience_seconds: float = 3.0
+    task_seconds: float = 540.0
+    credentials: Credentials | None = None
+    insecure: bool = False
+    clients: frozenset[str] = field(default_factory=lambda: frozenset({"shoal", OPERATOR}))
+    exit_with_parent: bool = False
+
+
+def run_coordinator(settings: CoordinatorSettings) -> int:
+    """Run until SIGTERM or SIGINT; the exit status. Jobs go on with the next coordinator.
+
+    Raises `AddressRefused` or `OSError` where the address or a folder cannot be used.
+    """
+    if settings.exit_with_parent:
+        _exit_with_parent()
+    search_rarely()
+    return asyncio.run(_serve_until_told(settings))
+
+
+async def _serve_until_told(settings: CoordinatorSettings) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with serving(settings) as coordinator:
+        stopped = asyncio.create_task(stop.wait())
+        waited: set[asyncio.Future[Any]] = {stopped, coordinator.driver.broken}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        failed = coordinator.driver.broken.done()
+    return 1 if failed else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """A running coordinator. `port` is the one bound; `metrics_url` where it is observed."""
+
+    driver: Driver
+    jobs: Jobs
+    sessions: Sessions
+    port: int
+    metrics_url: str | None
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
+    """A coordinator for as long as the context lasts."""
+    tls = settings.credentials is not None
+    metrics = CoordinatorMetrics()
+    open_sessions: dict[str, DeviceSession] = {}
+    driver = Driver(
+        open_sessions,
+        limits=Limits(
+            silence=nanoseconds(settings.silence_seconds),
+            probe_patience=nanoseconds(settings.patience_seconds),
+            overdue=nanoseconds(max(OVERDUE_SECONDS, settings.task_seconds + ANSWER_SECONDS)),
+        ),
+        relay=settings.relay,
+        named_peers=tls,
+        task_seconds=settings.task_seconds,
+        metrics=metrics,
+    )
+    hub = ExchangeHub(driver)
+    sessions = Sessions(
+        driver, hub, open_sessions, tls=tls, telemetry_seconds=settings.telemetry_seconds
+    )
+    store = FragmentStore(settings.store)
+    ledger = Ledger(settings.state)
+    volume = Volume(settings.store)
+    suspects = Scrubber(volume)
+    driver.on_corrupt = suspects.report
+    jobs = Jobs(driver, store, ledger, volume)
+    roles = Roles(tls=tls, clients=settings.clients)
+    server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CALLS)
+    add_session_service(server, _SessionService(sessions, store, suspects, roles))
+    add_CoordinatorServicer_to_server(
+        CoordinatorService(jobs, driver, sessions, store, roles), server
+    )
+    add_FilesServicer_to_server(FilesService(volume, roles, jobs.runs), server)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(ledger.close)
+        await asyncio.to_thread(volume.sweep)
+        url = None
+        if settings.metrics is not None:
+            exposition = stack.enter_context(_exposition(settings.metrics, driver, metrics))
+            url = exposition.url
+        port = add_port(server, settings.listen, settings.credentials, insecure=settings.insecure)
+        await server.start()
+        stack.push_async_callback(server.stop, GRACE_SECONDS)
+        stack.callback(sessions.close, "the coordinator stops")
+        stack.push_async_callback(driver.deliveries.close)
+        stack.push_async_callback(suspects.close)
+        stack.push_async_callback(jobs.close)
+        ticking = asyncio.create_task(driver.tick())
+        measuring = asyncio.create_task(_measure(driver, hub, metrics))
+        stack.callback(ticking.cancel)
+        stack.callback(measuring.cancel)
+        jobs.resume()
+        logger.info("listening on %s", settings.listen)
+        yield Coordinator(driver, jobs, sessions, port, url)
+
+
+def _exposition(address: str, driver: Driver, metrics: CoordinatorMetrics) -> ExpositionServer:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise AddressRefused(address, "is no HOST:PORT for metrics")
+
+    def readiness() -> str | None:
+        age = (monotonic_ns() - driver.moved_at) / 1e9
+        if age > STUCK_SECONDS:
+            return f"the dispatcher has not moved for {age:.0f} s"
+        return None
+
+    return ExpositionServer(
+        readiness, host=host.strip("[]"), port=int(port), registry=metrics.registry
+    )
+
+
+async def _measure(driver: Driver, hub: ExchangeHub, metrics: CoordinatorMetrics) -> None:
+    while True:
+        metrics.refresh(driver.state, hub, driver.deliveries.budget.used)
+        await asyncio.sleep(1.0)
+
+
+class _SessionService:
+    """The streams of devices, and the fragments that they fetch."""
+
+    def __init__(
+        self, sessions: Sessions, store: FragmentStore, suspects: Scrubber, roles: Roles
+    ) -> None:
+        self._sessions = sessions
+        self._store = store
+        self._suspects = suspects
+        self._roles = roles
+        self._turns = asyncio.Semaphore(FETCHES)
+
+    async def connect(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> None:
+        await self._roles.require(context, Role.DEVICE)
+        await self._sessions.connect(requests, context)
+
+    async def exchange(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
+        await self._roles.require(context, Role.DEVICE)
+        await self._sessions.exchange(requests, context)
+
+    async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
+        """A file of a fragment from an offset on, read in a thread as fast as it is taken."""
+        await self._roles.require(context, Role.DEVICE)
+        async with self._turns:
+            try:
+                file, size = await asyncio.to_thread(self._store.open, request.digest, request.file)
+            except FragmentMissing as error:
+                reason = self._suspects.why_missing(request.digest) or str(error)
+                await context.abort(grpc.StatusCode.NOT_FOUND, reason)
+            with file:
+                if request.offset > size:
+                    reason = f"offset {request.offset} of {size} bytes"
+                    await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)
+                frames = file_frames(file, request, size)
+                while (frame := await asyncio.to_thread(next, frames, None)) is not None:
+                    await context.write(frame)
+
+
+def _exit_with_parent() -> None:
+    """Have the kernel end this process when the one that started it dies."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)

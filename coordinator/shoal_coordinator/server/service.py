@@ -1,0 +1,175 @@
+"""What the coordinator offers to those who give it work (`v1/coordinator.proto`)."""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from shoal_coordinator.dispatch import views
+from shoal_coordinator.server.driver import Driver
+from shoal_coordinator.server.jobs import Job, JobRefused, Jobs, Refusal
+from shoal_coordinator.server.roles import Role, Roles
+from shoal_coordinator.server.sessions import Sessions
+from shoal_coordinator.server.statuses import device_status
+from shoal_protocol.fragment_store import FragmentStore
+from shoal_protocol.v1 import coordinator_pb2 as pb
+from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorServicer
+
+logger = logging.getLogger(__name__)
+
+PREPARE_SECONDS: Final = 5.0
+"""How long a submission waits to hear whether inputs and outputs will do."""
+CANCEL_SECONDS: Final = 5.0
+SHORTEST_INTERVAL_SECONDS: Final = 0.05
+LONGEST_INTERVAL_SECONDS: Final = 60.0
+WATCHERS: Final = 1024
+
+_CODES: Final = {
+    Refusal.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+    Refusal.LACKING: grpc.StatusCode.FAILED_PRECONDITION,
+    Refusal.KNOWN: grpc.StatusCode.ALREADY_EXISTS,
+    Refusal.RUNS: grpc.StatusCode.FAILED_PRECONDITION,
+    Refusal.FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Refusal.STOPPING: grpc.StatusCode.UNAVAILABLE,
+}
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class CoordinatorService(CoordinatorServicer):
+    """The calls of clients; nobody else's (see `roles`)."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        driver: Driver,
+        sessions: Sessions,
+        store: FragmentStore,
+        roles: Roles,
+    ) -> None:
+        self._jobs = jobs
+        self._driver = driver
+        self._sessions = sessions
+        self._store = store
+        self._roles = roles
+        self._watchers = 0
+
+    async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.JobStatus:
+        await self._roles.require(context, Role.CLIENT)
+        try:
+            job = self._jobs.submit(request)
+        except JobRefused as error:
+            await _abort(context, _CODES[error.refusal], str(error))
+        await _within(job.prepared, PREPARE_SECONDS)
+        return self._jobs.status(job)
+
+    async def WatchJob(
+        self, request: pb.WatchJobRequest, context: _Context
+    ) -> AsyncIterator[pb.JobStatus]:
+        await self._roles.require(context, Role.CLIENT)
+        job = self._jobs.find(request.name)
+        if job is None:
+            await _abort(context, grpc.StatusCode.NOT_FOUND, _unknown(request.name))
+        if self._watchers >= WATCHERS:
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already")
+        self._watchers += 1
+        try:
+            async for status in self._statuses(job, _interval(request.interval_seconds)):
+                yield status
+        finally:
+            self._watchers -= 1
+        if not job.ended.is_set():
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
+
+    async def CancelJob(self, request: pb.CancelJobRequest, context: _Context) -> pb.JobStatus:
+        await self._roles.require(context, Role.CLIENT)
+        job = self._jobs.find(request.name)
+        if job is None:
+            await _abort(context, grpc.StatusCode.NOT_FOUND, _unknown(request.name))
+        if not job.ended.is_set():
+            self._jobs.cancel(job, request.reason)
+            await _within(job.ended, CANCEL_SECONDS)
+        return self._jobs.status(job)
+
+    async def ListDevices(
+        self, request: pb.ListDevicesRequest, context: _Context
+    ) -> pb.ListDevicesResponse:
+        await self._roles.require(context, Role.CLIENT)
+        return pb.ListDevicesResponse(
+            devices=[
+                device_status(view, self._sessions.last.get(view.name), self._store.size_bytes)
+                for view in views.devices(self._driver.state)
+            ]
+        )
+
+    async def ListJobs(
+        self, request: pb.ListJobsRequest, context: _Context
+    ) -> AsyncIterator[pb.JobStatus]:
+        await self._roles.require(context, Role.CLIENT)
+        for job in self._jobs.all():
+            yield self._jobs.status(job)
+
+    async def RemoveJob(
+        self, request: pb.RemoveJobRequest, context: _Context
+    ) -> pb.RemoveJobResponse:
+        await self._roles.require(context, Role.CLIENT)
+        try:
+            await self._jobs.remove(request.name)
+        except JobRefused as error:
+            await _abort(context, _CODES[error.refusal], str(error))
+        return pb.RemoveJobResponse()
+
+    async def ListFragments(
+        self, request: pb.ListFragmentsRequest, context: _Context
+    ) -> pb.ListFragmentsResponse:
+        await self._roles.require(context, Role.CLIENT)
+        digests = await asyncio.to_thread(self._store.digests)
+        return pb.ListFragmentsResponse(digests=digests)
+
+    async def _statuses(self, job: Job, interval: float) -> AsyncIterator[pb.JobStatus]:
+        """The status now, whenever it changed, and the last one."""
+        told: pb.JobStatus | None = None
+        while True:
+            ended = job.ended.is_set()
+            status = self._jobs.status(job)
+            if told is None or ended or _differs(status, told):
+                yield status
+                told = status
+            if ended or self._jobs.closed:
+                return
+            await _within(job.stirred, interval)
+
+
+async def _abort(context: _Context, code: grpc.StatusCode, reason: str) -> NoReturn:
+    await context.abort(code, reason)
+    raise AssertionError("abort always raises")
+
+
+async def _within(event: asyncio.Event, timeout_seconds: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
+def _differs(status: pb.JobStatus, told: pb.JobStatus) -> bool:
+    """Whether more than time has passed."""
+    now, before = pb.JobStatus(), pb.JobStatus()
+    for target, source in ((now, status), (before, told)):
+        target.CopyFrom(source)
+        target.seconds = target.items_per_second = 0
+    return now != before
+
+
+def _interval(wanted: float) -> float:
+    if not math.isfinite(wanted) or wanted <= 0:
+        return 1.0
+    return min(max(wanted, SHORTEST_INTERVAL_SECONDS), LONGEST_INTERVAL_SECONDS)
+
+
+def _unknown(name: str) -> str:
+    return f"there is no job {name[:80]!r} here"

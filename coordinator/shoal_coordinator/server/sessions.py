@@ -1,0 +1,315 @@
+"""Sessions: one control stream per connected device.
+
+A session begins with the device's Hello and ends with its stream; a new session of a device ends
+the one before. What was asked on a session is answered on it or never: a reply to something that
+this session was not asked is passed over.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from time import monotonic
+from typing import Any, Final, Protocol
+
+import grpc
+
+from shoal_coordinator.server import wire
+from shoal_coordinator.server.exchange import ExchangeHub, ExchangeLink, LinkBroken, StallWatch
+from shoal_protocol.channels import peer_name
+from shoal_protocol.frames import MalformedFrame
+from shoal_protocol.pacing import BATCHED_MESSAGES, Pace
+from shoal_protocol.services import ConnectContext, FrameContext, device_metadata
+from shoal_protocol.v1.session_pb2 import (
+    AgentMessage,
+    CoordinatorBatch,
+    CoordinatorMessage,
+    Hello,
+    Telemetry,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
+
+HELLO_SECONDS: Final = 10.0
+WRITE_SECONDS: Final = 30.0
+MAXIMUM_SESSIONS: Final = 10_000
+UNSENT_MESSAGES: Final = 4096
+"""A device that is this far behind is cut off."""
+
+
+class SessionEvents(Protocol):
+    """What the dispatcher's driver wants to hear."""
+
+    def joined(self, session: "DeviceSession") -> None: ...
+
+    def heard(self, session: "DeviceSession", message: AgentMessage) -> None: ...
+
+    def left(self, session: "DeviceSession", reason: str) -> None: ...
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class DeviceSession:
+    """One session. `given` are the instructions that wait for their answers."""
+
+    number: int
+    hello: Hello
+    given: dict[int, wire.Given] = field(default_factory=dict)
+    link: ExchangeLink | None = None
+    linked: asyncio.Event = field(default_factory=asyncio.Event)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    heard_at: float = field(default_factory=monotonic)
+    draining: bool = False
+    ended: asyncio.Future[str] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    _outbox: deque[CoordinatorMessage] = field(default_factory=deque)
+    _work: asyncio.Event = field(default_factory=asyncio.Event)
+    _writes: StallWatch = field(default_factory=lambda: StallWatch(WRITE_SECONDS))
+
+    @property
+    def device(self) -> str:
+        return self.hello.device
+
+    def tell(self, message: CoordinatorMessage) -> None:
+        """Send a message, in order, some time."""
+        if len(self._outbox) >= UNSENT_MESSAGES:
+            self.end(f"{UNSENT_MESSAGES} messages are unsent")
+            return
+        self._outbox.append(message)
+        self._work.set()
+
+    def end(self, reason: str) -> None:
+        """Close the session."""
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+    async def write_all(self, context: ConnectContext) -> None:
+        """Write what is told, until the stream breaks. What waits goes as one message."""
+        outbox, pace = self._outbox, Pace()
+        while True:
+            if not outbox:
+                self._work.clear()
+                await self._work.wait()
+            await pace.turn(busy=len(self.given) > 1)
+            pace.leave(len(outbox))
+            message = outbox.popleft()
+            if outbox and not message.HasField("welcome"):
+                waiting = min(len(outbox), BATCHED_MESSAGES - 1)
+                messages = [message, *(outbox.popleft() for _ in range(waiting))]
+                message = CoordinatorMessage(batch=CoordinatorBatch(messages=messages))
+            self._writes.begin()
+            await context.write(message)
+            self._writes.end()
+
+    async def watch_writes(self) -> None:
+        """Raise `TimeoutError` once the device does not read."""
+        await self._writes.watch()
+
+
+class Sessions:
+    """All sessions by device, and the two streams that each has."""
+
+    def __init__(
+        self,
+        events: SessionEvents,
+        hub: ExchangeHub,
+        by_device: dict[str, DeviceSession],
+        *,
+        tls: bool,
+        telemetry_seconds: float,
+    ) -> None:
+        self._events = events
+        self._hub = hub
+        self._tls = tls
+        self._telemetry_seconds = telemetry_seconds
+        self._numbers = count(1)
+        self._joined = asyncio.Condition()
+        self.by_device = by_device
+        self.last: dict[str, DeviceSession] = {}
+        """The newest session of every device, also of one that is gone."""
+
+    def close(self, reason: str) -> None:
+        """End every session."""
+        for session in list(self.by_device.values()):
+            session.end(reason)
+
+    # ---- Session.Connect -------------------------------------------------------------------------
+
+    async def connect(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> None:
+        """Serve a control stream from its Hello to its end."""
+        hello = await self._greet(requests, context)
+        session = DeviceSession(number=next(self._numbers), hello=hello)
+        session.tell(
+            CoordinatorMessage(
+                welcome=Welcome(
+                    session=session.number, telemetry_interval_seconds=self._telemetry_seconds
+                )
+            )
+        )
+        before = self.by_device.get(session.device)
+        if before is not None:
+            self._leave(before, "the device has opened a new session")
+        self.by_device[session.device] = session
+        self._remember(session)
+        logger.info("device %s joined as session %d", session.device, session.number)
+        self._events.joined(session)
+        async with self._joined:
+            self._joined.notify_all()
+        reason = "the stream ended"
+        try:
+            reason = await self._serve(session, requests, context)
+        finally:
+            self._leave(session, reason)
+        await context.abort(grpc.StatusCode.ABORTED, reason)
+
+    async def _greet(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> Hello:
+        """The Hello, checked; aborts the call for anything else."""
+        code = grpc.StatusCode.INVALID_ARGUMENT
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                message = await anext(requests)
+            if message.WhichOneof("message") != "hello":
+                raise wire.Malformed("the first message is not a Hello")
+            wire.check_hello(message.hello)
+            self._identify(message.hello.device, context.peer(), peer_name(context))
+            if len(self.by_device) >= MAXIMUM_SESSIONS:
+                code = grpc.StatusCode.RESOURCE_EXHAUSTED
+                raise wire.Malformed(f"{MAXIMUM_SESSIONS} devices are connected already")
+        except TimeoutError:
+            reason, code = "no Hello came", grpc.StatusCode.DEADLINE_EXCEEDED
+        except StopAsyncIteration:
+            reason = "the stream ended without a Hello"
+        except wire.Malformed as error:
+            reason = str(error)
+        except PermissionError as error:
+            reason, code = str(error), grpc.StatusCode.PERMISSION_DENIED
+        else:
+            return message.hello
+        logger.warning("refused a session: %s", reason)
+        await context.abort(code, reason)
+        raise AssertionError("abort always raises")
+
+    def _identify(self, device: str, peer: str, certified: str | None) -> None:
+        """Raise `PermissionError` for a device that does not prove its name. Behind a Unix socket
+        the file system is the proof."""
+        if self._tls and not peer.startswith("unix:") and certified != device:
+            raise PermissionError(f"device {device!r} came with the certificate of {certified!r}")
+
+    async def _serve(
+        self,
+        session: DeviceSession,
+        requests: AsyncIterator[AgentMessage],
+        context: ConnectContext,
+    ) -> str:
+        """Read and write until either ends; why it ended."""
+        reader = asyncio.create_task(self._read(session, requests))
+        writer = asyncio.create_task(session.write_all(context))
+        watch = asyncio.create_task(session.watch_writes())
+        tasks = (reader, watch, writer)
+        try:
+            waited: set[asyncio.Future[Any]] = {*tasks, session.ended}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        if session.ended.done():
+            return session.ended.result()
+        return _reason(results, session.device)
+
+    async def _read(self, session: DeviceSession, requests: AsyncIterator[AgentMessage]) -> None:
+        async for message in requests:
+            session.heard_at = monotonic()
+            for each in message.batch.messages or (message,):
+                self._events.heard(session, each)
+
+    def _remember(self, session: DeviceSession) -> None:
+        self.last.pop(session.device, None)
+        self.last[session.device] = session
+        if len(self.last) > MAXIMUM_SESSIONS:
+            del self.last[next(iter(self.last))]
+
+    def _leave(self, session: DeviceSession, reason: str) -> None:
+        """Take a session off the books, once."""
+        session.end(reason)
+        if self.by_device.get(session.device) is not session:
+            return
+        del self.by_device[session.device]
+        if session.link is not None:
+            self._detach(session.link, reason)
+        logger.info("device %s left: %s", session.device, reason)
+        self._events.left(session, reason)
+
+    # ---- Session.Exchange ------------------------------------------------------------------------
+
+    async def exchange(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
+        """Serve a device's bulk stream, which belongs to its session."""
+        session = await self._session_of(context)
+        if session.link is not None:
+            self._detach(session.link, "the device has opened another stream")
+        link = ExchangeLink(session.device, self._hub, context.write)
+        session.link = link
+        session.linked.set()
+        self._hub.links[session.device] = link
+        tasks = (
+            asyncio.create_task(link.read_all(requests)),
+            asyncio.create_task(link.watch_writes()),
+            asyncio.create_task(link.write_all()),
+        )
+        reason = "the stream ended"
+        try:
+            waited: set[asyncio.Future[Any]] = {*tasks, session.ended}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            reason = _reason(results, session.device)
+            self._detach(link, reason)
+            if session.link is link:
+                # What was under way on it is lost, and both sides have to agree on that.
+                session.end(f"the bulk stream broke: {reason}")
+        await context.abort(grpc.StatusCode.ABORTED, reason)
+
+    async def _session_of(self, context: FrameContext) -> DeviceSession:
+        device = device_metadata(context) or ""
+        try:
+            if not re.fullmatch(r"[a-z0-9.-]{1,63}", device):
+                raise PermissionError("the stream names no device")
+            self._identify(device, context.peer(), peer_name(context))
+            async with asyncio.timeout(HELLO_SECONDS), self._joined:
+                await self._joined.wait_for(lambda: device in self.by_device)
+            return self.by_device[device]
+        except TimeoutError:
+            reason, code = f"{device} has no session", grpc.StatusCode.FAILED_PRECONDITION
+        except PermissionError as error:
+            reason, code = str(error), grpc.StatusCode.PERMISSION_DENIED
+        await context.abort(code, reason)
+        raise AssertionError("abort always raises")
+
+    def _detach(self, link: ExchangeLink, reason: str) -> None:
+        link.close(reason)
+        if self._hub.links.get(link.device) is link:
+            with contextlib.suppress(KeyError):
+                del self._hub.links[link.device]
+
+
+def _reason(results: Iterable[BaseException | None], device: str) -> str:
+    """Why the tasks of a stream ended."""
+    for result in results:
+        match result:
+            case wire.Malformed() | MalformedFrame() | LinkBroken():
+                return str(result)
+            case TimeoutError():
+                return f"{device} does not read"
+            case None | asyncio.CancelledError() | grpc.aio.BaseError():
+                pass  # the other side hung up, at whatever moment
+            case _:
+                logger.error("the stream of %s failed", device, exc_info=result)
+                return f"the coordinator failed: {result}"
+    return "the stream ended"

@@ -1,0 +1,386 @@
+"""Between the protocol's messages and the dispatcher's values, both ways. No IO, no state.
+
+Numbers and texts from the wire were not checked by anybody before: what cannot be is refused with
+`Malformed`, and every enum has a value for what this version does not know.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from shoal_coordinator.dispatch import events as ev
+from shoal_coordinator.dispatch import instructions as ins
+from shoal_protocol import PROTOCOL
+from shoal_protocol.partition import MODEL, Digest, PartitionDocument
+from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
+from shoal_protocol.v1 import coordinator_pb2 as api
+from shoal_protocol.v1 import session_pb2 as pb
+
+INLINE_BYTES: Final = 16 << 10
+"""Tensors up to this size travel inside control messages. A full batch of these stays far below
+what a message may have."""
+MAXIMUM_FRAGMENTS: Final = 4096
+"""In one Hello: cached and resident each."""
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
+_JOB: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_TEXT: Final = 2000
+_LONGEST_SECONDS: Final = 10.0**9
+
+
+class Malformed(ValueError):
+    """A message that no peer of ours would send; the text says what is wrong with it."""
+
+
+# ---- from devices --------------------------------------------------------------------------------
+
+
+def check_hello(hello: pb.Hello) -> None:
+    """Raise `Malformed` for a Hello that cannot open a session."""
+    if hello.protocol != PROTOCOL:
+        raise Malformed(
+            f"speaks protocol {hello.protocol}; this coordinator speaks {PROTOCOL}: "
+            f"install the same version of Shoal on both sides"
+        )
+    if not _LABEL.fullmatch(hello.device):
+        raise Malformed(f"{hello.device[:70]!r} is no DNS label, such as pi-4")
+    if not 0 < hello.budget_bytes < 1 << 62:
+        raise Malformed(f"device {hello.device} has a budget of {hello.budget_bytes} bytes")
+    if max(len(hello.cached), len(hello.resident)) > MAXIMUM_FRAGMENTS:
+        raise Malformed(f"device {hello.device} lists more than {MAXIMUM_FRAGMENTS} fragments")
+    if max(len(hello.address), len(hello.version), len(hello.capabilities.architecture)) > 512:
+        raise Malformed(f"device {hello.device} has an address or a version of absurd length")
+    for digest in (*(c.digest for c in hello.cached), *(r.digest for r in hello.resident)):
+        digest_of(digest)
+
+
+def digest_of(text: str) -> Digest:
+    """A digest from the wire; `Malformed` if it is none."""
+    if not _DIGEST.fullmatch(text):
+        raise Malformed(f"{text[:80]!r} is no digest")
+    return Digest(text)
+
+
+def device_joined(hello: pb.Hello, session: int, at: Nanoseconds) -> ev.DeviceJoined:
+    """The event of a session that a checked Hello opens."""
+    return ev.DeviceJoined(
+        at=at,
+        device=hello.device,
+        session=session,
+        budget=Bytes(hello.budget_bytes),
+        single=hello.residency == pb.SINGLE,
+        resident={Digest(each.digest): Bytes(each.resident_bytes) for each in hello.resident},
+        cached=frozenset(Digest(each.digest) for each in hello.cached),
+    )
+
+
+def telemetry_of(message: pb.Telemetry) -> ev.Telemetry:
+    """Readings; one that is absent, or not a number, is unknown."""
+    return ev.Telemetry(
+        cpu_fraction=_reading(message, "cpu_fraction", message.cpu_fraction),
+        memory_available=(
+            Bytes(message.memory_available_bytes)
+            if message.HasField("memory_available_bytes")
+            else None
+        ),
+        temperature_celsius=_reading(message, "temperature_celsius", message.temperature_celsius),
+        battery_fraction=_reading(message, "battery_fraction", message.battery_fraction),
+        round_trip=(
+            duration(message.round_trip_seconds) if message.HasField("round_trip_seconds") else None
+        ),
+    )
+
+
+def _reading(message: pb.Telemetry, name: str, value: float) -> float | None:
+    return value if message.HasField(name) and math.isfinite(value) else None
+
+
+def duration(seconds: float) -> Nanoseconds:
+    """Seconds from the wire; what is not a sane duration is 0."""
+    return nanoseconds(seconds if 0 <= seconds < _LONGEST_SECONDS else 0)
+
+
+def answer(  # noqa: PLR0911 - one for each kind
+    reply: pb.Reply, to: "Given", at: Nanoseconds
+) -> ev.Event:
+    """The event of a reply to an instruction; a reply of the wrong kind is a failure."""
+    number = reply.instruction
+    match reply.WhichOneof("outcome"), to:
+        case "loaded", ins.Load():
+            return ev.FragmentResident(
+                at=at,
+                instruction=number,
+                resident=Bytes(reply.loaded.resident_bytes),
+                fetched=Bytes(reply.loaded.fetched_bytes),
+            )
+        case "unloaded", ins.Unload():
+            return ev.FragmentUnloaded(at=at, instruction=number)
+        case "prefetched", ins.Prefetch():
+            dropped = frozenset(map(digest_of, reply.prefetched.dropped[:MAXIMUM_FRAGMENTS]))
+            return ev.FragmentCached(at=at, instruction=number, dropped=dropped)
+        case "executed", ins.Execute():
+            return ev.TaskFinished(
+                at=at,
+                instruction=number,
+                compute=duration(reply.executed.compute_seconds),
+                delivered=tuple(reply.executed.delivered[:MAXIMUM_FRAGMENTS]),
+            )
+        case "forwarded", ins.Forward():
+            return ev.ActivationForwarded(at=at, instruction=number)
+        case "failure", _:
+            return ev.InstructionFailed(
+                at=at, instruction=number, failure=failure_of(reply.failure)
+            )
+        case other, _:
+            failure = ev.Failure(
+                kind=ev.FailureKind.RUNTIME, message=f"answered {type(to).__name__} with {other}"
+            )
+            return ev.InstructionFailed(at=at, instruction=number, failure=failure)
+
+
+_KINDS: Final[Mapping[pb.FailureCode, ev.FailureKind]] = {
+    pb.BUDGET: ev.FailureKind.BUDGET,
+    pb.UNAVAILABLE: ev.FailureKind.UNAVAILABLE,
+    pb.CORRUPT: ev.FailureKind.CORRUPT,
+    pb.DISK_FULL: ev.FailureKind.DISK_FULL,
+    pb.INVALID_INPUT: ev.FailureKind.INVALID_INPUT,
+    pb.RUNTIME: ev.FailureKind.RUNTIME,
+    pb.MISSING_ACTIVATION: ev.FailureKind.MISSING_ACTIVATION,
+    pb.CANCELLED: ev.FailureKind.CANCELLED,
+    pb.DEADLINE: ev.FailureKind.DEADLINE,
+    pb.UNREACHABLE: ev.FailureKind.UNREACHABLE,
+    pb.NOT_RESIDENT: ev.FailureKind.NOT_RESIDENT,
+}
+
+
+def failure_of(message: pb.Failure) -> ev.Failure:
+    """A device's failure; one of a code that is not known counts as the runtime's."""
+    kind = _KINDS.get(message.code, ev.FailureKind.RUNTIME)
+    told = kind is ev.FailureKind.BUDGET and message.need_bytes > 0
+    return ev.Failure(
+        kind=kind,
+        message=message.message[:_TEXT],
+        need=Bytes(message.need_bytes) if told else None,
+        have=Bytes(message.have_bytes) if told else None,
+    )
+
+
+# ---- to devices ----------------------------------------------------------------------------------
+
+Given = ins.Load | ins.Unload | ins.Prefetch | ins.Execute | ins.Forward
+"""Instructions that a device answers."""
+Addresses = Callable[[str], str]
+"""The target of a device as peers may dial it; empty: they cannot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWires:
+    """What a stage's messages say about its tensors; the same for every item."""
+
+    sources: tuple[pb.InputSource, ...]
+    results: tuple[str, ...]
+    kept: tuple[str, ...]
+    outgoing: Mapping[int, tuple[str, ...]]
+    model_inputs: tuple[str, ...]
+
+
+def stage_wires(document: PartitionDocument) -> tuple[StageWires, ...]:
+    """The wiring of every stage of a partition."""
+    wires: list[StageWires] = []
+    for index in range(len(document.fragments)):
+        into, out = document.into(index), document.out_of(index)
+        later = {edge.consumer: edge.tensors for edge in out if edge.consumer != MODEL}
+        wires.append(
+            StageWires(
+                sources=tuple(
+                    pb.InputSource(producer=edge.producer, tensors=edge.tensors) for edge in into
+                ),
+                results=tuple(n for e in out if e.consumer == MODEL for n in e.tensors),
+                kept=tuple(dict.fromkeys(n for names in later.values() for n in names)),
+                outgoing=later,
+                model_inputs=tuple(n for e in into if e.producer == MODEL for n in e.tensors),
+            )
+        )
+    return tuple(wires)
+
+
+def load_message(order: ins.Load, peers: tuple[str, ...]) -> pb.CoordinatorMessage:
+    return pb.CoordinatorMessage(
+        load=pb.Load(
+            instruction=order.instruction,
+            digest=order.digest,
+            resident_bytes=order.resident,
+            peers=peers,
+        )
+    )
+
+
+def unload_message(order: ins.Unload) -> pb.CoordinatorMessage:
+    return pb.CoordinatorMessage(
+        unload=pb.Unload(instruction=order.instruction, digest=order.digest)
+    )
+
+
+def prefetch_message(order: ins.Prefetch, peers: tuple[str, ...]) -> pb.CoordinatorMessage:
+    return pb.CoordinatorMessage(
+        prefetch=pb.Prefetch(instruction=order.instruction, digest=order.digest, peers=peers)
+    )
+
+
+def execute_message(
+    order: ins.Execute,
+    wires: StageWires,
+    addresses: Addresses,
+    *,
+    deadline_seconds: float,
+    lossy: bool,
+    input_frame: bytes,
+) -> pb.CoordinatorMessage:
+    """`input_frame` holds the model's inputs, where they go with the message; else it is empty."""
+    routes = [
+        pb.Route(
+            consumer=consumer,
+            device=device,
+            address=addresses(device),
+            tensors=wires.outgoing[consumer],
+        )
+        for consumer, device in order.routes
+    ]
+    return pb.CoordinatorMessage(
+        execute=pb.Execute(
+            instruction=order.instruction,
+            task=pb.Task(job=order.job, epoch=order.epoch, item=order.item, stage=order.stage),
+            digest=order.digest,
+            inputs=wires.sources,
+            routes=routes,
+            results=wires.results,
+            kept=wires.kept,
+            deadline_seconds=deadline_seconds,
+            lossy=lossy,
+            reply_bytes=INLINE_BYTES if wires.results else 0,
+            input_frame=input_frame,
+        )
+    )
+
+
+def forward_message(
+    order: ins.Forward, wires: StageWires, addresses: Addresses, *, lossy: bool
+) -> pb.CoordinatorMessage:
+    """`wires` are the producer's."""
+    return pb.CoordinatorMessage(
+        forward=pb.Forward(
+            instruction=order.instruction,
+            task=pb.Task(job=order.job, epoch=order.epoch, item=order.item, stage=order.producer),
+            route=pb.Route(
+                consumer=order.consumer,
+                device=order.target,
+                address=addresses(order.target),
+                tensors=wires.outgoing[order.consumer],
+            ),
+            lossy=lossy,
+        )
+    )
+
+
+def released_task(order: ins.Release) -> pb.Task:
+    return pb.Task(job=order.job, epoch=order.epoch, item=order.item, stage=order.stage)
+
+
+# ---- jobs ----------------------------------------------------------------------------------------
+
+_MODES: Final[Mapping[api.Mode, ev.Mode]] = {
+    api.STREAMING: ev.Mode.STREAMING,
+    api.BARRIER: ev.Mode.BARRIER,
+}
+_POLICIES: Final[Mapping[api.Policy, ev.Policy]] = {
+    api.FIFO: ev.Policy.FIFO,
+    api.LEAST_LOADED: ev.Policy.LEAST_LOADED,
+    api.EDAS: ev.Policy.EDAS,
+    api.ARAS: ev.Policy.ARAS,
+    api.MABAC: ev.Policy.MABAC,
+}
+
+
+def check_submission(request: api.SubmitJobRequest, document: PartitionDocument) -> None:
+    """Raise `Malformed` for a request that cannot become a job."""
+    if not _JOB.fullmatch(request.name):
+        raise Malformed(f"{request.name[:260]!r} is no name for a job, such as ocr-1")
+    if request.mode not in _MODES or request.policy not in _POLICIES:
+        raise Malformed(f"mode {request.mode} or policy {request.policy} is not known here")
+    if request.stages and len(request.stages) != len(document.fragments):
+        raise Malformed(
+            f"the plan has {len(request.stages)} stages, the partition {len(document.fragments)}"
+        )
+    for placement in request.stages:
+        for device in placement.devices:
+            if not _LABEL.fullmatch(device):
+                raise Malformed(f"{device[:70]!r} in the plan is no name of a device")
+    if not 0 <= request.active_deadline_seconds < _LONGEST_SECONDS:
+        raise Malformed(f"active_deadline_seconds is {request.active_deadline_seconds}")
+    if request.backoff_limit > 1000:
+        raise Malformed(f"backoff_limit is {request.backoff_limit}, at most 1000")
+    if request.epoch >= 1 << 62:
+        raise Malformed(f"epoch is {request.epoch}")
+
+
+def job_spec(
+    request: api.SubmitJobRequest,
+    document: PartitionDocument,
+    *,
+    items: int,
+    epoch: int,
+    deadline: Nanoseconds | None,
+) -> ev.JobSpec:
+    """The job of a checked request."""
+    stages: list[ev.Stage] = []
+    for fragment in document.fragments:
+        into, out = document.into(fragment.index), document.out_of(fragment.index)
+        sizes = [edge.bytes_per_item for edge in out]
+        known = [size for size in sizes if size is not None]
+        homes = request.stages[fragment.index].devices if request.stages else ()
+        stages.append(
+            ev.Stage(
+                digest=fragment.digest,
+                resident_bytes=Bytes(fragment.resident_bytes),
+                predecessors=tuple(sorted({e.producer for e in into if e.producer != MODEL})),
+                takes_model_inputs=any(edge.producer == MODEL for edge in into),
+                gives_results=any(edge.consumer == MODEL for edge in out),
+                homes=tuple(dict.fromkeys(homes)),
+                output_bytes=Bytes(sum(known)) if len(known) == len(sizes) else None,
+            )
+        )
+    return ev.JobSpec(
+        name=request.name,
+        stages=tuple(stages),
+        items=items,
+        epoch=epoch,
+        mode=_MODES[request.mode],
+        policy=_POLICIES[request.policy],
+        priority=request.priority,
+        backoff_limit=request.backoff_limit,
+        deadline=deadline,
+        parallelism=request.parallelism,
+    )
+
+
+def failure_text(failure: ev.Failure) -> str:
+    """A failure for people: what, and for a budget how much."""
+    match failure.kind:
+        case ev.FailureKind.INVALID_INPUT | ev.FailureKind.OUTPUT | ev.FailureKind.CANCELLED:
+            return failure.message
+        case (
+            ev.FailureKind.BUDGET
+            | ev.FailureKind.UNAVAILABLE
+            | ev.FailureKind.CORRUPT
+            | ev.FailureKind.DISK_FULL
+            | ev.FailureKind.RUNTIME
+            | ev.FailureKind.MISSING_ACTIVATION
+            | ev.FailureKind.DEADLINE
+            | ev.FailureKind.UNREACHABLE
+            | ev.FailureKind.NOT_RESIDENT
+        ):
+            return f"{failure.kind.value}: {failure.message}"
+        case _:
+            assert_never(failure.kind)

@@ -1,0 +1,343 @@
+"""NumPy's `.npy` and `.npz` files, read and written piece by piece.
+
+Files come from strangers: nothing is unpickled, every size in a header is checked against the file
+and a limit before anything is allocated, and data is read with `pread`, so that a file which
+shrinks meanwhile is an error and not a bus error. Only the bytes asked for are read. Members of a
+compressed `.npz` have no random access: they are inflated once into an unnamed file, and read from
+there. So are the rows of an array in Fortran order, written row by row (`row_order`).
+"""
+
+import io
+import math
+import os
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal_coordinator.storage.row_order import turn
+from shoal_protocol.units import format_bytes
+
+Array = npt.NDArray[Any]
+
+_HEADER_BYTES: Final = 64 * 1024
+_LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
+_COPY_BYTES: Final = 1024 * 1024
+SOLE: Final = ""
+"""Name of the one array of an `.npy` file."""
+
+
+class UnreadableArrays(Exception):
+    """A file that is no sound `.npy` or `.npz`, or is over a limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a stranger's file may ask for."""
+
+    members: int = 256
+    array_bytes: int = 256 * 1024**3
+    item_bytes: int = 2 * 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayHeader:
+    """One array in a file. `offset` is where its data starts in the file, `header` the bytes before
+    it, from `start`; `checksum` the CRC-32 that the archive holds over both, if it is an
+    archive."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    header: bytes
+    offset: int
+    compressed: bool = False
+    checksum: int | None = None
+
+    @property
+    def data_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_headers(path: Path, limits: Limits) -> dict[str, ArrayHeader]:
+    """The arrays of a file by name, without reading their data; raises `UnreadableArrays`."""
+    try:
+        with path.open("rb") as file:
+            if path.suffix == ".npy":
+                header = _parse_header(SOLE, file, os.fstat(file.fileno()).st_size, limits)
+                return {SOLE: header}
+            return _archive_headers(file, limits)
+    except UnreadableArrays:
+        raise
+    except (
+        OSError,
+        ValueError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+        EOFError,
+    ) as e:
+        raise UnreadableArrays(f"is no readable {path.suffix} file: {e}") from e
+
+
+def _archive_headers(file: BinaryIO, limits: Limits) -> dict[str, ArrayHeader]:
+    headers: dict[str, ArrayHeader] = {}
+    with zipfile.ZipFile(file) as archive:
+        infos = archive.infolist()
+        if len(infos) > limits.members:
+            raise UnreadableArrays(f"has {len(infos)} members; the limit is {limits.members}")
+        for info in infos:
+            name = info.filename.removesuffix(".npy")
+            if name == info.filename:
+                continue
+            if name in headers:
+                raise UnreadableArrays(f"holds {name!r} twice")
+            if info.flag_bits & 1:
+                raise UnreadableArrays(f"is encrypted at {name!r}")
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise UnreadableArrays(
+                    f"compresses {name!r} in a way that is neither none nor deflate"
+                )
+            with archive.open(info) as member:
+                header = _parse_header(name, member, info.file_size, limits)
+            headers[name] = _placed(header, info, file)
+    return headers
+
+
+def _placed(header: ArrayHeader, info: zipfile.ZipInfo, file: BinaryIO) -> ArrayHeader:
+    """The header with its place in the archive."""
+    file.seek(info.header_offset)
+    signature, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    if signature != b"PK\3\4":
+        raise UnreadableArrays(f"is damaged at {header.name!r}")
+    start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
+    compressed = info.compress_type == zipfile.ZIP_DEFLATED
+    return ArrayHeader(
+        name=header.name,
+        dtype=header.dtype,
+        shape=header.shape,
+        fortran=header.fortran,
+        header=header.header,
+        offset=len(header.header) + (0 if compressed else start),
+        compressed=compressed,
+        checksum=info.CRC,
+    )
+
+
+def _parse_header(name: str, file: Any, total_bytes: int, limits: Limits) -> ArrayHeader:
+    # Read ahead by hand: NumPy would allocate whatever length the header claims before refusing it.
+    buffer = io.BytesIO(file.read(_HEADER_BYTES))
+    label = repr(name) if name else "the array"
+    version = np.lib.format.read_magic(buffer)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(buffer, _HEADER_BYTES)
+    elif version == (2, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(buffer, _HEADER_BYTES)
+    else:
+        raise UnreadableArrays(f"has {label} in format version {version}")
+    if dtype.hasobject or dtype.fields is not None or dtype.subdtype is not None:
+        raise UnreadableArrays(f"has {label} with elements of type {dtype}, which is not read")
+    if any(size < 0 for size in shape):
+        raise UnreadableArrays(f"has {label} of shape {shape}")
+    header = ArrayHeader(
+        name=name,
+        dtype=dtype,
+        shape=shape,
+        fortran=fortran and len(shape) > 1,
+        header=buffer.getvalue()[: buffer.tell()],
+        offset=buffer.tell(),
+    )
+    if header.data_bytes > limits.array_bytes:
+        raise UnreadableArrays(
+            f"has {label} of {header.data_bytes} bytes; the limit is {limits.array_bytes}"
+        )
+    if header.data_bytes > total_bytes - buffer.tell():
+        raise UnreadableArrays(
+            f"is cut short: {label} needs {header.data_bytes} bytes, "
+            f"{max(0, total_bytes - buffer.tell())} are there"
+        )
+    return header
+
+
+class ArrayFile:
+    """An open `.npy` or `.npz` file whose arrays are read whole or row by row."""
+
+    def __init__(self, path: Path, *, limits: Limits, spool: Path | None = None) -> None:
+        self._path = path
+        self._limits = limits
+        self._spool = spool
+        self._resources = ExitStack()
+        self._inflated: dict[str, BinaryIO] = {}
+        self._turned: dict[str, BinaryIO] = {}
+        self.headers = read_headers(path, limits)
+        try:
+            self._file = self._resources.enter_context(path.open("rb"))
+        except OSError as e:
+            raise UnreadableArrays(f"cannot be opened: {e.strerror}") from e
+
+    def __enter__(self) -> "ArrayFile":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._resources.close()
+
+    def read(self, name: str, rows: slice | None = None) -> Array:
+        """The array, or the run of its rows, as a fresh little-endian array in C order."""
+        header = self.headers[name]
+        try:
+            if rows is None:
+                file, offset = self._data_file(header), header.offset
+                data = self._read_bytes(header, file, offset, header.data_bytes)
+                self._check(header, [data])
+                order: Literal["C", "F"] = "F" if header.fortran else "C"
+                array = np.frombuffer(data, header.dtype).reshape(header.shape, order=order)
+            else:
+                array = self._read_rows(header, *rows.indices(header.shape[0])[:2])
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as e:
+            raise UnreadableArrays(f"cannot be read: {e}") from e
+        return _little_endian(np.asarray(array, order="C"))
+
+    def _read_rows(self, header: ArrayHeader, first: int, last: int) -> Array:
+        file, offset = self._data_file(header), header.offset
+        if header.fortran:
+            file, offset = self._turned_file(header), 0
+        row_bytes = math.prod(header.shape[1:]) * header.dtype.itemsize
+        start, count = offset + first * row_bytes, (last - first) * row_bytes
+        data = np.frombuffer(self._read_bytes(header, file, start, count), header.dtype)
+        if not header.fortran:
+            return data.reshape(last - first, *header.shape[1:])
+        # Rows follow one another; within a row the first of the other axes is still the fastest.
+        axes = range(len(header.shape) - 1, 0, -1)
+        return data.reshape(last - first, *header.shape[:0:-1]).transpose(0, *axes)
+
+    def _read_bytes(self, header: ArrayHeader, file: BinaryIO, start: int, count: int) -> bytearray:
+        if count > self._limits.item_bytes:
+            raise UnreadableArrays(
+                f"needs {count} bytes at once for {header.name or 'its array'}; "
+                f"the limit is {self._limits.item_bytes}"
+            )
+        data = bytearray(count)
+        view = memoryview(data)
+        done = 0
+        while done < count:
+            read = os.preadv(file.fileno(), [view[done:]], start + done)
+            if read == 0:
+                raise UnreadableArrays("is shorter than it was")
+            done += read
+        return data
+
+    def _data_file(self, header: ArrayHeader) -> BinaryIO:
+        if not header.compressed:
+            return self._file
+        if header.name not in self._inflated:
+            file = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 (closed with the stack)
+            self._resources.enter_context(file)
+            # zipfile gives at most the size that the directory declares, which was held against
+            # the limit, and checks the CRC at its end.
+            with (
+                zipfile.ZipFile(self._file) as archive,
+                archive.open(f"{header.name}.npy") as member,
+            ):
+                while piece := member.read(_COPY_BYTES):
+                    file.write(piece)
+            file.flush()
+            self._inflated[header.name] = file
+        return self._inflated[header.name]
+
+    def _turned_file(self, header: ArrayHeader) -> BinaryIO:
+        """The array's rows, one after the other, from the start of an unnamed file."""
+        if header.name not in self._turned:
+            source = self._data_file(header)
+            self._check(header, self._pieces(header, source))
+            file = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 (closed with the stack)
+            self._resources.enter_context(file)
+            columns = math.prod(header.shape[1:])
+            try:
+                turn(
+                    source.fileno(),
+                    header.offset,
+                    file.fileno(),
+                    header.shape[0],
+                    columns,
+                    header.dtype.itemsize,
+                )
+            except OSError as error:
+                raise UnreadableArrays(
+                    f"has {header.name or 'its array'} in Fortran order, which needs "
+                    f"{format_bytes(header.data_bytes)} of temporary disk to be read by rows "
+                    f"({error.strerror}); save it in C order (numpy.ascontiguousarray)"
+                ) from error
+            self._turned[header.name] = file
+        return self._turned[header.name]
+
+    def _pieces(self, header: ArrayHeader, source: BinaryIO) -> Iterator[bytearray]:
+        for done in range(0, header.data_bytes, _COPY_BYTES):
+            size = min(_COPY_BYTES, header.data_bytes - done)
+            yield self._read_bytes(header, source, header.offset + done, size)
+
+    @staticmethod
+    def _check(header: ArrayHeader, data: Iterable[bytearray]) -> None:
+        """Against the archive's checksum, if there is one; what was inflated has been checked."""
+        if header.checksum is None or header.compressed:
+            return
+        found = zlib.crc32(header.header)
+        for piece in data:
+            found = zlib.crc32(piece, found)
+        if found != header.checksum:
+            raise UnreadableArrays(f"is damaged: the checksum of {header.name!r} does not match")
+
+
+def _little_endian(array: Array) -> Array:
+    if array.dtype.byteorder == ">":
+        return array.astype(array.dtype.newbyteorder("<"))
+    return array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayStream:
+    """An array to be written: its data comes in pieces, in C order."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    pieces: Iterable[bytes | memoryview]
+
+
+def write_archive(file: BinaryIO, arrays: Iterable[ArrayStream]) -> None:
+    """Write an uncompressed `.npz` without holding an array in memory.
+
+    The same arrays give the same bytes: no time of day, no order but the one given.
+    """
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for array in arrays:
+            info = zipfile.ZipInfo(f"{array.name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            info.external_attr = 0o644 << 16
+            with archive.open(info, "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(
+                    member,
+                    {
+                        "descr": np.lib.format.dtype_to_descr(array.dtype),
+                        "fortran_order": False,
+                        "shape": array.shape,
+                    },
+                )
+                for piece in array.pieces:
+                    member.write(piece)

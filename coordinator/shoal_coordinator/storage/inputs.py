@@ -1,0 +1,370 @@
+"""A job's inputs: a folder of `.npz` and `.npy` files, seen as one numbered list of items.
+
+Files are taken in name order; names that start with a dot and files of other kinds are passed over.
+A file holds one item, or several stacked along the first axis. Per array that the model takes, with
+the model's rank M:
+
+- rank M + 1: stacked, item i is `array[i]`;
+- rank M, where the model's first axis is fixed to 1 and the array's is not 1: stacked as well, item
+i is
+  `array[i : i + 1]`;
+- rank M otherwise: not stacked; beside stacked arrays it is shared by every item of the file.
+
+Stacked arrays of one file must agree in length. Arrays of other names are passed over. All rows of
+a file share one dtype and shape, so everything about an item but damage to its bytes is known from
+the headers; what does not suit the model makes that file's items fail with a reason, and no others.
+"""
+
+import hashlib
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from shoal_coordinator.storage.arrays import (
+    SOLE,
+    Array,
+    ArrayFile,
+    ArrayHeader,
+    Limits,
+    UnreadableArrays,
+    read_headers,
+)
+from shoal_protocol.partition import TensorSpec
+
+_SUFFIXES: Final = (".npy", ".npz")
+_OPEN_FILES: Final = 4
+"""More than one, because a model's input that is used late is read again when the item gets
+there."""
+_WHOLE_DIGEST_BYTES: Final = 1024 * 1024
+
+_NUMPY_NAMES: Final = {
+    "float": "float32",
+    "double": "float64",
+    "bfloat16": "uint16",
+    **{
+        name: name
+        for name in (
+            *("bool", "float16", "complex64", "complex128"),
+            *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+        )
+    },
+}
+
+
+class InputsRefused(Exception):
+    """The folder cannot serve as a job's inputs. `folder` is where, the text says what and what to
+    do."""
+
+    def __init__(self, folder: Path, reason: str) -> None:
+        super().__init__(f"inputs {folder}: {reason}")
+        self.folder = folder
+        self.reason = reason
+
+
+class InputUnsuitable(Exception):
+    """One item cannot be read, or does not suit the model. `item` is its number, `place` where it
+    is."""
+
+    def __init__(self, item: int, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.item = item
+        self.place = place
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderLimits:
+    """What a folder may hold."""
+
+    files: int = 200_000
+    items: int = 10_000_000
+    arrays: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class FileContents:
+    """What a file holds: `stacked` names the arrays that have one row per item (None: the file is
+    one item as it stands), `problem` says why no item of it can run. `joined`: the rows lie along
+    the model's own first axis, not along one more. `item_bytes` is what reading one item takes."""
+
+    items: int
+    stacked: tuple[str, ...] | None = None
+    problem: str | None = None
+    joined: bool = False
+    item_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One file of a job; its items are numbered from `first`."""
+
+    name: str
+    first: int
+    contents: FileContents
+
+
+class InputSet:
+    """The items of a folder. Reading is safe from several threads."""
+
+    def __init__(
+        self,
+        folder: Path,
+        files: tuple[InputFile, ...],
+        model_inputs: tuple[TensorSpec, ...],
+        digest: str,
+        limits: FolderLimits,
+    ) -> None:
+        self.folder = folder
+        self.files = files
+        self.digest = digest
+        """Changes when a file comes, goes, or holds something else."""
+        self._model_inputs = model_inputs
+        self._limits = limits
+        self._spool: Path | None = None
+        self._lock = Lock()
+        self._open: OrderedDict[int, ArrayFile] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self.files[-1].first + self.files[-1].contents.items if self.files else 0
+
+    def inflate_into(self, folder: Path) -> None:
+        """Where compressed files are inflated (unnamed, so nothing stays behind); default: /tmp."""
+        self._spool = folder
+
+    def locate(self, item: int) -> tuple[int, int]:
+        """Number of the item's file, and its row there."""
+        low, high = 0, len(self.files)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.files[middle].first <= item:
+                low = middle
+            else:
+                high = middle
+        # Files without items share their `first` with the next one; the search ends at the last of
+        # them.
+        return low, item - self.files[low].first
+
+    def place(self, item: int) -> str:
+        """Where an item comes from: `lines.npz`, or `lines.npz[3]`."""
+        number, row = self.locate(item)
+        file = self.files[number]
+        return file.name if file.contents.stacked is None else f"{file.name}[{row}]"
+
+    def item_bytes(self, item: int) -> int:
+        """What reading an item takes in memory."""
+        return self.files[self.locate(item)[0]].contents.item_bytes
+
+    def read(self, item: int, names: Iterable[str] | None = None) -> dict[str, Array]:
+        """The item's arrays by the model's input names (or those of `names`), in the model's
+        shapes.
+
+        Raises `InputUnsuitable`.
+        """
+        number, row = self.locate(item)
+        file = self.files[number]
+        if file.contents.problem is not None:
+            raise InputUnsuitable(item, self.place(item), file.contents.problem)
+        wanted = None if names is None else frozenset(names)
+        try:
+            with self._lock:
+                return {
+                    spec.name: self._read_array(self._opened(number), file, spec, row)
+                    for spec in self._model_inputs
+                    if wanted is None or spec.name in wanted
+                }
+        except UnreadableArrays as e:
+            raise InputUnsuitable(item, self.place(item), str(e)) from e
+
+    def close(self) -> None:
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1].close()
+
+    def _opened(self, number: int) -> ArrayFile:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        file = self.files[number]
+        arrays = ArrayFile(self.folder / file.name, limits=self._limits.arrays, spool=self._spool)
+        if _classify(arrays.headers, self._model_inputs) != file.contents:
+            arrays.close()
+            raise UnreadableArrays("was changed after the job had begun")
+        self._open[number] = arrays
+        if len(self._open) > _OPEN_FILES:
+            self._open.popitem(last=False)[1].close()
+        return arrays
+
+    @staticmethod
+    def _read_array(arrays: ArrayFile, file: InputFile, spec: TensorSpec, row: int) -> Array:
+        name = SOLE if SOLE in arrays.headers else spec.name
+        if spec.name not in (file.contents.stacked or ()):
+            return arrays.read(name)
+        rows = arrays.read(name, slice(row, row + 1))
+        return rows if spec.shape is None or rows.ndim == len(spec.shape) else rows[0]
+
+
+def scan_inputs(
+    folder: Path, model_inputs: tuple[TensorSpec, ...], limits: FolderLimits | None = None
+) -> InputSet:
+    """Number the items of a folder by reading headers only. Raises `InputsRefused`."""
+    limits = limits or FolderLimits()
+    digest = hashlib.sha256()
+    files: list[InputFile] = []
+    first = 0
+    for name in _names(folder, limits):
+        try:
+            headers = read_headers(folder / name, limits.arrays)
+        except UnreadableArrays as e:
+            contents = FileContents(1, problem=str(e))
+            digest.update(f"{name}\0unreadable\0".encode())
+        else:
+            contents = _classify(headers, model_inputs)
+            digest.update(_fingerprint(folder / name, headers))
+        files.append(InputFile(name, first, contents))
+        first += contents.items
+        if first > limits.items:
+            raise InputsRefused(
+                folder, f"has more than {limits.items} items; split the job into several"
+            )
+    if not first:
+        raise InputsRefused(folder, "its files hold no item: every stacked array has length 0")
+    return InputSet(folder, tuple(files), model_inputs, digest.hexdigest(), limits)
+
+
+def _names(folder: Path, limits: FolderLimits) -> list[str]:
+    """Names of the input files in order."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry.name for entry in entries if entry.name[0] != "." and entry.is_file()]
+    except FileNotFoundError as e:
+        raise InputsRefused(folder, "does not exist") from e
+    except NotADirectoryError as e:
+        raise InputsRefused(folder, "is a file; give the folder that holds it") from e
+    except OSError as e:
+        raise InputsRefused(folder, f"cannot be listed: {e.strerror}") from e
+    names = sorted(name for name in found if name.endswith(_SUFFIXES))
+    if not names:
+        what = f"holds {len(found)} files, none of them" if found else "is empty: it has no"
+        raise InputsRefused(folder, f"{what} .npz or .npy")
+    if len(names) > limits.files:
+        raise InputsRefused(
+            folder,
+            f"has {len(names)} files, the limit is {limits.files}; stack items in larger files",
+        )
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.rpartition(".")[0], name)
+        if other != name:
+            raise InputsRefused(
+                folder, f"{other} and {name} would both give one result; rename one of them"
+            )
+    return names
+
+
+def _fingerprint(path: Path, headers: Mapping[str, ArrayHeader]) -> bytes:
+    """What tells a file from another of the same name: an archive has checksums of its members; a
+    small `.npy` is read; of a large one, its time of change must do."""
+    parts = [path.name]
+    for header in headers.values():
+        parts.append(f"{header.name}:{header.dtype.str}:{header.shape}:{header.checksum}")
+    if SOLE in headers:
+        status = path.stat()
+        if status.st_size <= _WHOLE_DIGEST_BYTES:
+            parts.append(hashlib.sha256(path.read_bytes()).hexdigest())
+        else:
+            parts.append(f"{status.st_size}:{status.st_mtime_ns}")
+    return "\0".join([*parts, "\0"]).encode()
+
+
+def _classify(
+    headers: Mapping[str, ArrayHeader], model_inputs: tuple[TensorSpec, ...]
+) -> FileContents:
+    """How a file with these arrays serves the model."""
+    if SOLE in headers:
+        if len(model_inputs) != 1:
+            names = ", ".join(spec.name for spec in model_inputs)
+            return FileContents(
+                1,
+                problem=f"is an .npy file, but the model takes {names}; use an .npz of these",
+            )
+        headers = {model_inputs[0].name: headers[SOLE]}
+    missing = [spec.name for spec in model_inputs if spec.name not in headers]
+    if missing:
+        found = ", ".join(sorted(headers)) or "no array"
+        return FileContents(1, problem=f"lacks {', '.join(missing)}; it holds {found}")
+    lengths: dict[str, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for spec in model_inputs:
+        shape = headers[spec.name].shape
+        if spec.shape is None:
+            shapes[spec.name] = shape
+            continue
+        rank = len(spec.shape)
+        if len(shape) == rank + 1:
+            lengths[spec.name], shapes[spec.name] = shape[0], shape[1:]
+        elif len(shape) == rank and rank and spec.shape[0] == 1 and shape[0] != 1:
+            lengths[spec.name], shapes[spec.name] = shape[0], (1, *shape[1:])
+        elif len(shape) == rank:
+            shapes[spec.name] = shape
+        else:
+            return FileContents(
+                1, problem=_misfit(spec, headers[spec.name], "has rank", len(shape))
+            )
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        return FileContents(1, problem=f"stacks arrays of different lengths: {told}")
+    ranks = {spec.name: len(spec.shape or ()) for spec in model_inputs}
+    return FileContents(
+        items=next(iter(lengths.values()), 1),
+        stacked=tuple(lengths) if lengths else None,
+        problem=_unsuitable(headers, shapes, model_inputs),
+        joined=all(len(headers[name].shape) == ranks[name] for name in lengths),
+        item_bytes=sum(
+            headers[name].dtype.itemsize * math.prod(shape) for name, shape in shapes.items()
+        ),
+    )
+
+
+def _unsuitable(
+    headers: Mapping[str, ArrayHeader],
+    shapes: Mapping[str, tuple[int, ...]],
+    model_inputs: tuple[TensorSpec, ...],
+) -> str | None:
+    """Why items of these shapes do not suit the model; None if they do.
+
+    A symbolic size is any size: exporters give one symbol to axes that differ, and the runtime
+    takes them.
+    """
+    for spec in model_inputs:
+        header, shape = headers[spec.name], shapes[spec.name]
+        problem = _wrong_dtype(spec, header)
+        if problem is not None:
+            return problem
+        for axis, (have, want) in enumerate(zip(shape, spec.shape or shape, strict=True)):
+            if isinstance(want, int) and have != want:
+                return _misfit(spec, header, f"has {have} where axis {axis} is", want)
+    return None
+
+
+def _wrong_dtype(spec: TensorSpec, header: ArrayHeader) -> str | None:
+    wanted = "str" if spec.dtype == "string" else _NUMPY_NAMES.get(spec.dtype)
+    have = header.dtype.newbyteorder("=")
+    if have.kind == "U" if wanted == "str" else have == wanted:
+        return None
+    if wanted is None:
+        return f"cannot be read for {spec.name}: arrays of type {spec.dtype} are not supported"
+    return (
+        f"has {spec.name} of type {have}, the model takes {wanted}; "
+        f"convert it with .astype({wanted!r})"
+    )
+
+
+def _misfit(spec: TensorSpec, header: ArrayHeader, what: str, value: int) -> str:
+    wanted = ", ".join("?" if size is None else str(size) for size in spec.shape or ())
+    have = list(header.shape)
+    return f"{what} {value} in {spec.name}: the array is {have}, the model takes [{wanted}]"

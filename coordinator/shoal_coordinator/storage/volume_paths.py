@@ -1,0 +1,74 @@
+"""The paths of a coordinator's volume (`volume`), parsed: what cannot be written as one of these
+values cannot be asked for.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_protocol.fragment_store import FILES
+
+INPUTS: Final = "in"
+OUTPUTS: Final = "out"
+FOLDERS: Final = (INPUTS, OUTPUTS)
+_HEX: Final = re.compile(r"[0-9a-f]{64}")
+_JOB: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_NAME_BYTES: Final = 255
+
+
+class PathRefused(ValueError):
+    """No path of the volume, or not one for this use."""
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentPath:
+    """A file of a fragment; `digest` in hexadecimal."""
+
+    digest: str
+    file: str
+
+    @property
+    def name(self) -> str:
+        return self.file
+
+
+@dataclass(frozen=True, slots=True)
+class JobPath:
+    """A file of a job; `folder` is `in` or `out`."""
+
+    job: str
+    folder: str
+    name: str
+
+
+def parse_path(text: str) -> FragmentPath | JobPath:
+    """A path of the volume. Raises `PathRefused`."""
+    match text.split("/"):
+        case ["fragments", digest, file] if is_checksum(digest) and file in FILES:
+            return FragmentPath(digest, file)
+        case ["jobs", job, folder, name] if is_job(job) and folder in FOLDERS and is_name(name):
+            return JobPath(job, folder, name)
+    raise PathRefused(
+        f"{text[:300]!r} is no path here; there are fragments/DIGEST/FILE, jobs/JOB/in/NAME and "
+        f"jobs/JOB/out/NAME"
+    )
+
+
+def is_name(name: str) -> bool:
+    """Whether a job's file can be called like this: visible, printable, one level."""
+    return (
+        0 < len(name.encode(errors="replace")) <= _NAME_BYTES
+        and not name.startswith(".")
+        and "/" not in name
+        and name.isprintable()
+    )
+
+
+def is_job(name: str) -> bool:
+    """Whether a job can be called like this."""
+    return _JOB.fullmatch(name) is not None
+
+
+def is_checksum(text: str) -> bool:
+    """Whether a text is a SHA-256 in hexadecimal."""
+    return _HEX.fullmatch(text) is not None

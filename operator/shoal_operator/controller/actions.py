@@ -1,0 +1,207 @@
+"""A decision carried out: status, certificates, children, removals, calls, Events, in this order.
+
+Every step writes only what differs, so carrying out the same decision again writes nothing. A step
+that fails does not keep the others from being done, except for the status: where that is out of
+date, so is the decision. What failed is raised at the end; what will fail again is remembered, so
+that the next decision tells it in the object's conditions.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from shoal_api.kinds import KINDS
+from shoal_api.schema import API_VERSION
+from shoal_api.writing import write
+from shoal_operator.controller.api import Api, ApiError, Refused, Trouble, key_of_manifest
+from shoal_operator.controller.cache import Cache, ObjectName, Own, reduce
+from shoal_operator.controller.certificates import Certificates
+from shoal_operator.controller.children import Children, NameTaken
+from shoal_operator.controller.clock import now_text
+from shoal_operator.controller.coordinators import CallFailed, Coordinators
+from shoal_operator.controller.events import Events
+from shoal_operator.controller.foreign import Identity
+from shoal_operator.reconcile.deciding import APPLYING, NOT_APPLIED, refused_status
+from shoal_operator.reconcile.decision import (
+    AnyStatus,
+    Applied,
+    CoordinatorCall,
+    Decision,
+    DeviceChild,
+    Manifest,
+    Note,
+    ObjectKey,
+)
+
+logger = logging.getLogger(__name__)
+
+Failure = ApiError | CallFailed | NameTaken
+_Step = tuple[str, Callable[[], Awaitable[bool]]]
+
+
+class NotLeading(Exception):
+    """Another operator leads: nothing may be written any more."""
+
+
+class Actions:
+    """Carries out decisions as long as `leads` says so."""
+
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        children: Children,
+        certificates: Certificates,
+        coordinators: Coordinators,
+        *,
+        leads: Callable[[], bool],
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._children = children
+        self._certificates = certificates
+        self._coordinators = coordinators
+        self._events = Events(api)
+        self._leads = leads
+        self._applied: dict[ObjectName, tuple[str, Applied]] = {}
+
+    def applied(self, own: Own) -> Applied | None:
+        """What came of the last decision about an object; None where there was none yet."""
+        uid, applied = self._applied.get(own.name, ("", None))
+        return applied if uid == own.identity.uid else None
+
+    def forget(self, name: ObjectName) -> None:
+        """An object is gone."""
+        self._applied.pop(name, None)
+
+    async def carry_out(self, own: Own, decision: Decision) -> bool:
+        """Do what was decided about an object; whether something but its status has changed.
+
+        Raises the first `ApiError`, `CallFailed` or `NameTaken`, or `NotLeading`.
+        """
+        identity = own.identity
+        assert own.value is not None, "a decision about an object that does not parse"
+        if decision.status != own.value.status:
+            self._check()
+            identity = await self._write_status(identity, decision.status)
+        changed, failures, refused = False, list[Failure](), list[str]()
+        for what, step in self._steps(identity, decision):
+            self._check()
+            try:
+                changed |= await step()
+            except Trouble:
+                raise
+            except (ApiError, CallFailed, NameTaken) as error:
+                failures.append(error)
+                if isinstance(error, Refused | NameTaken):
+                    refused.append(_refusal(what, error))
+        changed |= self._remember(own, decision, tuple(refused))
+        await self._events.tell(identity, decision.notes)
+        if decision.delete_self and not failures:
+            self._check()
+            version = str(identity.version)
+            await self._api.delete(_key(identity), uid=identity.uid, resource_version=version)
+        if failures:
+            raise failures[0]
+        return changed
+
+    async def refuse(self, own: Own) -> None:
+        """Say in the status of an object that does not parse what is wrong with it."""
+        message = "; ".join(str(error) for error in own.errors)[:4096]
+        status = refused_status(
+            own.identity.kind, own.status, message, own.identity.generation, now_text()
+        )
+        if status is None:
+            return
+        self._check()
+        await self._apply_status(own.identity, status)
+        note = Note(reason="Invalid", message=message, warning=True)
+        await self._events.tell(own.identity, [note])
+
+    def _remember(self, own: Own, decision: Decision, refused: tuple[str, ...]) -> bool:
+        """Note what was refused; whether the next decision will tell something else for it."""
+        before = self.applied(own)
+        applied = Applied(generation=own.identity.generation, refused=refused)
+        self._applied[own.name] = (own.identity.uid, applied)
+        reasons = {each.reason for each in decision.status.conditions}
+        return applied != before and bool(refused or reasons & {APPLYING, NOT_APPLIED})
+
+    def _check(self) -> None:
+        if not self._leads():
+            raise NotLeading
+
+    def _steps(self, identity: Identity, decision: Decision) -> list[_Step]:
+        """What a decision asks for besides the status, in order; each with what it is about."""
+        want, apply, remove = self._certificates.want, self._children.apply, self._children.remove
+        return [
+            *((f"Secret {c.secret}", partial(want, c, identity)) for c in decision.certificates),
+            *(
+                (_named(key_of_manifest(each)), partial(apply, each, identity))
+                for each in decision.children
+            ),
+            *(
+                (_named(key_of_manifest(each.device)), partial(self._device, each, identity))
+                for each in decision.devices
+            ),
+            *((f"to delete {_named(key)}", partial(remove, key)) for key in decision.removals),
+            *(
+                (type(call).__name__, partial(self._call, identity.namespace, call))
+                for call in decision.calls
+            ),
+        ]
+
+    async def _call(self, namespace: str, call: CoordinatorCall) -> bool:
+        await self._coordinators.call(namespace, call)
+        return True
+
+    async def _device(self, child: DeviceChild, owner: Identity) -> bool:
+        """A Device, then its status, which says nothing as long as it is the same."""
+        changed = await self._children.apply(child.device, owner)
+        key = key_of_manifest(child.device)
+        state = self._cache.state(key.kind, key.namespace, key.name)
+        assert isinstance(state, Own), "a Device that was applied is in the cache"
+        if state.value is None or state.value.status != child.status:
+            await self._write_status(state.identity, child.status)
+            changed = True
+        return changed
+
+    async def _write_status(self, identity: Identity, status: AnyStatus) -> Identity:
+        return await self._apply_status(identity, write(status))
+
+    async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:
+        """Apply a status to exactly the object that was looked at; `Conflict` if it has changed."""
+        manifest = {
+            "apiVersion": API_VERSION,
+            "kind": identity.kind,
+            "metadata": {
+                "name": identity.name,
+                "namespace": identity.namespace,
+                "resourceVersion": str(identity.version),
+            },
+            "status": status,
+        }
+        answer = await self._api.apply(manifest, "status")
+        state = reduce(answer)
+        self._cache.put(state, by_us=True)
+        return state.identity
+
+
+def _key(identity: Identity) -> ObjectKey:
+    assert identity.kind in KINDS, f"{identity.kind} is none of ours"
+    return ObjectKey(
+        api_version=API_VERSION,
+        kind=identity.kind,
+        namespace=identity.namespace,
+        name=identity.name,
+    )
+
+
+def _named(key: ObjectKey) -> str:
+    return f"{key.kind} {key.name}"
+
+
+def _refusal(what: str, error: Refused | NameTaken) -> str:
+    """What is in the way, and what to do."""
+    if isinstance(error, NameTaken):
+        return str(error)
+    return f"{what} is refused: {error.message}; undo what asks for it, or allow it"

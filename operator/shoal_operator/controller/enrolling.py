@@ -1,0 +1,138 @@
+"""What enrolment asks of the cluster: whose a token is, and which pool's agents that is.
+
+The API server says of a token which pod it is bound to, and since Kubernetes 1.32 on which node
+that is; before, the pod itself says so. A pool's agents have a service account of their own, so the
+account names the pool, and the pool's authority signs.
+
+Every operator serves enrolment, the one that leads and those that wait: signing writes nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+import grpc
+
+from shoal_api.kinds import DevicePool
+from shoal_operator.controller.api import Api, ApiError
+from shoal_operator.controller.certificates import Certificates
+from shoal_operator.controller.clock import now
+from shoal_operator.controller.foreign import Raw
+from shoal_operator.controller.resources import POD, SHOAL, TOKEN_REVIEW
+from shoal_operator.pki.authority import Authority, Issued, Use, renewal_time
+from shoal_operator.pki.enrolment import (
+    EnrolmentService,
+    Reviewed,
+    ReviewFailed,
+    add_enrolment_port,
+)
+from shoal_operator.reconcile.names import ENROLMENT_AUDIENCE, agent_name, authority_secret
+from shoal_protocol.channels import server_options
+from shoal_protocol.v1.enrolment_pb2_grpc import add_EnrolmentServicer_to_server
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS: Final = 2.0
+_ACCOUNT: Final = "system:serviceaccount:"
+_EXTRA: Final = "authentication.kubernetes.io"
+
+
+class Enrolling:
+    """Serves `Enrol` at `address` (host and port) under the name that agents dial, `host`."""
+
+    def __init__(
+        self, api: Api, certificates: Certificates, address: tuple[str, int], host: str
+    ) -> None:
+        self._api = api
+        self._certificates = certificates
+        self._address = address
+        self._host = host
+        self._authority: Authority | None = None
+        self._issued: Issued | None = None
+        self._known = asyncio.Event()
+
+    def know(self, authority: Authority) -> None:
+        """The operator's own authority, now or anew."""
+        self._authority, self._issued = authority, None
+        self._known.set()
+
+    async def serve(self) -> None:
+        """Serve until cancelled, as soon as there is an authority."""
+        await self._known.wait()
+        server = grpc.aio.server(options=server_options())
+        service = EnrolmentService(self._review, self._find, now)
+        add_EnrolmentServicer_to_server(service, server)
+        host, port = self._address
+        bound = add_enrolment_port(server, f"{host}:{port}", self._identity)
+        await server.start()
+        logger.info("enrolment at %s:%d", host, bound)
+        try:
+            await server.wait_for_termination()
+        finally:
+            await server.stop(GRACE_SECONDS)
+
+    def _identity(self) -> Issued:
+        """The server's certificate; asked for at every handshake, made when it is time."""
+        authority = self._authority
+        assert authority is not None, "served before there was an authority"
+        if self._issued is None or renewal_time(self._issued.certificate) <= now():
+            self._issued = authority.issue(self._host, now(), hosts=[self._host], use=Use.BOTH)
+        return self._issued
+
+    async def _review(self, token: str) -> Reviewed | None:
+        try:
+            answer = await self._api.create(
+                {
+                    "apiVersion": TOKEN_REVIEW.api_version,
+                    "kind": TOKEN_REVIEW.kind,
+                    "metadata": {"name": ""},
+                    "spec": {"token": token, "audiences": [ENROLMENT_AUDIENCE]},
+                }
+            )
+            return await self._reviewed(Raw(answer).table("status"))
+        except ApiError as error:
+            raise ReviewFailed(str(error)) from error
+
+    async def _reviewed(self, status: Raw) -> Reviewed | None:
+        audiences = status.value.get("audiences")
+        known = isinstance(audiences, list) and ENROLMENT_AUDIENCE in audiences
+        user = status.table("user")
+        account = user.text("username").removeprefix(_ACCOUNT).split(":")
+        if not status.flag("authenticated") or not known or len(account) != 2:
+            return None
+        namespace, name = account
+        extra = user.table("extra").value
+        pod, uid, node = (_first(extra, each) for each in ("pod-name", "pod-uid", "node-name"))
+        if pod and not node:
+            node = await self._node_of(namespace, pod, uid)
+        if not pod or not node:
+            return None  # A token that is bound to no pod says nothing of a node.
+        return Reviewed(namespace=namespace, pod=pod, node=node, service_account=name)
+
+    async def _node_of(self, namespace: str, pod: str, uid: str) -> str:
+        document = await self._api.get(POD, namespace, pod)
+        if document is None or Raw(document).table("metadata").text("uid") != uid:
+            return ""
+        return Raw(document).table("spec").text("nodeName")
+
+    async def _find(self, reviewed: Reviewed) -> Authority | None:
+        namespace = reviewed.namespace
+        try:
+            async for document in self._api.list(SHOAL[DevicePool.__name__], namespace):
+                pool = Raw(document).table("metadata").text("name")
+                if agent_name(pool) == reviewed.service_account:
+                    secret = authority_secret(pool)
+                    authority = await self._certificates.authority(namespace, secret)
+                    if authority is None:
+                        raise ReviewFailed(f"Secret {secret} holds no authority yet")
+                    return authority
+        except ApiError as error:
+            raise ReviewFailed(str(error)) from error
+        return None
+
+
+def _first(extra: Mapping[str, object], name: str) -> str:
+    """The only value of an `extra` of a user."""
+    values = extra.get(f"{_EXTRA}/{name}")
+    return str(values[0]) if isinstance(values, list) and len(values) == 1 else ""

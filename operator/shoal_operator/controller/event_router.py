@@ -1,0 +1,69 @@
+"""What is to be looked at: the queue, fed by the cache, coordinators and time.
+
+An object is looked at when it or something that its last snapshot was made of has changed, when its
+decision or snapshot asked for it, after trouble, and once in every resync.
+
+A DevicePool or a Model is made of hundreds of others: what changes of them is gathered for a
+second, so that a thousand changes cost one look. A change of the object itself does not wait.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
+
+from shoal_api.kinds import KINDS, DevicePool, Model
+from shoal_operator.controller.cache import Cache, Dependents, ObjectName, Reader, Topic
+from shoal_operator.controller.queue import WorkQueue
+
+GATHERED_SECONDS: Final = {DevicePool.__name__: 1.0, Model.__name__: 1.0}
+# Nothing is ever decided about a Device by itself.
+DECIDED: Final = tuple(kind for kind, names in KINDS.items() if names.written)
+
+
+class EventRouter:
+    """`watchers` are told of every object that changed; they say more of what it means."""
+
+    def __init__(self) -> None:
+        self._dependents = Dependents()
+        self.queue: WorkQueue[ObjectName] = WorkQueue(random.random)
+        self.cache = Cache(self._object_changed)
+        self.watchers: list[Callable[[ObjectName], None]] = []
+
+    def topics_changed(self, topics: Iterable[Topic]) -> None:
+        """Look again at whatever was made of these."""
+        for topic in topics:
+            for reader in self._dependents.readers(topic):
+                self._look_again(reader)
+
+    def add_all(self) -> None:
+        """Look at every object once more."""
+        for kind in DECIDED:
+            for state in self.cache.states(kind):
+                self.queue.add((kind, state.identity.namespace, state.identity.name))
+
+    def reader(self, name: ObjectName) -> Reader:
+        """A look at the cache for an object's snapshot; what it reads is subscribed to."""
+        return Reader(self.cache, partial(self._dependents.add, name))
+
+    def has_read(self, name: ObjectName, reader: Reader) -> None:
+        """A snapshot is whole: only what this one was made of concerns the object from now on."""
+        self._dependents.subscribe(name, reader.topics)
+
+    def forget(self, name: ObjectName) -> None:
+        """An object is gone, and was not seen again."""
+        self._dependents.subscribe(name, frozenset())
+        self.queue.drop(name)
+
+    def _object_changed(self, name: ObjectName, topics: tuple[Topic, ...], by_us: bool) -> None:
+        for topic in topics:
+            for reader in self._dependents.readers(topic):
+                if not (by_us and reader == name):
+                    self._look_again(reader)
+        if name[0] in DECIDED and not by_us:
+            self.queue.add(name)
+        for watcher in self.watchers:
+            watcher(name)
+
+    def _look_again(self, reader: ObjectName) -> None:
+        self.queue.add(reader, GATHERED_SECONDS.get(reader[0], 0.0))

@@ -1,0 +1,112 @@
+"""Whether the operator makes progress, as its probes and its metrics say it.
+
+Asked from the thread of the HTTP server, so it only reads numbers; a loop that is stuck cannot say
+that it is, but it is seen here. One that is stuck for long will not come back: then the liveness
+probe fails as well, and the kubelet starts the operator again.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from shoal_operator.controller.event_router import EventRouter
+from shoal_operator.controller.lease import Lease
+from shoal_operator.controller.resources import WATCHED
+from shoal_operator.controller.traces import Signs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthLimits:
+    """Beyond these, in seconds, the operator is not ready."""
+
+    watch_age: float = 120.0
+    queue: float = 60.0
+    worker: float = 300.0
+    loop: float = 15.0
+    hung: float = 60.0
+    lease: float = 60.0
+    beat: float = 1.0
+
+
+class Health:
+    """Health of one operator. `clock` counts seconds, the same as the loop's; `missing_kinds` are
+    those of ours that the API server does not know.
+    """
+
+    def __init__(
+        self,
+        event_router: EventRouter,
+        lease: Lease,
+        signs: Signs,
+        *,
+        clock: Callable[[], float],
+        limits: HealthLimits,
+        missing_kinds: Callable[[], Collection[str]],
+    ) -> None:
+        self._event_router = event_router
+        self._lease = lease
+        self._ages = signs.ages
+        self._metrics = signs.metrics
+        self._clock = clock
+        self._limits = limits
+        self._missing_kinds = missing_kinds
+        self._beat_at = clock()
+        self.synced = False
+
+    async def beat(self) -> None:
+        """Show that the loop runs, and bring the gauges up to date, until cancelled."""
+        while True:
+            before = self._clock()
+            await asyncio.sleep(self._limits.beat)
+            self._beat_at = self._clock()
+            self._metrics.loop_lag.set(self._beat_at - before - self._limits.beat)
+            self._metrics.leader.set(self._lease.leads)
+            self._metrics.queue_depth.set(self._event_router.queue.depth)
+            self._metrics.queue_waiting.set(self._event_router.queue.waiting)
+            for resource in WATCHED:
+                count = self._event_router.cache.count(resource.kind)
+                self._metrics.objects.labels(kind=resource.kind).set(count)
+            for kind, seconds in self._ages.seconds().items():
+                self._metrics.watch_age.labels(kind=kind).set(seconds)
+
+    def hung(self) -> str | None:
+        """Why the operator must be started again; None while it need not."""
+        stuck = self._clock() - self._beat_at
+        return _stuck_text(stuck) if stuck > self._limits.hung else None
+
+    def problem(self) -> str | None:
+        """Why the operator is not ready; None when it is."""
+        limits, now = self._limits, self._clock()
+        stuck = now - self._beat_at
+        if stuck > limits.loop:
+            return _stuck_text(stuck)
+        silent = now - self._lease.heard_at
+        if silent > limits.lease:
+            return f"the API server has not answered about the lease for {silent:.0f} s"
+        ages = self._ages.seconds()
+        old = max(ages, key=lambda kind: ages[kind], default=None)
+        if old is not None and ages[old] > limits.watch_age:
+            return f"the watch of {old} has been silent for {ages[old]:.0f} s"
+        if not self._lease.leads:
+            # One that waits for its turn is as ready as it can be; one that lost it is not.
+            return "it has lost the lease" if ages else None
+        return self._stuck() if self.synced else self._unseen()
+
+    def _unseen(self) -> str:
+        missing = ", ".join(sorted(self._missing_kinds()))
+        if missing:
+            return f"the API server does not know {missing}: install the CRDs of Shoal"
+        return "it has not seen all objects yet"
+
+    def _stuck(self) -> str | None:
+        queue, limits = self._event_router.queue, self._limits
+        waiting, working = queue.stuck_seconds(), queue.longest_taken_seconds()
+        if waiting > limits.queue:
+            return f"objects have waited in the queue for {waiting:.0f} s"
+        if working > limits.worker:
+            return f"a worker has been at one object for {working:.0f} s"
+        return None
+
+
+def _stuck_text(seconds: float) -> str:
+    return f"the event loop has not moved for {seconds:.0f} s"

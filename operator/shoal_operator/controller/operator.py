@@ -1,0 +1,298 @@
+"""The operator as one process: what runs when, and what ends it.
+
+    always          the Lease, probes and metrics, enrolment
+    once it leads   watches (for good), a resync now and then
+    while it leads  the workers
+
+An operator that loses the Lease stops its workers and keeps its watches, so that it goes on at once
+when it leads again. Whatever else ends by itself ends the process with status 1; it starts anew.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from shoal_api.kinds import DevicePool, InferenceJob
+from shoal_operator.controller.actions import Actions
+from shoal_operator.controller.api import Api, ApiError
+from shoal_operator.controller.cache import ObjectName, Own
+from shoal_operator.controller.certificates import Certificates
+from shoal_operator.controller.children import Children
+from shoal_operator.controller.clock import now_micro_text
+from shoal_operator.controller.controller import Controller
+from shoal_operator.controller.coordinators import Coordinators
+from shoal_operator.controller.dialling import Dialler
+from shoal_operator.controller.enrolling import Enrolling
+from shoal_operator.controller.event_router import EventRouter
+from shoal_operator.controller.health import Health, HealthLimits
+from shoal_operator.controller.lease import Lease, LeaseTimes
+from shoal_operator.controller.login import log_in
+from shoal_operator.controller.metrics import OperatorMetrics
+from shoal_operator.controller.resources import CHILDREN
+from shoal_operator.controller.snapshots import Snapshots
+from shoal_operator.controller.traces import Lists, Signs, WatchAges, make_trace
+from shoal_operator.controller.watches import Watches, WatchTimes
+from shoal_operator.reconcile.decision import ObjectKey
+from shoal_operator.reconcile.job_status import has_ended
+from shoal_operator.reconcile.settings import OperatorSettings
+from shoal_protocol.exposition import ExpositionServer
+
+logger = logging.getLogger(__name__)
+
+LEASE_NAME: Final = "shoal-operator"
+AUTHORITY_SECRET: Final = "shoal-ca"  # noqa: S105 - a name
+AUTHORITY_SECONDS: Final = 5.0
+FIRST_ANSWERS_SECONDS: Final = 5.0
+"""How long a new leader waits for coordinators before it tells what it knows of them."""
+_CHILDREN: Final = {each.kind: each.api_version for each in CHILDREN}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorConfig:
+    """How one operator is run. `namespaces`: those that it looks at, none means all.
+    `coordinators`: targets of pools (NAMESPACE/POOL) that are not reached by their Service.
+    """
+
+    settings: OperatorSettings
+    identity: str
+    kubeconfig: Path | None = None
+    namespaces: tuple[str, ...] = ()
+    metrics: tuple[str, int] = ("0.0.0.0", 8080)  # noqa: S104 - what a pod's probes ask
+    enrolment: tuple[str, int] = ("0.0.0.0", 8443)  # noqa: S104 - what agents ask
+    coordinators: Mapping[str, str] = field(default_factory=dict)
+    resync_seconds: float = 600.0
+    watch: WatchTimes = field(default_factory=lambda: WatchTimes.every(45))
+    lease: LeaseTimes = field(default_factory=LeaseTimes)
+    limits: HealthLimits = field(default_factory=HealthLimits)
+
+
+def run_operator(config: OperatorConfig) -> int:
+    """Run until SIGTERM or SIGINT; the exit status. Raises `LoginRefused`."""
+    return asyncio.run(_run(config))
+
+
+async def _run(config: OperatorConfig) -> int:
+    async with _operator(config) as operator:
+        return await operator.run()
+
+
+@contextlib.asynccontextmanager
+async def _operator(config: OperatorConfig) -> AsyncIterator["_Operator"]:
+    """All parts, joined; they are closed in the opposite order."""
+    clock = asyncio.get_running_loop().time
+    metrics, event_router = OperatorMetrics(), EventRouter()
+    signs = Signs(metrics, WatchAges(clock), Lists())
+    account = log_in(config.kubeconfig)
+    async with contextlib.AsyncExitStack() as stack:
+        api = Api(account, make_trace(signs), namespace=config.settings.namespace)
+        stack.push_async_callback(api.close)
+        watches = Watches(api, event_router.cache, signs, config.namespaces, times=config.watch)
+        lease = Lease(
+            api,
+            name=LEASE_NAME,
+            identity=config.identity,
+            times=config.lease,
+            clock=clock,
+            now=now_micro_text,
+        )
+        health = Health(
+            event_router,
+            lease,
+            signs,
+            clock=clock,
+            limits=config.limits,
+            missing_kinds=lambda: watches.missing_kinds,
+        )
+        host, port = config.metrics
+        exposition = ExpositionServer(
+            health.problem, host=host, port=port, registry=metrics.registry, liveness=health.hung
+        )
+        stack.enter_context(exposition)
+        logger.info("metrics and probes at %s", exposition.url)
+        yield _Operator(config, api, event_router, watches, lease, health, metrics)
+
+
+class _Operator:
+    """The parts, and their life."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts
+        self,
+        config: OperatorConfig,
+        api: Api,
+        event_router: EventRouter,
+        watches: Watches,
+        lease: Lease,
+        health: Health,
+        metrics: OperatorMetrics,
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        self._config = config
+        self._event_router = event_router
+        self._watches = watches
+        self._lease = lease
+        self._health = health
+        self._authority = ""
+        self._children = Children(api, event_router.cache, clock, event_router.topics_changed)
+        self._certificates = Certificates(
+            api, self._children, clock, cert_manager=config.settings.cert_manager
+        )
+        enrolment_host = config.settings.enrolment.rpartition(":")[0]
+        self._enrolling = Enrolling(api, self._certificates, config.enrolment, enrolment_host)
+        self._dialler = Dialler(self._certificates, config.coordinators)
+        self._coordinators = Coordinators(
+            self._dialler.dial,
+            metrics,
+            has_work=self._has_work,
+            changed=event_router.topics_changed,
+        )
+        snapshots = Snapshots(
+            api,
+            event_router.cache,
+            self._certificates,
+            self._coordinators,
+            config.settings,
+            enrolment_authority=lambda: self._authority,
+        )
+        actions = Actions(
+            api,
+            event_router.cache,
+            self._children,
+            self._certificates,
+            self._coordinators,
+            leads=lambda: lease.leads,
+        )
+        self._controller = Controller(event_router, snapshots, actions, metrics)
+        self._leading = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._workers: asyncio.Task[None] | None = None
+        event_router.watchers.append(self._object_changed)
+
+    async def run(self) -> int:
+        """Run until told to stop; the exit status."""
+        self._take_signals()
+        tasks = [
+            asyncio.create_task(work, name=name)
+            for name, work in (
+                ("lease", self._lease.run(self._won, self._lost)),
+                ("beat", self._health.beat()),
+                ("authority", self._keep_authority()),
+                ("enrolment", self._enrolling.serve()),
+                ("lead", self._lead()),
+                ("stop", self._wait_for_stop()),
+            )
+        ]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        status = 0
+        for task in done:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                logger.error("%s has failed", task.get_name(), exc_info=error)
+                status = 1
+        await self._lost()
+        await self._coordinators.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._lease.release()
+        self._event_router.queue.close()
+        return status
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+
+    async def _wait_for_stop(self) -> None:
+        await self._stopping.wait()
+        logger.info("told to stop")
+
+    def _won(self) -> None:
+        self._leading.set()
+
+    async def _lost(self) -> None:
+        """Stop the workers, whatever they are at."""
+        self._leading.clear()
+        if self._workers is not None:
+            self._workers.cancel()
+            await asyncio.gather(self._workers, return_exceptions=True)
+
+    async def _lead(self) -> None:
+        """Watch once it leads for the first time; work whenever it leads."""
+        await self._leading.wait()
+        await self._watches.wait_for_kinds()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watches.run(self._synced, self._take_signals), name="watches")
+            group.create_task(self._watches.follow_lists(), name="lists")
+            group.create_task(self._resync(), name="resync")
+            group.create_task(self._work(), name="work")
+
+    def _synced(self) -> None:
+        self._health.synced = True
+
+    async def _work(self) -> None:
+        while True:
+            await self._watches.first_list.wait()
+            await self._coordinators.all_asked(FIRST_ANSWERS_SECONDS)
+            await self._leading.wait()
+            self._event_router.add_all()
+            self._workers = asyncio.create_task(self._controller.run(), name="workers")
+            await asyncio.wait([self._workers])
+            if not self._workers.cancelled():
+                self._workers.result()
+            self._workers = None
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.resync_seconds)
+            try:
+                await self._watches.resync()
+            except ApiError as error:
+                logger.warning("no resync: %s", error)
+            self._children.expire()
+            self._event_router.add_all()
+
+    async def _keep_authority(self) -> None:
+        """Have the operator's own authority, and let pools know what agents are to trust."""
+        while True:
+            try:
+                authority = await self._certificates.own_authority(AUTHORITY_SECRET)
+            except ApiError as error:
+                logger.warning("%s", error)
+                authority = None
+            if authority is not None and authority.certificate.decode() != self._authority:
+                self._authority = authority.certificate.decode()
+                self._enrolling.know(authority)
+                self._event_router.add_all()
+            await asyncio.sleep(AUTHORITY_SECONDS if authority is None else 60.0)
+
+    def _object_changed(self, name: ObjectName) -> None:
+        """Follow the coordinators of pools; forget what is gone."""
+        kind, namespace, own = name
+        state = self._event_router.cache.state(kind, namespace, own)
+        if kind in _CHILDREN and state is None:
+            key = ObjectKey(api_version=_CHILDREN[kind], kind=kind, namespace=namespace, name=own)
+            self._children.forget(key)
+        if kind != DevicePool.__name__:
+            return
+        pool = state.value if isinstance(state, Own) else None
+        endpoint = None
+        if isinstance(pool, DevicePool) and pool.status is not None:
+            endpoint = pool.status.coordinator_endpoint
+        target = self._dialler.target(namespace, own, endpoint)
+        if state is None:
+            self._coordinators.leave(namespace, own)
+        elif target is not None:
+            self._coordinators.follow(namespace, own, target)
+
+    def _has_work(self, namespace: str, pool: str) -> bool:
+        """Whether a job of the namespace has not ended; it may be this pool's."""
+        for state in self._event_router.cache.states(InferenceJob.__name__, namespace):
+            job = state.value if isinstance(state, Own) else None
+            if isinstance(job, InferenceJob) and not (job.status and has_ended(job.status)):
+                return True
+        return False

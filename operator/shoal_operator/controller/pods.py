@@ -1,0 +1,244 @@
+"""What only pods know: what a worker answered, why it failed, why a workload does not get ready.
+
+Pods are not watched, they are read when a decision needs it. A pod that waits tells nobody, so
+whoever has asked about one asks again after `AGAIN_SECONDS`.
+"""
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_operator.controller.api import Api, ApiError
+from shoal_operator.controller.foreign import JobState, Raw, WorkloadState
+from shoal_operator.controller.resources import POD
+from shoal_operator.controller.watches import OURS
+from shoal_operator.reconcile.names import AGENTS, OWNER_UID
+from shoal_operator.reconcile.snapshot import Worker, WorkerPhase, Workload
+from shoal_operator.reconcile.workers import REFUSED_STATUS
+
+logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS: Final = 5.0
+LISTED_SECONDS: Final = 3.0
+"""How long a list of pods is taken for what there is."""
+MAX_LOG_BYTES: Final = 16 << 20
+MAX_KEPT_BYTES: Final = 8 << 20
+MAX_SEEN: Final = 16_384
+_JOB: Final = "batch.kubernetes.io/job-name"
+_UNREADY: Final = "status.phase!=Running,status.phase!=Succeeded"
+_USUAL: Final = frozenset({"ContainerCreating", "PodInitializing"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """What was found out about a worker that has ended; it does not change any more."""
+
+    output: bytes | None
+    message: str
+    refused: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.output or b"") + len(self.message)
+
+
+class Pods:
+    """Reads pods and their logs, each worker's end once."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        self._seen: OrderedDict[str, float] = OrderedDict()
+        self._kept_bytes = 0
+        self._listing = asyncio.Lock()
+        self._waiting: dict[str, tuple[float, Mapping[str, Sequence[Raw]]]] = {}
+
+    async def worker(self, job: JobState, *, answers: bool = True) -> Worker:
+        """A worker with what its pod says. Without `answers` nobody asks for what it has printed,
+        which is two requests less for each that has ended well.
+        """
+        identity = job.identity
+        ended, message = _Ended(output=None, message="", refused=False), ""
+        match job.phase:
+            case WorkerPhase.SUCCEEDED if not answers:
+                pass
+            case WorkerPhase.SUCCEEDED | WorkerPhase.FAILED:
+                ended = self._ended.get(identity.uid) or await self._read_end(job)
+                message = ended.message
+            case WorkerPhase.PENDING:
+                unready = await self._unready(identity.namespace)
+                message = trouble(unready.get(identity.name, ()))
+            case WorkerPhase.RUNNING:
+                pass
+        return Worker(
+            name=identity.name,
+            phase=job.phase,
+            output=ended.output,
+            message=message,
+            refused=ended.refused,
+            ended_at=job.ended_at,
+            end_seen=self._when_seen(job),
+        )
+
+    def _when_seen(self, job: JobState) -> float | None:
+        if job.phase not in (WorkerPhase.SUCCEEDED, WorkerPhase.FAILED):
+            return None
+        seen = self._seen.setdefault(job.identity.uid, asyncio.get_running_loop().time())
+        self._seen.move_to_end(job.identity.uid)
+        if len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+        return seen
+
+    async def workload(self, state: WorkloadState) -> Workload:
+        """A Deployment or DaemonSet, with what the trouble is when it is not ready."""
+        pods = list[Raw]()
+        if _is_behind(state):
+            pods = await self._pods(state.identity.namespace, state.selector)
+        return _workload(state, pods)
+
+    async def agents(self, states: Sequence[WorkloadState]) -> tuple[Workload, ...]:
+        """The DaemonSets of one pool. Their pods are listed once, however many of them there are:
+        each node may have one.
+        """
+        found: dict[str, list[Raw]] = {}
+        behind = next((state.identity for state in states if _is_behind(state)), None)
+        if behind is not None:
+            for pod in await self._pods(behind.namespace, f"{OWNER_UID}={behind.owner_uid}"):
+                name = pod.table("metadata", "labels").text(AGENTS)
+                found.setdefault(name, []).append(pod)
+        return tuple(_workload(each, found.get(each.identity.name, ())) for each in states)
+
+    async def _unready(self, namespace: str) -> Mapping[str, Sequence[Raw]]:
+        """The workers' pods of a namespace that neither run nor have ended well, by worker, newest
+        first. A thousand workers that wait ask for them once every few seconds together.
+        """
+        async with self._listing:
+            at, known = self._waiting.get(namespace, (-LISTED_SECONDS, {}))
+            now = asyncio.get_running_loop().time()
+            if now - at < LISTED_SECONDS:
+                return known
+            found: dict[str, list[Raw]] = {}
+            for pod in await self._pods(namespace, f"{OURS},{_JOB}", _UNREADY):
+                name = pod.table("metadata", "labels").text(_JOB)
+                found.setdefault(name, []).append(pod)
+            self._waiting[namespace] = (now, found)
+            return found
+
+    async def _pods(self, namespace: str, labels: str, fields: str = "") -> list[Raw]:
+        """The pods with these labels, newest first."""
+        listed = self._api.list(POD, namespace, labels=labels, fields=fields)
+        return sorted([Raw(each) async for each in listed], key=_made_at, reverse=True)
+
+    async def _read_end(self, job: JobState) -> _Ended:
+        identity = job.identity
+        pods = await self._pods(identity.namespace, f"{_JOB}={identity.name}")
+        if job.phase is WorkerPhase.SUCCEEDED:
+            pods = [pod for pod in pods if pod.table("status").text("phase") == "Succeeded"]
+            ended = await self._read_answer(identity.namespace, pods)
+        else:
+            ended = _read_failure(job, pods)
+        self._ended[identity.uid] = ended
+        self._kept_bytes += ended.size
+        while self._kept_bytes > MAX_KEPT_BYTES and len(self._ended) > 1:
+            self._kept_bytes -= self._ended.popitem(last=False)[1].size
+        return ended
+
+    async def _read_answer(self, namespace: str, pods: Sequence[Raw]) -> _Ended:
+        if not pods:
+            return _Ended(output=None, message="its pod is gone", refused=False)
+        name = pods[0].table("metadata").text("name")
+        try:
+            log = await self._api.log(namespace, name, limit_bytes=MAX_LOG_BYTES)
+        except ApiError as error:
+            if error.status == 404:
+                return _Ended(output=None, message="its log is gone", refused=False)
+            raise
+        return _Ended(output=_answer(log), message="", refused=False)
+
+
+def _is_behind(state: WorkloadState) -> bool:
+    return state.ready < state.wanted or not state.current
+
+
+def _workload(state: WorkloadState, pods: Sequence[Raw]) -> Workload:
+    return Workload(
+        name=state.identity.name,
+        wanted=state.wanted,
+        ready=state.ready,
+        current=state.current,
+        updated=state.updated,
+        template=state.template,
+        message=state.message or (trouble(pods) if _is_behind(state) else ""),
+    )
+
+
+def trouble(pods: Sequence[Raw]) -> str:
+    """Why pods, newest first, do not get ready; empty where nothing is known to be wrong."""
+    for pod in pods:
+        name = pod.table("metadata").text("name")
+        for container in _containers(pod):
+            state, before = container.table("state"), container.table("lastState", "terminated")
+            waiting, ended = state.table("waiting"), state.table("terminated")
+            for died in (before, ended):
+                if died.text("reason") not in ("", "Completed"):
+                    return (
+                        f"pod {name}: {_end_text(died)}, {container.number('restartCount')} times"
+                    )
+            if waiting.text("reason") not in ("", *_USUAL):
+                return f"pod {name}: {waiting.text('reason')}: {waiting.text('message')}"
+        scheduled = pod.condition("PodScheduled")
+        if scheduled.text("status") == "False":
+            return f"pod {name}: {scheduled.text('reason')}: {scheduled.text('message')}"
+        if pod.table("status").text("phase") == "Failed":
+            status = pod.table("status")
+            return f"pod {name}: {status.text('reason')}: {status.text('message')}"
+    return ""
+
+
+def _read_failure(job: JobState, pods: Sequence[Raw]) -> _Ended:
+    """The last words of the newest pod that has some; else those of the Job controller."""
+    for pod in pods:
+        for container in _containers(pod):
+            ended = container.table("state", "terminated")
+            if "exitCode" not in ended.value:
+                continue
+            refused = ended.number("exitCode") == REFUSED_STATUS
+            said = ended.text("message").strip()
+            message = said if said and refused else _end_text(ended)
+            return _Ended(output=None, message=message, refused=refused)
+        status = pod.table("status")
+        if status.text("reason"):
+            message = f"{status.text('reason')}: {status.text('message')}"
+            return _Ended(output=None, message=message, refused=False)
+    return _Ended(output=None, message=job.message, refused=False)
+
+
+def _end_text(ended: Raw) -> str:
+    text = f"{ended.text('reason')} (exit status {ended.number('exitCode')})"
+    said = ended.text("message").strip()
+    return f"{text}: {said}" if said else text
+
+
+def _containers(pod: Raw) -> tuple[Raw, ...]:
+    status = pod.table("status")
+    return (*status.items("initContainerStatuses"), *status.items("containerStatuses"))
+
+
+def _made_at(pod: Raw) -> str:
+    return pod.table("metadata").text("creationTimestamp")
+
+
+def _answer(log: bytes) -> bytes | None:
+    """The last line that is JSON; a pod's log mixes both of its outputs."""
+    for line in reversed(log.splitlines()):
+        if line.strip():
+            try:
+                json.loads(line)
+            except ValueError:
+                continue
+            return line.strip()
+    return None

@@ -1,0 +1,90 @@
+"""The kinds that the operator touches, and where the API server keeps them.
+
+The list is closed on purpose: it is the same that the operator's role allows.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_api.kinds import KINDS
+from shoal_api.schema import API_VERSION
+from shoal_operator.reconcile.decision import ObjectKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """A kind as the API server addresses it."""
+
+    api_version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """`/apis/batch/v1/namespaces/NAMESPACE/jobs/NAME`; without a namespace, all of them."""
+        root = "/api/" if "/" not in self.api_version else "/apis/"
+        parts = [root + self.api_version]
+        if self.namespaced and namespace:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        if name:
+            parts.append(name)
+        if subresource:
+            parts.append(subresource)
+        return "/".join(parts)
+
+
+def _resource(api_version: str, kind: str, plural: str, *, namespaced: bool = True) -> Resource:
+    return Resource(api_version=api_version, kind=kind, plural=plural, namespaced=namespaced)
+
+
+SHOAL: Final = {kind: _resource(API_VERSION, kind, names.plural) for kind, names in KINDS.items()}
+JOB: Final = _resource("batch/v1", "Job", "jobs")
+DEPLOYMENT: Final = _resource("apps/v1", "Deployment", "deployments")
+DAEMON_SET: Final = _resource("apps/v1", "DaemonSet", "daemonsets")
+NODE: Final = _resource("v1", "Node", "nodes", namespaced=False)
+POD: Final = _resource("v1", "Pod", "pods")
+EVENT: Final = _resource("v1", "Event", "events")
+SECRET: Final = _resource("v1", "Secret", "secrets")
+CLAIM: Final = _resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+CONFIG_MAP: Final = _resource("v1", "ConfigMap", "configmaps")
+LEASE: Final = _resource("coordination.k8s.io/v1", "Lease", "leases")
+TOKEN_REVIEW: Final = _resource(
+    "authentication.k8s.io/v1", "TokenReview", "tokenreviews", namespaced=False
+)
+
+CHILDREN: Final = (JOB, DEPLOYMENT, DAEMON_SET)
+"""Foreign kinds that are watched, those of ours by label."""
+
+WATCHED: Final = (*SHOAL.values(), *CHILDREN, NODE)
+
+_KNOWN: Final = {
+    (each.api_version, each.kind): each
+    for each in (
+        *WATCHED,
+        POD,
+        EVENT,
+        SECRET,
+        CONFIG_MAP,
+        CLAIM,
+        LEASE,
+        TOKEN_REVIEW,
+        _resource("cert-manager.io/v1", "Certificate", "certificates"),
+        _resource("cert-manager.io/v1", "Issuer", "issuers"),
+        _resource("v1", "Service", "services"),
+        _resource("v1", "ServiceAccount", "serviceaccounts"),
+        _resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+        _resource("monitoring.coreos.com/v1", "PodMonitor", "podmonitors"),
+    )
+}
+
+
+def resource_of(api_version: str, kind: str) -> Resource:
+    """The resource of a manifest; a kind that is not known here is a programmer's error."""
+    assert (api_version, kind) in _KNOWN, f"the operator may not touch {api_version} {kind}"
+    return _KNOWN[api_version, kind]
+
+
+def resource_for(key: ObjectKey) -> Resource:
+    """The resource of an object."""
+    return resource_of(key.api_version, key.kind)

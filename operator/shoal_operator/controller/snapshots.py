@@ -1,0 +1,283 @@
+"""Snapshots: what a decision sees, from the cache and from what is read for it.
+
+Everything is read through a `Reader`, so that whoever gets a snapshot is looked at again when one
+of its parts changes. What is not watched (pods, claims, Secrets, documents) is read on demand;
+where it may still change, the snapshot is to be made again soon.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from shoal_api.kinds import AnyKind, Device, DevicePool, InferenceJob, Model, Partition, Placement
+from shoal_operator.controller import views
+from shoal_operator.controller.api import Api
+from shoal_operator.controller.cache import Cache, Own, Reader, State
+from shoal_operator.controller.certificates import Certificates
+from shoal_operator.controller.claims import Claims
+from shoal_operator.controller.clock import now_text
+from shoal_operator.controller.coordinators import Coordinators
+from shoal_operator.controller.documents import Documents
+from shoal_operator.controller.foreign import JobState, NodeState, WorkloadState
+from shoal_operator.controller.pods import AGAIN_SECONDS, Pods
+from shoal_operator.controller.resources import CONFIG_MAP, DAEMON_SET, DEPLOYMENT, JOB, NODE
+from shoal_operator.reconcile.certificates import secrets_needed
+from shoal_operator.reconcile.job_status import has_ended
+from shoal_operator.reconcile.names import (
+    coordinator_name,
+    document_name,
+    job_id,
+    namespace_of,
+    uid_of,
+)
+from shoal_operator.reconcile.references import model_of, partition_of, placement_of, pool_of
+from shoal_operator.reconcile.settings import OperatorSettings
+from shoal_operator.reconcile.snapshot import (
+    CoordinatorView,
+    DevicePoolSnapshot,
+    InferenceJobSnapshot,
+    KeptDocument,
+    ModelSnapshot,
+    Node,
+    PartitionSnapshot,
+    PlacementSnapshot,
+    Run,
+    Snapshot,
+    Unreachable,
+    Worker,
+    WorkerPhase,
+    Workload,
+)
+
+
+@dataclass(slots=True)
+class _Look:
+    """One snapshot in the making."""
+
+    reader: Reader
+    again_seconds: float | None = None
+
+    def again(self, seconds: float) -> None:
+        """What was read may be different after this time, and nobody will tell."""
+        known = self.again_seconds
+        self.again_seconds = seconds if known is None else min(known, seconds)
+
+
+class Snapshots:
+    """Builds snapshots. `enrolment_authority` gives what agents are to trust when they enrol."""
+
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        certificates: Certificates,
+        coordinators: Coordinators,
+        settings: OperatorSettings,
+        *,
+        enrolment_authority: Callable[[], str],
+    ) -> None:
+        self._cache = cache
+        self._certificates = certificates
+        self._coordinators = coordinators
+        self._settings = settings
+        self._enrolment_authority = enrolment_authority
+        self._pods = Pods(api)
+        self._claims = Claims(api)
+        self._documents = Documents(api)
+
+    async def build(self, value: AnyKind, reader: Reader) -> tuple[Snapshot, float | None] | None:
+        """What is to be decided with about an object, and when it is out of date by itself, in
+        seconds; None where nothing is ever decided (Devices). Raises `ApiError`.
+        """
+        look = _Look(reader)
+        match value:
+            case Model():
+                snapshot: Snapshot = await self._model(look, value)
+            case Partition():
+                snapshot = await self._partition(look, value)
+            case DevicePool():
+                snapshot = await self._pool(look, value)
+            case Placement():
+                snapshot = await self._placement(look, value)
+            case InferenceJob():
+                snapshot = await self._job(look, value)
+            case Device():
+                return None
+            case _:
+                assert_never(value)
+        return snapshot, look.again_seconds
+
+    async def _model(self, look: _Look, model: Model) -> ModelSnapshot:
+        partitions = look.reader.own_referring(Partition, namespace_of(model), model.metadata.name)
+        return ModelSnapshot(
+            now=now_text(),
+            settings=self._settings,
+            model=model,
+            workers=await self._workers(look, model),
+            partitions=partitions,
+        )
+
+    async def _partition(self, look: _Look, partition: Partition) -> PartitionSnapshot:
+        namespace = namespace_of(partition)
+        return PartitionSnapshot(
+            now=now_text(),
+            settings=self._settings,
+            partition=partition,
+            model=look.reader.own(Model, namespace, partition.spec.model_ref.name),
+            workers=await self._workers(look, partition),
+            document=await self._document(look, partition, fresh=True),
+            pools=look.reader.all_own(DevicePool, namespace) if _cut_for_pools(partition) else (),
+        )
+
+    async def _pool(self, look: _Look, pool: DevicePool) -> DevicePoolSnapshot:
+        namespace, name = namespace_of(pool), pool.metadata.name
+        coordinator = look.reader.state(DEPLOYMENT.kind, namespace, coordinator_name(name))
+        claim = await self._claims.claim(namespace, coordinator_name(name), uid_of(pool))
+        if claim is None or not claim.bound:
+            look.again(AGAIN_SECONDS)
+        agents = look.reader.made_for(DAEMON_SET.kind, namespace, uid_of(pool))
+        return DevicePoolSnapshot(
+            now=now_text(),
+            settings=self._settings,
+            pool=pool,
+            nodes=self._nodes(look),
+            secrets=await self._secrets(look, pool),
+            coordinator=await self._workload(look, coordinator),
+            claim=claim,
+            agents=await self._agents(look, agents),
+            view=self._view(look, namespace, name, views.DEVICES, views.RUNS),
+            devices=look.reader.own_referring(Device, namespace, name),
+            jobs=self._jobs(look, namespace),
+            enrolment_authority=self._enrolment_authority(),
+        )
+
+    async def _placement(self, look: _Look, placement: Placement) -> PlacementSnapshot:
+        namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
+        partition = look.reader.own(Partition, namespace, placement.spec.partition_ref.name)
+        view = self._view(look, namespace, pool, views.FLEET)
+        return PlacementSnapshot(
+            now=now_text(),
+            settings=self._settings,
+            placement=placement,
+            partition=partition,
+            document=await self._document(look, partition),
+            pool=look.reader.own(DevicePool, namespace, pool),
+            view=view,
+            measured=self._measured(look, placement, view),
+        )
+
+    async def _job(self, look: _Look, job: InferenceJob) -> InferenceJobSnapshot:
+        namespace, reader = namespace_of(job), look.reader
+        placement = reader.own(Placement, namespace, placement_of(job))
+        partition = reader.own(Partition, namespace, partition_of(job, placement))
+        pool = reader.own(DevicePool, namespace, pool_of(job, placement))
+        over = job.status is not None and has_ended(job.status)
+        run = f"run/{job_id(job)}"
+        name = pool_of(job, placement)
+        workers = await self._workers(look, job, answers=False)
+        if partition is not None and not over:
+            workers += await self._workers(look, partition, answers=False)
+        view: views.View = Unreachable(reason="the job's pool is not known yet")
+        if name is not None:
+            # Of one that has ended only its run is left to be cleared away.
+            parts = () if over else (views.LOST, views.FRAGMENTS)
+            view = self._view(look, namespace, name, run, *parts)
+        return InferenceJobSnapshot(
+            now=now_text(),
+            settings=self._settings,
+            job=job,
+            model=reader.own(Model, namespace, model_of(job, partition)),
+            partition=partition,
+            document=None if over else await self._document(look, partition),
+            placement=placement,
+            pool=pool,
+            view=view,
+            workers=workers,
+            refusal=self._coordinators.refusal(namespace, name or "", job_id(job)),
+        )
+
+    def _view(self, look: _Look, namespace: str, pool: str, *parts: str) -> views.View:
+        """What a pool's coordinator says; looked at again when one of these parts changes."""
+        for part in (views.REACH, *parts):
+            look.reader.subscribe(views.topic(namespace, pool, part))
+        return self._coordinators.view(namespace, pool)
+
+    def _measured(self, look: _Look, placement: Placement, view: views.View) -> Run | None:
+        """The run of the newest job on a Placement; looked at again when one of them ends."""
+        namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
+        jobs = look.reader.own_referring(InferenceJob, namespace, placement.metadata.name)
+        newest: tuple[str, Run | None] = ("", None)
+        for job in jobs:
+            look.reader.subscribe(views.end_topic(namespace, pool, job_id(job)))
+            run = view.runs.get(job_id(job)) if isinstance(view, CoordinatorView) else None
+            made = job.metadata.creation_timestamp or ""
+            if run is not None and made >= newest[0]:
+                newest = (made, run)
+        return newest[1]
+
+    def _jobs(self, look: _Look, namespace: str) -> frozenset[str] | None:
+        """The names of the namespace's jobs; None if there is one that cannot be read."""
+        look.reader.which(InferenceJob.__name__, namespace)
+        names = set[str]()
+        for state in self._cache.states(InferenceJob.__name__, namespace):
+            job = state.value if isinstance(state, Own) else None
+            if not isinstance(job, InferenceJob):
+                return None
+            if job.metadata.deletion_timestamp is None:
+                names.add(job_id(job))
+        return frozenset(names)
+
+    def _nodes(self, look: _Look) -> tuple[Node, ...]:
+        states = look.reader.states(NODE.kind, "")
+        nodes = [state.node for state in states if isinstance(state, NodeState)]
+        return tuple(sorted(nodes, key=lambda node: node.name))
+
+    async def _secrets(self, look: _Look, pool: DevicePool) -> frozenset[str]:
+        wanted = secrets_needed(pool)
+        found = set[str]()
+        for secret in wanted:
+            if await self._certificates.pair(namespace_of(pool), secret) is not None:
+                found.add(secret)
+        if len(found) < len(wanted):
+            look.again(AGAIN_SECONDS)
+        return frozenset(found)
+
+    async def _workers(
+        self, look: _Look, owner: AnyKind, *, answers: bool = True
+    ) -> tuple[Worker, ...]:
+        states = look.reader.made_for(JOB.kind, namespace_of(owner), uid_of(owner))
+        jobs = [each for each in states if isinstance(each, JobState)]
+        workers = [await self._pods.worker(each, answers=answers) for each in jobs]
+        if any(worker.phase is WorkerPhase.PENDING for worker in workers):
+            look.again(AGAIN_SECONDS)
+        return tuple(workers)
+
+    async def _workload(self, look: _Look, state: State | None) -> Workload | None:
+        if not isinstance(state, WorkloadState):
+            return None
+        workload = await self._pods.workload(state)
+        if workload.is_behind:
+            look.again(AGAIN_SECONDS)
+        return workload
+
+    async def _agents(self, look: _Look, states: Sequence[State]) -> tuple[Workload, ...]:
+        sets = [state for state in states if isinstance(state, WorkloadState)]
+        agents = await self._pods.agents(sets)
+        if any(each.is_behind for each in agents):
+            look.again(AGAIN_SECONDS)
+        return agents
+
+    async def _document(
+        self, look: _Look, partition: Partition | None, *, fresh: bool = False
+    ) -> KeptDocument | None:
+        if partition is None:
+            return None
+        namespace, name = namespace_of(partition), document_name(partition.metadata.name)
+        look.reader.subscribe((CONFIG_MAP.kind, namespace, name))
+        return await self._documents.read(partition, fresh=fresh)
+
+
+def _cut_for_pools(partition: Partition) -> bool:
+    """Whether a Partition is cut for the smallest budget around, because it says nothing itself."""
+    spec = partition.spec
+    return spec.fragments is None and spec.max_fragment_size is None and spec.cuts is None

@@ -1,0 +1,193 @@
+"""What a coordinator answers, as reconcilers see it, and what has changed since the last look.
+
+Topics: `(VIEW, NAMESPACE, "POOL/...")` with `reach` (whether it answers), `devices` (all of them),
+`fleet` (those to plan with), `lost` (those given up), `fragments`, `runs` (which there are, and
+which have ended), `run/JOB` (one of them), `end/JOB` (whether it is there, and whether it has
+ended).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from shoal_operator.controller.cache import Topic
+from shoal_operator.reconcile.decision import Terms
+from shoal_operator.reconcile.snapshot import (
+    ConnectedDevice,
+    CoordinatorView,
+    DeviceState,
+    Run,
+    RunState,
+    Unreachable,
+)
+from shoal_protocol.units import Bytes
+from shoal_protocol.v1 import coordinator_pb2 as pb
+
+VIEW: Final = "View"
+REACH: Final = "reach"
+DEVICES: Final = "devices"
+FLEET: Final = "fleet"
+LOST: Final = "lost"
+FRAGMENTS: Final = "fragments"
+RUNS: Final = "runs"
+MAX_FAILURES: Final = 8
+
+_STATES: Final = {
+    pb.JobStatus.PENDING: RunState.PENDING,
+    pb.JobStatus.RUNNING: RunState.RUNNING,
+    pb.JobStatus.COMPLETE: RunState.COMPLETE,
+    pb.JobStatus.FAILED: RunState.FAILED,
+    pb.JobStatus.CANCELLED: RunState.CANCELLED,
+}
+_DEVICES: Final = {
+    pb.DeviceStatus.READY: DeviceState.READY,
+    pb.DeviceStatus.SILENT: DeviceState.SILENT,
+    pb.DeviceStatus.DRAINING: DeviceState.DRAINING,
+    pb.DeviceStatus.LOST: DeviceState.LOST,
+}
+
+View = CoordinatorView | Unreachable
+
+
+def run_of(status: pb.JobStatus) -> Run:
+    """A job of the coordinator."""
+    hits = status.tier_hits
+    return Run(
+        job=status.name,
+        state=_STATES[status.state],
+        message=status.message,
+        plan=status.plan,
+        terms=Terms(
+            priority=status.terms.priority,
+            parallelism=status.terms.parallelism,
+            active_deadline_seconds=status.terms.active_deadline_seconds,
+        ),
+        items=status.items,
+        active=status.active,
+        succeeded=status.succeeded,
+        failed=status.failed,
+        seconds=status.seconds,
+        items_per_second=status.items_per_second,
+        latency_p50_seconds=status.latency.p50_seconds,
+        tier_hits=(hits.resident, hits.cached, hits.idle, hits.evict),
+        failures=tuple(
+            (each.item, each.input, each.reason) for each in status.failures[:MAX_FAILURES]
+        ),
+        reason=status.reason,
+    )
+
+
+def device_of(status: pb.DeviceStatus) -> ConnectedDevice:
+    """A device of the coordinator."""
+    return ConnectedDevice(
+        name=status.name,
+        state=_DEVICES[status.state],
+        architecture=status.architecture,
+        budget_bytes=Bytes(status.budget_bytes),
+        floor_bytes=Bytes(status.floor_bytes),
+        cached_fragments=status.cached_fragments,
+        cached_bytes=Bytes(status.cached_bytes),
+        silent_seconds=status.silent_seconds,
+    )
+
+
+def run_topic(namespace: str, pool: str, job: str) -> Topic:
+    """One run of a pool's coordinator."""
+    return (VIEW, namespace, f"{pool}/run/{job}")
+
+
+def end_topic(namespace: str, pool: str, job: str) -> Topic:
+    """Whether a run is there, and how it has ended."""
+    return (VIEW, namespace, f"{pool}/end/{job}")
+
+
+def topic(namespace: str, pool: str, part: str) -> Topic:
+    """A part of what a pool's coordinator says."""
+    return (VIEW, namespace, f"{pool}/{part}")
+
+
+def differences(namespace: str, pool: str, old: View, new: View) -> frozenset[Topic]:
+    """The topics that changed; time that has passed is no change."""
+    if isinstance(old, Unreachable) or isinstance(new, Unreachable):
+        if isinstance(old, Unreachable) and isinstance(new, Unreachable):
+            same = old == new
+        else:
+            same = False
+        return frozenset() if same else frozenset({topic(namespace, pool, REACH)})
+    return frozenset(_differences(namespace, pool, old, new))
+
+
+def _differences(
+    namespace: str, pool: str, old: CoordinatorView, new: CoordinatorView
+) -> Iterator[Topic]:
+    if _still(old.devices) != _still(new.devices):
+        yield topic(namespace, pool, DEVICES)
+    if _fleet(old.devices) != _fleet(new.devices):
+        yield topic(namespace, pool, FLEET)
+    if _lost(old.devices) != _lost(new.devices):
+        yield topic(namespace, pool, LOST)
+    if old.fragments != new.fragments:
+        yield topic(namespace, pool, FRAGMENTS)
+    for job in old.runs.keys() | new.runs.keys():
+        yield from run_differences(namespace, pool, job, old.runs.get(job), new.runs.get(job))
+
+
+def run_differences(
+    namespace: str, pool: str, job: str, old: Run | None, new: Run | None
+) -> Iterator[Topic]:
+    """The topics that changed with one run."""
+    if _end(old) != _end(new):
+        yield topic(namespace, pool, RUNS)
+        yield end_topic(namespace, pool, job)
+    if _timeless(old) != _timeless(new):
+        yield run_topic(namespace, pool, job)
+
+
+def progress(namespace: str, pool: str, old: View, new: View) -> Iterator[Topic]:
+    """The topics of runs that have only come further: more items, and nothing that failed."""
+    if isinstance(old, Unreachable) or isinstance(new, Unreachable):
+        return
+    for job, run in new.runs.items():
+        before = old.runs.get(job)
+        if before is None or _timeless(before) == _timeless(run):
+            continue
+        if before.succeeded and _milestone(before) == _milestone(run):
+            yield run_topic(namespace, pool, job)
+
+
+def _milestone(run: Run) -> Run:
+    """A run without what grows all the time."""
+    return replace(
+        run,
+        active=0,
+        succeeded=0,
+        seconds=0.0,
+        items_per_second=0.0,
+        latency_p50_seconds=0.0,
+        tier_hits=(0, 0, 0, 0),
+    )
+
+
+def _still(devices: tuple[ConnectedDevice, ...]) -> tuple[ConnectedDevice, ...]:
+    return tuple(replace(device, silent_seconds=0.0) for device in devices)
+
+
+def _fleet(devices: tuple[ConnectedDevice, ...]) -> tuple[tuple[str, int], ...]:
+    """Devices that a plan may use; one that is silent for a moment still counts."""
+    there = (DeviceState.READY, DeviceState.SILENT)
+    return tuple((each.name, each.budget_bytes) for each in devices if each.state in there)
+
+
+def _lost(devices: tuple[ConnectedDevice, ...]) -> frozenset[str]:
+    return frozenset(each.name for each in devices if each.state is DeviceState.LOST)
+
+
+def _end(run: Run | None) -> RunState | bool:
+    """Whether there is a run, and how it has ended."""
+    if run is None:
+        return False
+    return run.state if run.state.is_over else True
+
+
+def _timeless(run: Run | None) -> Run | None:
+    return None if run is None else replace(run, seconds=0.0, items_per_second=0.0)

@@ -1,0 +1,223 @@
+"""kopf keeps the watches; everything else that it can do is left alone.
+
+Only `on.event` is used, which writes nothing: no finalizer, no annotation, no Event. kopf never
+ends a watch because of trouble (`_forever`), and asks for each anew every `server_timeout`, so that
+one that a load balancer has silently dropped is noticed. When kopf lists a kind anew, what has
+vanished meanwhile is not told; so `resync` lists it once more.
+"""
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+
+import kopf
+
+from shoal_operator.controller.api import Api, ApiError
+from shoal_operator.controller.cache import Cache, reduce
+from shoal_operator.controller.foreign import identity_of
+from shoal_operator.controller.resources import CHILDREN, SHOAL, WATCHED, Resource
+from shoal_operator.controller.traces import Signs
+from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
+
+logger = logging.getLogger(__name__)
+
+OURS: Final = f"{MANAGED_BY}={MANAGER}"
+_CRD_SECONDS: Final = 2.0
+_LOGIN_SECONDS: Final = 2.0
+_SETTLE_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchTimes:
+    """How watches are kept alive. `server`: asked of the API server; `inactive`: after so long
+    without any event, bookmarks included, a watch is given up and asked for anew.
+    """
+
+    server: int
+    client: float
+    inactive: float
+    connect: float = 10.0
+
+    @classmethod
+    def every(cls, seconds: int) -> "WatchTimes":
+        """Watches that the API server ends after so long, with time for it to be late."""
+        return cls(server=seconds, client=seconds + 15, inactive=seconds + 10)
+
+
+class Watches:
+    """Feeds the cache from the API server until cancelled."""
+
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        signs: Signs,
+        namespaces: Sequence[str],
+        *,
+        times: WatchTimes,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._ages = signs.ages
+        self._lists = signs.lists
+        self._metrics = signs.metrics
+        self._namespaces = tuple(namespaces)
+        self._times = times
+        self._listing = asyncio.Lock()
+        self._login_at = -_LOGIN_SECONDS
+        self.first_list = asyncio.Event()
+        self.missing_kinds = frozenset[str]()
+
+    async def wait_for_kinds(self) -> None:
+        """Return when the API server knows our kinds; kopf would never look again."""
+        while True:
+            missing = await self._find_missing()
+            if missing and missing != self.missing_kinds:
+                logger.warning("waiting for the CRDs of %s", ", ".join(sorted(missing)))
+            self.missing_kinds = missing
+            if not missing:
+                return
+            await asyncio.sleep(_CRD_SECONDS)
+
+    async def _find_missing(self) -> frozenset[str]:
+        root = next(iter(SHOAL.values())).path().rsplit("/", 1)[0]
+        try:
+            answer = await self._api.raw(root)
+        except ApiError as error:
+            logger.warning("%s", error)
+            return frozenset(SHOAL)
+        resources = answer.get("resources") if answer else None
+        known = resources if isinstance(resources, list) else []
+        return frozenset(SHOAL) - {each.get("kind") for each in known if isinstance(each, dict)}
+
+    async def run(self, ready: Callable[[], None], take_signals: Callable[[], None]) -> None:
+        """Watch; `ready` is called once everything there is was seen, `take_signals` when kopf has
+        taken SIGTERM for itself. Ends only by cancellation, or with the error of a watch that
+        cannot go on.
+        """
+        for resource in WATCHED:
+            for namespace in self._places(resource):
+                self._ages.expect(resource.kind, namespace)
+        await self._list_first()
+        ready()
+        self.first_list.set()
+        others = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
+            registry=self._registry(),
+            settings=self._settings(),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+        )
+        take_signals()
+        await kopf.run_tasks(tasks, ignored=others)
+        raise RuntimeError("kopf has ended by itself")
+
+    async def _list_first(self) -> None:
+        for delay in _Forever():
+            try:
+                await self.resync()
+            except ApiError as error:
+                logger.warning("%s", error)
+                await asyncio.sleep(delay)
+            else:
+                return
+
+    async def resync(self) -> None:
+        """List all kinds, so that nothing that was missed stays missed."""
+        for each in WATCHED:
+            await self._list(each)
+
+    async def follow_lists(self) -> None:
+        """List again what kopf has listed again: what has vanished meanwhile it does not tell."""
+        while True:
+            anew = await self._lists.take()
+            # Time for what kopf has listed to reach the cache, or it would all be parsed twice.
+            await asyncio.sleep(_SETTLE_SECONDS)
+            for resource in anew:
+                try:
+                    await self._list(resource)
+                except ApiError as error:
+                    logger.warning("%s; %s will be listed again", error, resource.plural)
+                    self._lists.add(resource)
+
+    async def _list(self, resource: Resource) -> None:
+        labels = OURS if resource in CHILDREN else ""
+        async with self._listing:
+            with self._cache.listing(resource.kind) as listed:
+                for namespace in self._places(resource):
+                    async for document in self._api.list(resource, namespace, labels=labels):
+                        identity = identity_of(document)
+                        listed.add(identity.uid)
+                        if not self._cache.knows(identity):
+                            self._cache.put(reduce(document))
+
+    def _places(self, resource: Resource) -> tuple[str, ...]:
+        """The namespaces to look into; "" is all of them, or the cluster's own objects."""
+        return self._namespaces if resource.namespaced and self._namespaces else ("",)
+
+    def _registry(self) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+
+        async def login(**_: object) -> kopf.AiohttpSession:
+            # kopf logs in again at once when the API server says 401, as often as it says so.
+            await asyncio.sleep(max(0.0, self._login_at + _LOGIN_SECONDS - monotonic()))
+            self._login_at = monotonic()
+            return kopf.AiohttpSession(
+                server=self._api.server, aiohttp_session=self._api.open_session()
+            )
+
+        kopf.on.login(registry=registry, retries=1)(login)
+        for resource in WATCHED:
+            group, _, version = resource.api_version.rpartition("/")
+            kopf.on.event(group, version, resource.plural, registry=registry)(
+                self._handler(resource)
+            )
+        return registry
+
+    def _handler(self, resource: Resource) -> Callable[..., Any]:
+        async def seen(event: kopf.RawEvent, **_: object) -> None:
+            self._metrics.events.labels(kind=resource.kind).inc()
+            document: Mapping[str, object] = {
+                **event["object"],
+                "apiVersion": resource.api_version,
+                "kind": resource.kind,
+            }
+            identity = identity_of(document)
+            self._ages.heard(resource.kind, identity.namespace)
+            if event["type"] == "DELETED":
+                self._cache.remove(identity)
+            elif not self._cache.knows(identity):
+                self._cache.put(reduce(document))
+
+        return seen
+
+    def _settings(self) -> kopf.OperatorSettings:
+        settings = kopf.OperatorSettings()
+        settings.posting.enabled = False
+        settings.scanning.disabled = True
+        settings.networking.request_timeout = self._times.client
+        settings.networking.connect_timeout = self._times.connect
+        settings.networking.error_backoffs = _Forever()
+        settings.watching.server_timeout = self._times.server
+        settings.watching.client_timeout = self._times.client
+        settings.watching.connect_timeout = self._times.connect
+        settings.watching.inactivity_timeout = self._times.inactive
+        settings.watching.chunk_size = 250
+        for resource in CHILDREN:
+            group, _, version = resource.api_version.rpartition("/")
+            settings.watching.label_selectors[group, version, resource.plural] = OURS
+        return settings
+
+
+class _Forever:
+    """Delays between tries that never end, each time longer, up to half a minute."""
+
+    def __iter__(self) -> Iterator[float]:
+        for count in itertools.count():
+            yield min(0.5 * 2.0 ** min(count, 6), 30.0) * random.uniform(0.5, 1.0)  # noqa: S311

@@ -1,9 +1,0 @@
-"""An ONNX file becomes a profile; profile and cuts become fragments in the store.
-
-Needs onnx, runs nothing. Here belong: the checks on files from strangers (`wire`, `safety`), a
-graph's normal form and order, shapes, costs, and the writing of fragments. Not here: where to cut
-(`planning.cuts`), what a segment takes and costs (`api.segments`), and ONNX Runtime.
-
-    file -> wire -> safety -> graph -> order, shapes, costs -> profile
-                              graph + profile + cuts -> cutting -> fragments -> store
-"""

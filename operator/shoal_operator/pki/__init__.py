@@ -1,0 +1,1 @@
+"""Certificates: the authority of a pool, and the service that enrols devices."""

@@ -1,0 +1,10 @@
+"""Where a model is cut and which devices serve which fragments, with the reasons. Pure.
+
+    profile, segments, arena     a model as numbers: what each run of its nodes takes and costs
+    cuts, advice                 where to cut; what to change where no cut fits
+    costs, search, placement     which devices serve which fragments
+    alternatives, explanation    why other placements lost
+
+Here belong: choosing cuts, placement, what a plan costs. Not here: how a graph is cut
+(`shoal_compiler`), and which task runs next (the coordinator's dispatcher). It imports no library.
+"""

@@ -1,0 +1,219 @@
+"""What a stage costs on a device: the model that placement minimises.
+
+A stage is a run of consecutive fragments `[start, end)` on one device, or on several that share
+its items. Per item, a device computes `flops / speed`; what crosses the stage's border comes in
+and goes out over the device's own link. A message is charged to both ends, which is what a relay
+takes and an upper bound for a direct route; that way the cost of a stage depends on its own devices
+alone. Computing, receiving and sending overlap between items, so that
+
+    period  = max(compute, receive, send)        one item every so often, in the long run
+    latency = compute + receive + send + delays   of one item
+
+Replicas add their rates. A device that cannot hold its fragments together swaps: it reads all their
+weights again for each item.
+
+Integers only: bytes and nanoseconds, rounded up. Where a fragment's flops are unknown, its
+resident bytes stand in for *balance*, and no time is predicted from them (`known`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Final
+
+from shoal_protocol.partition import Edge, PartitionDocument
+from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds
+
+ASSUMED_FLOPS_PER_CPU: Final = 8_000_000_000
+"""Until a device is measured: what one core of a small ARM board does in ONNX Runtime."""
+
+RELOAD_BYTES_PER_SECOND: Final = 200_000_000
+"""A fragment's weights from the disk cache, prepared again; an SD card is slower, a page cache
+faster."""
+
+_SCALE: Final = 10**24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDevice:
+    """A device as planning sees it. A link of None never limits; `single` is residency Single."""
+
+    name: str
+    budget_bytes: Bytes
+    flops_per_second: int = ASSUMED_FLOPS_PER_CPU
+    link_bytes_per_second: int | None = None
+    latency_nanoseconds: Nanoseconds = Nanoseconds(0)
+    single: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.flops_per_second > 0, f"{self.name} computes nothing"
+        assert self.link_bytes_per_second is None or self.link_bytes_per_second > 0, self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive fragments `[start, end)`."""
+
+    start: int
+    end: int
+
+    @property
+    def fragments(self) -> tuple[int, ...]:
+        return tuple(range(self.start, self.end))
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A span with the devices that share its items."""
+
+    span: Span
+    devices: tuple[PoolDevice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCost:
+    """What one item of a span costs on one device."""
+
+    compute: Nanoseconds
+    transfer: Nanoseconds
+    period: Nanoseconds
+    swaps: bool
+
+    @property
+    def latency(self) -> Nanoseconds:
+        return Nanoseconds(self.compute + self.transfer)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of a partition's spans."""
+
+    document: PartitionDocument
+
+    @cached_property
+    def known(self) -> bool:
+        """Whether all flops are known, so that computing times can be predicted."""
+        return all(fragment.flops is not None for fragment in self.document.fragments)
+
+    def predictable(self, pool: Sequence[PoolDevice]) -> bool:
+        """Whether times can be told of this pool: nothing that matters for them is unknown."""
+        sizes = all(edge.bytes_per_item is not None for edge in self.document.edges)
+        return self.known and (sizes or all(each.link_bytes_per_second is None for each in pool))
+
+    @cached_property
+    def _work(self) -> list[int]:
+        fragments = self.document.fragments
+        if self.known:
+            return _sums([fragment.flops or 0 for fragment in fragments])
+        return _sums([fragment.resident_bytes for fragment in fragments])
+
+    @cached_property
+    def _resident(self) -> list[int]:
+        return _sums([fragment.resident_bytes for fragment in self.document.fragments])
+
+    @cached_property
+    def _weights(self) -> list[int]:
+        return _sums([fragment.weight_bytes for fragment in self.document.fragments])
+
+    @cached_property
+    def _crossing(self) -> dict[int, list[tuple[int | None, int | None]]]:
+        return {}
+
+    def resident(self, span: Span) -> Bytes:
+        """What the span's fragments need together."""
+        return Bytes(self._resident[span.end] - self._resident[span.start])
+
+    def largest(self, span: Span) -> Bytes:
+        """What the neediest fragment of the span needs."""
+        fragments = self.document.fragments[span.start : span.end]
+        return Bytes(max(fragment.resident_bytes for fragment in fragments))
+
+    def swaps(self, span: Span, device: PoolDevice) -> bool:
+        """Whether the device cannot hold all of the span at once."""
+        several = span.end - span.start > 1
+        return (device.single and several) or self.resident(span) > device.budget_bytes
+
+    def on(self, span: Span, device: PoolDevice) -> DeviceCost:
+        """What the span costs there; it must fit, at least fragment by fragment."""
+        work = self._work[span.end] - self._work[span.start]
+        swaps = self.swaps(span, device)
+        compute = _time(work, device.flops_per_second)
+        if swaps:
+            weights = self._weights[span.end] - self._weights[span.start]
+            compute += _time(weights, RELOAD_BYTES_PER_SECOND)
+        receive, send, delays = 0, 0, 0
+        for number, crossing in enumerate(self.crossing(span)):
+            if crossing is None:
+                continue
+            delays += device.latency_nanoseconds
+            link = device.link_bytes_per_second
+            duration = _time(crossing, link) if link else 0
+            receive, send = (duration, send) if number == 0 else (receive, duration)
+        return DeviceCost(
+            compute=Nanoseconds(compute),
+            transfer=Nanoseconds(receive + send + delays),
+            period=Nanoseconds(max(compute, receive, send, 1)),
+            swaps=swaps,
+        )
+
+    def period(self, division: Division) -> Nanoseconds:
+        """One item every so often, from all the devices of a division together."""
+        return shared_period([self.on(division.span, each).period for each in division.devices])
+
+    def totals(self, divisions: Sequence[Division]) -> tuple[Nanoseconds, Nanoseconds]:
+        """Period and latency of a whole pipeline; of replicas, the slowest one's latency."""
+        latency = sum(
+            max(self.on(division.span, each).latency for each in division.devices)
+            for division in divisions
+        )
+        return Nanoseconds(max(map(self.period, divisions))), Nanoseconds(latency)
+
+    def crossing(self, span: Span) -> tuple[int | None, int | None]:
+        """Bytes per item into the span and out of it; None: nothing crosses there.
+
+        An edge of unknown size counts as empty here; where that matters, `predictable` is False.
+        """
+        if span.start not in self._crossing:
+            self._crossing[span.start] = self._crossings_from(span.start)
+        return self._crossing[span.start][span.end - span.start - 1]
+
+    def _crossings_from(self, start: int) -> list[tuple[int | None, int | None]]:
+        """For the spans that begin at `start`, by end: one more fragment turns the edges into it
+        from border into inside, or adds to what comes in; its own edges go out."""
+        coming: list[int] = []
+        going: dict[Edge, int] = {}
+        crossings: list[tuple[int | None, int | None]] = []
+        for index in range(start, len(self.document.fragments)):
+            for edge in self._into[index]:
+                if edge.producer < start:
+                    coming.append(edge.bytes_per_item or 0)
+                else:
+                    del going[edge]
+            going.update((edge, edge.bytes_per_item or 0) for edge in self._out_of[index])
+            into = sum(coming) if coming else None
+            crossings.append((into, sum(going.values()) if going else None))
+        return crossings
+
+    @cached_property
+    def _into(self) -> list[tuple[Edge, ...]]:
+        return [self.document.into(fragment.index) for fragment in self.document.fragments]
+
+    @cached_property
+    def _out_of(self) -> list[tuple[Edge, ...]]:
+        return [self.document.out_of(fragment.index) for fragment in self.document.fragments]
+
+
+def shared_period(periods: Sequence[int]) -> Nanoseconds:
+    """The period of replicas that share the items as fast as each can: their rates added."""
+    if len(periods) == 1:
+        return Nanoseconds(periods[0])
+    return Nanoseconds(max(1, _SCALE // sum(_SCALE // period for period in periods)))
+
+
+def _time(amount: int, per_second: int) -> int:
+    return -(-amount * NANOSECONDS_PER_SECOND // per_second)
+
+
+def _sums(amounts: list[int]) -> list[int]:
+    return [0, *accumulate(amounts)]

@@ -1,0 +1,341 @@
+"""Where to cut a model: dynamic programming over the positions where a cut can be.
+
+Every pair of positions is a fragment that could be, with an integer cost (`Layout` computes it; it
+grows with the fragment, so a search from one start ends at the first that is too dear):
+
+- under a limit (`max_bytes`): its resident bytes. As few fragments as possible.
+- for a number of fragments: its share of all FLOPs plus its share of all weights, in millionths, so
+  that neither time nor memory piles up on one device. FLOPs that are unknown count as none.
+
+Then, exactly: first the smallest value that the largest cost can have. Then, among the cuts whose
+largest cost is at most one part in `SLACK` above it, the smallest sum of two things: how uneven
+they are (the squares of the costs, in units of the mean's) and what they send (bytes over the
+borders, in units of the fewest that such cuts can send). So no fragment is nearly empty because
+another cannot be made smaller, and no border runs through a wide place for a per cent of balance.
+Then the leftmost. These are separate passes, because the pair (largest, sum) has no optimal
+substructure: the best prefix may have a largest cost that does not matter in the end.
+
+Time grows with the square of the number of positions. So for a number of fragments without a limit
+no more than `MOST_POSITIONS` are looked at: of those that part the cost alike to within that
+fraction of the whole, the one over which the fewest bytes cross.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from shoal_planner.profile import Profile, Role
+from shoal_planner.segments import Growing, Layout
+from shoal_protocol.units import format_bytes
+
+SLACK: Final = 20
+"""One part in so many of the largest cost is given for fewer bytes over the borders."""
+MOST_POSITIONS: Final = 500
+_MILLION: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutRequest:
+    """What is asked for: a number of fragments, or a limit of resident bytes for each fragment
+    (then as few fragments as possible), or tensors that are to be the last of a fragment each.
+    `fragments` with `max_bytes` asks for that many, none over the limit. Nothing: one fragment.
+    """
+
+    fragments: int | None = None
+    max_bytes: int | None = None
+    tensors: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert not self.tensors or (self.fragments, self.max_bytes) == (None, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why there is no such cut. `need_bytes` and `have_bytes` are set where a limit is too low."""
+
+    reason: str
+    node: str | None = None
+    need_bytes: int | None = None
+    have_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A fragment that could be: ends at `positions[end]`."""
+
+    end: int
+    cost: int
+    incoming_bytes: int
+
+
+_Table = list[list[_Candidate]]
+"""For each start (an index of `positions`), the fragments that begin there, by end."""
+
+
+def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refusal:
+    """The positions of `profile.nodes` to cut at, in order; () leaves the model whole."""
+    layout = Layout(profile)
+    if request.tensors:
+        return _named(layout, request.tensors)
+    if request.fragments is None and request.max_bytes is None:
+        return ()
+    most = len(layout.legal) + 1
+    if request.fragments is not None and not 1 <= request.fragments <= most:
+        return _too_many(layout, request.fragments)
+    cost = _share(profile) if request.fragments is not None else _resident
+    inner = layout.legal if request.max_bytes is not None else _thinned(layout, cost, request)
+    positions = (0, *inner, len(profile.nodes))
+    table = _candidates(layout, positions, cost, request)
+    count = request.fragments or _fewest(table)
+    if count is None or (largest := _smallest_largest(table, count)) is None:
+        return _over_limit(layout, table, request)
+    table = [[each for each in row if each.cost <= largest + largest // SLACK] for row in table]
+    fewest = _cheapest(table, count, lambda each: each.incoming_bytes)
+    sent = max(1, sum(each.incoming_bytes for each in fewest))
+    mean = max(1, sum(each.cost for each in fewest) // count)
+    chosen = _cheapest(
+        table,
+        count,
+        lambda each: each.cost**2 * _MILLION // mean**2 + each.incoming_bytes * _MILLION // sent,
+    )
+    return tuple(positions[each.end] for each in chosen[:-1])
+
+
+def _resident(growing: Growing) -> int:
+    return growing.resident_bytes
+
+
+def _share(profile: Profile) -> Callable[[Growing], int]:
+    """FLOPs and weights as shares of the whole, added; nodes count where there is neither."""
+    flops = sum(node.flops or 0 for node in profile.nodes)
+    weights = profile.weight_bytes
+    nodes = len(profile.nodes)
+
+    def cost(growing: Growing) -> int:
+        if not flops and not weights:
+            return growing.node_count * _MILLION // nodes
+        of_flops = growing.flops * _MILLION // flops if flops else 0
+        return of_flops + (growing.weight_bytes * _MILLION // weights if weights else 0)
+
+    return cost
+
+
+def _thinned(
+    layout: Layout, cost: Callable[[Growing], int], request: CutRequest
+) -> tuple[int, ...]:
+    """The positions to look at."""
+    few = (request.fragments or 1) * 8 <= MOST_POSITIONS
+    if len(layout.legal) <= MOST_POSITIONS or not few:
+        return layout.legal
+    crossing = _crossing_bytes(layout)
+    growing, costs = Growing(layout, 0), dict[int, int]()
+    for position in (*layout.legal, len(layout.profile.nodes)):
+        while growing.end < position:
+            growing.grow()
+        costs[position] = cost(growing)
+    total = max(1, cost(growing))
+    kept: dict[int, int] = {}
+    for position in layout.legal:
+        part = costs[position] * MOST_POSITIONS // total
+        if part not in kept or crossing[position] < crossing[kept[part]]:
+            kept[part] = position
+    return tuple(sorted(kept.values()))
+
+
+def _crossing_bytes(layout: Layout) -> list[int]:
+    """Bytes that COMPUTE nodes before each position make for nodes behind it."""
+    changes = [0] * (len(layout.profile.nodes) + 2)
+    for position, node in enumerate(layout.profile.nodes):
+        for name in node.outputs if node.role is Role.COMPUTE else ():
+            size = layout.profile.tensors[name].bytes or 1
+            changes[position + 1] += size
+            changes[max(position, layout.last_uses.get(name, 0)) + 1] -= size
+    return list(accumulate(changes))
+
+
+def _candidates(
+    layout: Layout,
+    positions: Sequence[int],
+    cost: Callable[[Growing], int],
+    request: CutRequest,
+) -> _Table:
+    """Every fragment that could be, up to the limit and to the cost of an even split."""
+    limit = request.max_bytes
+    ceiling = None
+    if limit is None and request.fragments is not None:
+        ceiling = _greedy(layout, positions, cost, request.fragments)
+        ceiling += ceiling // SLACK
+    table: _Table = []
+    for start, position in enumerate(positions[:-1]):
+        growing = Growing(layout, position)
+        row = []
+        for end in range(start + 1, len(positions)):
+            while growing.end < positions[end]:
+                growing.grow()
+            value, resident = cost(growing), growing.resident_bytes
+            if limit is not None and growing.least_bytes > limit:
+                break
+            if ceiling is not None and value > ceiling:
+                break
+            if limit is None or resident <= limit:
+                row.append(_Candidate(end, value, growing.incoming_bytes))
+        table.append(row)
+    return table
+
+
+def _greedy(
+    layout: Layout, positions: Sequence[int], cost: Callable[[Growing], int], count: int
+) -> int:
+    """The largest cost of some split into `count`: nothing dearer needs to be looked at."""
+    whole = Growing(layout, 0)
+    while whole.end < positions[-1]:
+        whole.grow()
+    target, largest, start = cost(whole) // count, 0, 0
+    for index in range(count):
+        left = count - index - 1
+        growing = Growing(layout, positions[start])
+        end = start
+        while end < len(positions) - 1 - left:
+            if end > start and left and cost(growing) >= target:
+                break
+            end += 1
+            while growing.end < positions[end]:
+                growing.grow()
+        largest = max(largest, cost(growing))
+        start = end
+    return largest
+
+
+def _fewest(table: _Table) -> int | None:
+    """The smallest number of fragments that lead from the first position to the last."""
+    least: list[int | None] = [None] * len(table) + [0]
+    for start in range(len(table) - 1, -1, -1):
+        rests = [rest for each in table[start] if (rest := least[each.end]) is not None]
+        least[start] = min(rests) + 1 if rests else None
+    return least[0]
+
+
+def _smallest_largest(table: _Table, count: int) -> int | None:
+    """The smallest value that the largest cost of `count` fragments can have."""
+    best: list[int | None] = [None] * len(table) + [0]
+    for _ in range(count):
+        step: list[int | None] = [None] * (len(table) + 1)
+        for start, row in enumerate(table):
+            values = [max(each.cost, rest) for each in row if (rest := best[each.end]) is not None]
+            step[start] = min(values, default=None)
+        best = step
+    return best[0]
+
+
+def _cheapest(table: _Table, count: int, weigh: Callable[[_Candidate], int]) -> list[_Candidate]:
+    """The `count` fragments whose weights have the smallest sum; of equal ones the leftmost."""
+    rests: list[list[int | None]] = [[None] * len(table) + [0]]
+    for _ in range(count):
+        before = rests[-1]
+        step: list[int | None] = [None] * (len(table) + 1)
+        for start, row in enumerate(table):
+            sums = [weigh(each) + rest for each in row if (rest := before[each.end]) is not None]
+            step[start] = min(sums, default=None)
+        rests.append(step)
+    chosen: list[_Candidate] = []
+    for left in range(count, 0, -1):
+        at = chosen[-1].end if chosen else 0
+        wanted, before = rests[left][at], rests[left - 1]
+        chosen.append(
+            next(
+                each
+                for each in table[at]
+                if (rest := before[each.end]) is not None and weigh(each) + rest == wanted
+            )
+        )
+    return chosen
+
+
+def _named(layout: Layout, tensors: Sequence[str]) -> tuple[int, ...] | Refusal:
+    """Cuts directly behind the nodes that make the named tensors."""
+    cuts = set()
+    for name in tensors:
+        maker = layout.makers.get(name)
+        if maker is None:
+            known = "is an input of the model" if name in layout.profile.tensors else "is unknown"
+            return Refusal(reason=f"cannot cut at {name}: that tensor {known}")
+        node = layout.profile.nodes[maker]
+        index = bisect_left(layout.positions, maker + 1)
+        if node.role is Role.CONSTANT:
+            return Refusal(
+                reason=f"cannot cut at {name}: it is constant, so never sent", node=node.label
+            )
+        if index == len(layout.positions):
+            return Refusal(reason=f"cannot cut at {name}: nothing comes after it", node=node.label)
+        position = layout.positions[index]
+        if position in layout.obstacles:
+            return Refusal(
+                reason=f"cannot cut at {name}: {layout.obstacles[position]}", node=node.label
+            )
+        cuts.add(position)
+    return tuple(sorted(cuts))
+
+
+def _too_many(layout: Layout, fragments: int) -> Refusal:
+    reason = (
+        f"cannot make {fragments} fragments: the finest possible cut gives {len(layout.legal) + 1}"
+    )
+    if layout.obstacles:
+        position, why = next(iter(layout.obstacles.items()))
+        reason += (
+            f" ({len(layout.obstacles)} of {len(layout.positions)} positions are impossible; "
+            f"before {layout.profile.nodes[position].label}: {why})"
+        )
+        return Refusal(reason=reason, node=layout.profile.nodes[position].label)
+    return Refusal(reason=reason)
+
+
+def _over_limit(layout: Layout, table: _Table, request: CutRequest) -> Refusal:
+    """No cut keeps the limit, or not with the number of fragments asked for: say what would."""
+    assert request.max_bytes is not None
+    fewest = _fewest(table)
+    if fewest is None:
+        return _too_large(layout, request.max_bytes)
+    assert request.fragments is not None
+    loose = choose_cuts(layout.profile, CutRequest(fragments=request.fragments))
+    assert not isinstance(loose, Refusal)
+    need = max(piece.segment.resident_bytes for piece in layout.pieces(loose))
+    return Refusal(
+        reason=(
+            f"{request.fragments} fragments would need {format_bytes(need)}, the limit is "
+            f"{format_bytes(request.max_bytes)}; {fewest} fragments would do"
+        ),
+        need_bytes=need,
+        have_bytes=request.max_bytes,
+    )
+
+
+def _too_large(layout: Layout, limit: int) -> Refusal:
+    """Even the finest cut leaves a fragment over the limit."""
+    ends = (*layout.legal, len(layout.profile.nodes))
+    finest = [
+        layout.segment(start, end) for start, end in zip((0, *layout.legal), ends, strict=True)
+    ]
+    worst = max(finest, key=lambda each: each.resident_bytes)
+    assert worst.resident_bytes > limit, "the finest cut fits, so some cut was to be found"
+    node = _heaviest(layout, worst.start, worst.end)
+    between = [each for each in layout.obstacles if worst.start < each < worst.end]
+    why = f"; it cannot be parted ({layout.obstacles[between[0]]})" if between else " by itself"
+    return Refusal(
+        reason=(
+            f"node {node} needs {format_bytes(worst.resident_bytes)}{why}, the limit is "
+            f"{format_bytes(limit)}; the finest possible cut, {len(finest)} fragments, needs "
+            f"a limit of {format_bytes(worst.resident_bytes)}"
+        ),
+        node=node,
+        need_bytes=worst.resident_bytes,
+        have_bytes=limit,
+    )
+
+
+def _heaviest(layout: Layout, start: int, end: int) -> str:
+    nodes = [each for each in layout.profile.nodes[start:end] if each.role is not Role.CONSTANT]
+    heaviest = max(nodes, key=lambda each: each.parameter_bytes + (each.activation_bytes or 0))
+    return heaviest.label

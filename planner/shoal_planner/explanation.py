@@ -1,0 +1,86 @@
+"""A plan in words and tables: what `shoal plan` prints, and the one line of an event."""
+
+from dataclasses import dataclass
+
+from shoal_planner.outcome import Plan, StagePlan, duration
+from shoal_protocol.units import format_bytes
+
+_UNKNOWN = "?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of text below their headings."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[str]
+    """The headings of columns that hold numbers: those are aligned to the right."""
+
+
+def explain(plan: Plan) -> tuple[Table, ...]:
+    """The stages, and, where there are any, the alternatives with why they lost."""
+    tables = (_stages(plan), _rejected(plan))
+    return tuple(table for table in tables if table.rows)
+
+
+def _stages(plan: Plan) -> Table:
+    numbers = ("memory", "compute", "transfer", "an item every")
+    title = summary(plan)
+    if plan.latency_nanoseconds is not None:
+        title += f"; an item takes {duration(plan.latency_nanoseconds)}"
+    return Table(
+        title=title,
+        headings=("stage", "fragments", "devices", *numbers),
+        rows=tuple(_stage_row(index, stage) for index, stage in enumerate(plan.stages)),
+        numbers=frozenset(("stage", *numbers)),
+    )
+
+
+def _rejected(plan: Plan) -> Table:
+    return Table(
+        title="Rejected",
+        headings=("alternative", "items/s", "because"),
+        rows=tuple(
+            (each.alternative, _rate(each.items_per_second), each.reason) for each in plan.rejected
+        ),
+        numbers=frozenset({"items/s"}),
+    )
+
+
+def summary(plan: Plan) -> str:
+    """`3 stages on jetson, pi-4, pi-zero; 38 items/s; even split would give 21`."""
+    devices = list(dict.fromkeys(name for stage in plan.stages for name in stage.devices))
+    count = len(plan.stages)
+    parts = [f"{count} stage{'s' * (count != 1)} on {', '.join(devices)}"]
+    if plan.items_per_second is not None:
+        parts.append(f"{_rate(plan.items_per_second)} items/s")
+    if plan.even_split is not None and plan.even_split.items_per_second is not None:
+        parts.append(f"even split would give {_rate(plan.even_split.items_per_second)}")
+    if any(stage.swaps for stage in plan.stages):
+        parts.append("fragments are swapped, because no device holds its own together")
+    if not plan.complete:
+        parts.append("search cut short, a better plan may exist")
+    return "; ".join(parts)
+
+
+def _stage_row(index: int, stage: StagePlan) -> tuple[str, ...]:
+    first, last = stage.fragments[0], stage.fragments[-1]
+    return (
+        str(index),
+        f"{first}" if first == last else f"{first}-{last}",
+        ", ".join(stage.devices),
+        format_bytes(stage.resident_bytes) + " (swaps)" * stage.swaps,
+        _duration(stage.compute_nanoseconds),
+        _duration(stage.transfer_nanoseconds),
+        _duration(stage.period_nanoseconds),
+    )
+
+
+def _duration(nanoseconds: int | None) -> str:
+    return _UNKNOWN if nanoseconds is None else duration(nanoseconds)
+
+
+def _rate(items_per_second: float | None) -> str:
+    return _UNKNOWN if items_per_second is None else f"{items_per_second:.3g}"

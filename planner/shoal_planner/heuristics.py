@@ -1,0 +1,57 @@
+"""Divisions by rule of thumb: where a search must be cut short, and to be compared with."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from shoal_planner.costs import Costs, Division, PoolDevice, Span, shared_period
+from shoal_planner.search import Wishes
+
+Divisions = tuple[Division, ...]
+
+
+def evenly(costs: Costs, pool: Sequence[PoolDevice]) -> Divisions:
+    """Equal numbers of fragments on the devices in the order of the pool, as one would by hand.
+
+    Whether they fit there is not asked.
+    """
+    count = len(costs.document.fragments)
+    shares = min(count, len(pool))
+    borders = [count * share // shares for share in range(shares + 1)]
+    spans = (Span(start, end) for start, end in pairwise(borders))
+    return tuple(Division(span, (each,)) for span, each in zip(spans, pool, strict=False))
+
+
+def packed(costs: Costs, pool: Sequence[PoolDevice]) -> Divisions | None:
+    """The roomiest devices first, each with as many fragments as it holds; None: too few."""
+    count = len(costs.document.fragments)
+    divisions, start = [], 0
+    for device in sorted(pool, key=lambda each: (each.single, -each.budget_bytes, each.name)):
+        end = start
+        while end < count and not costs.swaps(Span(start, end + 1), device):
+            end += 1
+        if end > start:
+            divisions.append(Division(Span(start, end), (device,)))
+            start = end
+    return tuple(divisions) if start == count else None
+
+
+def with_spares(
+    costs: Costs, divisions: Divisions, pool: Sequence[PoolDevice], wishes: Wishes
+) -> Divisions:
+    """Devices that nobody uses join the slowest stage that they suit, fastest first."""
+    used = {device.name for division in divisions for device in division.devices}
+    spares = [device for device in pool if device.name not in used]
+    serving = [list(division.devices) for division in divisions]
+    periods = [costs.period(division) for division in divisions]
+    for spare in sorted(spares, key=lambda each: (-each.flops_per_second, each.name)):
+        place = max(range(len(divisions)), key=lambda each: (periods[each], -each))
+        span = divisions[place].span
+        names = [device.name for device in (*serving[place], spare)]
+        if costs.swaps(span, spare) or not wishes.allow(span, names):
+            continue
+        serving[place].append(spare)
+        periods[place] = shared_period((periods[place], costs.on(span, spare).period))
+    return tuple(
+        Division(division.span, tuple(devices))
+        for division, devices in zip(divisions, serving, strict=True)
+    )

@@ -1,0 +1,104 @@
+"""What is known of a model before it is cut: its nodes in a fixed order, their cost, its tensors.
+
+`Profile.nodes` is a topological order, and a cut is a position in it: `cuts == (3, 7)` makes the
+fragments of nodes 0..2, 3..6 and 7 to the end. Each node has a role, which says what happens when a
+later fragment needs its output:
+
+CONSTANT  depends on no input of the model. Never sent: each fragment that needs it makes it again.
+          These nodes come first in the order, before any cut.
+SHAPE     depends on the *shapes* of tensors only. A fragment that holds those tensors anyway makes
+          it again; any other is sent the result, which is small.
+COMPUTE   everything else. Runs in one fragment; its outputs are sent.
+
+Unknown stays unknown: bytes and FLOPs are None where a shape is not known, never zero.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shoal_protocol.partition import Digest, TensorSpec
+
+
+class Role(StrEnum):
+    """What happens to a node's output that a later fragment needs (see the module's text)."""
+
+    CONSTANT = "constant"
+    SHAPE = "shape"
+    COMPUTE = "compute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProfile:
+    """One node. `label` is for people and unique; `source` is its index in the normalised graph.
+
+    `inputs` are the tensors that it or its sub-graphs read, `weights` the initializers.
+    `parameter_bytes` are theirs, `activation_bytes` its outputs', `workspace_bytes` what the
+    runtime needs besides while the node runs. `in_place` says that the runtime lets an output take
+    the place of an input of the same size that nobody needs any more. `touched` are the weights of
+    which the node reads some rows only, with the bytes of memory that those take.
+    """
+
+    label: str
+    operator: str
+    source: int
+    role: Role
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    flops: int | None
+    parameter_bytes: int
+    activation_bytes: int | None
+    workspace_bytes: int = 0
+    in_place: bool = False
+    touched: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorProfile:
+    """One tensor between nodes. `bytes` are for the shapes that were profiled.
+
+    `spec` has the shape as the graph alone gives it, with symbolic axes. `obstacle` says why the
+    tensor cannot be sent from one device to another; empty: it can.
+    """
+
+    spec: TensorSpec
+    bytes: int | None
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A model's profile.
+
+    `digest` is the model's: the sha256 of the ONNX file, or, where it has external data, of the
+    lines `HEX  FILE` for the ONNX file (as `model.onnx`) and then each file of data in the order of
+    names. `graph_digest` is that of the ONNX file alone. `size_bytes` counts all those files.
+    `weights` are the initializers' bytes by name, `parameters` the number of their elements.
+    """
+
+    digest: Digest
+    graph_digest: Digest
+    size_bytes: int
+    opset: int
+    parameters: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    nodes: tuple[NodeProfile, ...]
+    tensors: Mapping[str, TensorProfile]
+    weights: Mapping[str, int]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all initializers."""
+        return sum(self.weights.values())
+
+    @property
+    def flops(self) -> int | None:
+        """FLOPs of one item; None where any node's are unknown."""
+        total = 0
+        for node in self.nodes:
+            if node.flops is None:
+                return None
+            total += node.flops
+        return total

@@ -1,0 +1,331 @@
+"""The best division of a chain of fragments into stages on devices.
+
+Theory. A division cuts the fragments, in topological order, into spans, and gives each span a
+non-empty set of devices of its own. Its period is the largest of its spans', its latency the sum.
+The best one of a prefix with given devices used is made of best ones of shorter prefixes, if "best"
+keeps every *label* (period, latency, penalty) that no other label beats in all three: maximum and
+sum both grow with their parts. So
+
+    labels(end, used) = union over start, chosen of labels(start, used - chosen) + (span, chosen)
+
+without the labels that are beaten. Devices that are alike are counted, not named: `used` and
+`chosen` are vectors of counts per class, which makes a pool of equal devices easy, however large.
+
+The number of steps is bounded before the search starts: while it is too large, the two nearest
+classes are made one with the lesser abilities of both, and then devices are left out. The result
+is then a good division rather than the best, and says so (`complete`). No clock is involved: equal
+questions get equal answers.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from heapq import nsmallest
+from itertools import pairwise, product
+from typing import Final
+
+from shoal_planner.costs import Costs, DeviceCost, Division, PoolDevice, Span, shared_period
+
+MAX_STEPS: Final = 200_000
+MAX_LABELS: Final = 32
+MAX_FOUND: Final = 9
+
+Counts = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceClass:
+    """Devices that are alike, by name. `role` tells apart those that pins or an older plan name."""
+
+    like: PoolDevice
+    devices: tuple[PoolDevice, ...]
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a division must keep to, and what it should rather do.
+
+    `required`: fragment -> device. `preferred`: (fragment, device). `present`: (fragment, device)
+    of the plan that is in force: what stays need not move.
+    """
+
+    required: dict[int, str]
+    preferred: frozenset[tuple[int, str]]
+    present: frozenset[tuple[int, str]]
+
+    def role(self, device: str) -> str:
+        """What is particular about a device; "" if nothing is."""
+        asked = device in self.required.values() or any(
+            device == name for _, name in self.preferred | self.present
+        )
+        return device if asked else ""
+
+    def allow(self, span: Span, devices: Sequence[str]) -> bool:
+        """Whether every pinned fragment of the span is on its device alone."""
+        pinned = {self.required[each] for each in span.fragments if each in self.required}
+        return not pinned or (len(pinned) == 1 and set(devices) == pinned)
+
+    def penalty(self, span: Span, devices: Sequence[str]) -> int:
+        """Wishes that are not followed, pins before moves."""
+        inside = {(each, device) for each in span.fragments for device in devices}
+        wished = {(each, device) for each, device in self.preferred if each in span.fragments}
+        moves = len(inside - self.present) if self.present else 0
+        return len(wished - inside) * 1_000_000 + moves
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One span and the devices chosen for it, per class."""
+
+    span: Span
+    chosen: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A division of a prefix."""
+
+    period: int
+    latency: int
+    penalty: int
+    steps: tuple[Step, ...]
+
+    def beats(self, other: "Label") -> bool:
+        """At least as good in everything that grows."""
+        return (
+            self.period <= other.period
+            and self.latency <= other.latency
+            and self.penalty <= other.penalty
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Divisions, the best first; `complete`: every one was weighed, so that none means none."""
+
+    divisions: tuple[tuple[Division, ...], ...]
+    complete: bool
+
+
+Worth = Callable[[int, int, int], tuple[int, ...]]
+"""(period, latency, penalty) -> what is compared; less is better."""
+
+
+def search(
+    costs: Costs, pool: Sequence[PoolDevice], wishes: Wishes, worth: Worth, *, swapping: bool
+) -> Found:
+    """The divisions of least worth.
+
+    Without `swapping` every device holds its span at once.
+    """
+    spans = _spans(costs, pool, swapping=swapping)
+    classes, whole = _affordable(_classes(pool, wishes), len(spans))
+    choices = {span: _choices(costs, span, classes, wishes, swapping) for span in spans}
+    labels, uncut = _all_labels(len(costs.document.fragments), spans, choices, classes, worth)
+    ordered = nsmallest(MAX_FOUND, labels, key=lambda label: _order(label, worth))
+    return Found(tuple(_named(label, classes) for label in ordered), whole and uncut)
+
+
+def fits(costs: Costs, span: Span, device: PoolDevice, *, swapping: bool) -> bool:
+    """Whether a device can serve a span: all of it at once, or, `swapping`, one by one."""
+    if swapping:
+        return costs.largest(span) <= device.budget_bytes
+    return not costs.swaps(span, device)
+
+
+def _order(label: Label, worth: Worth) -> tuple[object, ...]:
+    devices = sum(sum(step.chosen) for step in label.steps)
+    trace = tuple((step.span.end, tuple(-count for count in step.chosen)) for step in label.steps)
+    return (worth(label.period, label.latency, label.penalty), len(label.steps), devices, trace)
+
+
+def _spans(costs: Costs, pool: Sequence[PoolDevice], *, swapping: bool) -> list[Span]:
+    """The spans that some device can serve, by end, then by start."""
+    count = len(costs.document.fragments)
+    # Of devices that differ in budget only, the roomiest can serve whatever the others can.
+    roomiest = [
+        max(alike, key=lambda device: device.budget_bytes)
+        for single in (False, True)
+        if (alike := [device for device in pool if device.single is single])
+    ]
+    every = (Span(start, end) for end in range(1, count + 1) for start in range(end))
+    return [
+        span for span in every if any(fits(costs, span, d, swapping=swapping) for d in roomiest)
+    ]
+
+
+def _classes(pool: Sequence[PoolDevice], wishes: Wishes) -> list[DeviceClass]:
+    grouped: dict[tuple[PoolDevice, str], list[PoolDevice]] = {}
+    for device in sorted(pool, key=lambda each: each.name):
+        role = wishes.role(device.name)
+        grouped.setdefault((replace(device, name=""), role), []).append(device)
+    return [
+        DeviceClass(like=like, devices=tuple(devices), role=role)
+        for (like, role), devices in grouped.items()
+    ]
+
+
+def _affordable(classes: list[DeviceClass], spans: int) -> tuple[list[DeviceClass], bool]:
+    """Fewer classes, then fewer devices, until the search is short enough; whether all remain."""
+    complete = True
+    while spans * _transitions(classes) > MAX_STEPS:
+        complete = False
+        free = sorted((each for each in classes if not each.role), key=_ability)
+        if len(free) >= 2:
+            pairs = list(pairwise(free))
+            first, second = min(pairs, key=_distance)
+            rest = [each for each in classes if each not in (first, second)]
+            classes = [*rest, _merged(first, second)]
+        else:
+            longest = max(classes, key=lambda each: len(each.devices))
+            if len(longest.devices) == 1:
+                break
+            kept = sorted(longest.devices, key=lambda each: (-each.flops_per_second, each.name))
+            shorter = replace(longest, devices=tuple(kept[:-1]))
+            classes = [shorter if each is longest else each for each in classes]
+    return classes, complete
+
+
+def _transitions(classes: Sequence[DeviceClass]) -> int:
+    """Pairs (used, chosen) of count vectors."""
+    pairs = 1
+    for each in classes:
+        pairs *= (len(each.devices) + 1) * (len(each.devices) + 2) // 2
+    return pairs
+
+
+def _ability(each: DeviceClass) -> tuple[int, int, int, str]:
+    like = each.like
+    return (
+        like.budget_bytes,
+        like.flops_per_second,
+        like.link_bytes_per_second or 2**63,
+        each.devices[0].name,
+    )
+
+
+def _distance(pair: tuple[DeviceClass, DeviceClass]) -> tuple[int, ...]:
+    """How much is lost, in thousandths, when two classes count as the lesser of both."""
+    (budget, speed, link, _), (budget_, speed_, link_, _) = _ability(pair[0]), _ability(pair[1])
+    losses = [
+        1000 * abs(one - other) // max(one, other, 1)
+        for one, other in ((budget, budget_), (speed, speed_), (link, link_))
+    ]
+    return (sum(losses), *losses)
+
+
+def _merged(first: DeviceClass, second: DeviceClass) -> DeviceClass:
+    one, other = first.like, second.like
+    links = [
+        link
+        for link in (one.link_bytes_per_second, other.link_bytes_per_second)
+        if link is not None
+    ]
+    like = PoolDevice(
+        name="",
+        budget_bytes=min(one.budget_bytes, other.budget_bytes),
+        flops_per_second=min(one.flops_per_second, other.flops_per_second),
+        link_bytes_per_second=min(links) if links else None,
+        latency_nanoseconds=max(one.latency_nanoseconds, other.latency_nanoseconds),
+        single=one.single or other.single,
+    )
+    devices = sorted((*first.devices, *second.devices), key=lambda each: each.name)
+    return DeviceClass(like=like, devices=tuple(devices))
+
+
+def _choices(
+    costs: Costs,
+    span: Span,
+    classes: Sequence[DeviceClass],
+    wishes: Wishes,
+    swapping: bool,
+) -> dict[Counts, Label]:
+    """The vectors of devices that can serve a span, each with what the span then adds."""
+    able = [each for each in classes if fits(costs, span, each.like, swapping=swapping)]
+    cost = {id(each): costs.on(span, each.like) for each in able}
+    ranges = [range(len(each.devices) + 1) if each in able else range(1) for each in classes]
+    choices: dict[Counts, Label] = {}
+    for chosen in product(*ranges):
+        taken = [(each, count) for each, count in zip(classes, chosen, strict=True) if count]
+        names = [device.name for each, count in taken for device in each.devices[:count]]
+        if not taken or not wishes.allow(span, names):
+            continue
+        mine: list[DeviceCost] = [cost[id(each)] for each, count in taken for _ in range(count)]
+        choices[chosen] = Label(
+            period=shared_period([each.period for each in mine]),
+            latency=max(each.latency for each in mine),
+            penalty=wishes.penalty(span, names),
+            steps=(Step(span, chosen),),
+        )
+    return choices
+
+
+def _all_labels(
+    count: int,
+    spans: Sequence[Span],
+    choices: dict[Span, dict[Counts, Label]],
+    classes: Sequence[DeviceClass],
+    worth: Worth,
+) -> tuple[list[Label], bool]:
+    """The labels of whole divisions, and whether none was dropped for want of room."""
+    sizes = tuple(len(each.devices) for each in classes)
+
+    @cache
+    def left(used: Counts) -> tuple[tuple[Counts, Counts], ...]:
+        """What can still be chosen, with what is used then."""
+        ranges = [range(size - taken + 1) for size, taken in zip(sizes, used, strict=True)]
+        return tuple((each, tuple(map(int.__add__, used, each))) for each in product(*ranges))
+
+    reached: list[dict[Counts, list[Label]]] = [{} for _ in range(count + 1)]
+    reached[0][tuple(0 for _ in sizes)] = [Label(0, 0, 0, ())]
+    uncut = True
+    for span in spans:
+        here, serving = reached[span.end], choices[span]
+        for used, before in reached[span.start].items():
+            for chosen, total in left(used):
+                part = serving.get(chosen)
+                if part is None:
+                    continue
+                labels = here.setdefault(total, [])
+                for label in _extended(before, part):
+                    _insert(labels, label)
+                if len(labels) > MAX_LABELS:
+                    labels.sort(key=lambda label: _order(label, worth))
+                    del labels[MAX_LABELS:]
+                    uncut = False
+    return [label for labels in reached[count].values() for label in labels], uncut
+
+
+def _extended(before: Sequence[Label], part: Label) -> Iterator[Label]:
+    for label in before:
+        yield Label(
+            max(label.period, part.period),
+            label.latency + part.latency,
+            label.penalty + part.penalty,
+            label.steps + part.steps,
+        )
+
+
+def _insert(labels: list[Label], new: Label) -> None:
+    """Keep `new` unless a label beats it; drop those that it beats."""
+    for label in labels:
+        if label.beats(new):
+            if new.beats(label) and len(new.steps) < len(label.steps):
+                continue
+            return
+    labels[:] = [label for label in labels if not new.beats(label)]
+    labels.append(new)
+
+
+def _named(label: Label, classes: Sequence[DeviceClass]) -> tuple[Division, ...]:
+    """The division with devices in the place of counts: of a class, by name from the first."""
+    left = [list(each.devices) for each in classes]
+    divisions = []
+    for step in label.steps:
+        devices = [
+            left[place].pop(0) for place, count in enumerate(step.chosen) for _ in range(count)
+        ]
+        devices.sort(key=lambda each: (-each.flops_per_second, each.name))
+        divisions.append(Division(step.span, tuple(devices)))
+    return tuple(divisions)

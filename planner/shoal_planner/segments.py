@@ -1,0 +1,386 @@
+"""What a run of a model's nodes takes, holds and costs when it is a fragment of its own. Pure.
+
+Choosing cuts and making them both ask here, so what was planned is what is built. What a segment
+takes and costs depends on its two ends alone, never on where the other cuts are:
+
+- Its *own* nodes are those of `profile.nodes[start:end]` that are not CONSTANT.
+- CONSTANT nodes that it needs are added, with the weights that they need.
+- A tensor that a COMPUTE node before `start` makes is *taken* (sent).
+- A tensor that a SHAPE node before `start` makes is made again if the tensors whose shapes it needs
+  are taken anyway or made here; else it is taken.
+- Outputs of the model that no node of its own makes (an input or a constant handed through) belong
+  to the last segment.
+
+Only what is given to others, and which SHAPE nodes turn out to be needed by nobody, depends on the
+other segments: `Layout.pieces` settles that from the last to the first.
+
+Memory is reckoned as the agent runs a fragment: its weights, mapped from the disk (of a table of
+which an item reads rows, the pages around those: the agent lets a fragment's mapped pages go when
+the rows of many items have gathered there); the tensors taken, held for the whole run; the
+runtime's arena (`api.arena`), replayed in the order of the nodes; the outputs once more, since they
+leave the arena as copies; and the runtime's own code and structures.
+Measured against the agent's runtime, fragments of 5 MiB and more come out at 0.85 to 1.25 of the
+real peak. A tensor whose size is unknown counts nothing, and makes `activation_bytes` None; then
+the estimate is a lower bound.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+from shoal_planner.arena import Arena, Chunk
+from shoal_planner.profile import NodeProfile, Profile, Role
+
+FIXED_BYTES: Final = 5 << 19
+"""What a session of ONNX Runtime needs for itself, its kernels' code included: 1 to 2.5 MiB."""
+NODE_BYTES: Final = 8 << 10
+"""What it needs for each node: kernel, names, shapes."""
+ARENA_MARGIN: Final = 8
+"""The arena is reckoned one part in so many larger: the runtime frees in a slightly other order."""
+ARENA_BYTES: Final = 2 << 20
+"""What comes with the arena once it is in use at all: measured as 1 to 2 MiB."""
+SMALL_BYTES: Final = 64 << 10
+"""Up to here activations fit into what the idle agent holds."""
+UNKNOWN_BYTES: Final = 3 << 20
+"""Least that is reckoned with for activations of which any size is unknown."""
+_WHOLE: Final[Mapping[str, int]] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A run of nodes by itself: positions in `profile.nodes`, in order, with what is made again.
+
+    `takes` are the tensors that it is sent, `incoming_bytes` theirs; `resident_bytes` is what a
+    device is to reckon with. Both are upper bounds where SHAPE tensors are made again.
+    """
+
+    start: int
+    end: int
+    nodes: tuple[int, ...]
+    takes: frozenset[str]
+    activation_bytes: int | None
+    resident_bytes: int
+    flops: int | None
+    incoming_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A segment among the others: without nodes that nobody needs, and with what it gives.
+
+    `takes` and `gives` are in the order of names, `weights` in the order of use.
+    """
+
+    segment: Segment
+    nodes: tuple[int, ...]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    weights: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A profile with what is asked of it again and again."""
+
+    profile: Profile
+
+    @cached_property
+    def makers(self) -> Mapping[str, int]:
+        """The position of the node that makes each tensor."""
+        return {
+            name: position
+            for position, node in enumerate(self.profile.nodes)
+            for name in node.outputs
+        }
+
+    @cached_property
+    def last_uses(self) -> Mapping[str, int]:
+        """The position of the last node that reads each tensor; outputs of the model: the end."""
+        last = {
+            name: position
+            for position, node in enumerate(self.profile.nodes)
+            for name in node.inputs
+        }
+        return last | {each.name: len(self.profile.nodes) for each in self.profile.outputs}
+
+    @cached_property
+    def loose_outputs(self) -> tuple[str, ...]:
+        """Outputs of the model that no COMPUTE or SHAPE node makes."""
+        return tuple(
+            each.name
+            for each in self.profile.outputs
+            if (maker := self.makers.get(each.name)) is None
+            or self.profile.nodes[maker].role is Role.CONSTANT
+        )
+
+    @cached_property
+    def positions(self) -> tuple[int, ...]:
+        """Where a cut makes sense: before a COMPUTE node that is not the first."""
+        compute = [
+            position
+            for position, node in enumerate(self.profile.nodes)
+            if node.role is Role.COMPUTE
+        ]
+        return tuple(compute[1:])
+
+    @cached_property
+    def obstacles(self) -> Mapping[int, str]:
+        """Of those, the ones where a cut cannot be: some tensor that crosses cannot be sent."""
+        blocked: dict[int, str] = {}
+        for name, tensor in self.profile.tensors.items():
+            maker = self.makers.get(name, -1)
+            if not tensor.obstacle or (
+                maker >= 0 and self.profile.nodes[maker].role is Role.CONSTANT
+            ):
+                continue
+            for position in range(maker + 1, self.last_uses.get(name, 0) + 1):
+                blocked.setdefault(position, f"{name} would cross, and {tensor.obstacle}")
+        return {position: blocked[position] for position in self.positions if position in blocked}
+
+    @cached_property
+    def legal(self) -> tuple[int, ...]:
+        """Where a cut can be."""
+        return tuple(each for each in self.positions if each not in self.obstacles)
+
+    def segment(self, start: int, end: int) -> Segment:
+        """The fragment of `profile.nodes[start:end]`."""
+        growing = Growing(self, start)
+        while growing.end < end:
+            growing.grow()
+        return growing.segment()
+
+    def pieces(self, cuts: tuple[int, ...]) -> tuple[Piece, ...]:
+        """The fragments that cuts make."""
+        ends = zip((0, *cuts), (*cuts, len(self.profile.nodes)), strict=True)
+        segments = [self.segment(start, end) for start, end in ends]
+        needed = {each.name for each in self.profile.outputs}
+        pieces: list[Piece] = []
+        for segment in reversed(segments):
+            piece = self._piece(segment, needed, last=not pieces)
+            needed.update(piece.takes)
+            pieces.append(piece)
+        return tuple(reversed(pieces))
+
+    def _piece(self, segment: Segment, needed: set[str], *, last: bool) -> Piece:
+        nodes = self.profile.nodes
+        made_here = {
+            name
+            for position in segment.nodes
+            if position >= segment.start and nodes[position].role is not Role.CONSTANT
+            for name in nodes[position].outputs
+        }
+        gives = (made_here & needed) | set(self.loose_outputs if last else ())
+        reads, kept = set(gives), list[int]()
+        for position in reversed(segment.nodes):
+            if not reads.isdisjoint(nodes[position].outputs):
+                kept.append(position)
+                reads.update(nodes[position].inputs)
+        kept.reverse()
+        weights = dict.fromkeys(name for position in kept for name in nodes[position].weights)
+        weights |= dict.fromkeys(sorted(gives & self.profile.weights.keys()))
+        return Piece(
+            segment=segment,
+            nodes=tuple(kept),
+            takes=tuple(sorted(reads & segment.takes)),
+            gives=tuple(sorted(gives)),
+            weights=tuple(weights),
+        )
+
+
+@dataclass(slots=True)
+class Growing:
+    """A segment that grows by one node at a time; its cost is at hand at every step.
+
+    All that is stored only ever grows, so a search can stop at the first that is too large.
+    `weight_bytes` counts of each weight what is read of it.
+    """
+
+    layout: Layout
+    start: int
+    end: int = field(init=False)
+    weight_bytes: int = 0
+    incoming_bytes: int = 0
+    outgoing_bytes: int = 0
+    flops: int = 0
+    node_count: int = 0
+    unknown_sizes: bool = False
+    unknown_flops: bool = False
+    _arena: Arena = field(default_factory=Arena)
+    _alive: dict[str, Chunk] = field(default_factory=dict)
+    _weights: dict[str, int] = field(default_factory=dict)
+    _takes: set[str] = field(default_factory=set)
+    _shapes: set[str] = field(default_factory=set)
+    _constants: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.end = self.start
+        self._take_loose_outputs()
+
+    @property
+    def activation_bytes(self) -> int:
+        """What is taken, made and given, as far as sizes are known."""
+        return self.incoming_bytes + self._arena.total_bytes + self.outgoing_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """The part of `resident_bytes` that only grows."""
+        arena = self._arena.total_bytes + self._arena.total_bytes // ARENA_MARGIN
+        if arena > SMALL_BYTES:
+            arena += ARENA_BYTES
+        if self.unknown_sizes:
+            arena = max(arena, UNKNOWN_BYTES)
+        fixed = FIXED_BYTES + NODE_BYTES * self.node_count
+        return self.weight_bytes + self.incoming_bytes + arena + fixed
+
+    @property
+    def resident_bytes(self) -> int:
+        """What a device is to reckon with."""
+        return self.least_bytes + self.outgoing_bytes
+
+    def grow(self) -> None:
+        """Add the next node."""
+        position = self.end
+        node = self.layout.profile.nodes[position]
+        self.end = position + 1
+        if node.role is not Role.CONSTANT:
+            for name in node.inputs:
+                self._need(name)
+            dying = [name for name in node.inputs if self.layout.last_uses[name] == position]
+            self._run(node, dying)
+        self._take_loose_outputs()
+
+    def segment(self) -> Segment:
+        """What has grown so far."""
+        nodes = set(self._constants)
+        nodes.update(
+            position
+            for position in range(self.start, self.end)
+            if self.layout.profile.nodes[position].role is not Role.CONSTANT
+        )
+        sent = set()
+        for name in self._shapes:
+            chain = self._chain(name, available=self._takes)
+            if chain is None:
+                sent.add(name)
+            else:
+                nodes |= chain
+        return Segment(
+            start=self.start,
+            end=self.end,
+            nodes=tuple(sorted(nodes)),
+            takes=frozenset(sent | self._takes),
+            activation_bytes=None if self.unknown_sizes else self.activation_bytes,
+            resident_bytes=self.resident_bytes,
+            flops=None if self.unknown_flops else self.flops,
+            incoming_bytes=self.incoming_bytes,
+        )
+
+    def _take_loose_outputs(self) -> None:
+        if self.end == len(self.layout.profile.nodes):
+            for name in self.layout.loose_outputs:
+                self._need(name)
+
+    def _need(self, name: str) -> None:
+        """A tensor that a node reads: made here already, made again, or taken."""
+        profile = self.layout.profile
+        maker = self.layout.makers.get(name)
+        if maker is None and name in profile.weights:
+            self._hold((name,))
+        elif maker is not None and profile.nodes[maker].role is Role.CONSTANT:
+            self._constant(maker)
+        elif maker is not None and maker >= self.start:
+            return
+        elif maker is not None and profile.nodes[maker].role is Role.SHAPE:
+            if name not in self._shapes:
+                self._shapes.add(name)
+                self.incoming_bytes += self._size(name)
+                # Whether it is sent or made again is seen at the end: reckon with both.
+                for position in self._chain(name, available=None) or ():
+                    self._run(profile.nodes[position])
+        elif name not in self._takes:
+            self._takes.add(name)
+            self.incoming_bytes += self._size(name)
+
+    def _constant(self, position: int) -> None:
+        waiting = [position]
+        while waiting:
+            position = waiting.pop()
+            if position in self._constants:
+                continue
+            self._constants.add(position)
+            node = self.layout.profile.nodes[position]
+            waiting.extend(self.layout.makers[name] for name in node.inputs)
+            self._run(node)
+
+    def _run(self, node: NodeProfile, dying: Sequence[str] = ()) -> None:
+        """Account for a node that runs here, after which nobody needs `dying`."""
+        self.node_count += 1
+        self._hold(node.weights, dict(node.touched))
+        ends = {name: self._alive.pop(name) for name in dying if name in self._alive}
+        self.outgoing_bytes -= sum(self._sent(name) for name in ends)
+        for name in node.outputs:
+            size = self._size(name)
+            place = None
+            if node.in_place:
+                place = next((each for each in ends if self._size(each) == size), None)
+            chunk = self._arena.allocate(size) if place is None else ends.pop(place)
+            if name in self.layout.last_uses:
+                self._alive[name] = chunk
+                self.outgoing_bytes += self._sent(name)
+            else:
+                self._arena.release(chunk)
+        if node.workspace_bytes:
+            self._arena.release(self._arena.allocate(node.workspace_bytes))
+        for chunk in ends.values():
+            self._arena.release(chunk)
+        if node.flops is None:
+            self.unknown_flops = True
+        else:
+            self.flops += node.flops
+
+    def _sent(self, name: str) -> int:
+        """Bytes that a tensor made here adds to what is sent while somebody after here needs it."""
+        maker = self.layout.makers[name]
+        constant = self.layout.profile.nodes[maker].role is Role.CONSTANT
+        return 0 if constant or maker < self.start else self._size(name)
+
+    def _hold(self, weights: tuple[str, ...], touched: Mapping[str, int] = _WHOLE) -> None:
+        """Count weights, whole but for those of which only so many bytes are `touched`."""
+        for name in weights:
+            size = touched.get(name, self.layout.profile.weights[name])
+            held = self._weights.get(name, 0)
+            if size > held:
+                self._weights[name] = size
+                self.weight_bytes += size - held
+
+    def _size(self, name: str) -> int:
+        size = self.layout.profile.tensors[name].bytes
+        if size is None:
+            self.unknown_sizes = True
+            return 0
+        return size
+
+    def _chain(self, name: str, available: set[str] | None) -> set[int] | None:
+        """The nodes before `start` that make a SHAPE tensor again, given what is available.
+
+        None: something is not available. With `available` None everything is. The CONSTANT nodes
+        that they need are added here and now.
+        """
+        chain: set[int] = set()
+        waiting = [name]
+        while waiting:
+            needed = waiting.pop()
+            maker = self.layout.makers.get(needed)
+            role = None if maker is None else self.layout.profile.nodes[maker].role
+            if maker is not None and role is Role.CONSTANT:
+                self._constant(maker)
+            elif maker is not None and maker >= self.start:
+                continue
+            elif maker is None or role is not Role.SHAPE:
+                if available is not None and needed not in available:
+                    return None
+            elif maker not in chain:
+                chain.add(maker)
+                waiting.extend(self.layout.profile.nodes[maker].inputs)
+        return chain

@@ -1,0 +1,123 @@
+"""Command lines of processes: a parser with one-line errors, and the options that they share."""
+
+import argparse
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+from shoal_protocol.channels import Credentials
+from shoal_protocol.units import parse_quantity
+
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_LONGEST_SECONDS: Final = 86_400_000
+
+Value = TypeVar("Value")
+
+
+class Parser(argparse.ArgumentParser):
+    """Exits with status 2 and one line where a command line makes no sense."""
+
+    def __init__(self, *, prog: str, description: str, epilog: str, version: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument("--version", action="version", version=f"{prog} {version}")
+
+    def error(self, message: str) -> NoReturn:
+        """One line, without the usage before it."""
+        self.exit(2, f"{self.prog}: {message} (--help says more)\n")
+
+
+def checked(convert: Callable[[str], Value]) -> Callable[[str], Value]:
+    """A `type=` for argparse that shows the text of the `ValueError` that `convert` raises."""
+
+    def converted(text: str) -> Value:
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return converted
+
+
+def add_security(parser: argparse.ArgumentParser, certificate: str) -> argparse._ArgumentGroup:
+    """`--tls-ca`, `--tls-certificate` (`certificate` is its help), `--tls-key`, `--insecure`."""
+    group = parser.add_argument_group("security: a HOST:PORT needs mutual TLS")
+    group.add_argument("--tls-ca", type=Path, metavar="FILE", help="authority that all sides trust")
+    group.add_argument("--tls-certificate", type=Path, metavar="FILE", help=certificate)
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key")
+    group.add_argument(
+        "--insecure", action="store_true", help="no TLS; refused for what is not loopback"
+    )
+    return group
+
+
+def credentials(parser: argparse.ArgumentParser, values: argparse.Namespace) -> Credentials | None:
+    """The three files that `add_security` asks for, or none; exits where some are missing."""
+    given = (values.tls_ca, values.tls_certificate, values.tls_key)
+    if any(given) and not all(given):
+        parser.error("--tls-ca, --tls-certificate and --tls-key go together")
+    for path in filter(None, given):
+        if not path.is_file():
+            parser.error(f"{path} is no file")
+    ca, certificate, key = given
+    return Credentials(ca=ca, certificate=certificate, key=key) if all(given) else None
+
+
+def add_log_level(group: argparse._ActionsContainer, default: str) -> None:
+    """`--log-level`."""
+    group.add_argument(
+        "--log-level", choices=LOG_LEVELS, default=default, help="default: %(default)s"
+    )
+
+
+def set_up_logs(level: str) -> None:
+    """One line for each record on standard error."""
+    text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=level.upper(), format=text)
+
+
+def positive_integer(text: str) -> int:
+    """A number from 1 on."""
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise ValueError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def duration(text: str) -> float:
+    """Seconds (or another unit of time) from 0 on."""
+    value = float(parse_quantity(text))
+    if value > _LONGEST_SECONDS:
+        raise ValueError(f"{text!r} is too long")
+    return value
+
+
+def duration_from(least: float) -> Callable[[str], float]:
+    """Seconds from `least` on."""
+
+    def convert(text: str) -> float:
+        if (value := duration(text)) < least:
+            raise ValueError(f"{text!r} is shorter than {least} s")
+        return value
+
+    return checked(convert)
+
+
+def positive_duration(text: str) -> float:
+    """Seconds, more than 0."""
+    if (value := duration(text)) <= 0:
+        raise ValueError(f"{text!r} is no time to wait")
+    return value
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """HOST:PORT; an IPv6 address in brackets."""
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,155 @@
+"""The `shoal` command: help, usage, and what errors look like."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMANDS = ("run", "partition", "plan", "agent", "coordinator", "operator", "version")
+
+
+def shoal(*arguments: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shoal_cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "COLUMNS": "100", "NO_COLOR": "1", "HOME": "/nonexistent"},
+    )
+
+
+def test_help_lists_every_command_with_what_it_does() -> None:
+    shown = shoal("--help")
+    assert shown.returncode == 0
+    for command in COMMANDS:
+        assert command in shown.stdout
+    assert "--install-completion" in shown.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    shown = shoal(command, "--help")
+    assert shown.returncode == 0
+    assert len(shown.stdout.splitlines()) > 5
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "partition", "plan", "coordinator", "operator"])
+def test_help_has_an_example(command: str) -> None:
+    assert f"shoal {command} " in shoal(command, "--help").stdout.split("Example", 1)[1]
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from shoal_cli.commands.app import run_app\n"
+        "run_app(sys.argv[1:])\n"
+        "heavy = {'onnx', 'onnxruntime', 'grpc', 'numpy', 'yaml'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    for arguments in (["--help"], ["run", "--help"], ["version"]):
+        subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
+
+
+def test_version_names_what_it_stands_on() -> None:
+    shown = shoal("version").stdout
+    assert all(name in shown for name in ("shoal", "protocol", "python", "onnxruntime", "grpcio"))
+
+
+@pytest.mark.parametrize(
+    ("process", "option"),
+    [("agent", "--budget"), ("coordinator", "--store"), ("operator", "--settings")],
+)
+def test_a_process_shows_its_own_help(process: str, option: str) -> None:
+    assert option in shoal(process, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("coordinator", "--listen", "nowhere", "--store", "s"), "neither unix:/path nor"),
+        (("coordinator", "--listen", "unix:s", "--store", "pool.yaml"), "pool.yaml"),
+        (("coordinator", "--listen", "unix:s"), "required: --store"),
+        (("coordinator", "--listen", "unix:s", "--store", "s", "--task-seconds", "0"), "shorter"),
+        (("coordinator", "--listen", "unix:s", "--store", "s", "--tls-ca", "a"), "go together"),
+        (("operator", "--settings", "nowhere.yaml"), "nowhere.yaml"),
+        (("operator", "--settings", "s", "--coordinator", "shelf=x"), "write NAMESPACE/POOL"),
+        (("operator", "--settings", "s", "--metrics-address", "8080"), "is not HOST:PORT"),
+    ],
+)
+def test_a_process_says_in_one_line_what_is_wrong(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "pool.yaml").write_text("")
+    shown = shoal(*arguments, folder=tmp_path)
+    assert shown.returncode == 2
+    assert shown.stderr.startswith(f"shoal {arguments[0]}: ")
+    assert said in shown.stderr
+    assert len(shown.stderr.splitlines()) == 1
+
+
+def test_completion_scripts_are_there_for_the_usual_shells() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal_cli", "--show-completion", "bash"],
+        capture_output=True,
+        text=True,
+        check=False,
+        # Else the name is ignored, and the shell is the one that the tests were started from.
+        env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+    )
+    assert "complete" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "model.onnx"], "--inputs"),
+        (["run", "model.onnx", "--inputs", "i", "--outputs", "o", "--budget", "64Mb"], "64Mb"),
+        (["run", "a.onnx", "b.yaml"], "not both"),
+        (["run", "job.yaml", "--devices", "3"], "--devices"),
+        (["run", "job.yaml", "--volume", "lines"], "CLAIM=DIR"),
+        (["partition", "model.onnx"], "--fragments"),
+        (["partition", "model.onnx", "--fragments", "2", "--shape", "x=a"], "INPUT=1,3,48,320"),
+        (["run", "no-such-file.yaml"], "no-such-file.yaml"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_wrong_usage_ends_with_status_2_and_says_what_is_meant(
+    arguments: list[str], said: str
+) -> None:
+    done = shoal(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_malformed_manifest_is_refused_with_file_line_and_field(tmp_path: Path) -> None:
+    manifest = tmp_path / "pool.yaml"
+    manifest.write_text(
+        "apiVersion: shoal.dev/v1alpha1\n"
+        "kind: DevicePool\n"
+        "metadata: {name: shelf}\n"
+        "spec:\n"
+        "  budget: {memory: 64Mb}\n"
+        "  residencee: Single\n"
+    )
+    done = shoal("run", manifest)
+    assert done.returncode == 2
+    assert f"{manifest}:5" in done.stderr
+    assert "spec.budget.memory" in done.stderr
+    assert f"{manifest}:6" in done.stderr
+    assert "did you mean residency?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_is_none_is_refused_without_a_traceback(tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"this is not a model")
+    done = shoal("partition", model, "--fragments", "2")
+    assert done.returncode == 2
+    assert done.stderr.startswith("shoal: model refused")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,136 @@
+"""What a person reads who gave something wrong: what, where, what to do, and no traceback."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.local.workbench import save_inputs, save_model
+from shoal_cli.commands.app import run_app
+
+MANIFEST = """\
+apiVersion: shoal.dev/v1alpha1
+kind: DevicePool
+metadata: {name: shelf}
+spec:
+  local: {devices: [{name: one, memory: 32Mi}]}
+  budget: {memory: 32Mi}
+"""
+RUN = ("run", "model.onnx", "--inputs", "in", "--outputs", "out")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    save_model(folder / "model.onnx")
+    save_inputs(folder / "in", files=1)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: a model, inputs, a manifest, and things that are wrong."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "pool.yaml").write_text(MANIFEST)
+    (tmp_path / "text.onnx").write_text("this is no model")
+    (tmp_path / "empty.onnx").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "folder.onnx").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "pool.yaml", "--nosuch"), "No such option: --nosuch"),
+        (("run", "missing.yaml"), "missing.yaml: cannot be read: No such file or directory"),
+        (("run", "empty"), "empty: has no .yaml, .yml, .json file"),
+        (("run", "pool.yaml"), "nothing to run: there is no InferenceJob"),
+        (("plan", "pool.yaml"), "nothing to plan: there is no Placement and no InferenceJob"),
+        (("plan", "model.onnx"), "model.onnx is a model; this command takes manifests"),
+        ((*RUN, "--budget=-5Mi"), "--budget: '-5Mi' is not a quantity such as 64Mi"),
+        ((*RUN, "--budget", "0"), "--budget 0: a device has from 1Mi to 16Ti"),
+        ((*RUN, "--budget", "NaN"), "--budget: 'NaN' is not a quantity such as 64Mi"),
+        ((*RUN, "--budget", "1e999999999"), "--budget: '1e999999999' is not a quantity"),
+        ((*RUN, "--budget", "8Mi", "--budget", "9Mi", "--devices", "3"), "is given 2 times"),
+        ((*RUN, "--devices", "99999999999999999999"), "less than or equal to 64"),
+        ((*RUN, "--tolerance", "nan"), "greater than or equal to 0"),
+        ((*RUN, "--policy", "best"), "'best' is not one of 'fifo', 'leastloaded'"),
+        ((*RUN, "--fragments", "200"), "cannot make 200 fragments: the finest possible cut"),
+        ((*RUN, "--budget", "1Mi"), "by itself, the limit is 1 MiB"),
+        ((*RUN, "--report", "empty"), "--report empty: is a folder; name a file"),
+        ((*RUN, "--report", "model.onnx/x"), "model.onnx: File exists"),
+        ((*RUN, "--work", "model.onnx"), "model.onnx: File exists"),
+        (("run", "gone.onnx", *RUN[2:]), "there is no file"),
+        (("run", "folder.onnx", *RUN[2:]), "folder.onnx is a folder, not a file"),
+        (("run", "text.onnx", *RUN[2:]), "text.onnx: is not an ONNX model"),
+        (("run", "empty.onnx", *RUN[2:]), "empty.onnx: has 0 bytes"),
+        ((*RUN[:3], "gone", *RUN[4:]), "there is no folder of inputs"),
+        ((*RUN[:3], "pool.yaml", *RUN[4:]), "is a file; inputs are a folder of .npz and .npy"),
+        ((*RUN[:3], "empty", *RUN[4:]), "has no .npz or .npy file"),
+        ((*RUN[:5], "in"), "would write over its own inputs"),
+        (
+            ("run", "text.onnx", *RUN[2:5], "pool.yaml/out"),
+            "cannot be written: Not a directory",
+        ),
+        (("run", "text.onnx", *RUN[2:5], "/proc/out"), "cannot be written: No such file"),
+    ],
+)
+def test_what_was_wrong_is_said_in_a_few_lines(
+    folder: Path, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+    assert len(shown.err.splitlines()) <= 7
+
+
+@pytest.mark.parametrize(
+    ("instead", "said"),
+    [
+        ("\tbudget: {memory: 32Mi}", "pool.yaml:6: is not YAML: found character '\\t'"),
+        ("  budgt: {memory: 32Mi}", "pool.yaml:6: DevicePool shelf: spec.budgt: there is no such"),
+        ("  budget: {memory: -32Mi}", 'spec.budget.memory: "-32Mi" is not a quantity'),
+        ("  budget: {memory: 0}", "spec.budget.memory: 0 is less than 1Mi"),
+        ("  budget: {memory: 1Ki}", "spec.budget.memory: 1Ki is less than 1Mi\n"),
+        ("  budget: {memory: .nan}", "spec.budget.memory: NaN is not a quantity"),
+        ("  budget: {memory: 1e99}", "spec.budget.memory: 1e99 is more than 16Ti"),
+        ("  residency: Singel", '"Singel" is not one of Adaptive, Single (did you mean Single?)'),
+        (f"---\n{MANIFEST}", "DevicePool shelf is there already, at pool.yaml:3"),
+    ],
+)
+def test_a_wrong_line_of_a_manifest_is_named(
+    folder: Path, instead: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = MANIFEST.replace("  budget: {memory: 32Mi}", instead)
+    (folder / "pool.yaml").write_text(text)
+    assert run_app(["run", "pool.yaml"]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.real
+def test_broken_inputs_fail_one_by_one_with_their_reasons_each_once(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = np.load(folder / "in" / "00.npz")["x"]
+    np.savez(folder / "in" / "name.npz", other=given)
+    np.savez(folder / "in" / "none.npz")
+    np.savez(folder / "in" / "type.npz", x=given.astype(np.int64))
+    (folder / "in" / "cut.npz").write_bytes((folder / "in" / "00.npz").read_bytes()[:-40])
+    assert run_app([*RUN, "--devices", "1", "--progress", "plain"]) == 1
+    shown = capsys.readouterr().out
+    assert "name.npz: lacks x; it holds other" in shown
+    assert "none.npz: lacks x; it holds no array" in shown
+    assert "type.npz: has x of type int64, the model takes float32" in shown
+    assert "cut.npz: is no readable .npz file" in shown
+    assert shown.count("cut.npz") == 1
+    assert "the results of the other" in shown

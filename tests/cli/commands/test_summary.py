@@ -1,0 +1,77 @@
+"""The summary at narrow widths and outside of terminals: no number loses its end."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from cli.local.test_report import DEVICE, FAILED, REPORT
+from shoal_cli.commands.tables import LOG_COLUMNS, output, print_summary
+from shoal_cli.local.report import RunReport
+
+LOGS = f"{REPORT.work}/logs"
+NAMES = ("pi-4", "pi-zero", "a-device-with-quite-a-long-name")
+MANY = replace(
+    REPORT,
+    jobs=(FAILED,),
+    devices=tuple(replace(DEVICE, name=name, evictions=12, restarts=3) for name in NAMES),
+)
+
+
+def shown(report: RunReport, width: int) -> str:
+    file = io.StringIO()
+    print_summary(Console(file=file, width=width, color_system=None), report)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_nothing_is_cut_short_at_any_width(width: int) -> None:
+    text = shown(MANY, width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert "ocr" in text
+    for name in NAMES:
+        assert name in text
+    assert text.count("20 of 24 MiB 83%") == len(NAMES)
+
+
+def test_80_columns_hold_a_device_on_a_line() -> None:
+    (line,) = [line for line in shown(REPORT, 80).splitlines() if line.startswith("pi-4")]
+    assert "20 of 24 MiB 83%" in line
+
+
+def test_failures_stand_between_the_tables_with_room_around() -> None:
+    lines = shown(MANY, 100).splitlines()
+    at = next(index for index, line in enumerate(lines) if "a.npz: wrong shape" in line)
+    assert lines[at - 1].startswith("ocr: 1 of 8 items failed; the results of the other 7 are in")
+    assert lines[at - 2] == ""
+    assert lines[at + 1 : at + 3] == ["", "Devices"]
+
+
+def test_a_run_that_began_nothing_shows_its_reason_alone() -> None:
+    job = replace(FAILED, items=0, succeeded=0, failed=0, failures=(), reason="FolderRefused")
+    text = shown(replace(REPORT, jobs=(replace(job, message="out: cannot be written"),)), 80)
+    assert text.strip() == "ocr: out: cannot be written"
+
+
+def test_a_run_in_which_something_failed_names_its_logs_if_they_stay() -> None:
+    assert LOGS not in shown(REPORT, 100)
+    assert LOGS in shown(MANY, 100)
+    assert LOGS not in shown(replace(MANY, interrupted=True), 100)
+    file = io.StringIO()
+    print_summary(Console(file=file), MANY, logs_stay=False)
+    assert LOGS not in file.getvalue()
+
+
+def test_a_pipe_is_wide_and_has_no_colours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert output().width == LOG_COLUMNS
+    print_summary(output(), MANY)
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert all(line == line.rstrip() or "  " in line for line in text.splitlines())
+    monkeypatch.setenv("COLUMNS", "90")
+    assert output().width == 90

@@ -1,0 +1,385 @@
+"""`shoal run` from outside: real processes and signals, results compared with the whole model."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import onnxruntime
+import pytest
+
+from cli.local.workbench import WIDTH, Ran, Workbench, save_inputs
+from shoal_cli.local.cgroups import Unavailable, find_hierarchy, open_groups, run_name
+from shoal_cli.local.report import SCHEMA_PATH
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
+
+
+def until(true: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+    """Wait for something that happens in other processes; at most a minute."""
+    give_up = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < give_up, "it did not happen within a minute"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def children(folder: Path) -> dict[int, str]:
+    """Processes of ours that were started for a folder, with their command lines."""
+    found: dict[int, str] = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        line = b" ".join(words).decode(errors="replace")
+        if str(folder) in line and ("shoal_agent" in line or " coordinator " in line):
+            found[int(path.parent.name)] = line
+    return found
+
+
+def agents(folder: Path) -> list[int]:
+    return [number for number, line in children(folder).items() if "shoal_agent" in line]
+
+
+def coordinators(folder: Path) -> list[int]:
+    return [number for number, line in children(folder).items() if " coordinator " in line]
+
+
+def cgroups_of(run: int) -> list[Path]:
+    """Groups of the run with this process number."""
+    hierarchy = find_hierarchy(
+        Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
+    )
+    parents = getattr(hierarchy, "parents", ())
+    return [group for parent in parents for group in parent.glob(f"shoal-{run}-*")]
+
+
+def sockets_of(run: int) -> list[Path]:
+    return list(Path("/tmp").glob(f"shoal-{os.getuid()}-{run}-*"))  # noqa: S108 - its default place
+
+
+def assert_nothing_is_left(bench: Workbench, run: int) -> None:
+    until(lambda: not children(bench.folder))
+    assert not cgroups_of(run)
+    assert not sockets_of(run)
+    assert not list(bench.outputs.glob("*.tmp"))
+    for file in bench.outputs.glob("*.npz"):
+        with np.load(file) as results:
+            assert all(np.isfinite(results[name]).all() for name in results.files)
+
+
+def assert_results_are_the_whole_models(bench: Workbench) -> None:
+    session = onnxruntime.InferenceSession(str(bench.model), providers=["CPUExecutionProvider"])
+    files = sorted(path.name for path in bench.inputs.glob("*.npz"))
+    assert sorted(path.name for path in bench.outputs.glob("*.npz")) == files
+    for name in files:
+        with np.load(bench.inputs / name) as inputs, np.load(bench.outputs / name) as outputs:
+            array = inputs["x"]
+            items = [array] if array.ndim == 2 else list(array)
+            whole = [session.run(None, {"x": item})[0] for item in items]
+            expected = whole[0] if array.ndim == 2 else np.stack(whole)
+            assert outputs.files == ["y"]
+            np.testing.assert_allclose(outputs["y"], expected, rtol=0, atol=1e-5)
+
+
+def job_of(ran: Ran) -> dict[str, object]:
+    return ran.report["jobs"][0]  # type: ignore[index,no-any-return]
+
+
+@pytest.fixture
+def busy(bench: Workbench) -> Workbench:
+    """Enough work that a signal comes while it runs: agents whose links are slow."""
+    save_inputs(bench.inputs, files=40, stacked=16)
+    text = bench.manifest.read_text()
+    slow = "link: {latencyMilliseconds: 20}, cpus: '0.5', memory:"
+    bench.manifest.write_text(text.replace("memory:", slow, 3))
+    return bench
+
+
+def start_and_wait_for_results(bench: Workbench) -> subprocess.Popen[str]:
+    """A run that has written some results, and is far from its end."""
+    process = bench.start("run", bench.manifest, "--progress", "plain")
+    until(lambda: len(list(bench.outputs.glob("*.npz"))) >= 2, process)
+    return process
+
+
+def test_a_run_writes_the_whole_models_results_and_a_second_one_does_nothing_again(
+    bench: Workbench,
+) -> None:
+    first = bench.run("run", bench.manifest, "--verify", "--report", bench.report)
+    assert first.status == 0, first.err
+    assert_results_are_the_whole_models(bench)
+    jsonschema.validate(first.report, json.loads(SCHEMA_PATH.read_text()))
+    job = job_of(first)
+    assert (job["items"], job["succeeded"], job["resumed"]) == (10, 10, 0)
+    assert job["max_abs_diff"] <= 1e-5  # type: ignore[operator]
+    assert job["whole_model_peak_bytes"] > 0  # type: ignore[operator]
+    assert "verified 10 items" in first.out
+    for device in first.report["devices"]:  # type: ignore[attr-defined]
+        assert 0 < device["peak_bytes_above_floor"] <= device["budget_bytes"]
+        assert device["floor_bytes"] > device["budget_bytes"]
+    written = {path: path.stat().st_mtime_ns for path in bench.outputs.glob("*.npz")}
+
+    second = bench.run("run", bench.manifest, "--report", bench.report)
+    assert second.status == 0, second.err
+    assert job_of(second)["resumed"] == 10
+    assert sum(device["tasks"] for device in second.report["devices"]) == 0  # type: ignore
+    assert {path: path.stat().st_mtime_ns for path in bench.outputs.glob("*.npz")} == written
+
+
+def test_a_bare_model_runs_without_any_manifest(bench: Workbench) -> None:
+    ran = bench.run(
+        *("run", bench.model, "--inputs", bench.inputs, "--outputs", bench.outputs),
+        *("--devices", "2", "--budget", "8Mi", "--fragments", "2", "--enforce", "none"),
+        *("--report", bench.report, "--relay", "--no-keep"),
+    )
+    assert ran.status == 0, ran.err
+    assert_results_are_the_whole_models(bench)
+    assert [device["name"] for device in ran.report["devices"]] == ["device-1", "device-2"]  # type: ignore
+    assert ran.report["enforcement"]["mode"] == "none"  # type: ignore[index]
+    assert "measured only" in ran.out
+    assert not list(bench.folder.glob("cache/shoal/runs/*/store"))
+
+
+def test_an_item_that_does_not_suit_the_model_fails_alone(bench: Workbench) -> None:
+    np.savez(bench.inputs / "02.npz", x=np.zeros((2, 7), np.float32))
+    ran = bench.run("run", bench.manifest, "--verify", "--report", bench.report)
+    assert ran.status == 1
+    job = job_of(ran)
+    assert (job["succeeded"], job["failed"]) == (7, 1)
+    assert (job["state"], job["reason"]) == ("Failed", "ItemsFailed")
+    assert "1 of 8 items failed; the results of the other 7 are in" in " ".join(ran.out.split())
+    assert job["failures"][0]["input"] == "02.npz"  # type: ignore[index]
+    assert "02.npz" in ran.out
+    assert job["verification"]["skipped"] == 1  # type: ignore[index]
+    assert not (bench.outputs / "02.npz").exists()
+
+
+def test_a_fragment_over_every_budget_is_refused_with_what_it_needs_and_what_there_is(
+    bench: Workbench,
+) -> None:
+    bench.write_manifest(fragments=1, budget="2Mi")
+    ran = bench.run("run", bench.manifest, "--report", bench.report)
+    assert ran.status == 2
+    assert "fragment 0 of small-3 needs" in ran.err
+    assert "one has 2 MiB" in ran.err
+    assert "Traceback" not in ran.err
+    assert not ran.report
+
+
+def test_a_folder_without_inputs_is_refused(bench: Workbench) -> None:
+    for file in bench.inputs.iterdir():
+        file.unlink()
+    empty = bench.run("run", bench.manifest)
+    assert empty.status == 2
+    assert "has no .npz or .npy file" in empty.err
+    bench.inputs.rmdir()
+    missing = bench.run("run", bench.manifest)
+    assert missing.status == 2
+    assert str(bench.inputs) in missing.err
+
+
+def largest_differences(bench: Workbench) -> tuple[float, float]:
+    """From the whole model: absolute, and relative to each item's largest value."""
+    session = onnxruntime.InferenceSession(str(bench.model), providers=["CPUExecutionProvider"])
+    absolute = relative = 0.0
+    for file in bench.inputs.glob("*.npz"):
+        with np.load(file) as inputs, np.load(bench.outputs / file.name) as outputs:
+            (whole,) = session.run(None, {"x": inputs["x"]})
+            difference = float(np.abs(outputs["y"] - whole).max())
+            absolute = max(absolute, difference)
+            relative = max(relative, difference / float(np.abs(whole).max()))
+    return absolute, relative
+
+
+@pytest.mark.parametrize("precision", [None, "Exact", "Half"])
+def test_slow_links_carry_half_precision_only_where_the_job_allows_it(
+    bench: Workbench, precision: str | None
+) -> None:
+    chance = np.random.default_rng(3)
+    for number in range(48):  # each link learns its speed first, then tries every codec
+        array = chance.standard_normal((128, WIDTH)).astype(np.float32)
+        np.savez(bench.inputs / f"{number:02}.npz", x=array)
+    text = bench.manifest.read_text().replace("memory:", "link: {rate: 50M}, memory:", 3)
+    allowed = "" if precision is None else f"  transferPrecision: {precision}\n"
+    bench.manifest.write_text(text + allowed)
+    ran = bench.run("run", bench.manifest)
+    assert ran.status == 0, ran.err
+    absolute, relative = largest_differences(bench)
+    if precision == "Half":
+        assert absolute > 1e-5, "nothing travelled as float16"
+        assert relative < 5 * 2**-11  # five times on its way, each time rounded to 11 bits
+    else:
+        assert absolute <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_nothing_and_the_next_one_resumes(
+    busy: Workbench, number: signal.Signals
+) -> None:
+    process = start_and_wait_for_results(busy)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "run the same command again to resume" in errors
+    assert_nothing_is_left(busy, process.pid)
+    resumed = busy.run("run", busy.manifest, "--report", busy.report)
+    assert resumed.status == 0, resumed.err
+    assert 0 < job_of(resumed)["resumed"] < job_of(resumed)["items"]  # type: ignore[operator]
+    assert_results_are_the_whole_models(busy)
+
+
+def test_a_signal_while_it_stops_does_not_break_the_stopping_off(bench: Workbench) -> None:
+    process = bench.start("run", bench.manifest, "--report", bench.report, "--progress", "plain")
+    assert process.stderr is not None
+    while process.stderr.readline() != "stopping\n":
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert_nothing_is_left(bench, process.pid)
+    report = json.loads(bench.report.read_bytes())
+    assert report["jobs"][0]["state"] == "Complete"
+    assert [device["name"] for device in report["devices"]] == ["one", "two", "three"]
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_no_process_and_the_next_one_sweeps_and_resumes(
+    busy: Workbench,
+) -> None:
+    process = start_and_wait_for_results(busy)
+    process.kill()
+    process.communicate(timeout=60)
+    until(lambda: not children(busy.folder))
+    resumed = busy.run("run", busy.manifest, "--report", busy.report)
+    assert resumed.status == 0, resumed.err
+    assert job_of(resumed)["resumed"] > 0  # type: ignore[operator]
+    assert_nothing_is_left(busy, process.pid)
+    assert_results_are_the_whole_models(busy)
+
+
+@pytest.mark.slow
+def test_killed_agents_and_a_killed_coordinator_are_started_again(busy: Workbench) -> None:
+    process = busy.start("run", busy.manifest, "--report", busy.report, "--progress", "plain")
+    until(lambda: len(list(busy.outputs.glob("*.npz"))) >= 2, process)
+    os.kill(agents(busy.folder)[0], signal.SIGKILL)
+    done = len(list(busy.outputs.glob("*.npz")))
+    until(lambda: len(list(busy.outputs.glob("*.npz"))) > done + 2, process)
+    os.kill(coordinators(busy.folder)[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    report = json.loads(busy.report.read_bytes())
+    assert "killed by SIGKILL; starting it again" in errors
+    assert sum(device["restarts"] for device in report["devices"]) == 1
+    assert report["coordinator_restarts"] == 1
+    assert report["jobs"][0]["items"] == report["jobs"][0]["succeeded"]
+    assert_results_are_the_whole_models(busy)
+    assert_nothing_is_left(busy, process.pid)
+
+
+SECOND = """---
+apiVersion: shoal.dev/v1alpha1
+kind: DevicePool
+metadata: {name: loft}
+spec:
+  local: {devices: [{name: one, memory: 16Mi, cpus: "0.5"}]}
+  budget: {memory: 16Mi}
+  residency: Single
+---
+apiVersion: shoal.dev/v1alpha1
+kind: InferenceJob
+metadata: {name: again}
+spec:
+  modelRef: {name: small}
+  poolRef: {name: shelf}
+  inputs: {uri: lines/in}
+  outputs: {uri: again}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: InferenceJob
+metadata: {name: single}
+spec:
+  partitionRef: {name: small-3}
+  poolRef: {name: loft}
+  inputs: {uri: lines/in}
+  outputs: {uri: single}
+  mode: Barrier
+"""
+
+
+def test_several_jobs_on_several_pools_run_in_one_go(bench: Workbench) -> None:
+    bench.manifest.write_text(bench.manifest.read_text() + SECOND)
+    ran = bench.run("run", bench.manifest, "--report", bench.report)
+    assert ran.status == 0, ran.out + ran.err
+    jobs = {job["name"]: job for job in ran.report["jobs"]}  # type: ignore[attr-defined]
+    assert {name: job["succeeded"] for name, job in jobs.items()} == {
+        "job": 10,
+        "again": 10,
+        "single": 10,
+    }
+    assert len(jobs["again"]["stages"]) == 1, "the whole model fits every device"
+    devices = {device["name"]: device for device in ran.report["devices"]}  # type: ignore
+    assert set(devices) == {"shelf.one", "shelf.two", "shelf.three", "loft.one"}
+    assert devices["loft.one"]["evictions"] >= 2
+    served = {name for stage in jobs["job"]["stages"] for name in stage["devices"]}
+    assert served
+    assert served <= set(devices)
+    for folder in ("again", "single"):
+        for file in bench.outputs.glob("*.npz"):
+            with np.load(file) as one, np.load(bench.folder / folder / file.name) as other:
+                np.testing.assert_allclose(one["y"], other["y"], rtol=0, atol=1e-5)
+
+
+def test_each_agent_is_held_by_its_own_cgroup_where_the_machine_allows_it(
+    busy: Workbench,
+) -> None:
+    groups = open_groups(f"{run_name()}0")
+    if isinstance(groups, Unavailable):
+        pytest.skip(groups.reason)
+    groups.remove()
+    process = busy.start(
+        "run", busy.manifest, "--enforce", "cgroup", "--report", busy.report, "--quiet"
+    )
+    until(lambda: len(list(busy.outputs.glob("*.npz"))) >= 2, process)
+    groups_now = {group for run in cgroups_of(process.pid) for group in run.iterdir()}
+    members = {
+        int(number)
+        for group in groups_now
+        if group.is_dir()
+        for number in (group / "cgroup.procs").read_text().split()
+    }
+    assert members >= set(agents(busy.folder))
+    out, errors = process.communicate(timeout=100)
+    assert (process.returncode, out, errors) == (0, "", "")
+    report = json.loads(busy.report.read_bytes())
+    assert report["enforcement"]["mode"].startswith("cgroup v")
+    for device in report["devices"]:
+        assert device["limit_bytes"] == device["floor_bytes"] + device["budget_bytes"]
+        assert device["out_of_memory_kills"] == 0
+    assert_nothing_is_left(busy, process.pid)
+
+
+def test_a_plan_is_shown_without_running_anything(bench: Workbench) -> None:
+    shown = bench.run("plan", bench.manifest)
+    assert shown.status == 0, shown.err
+    assert "InferenceJob job" in shown.out
+    assert "Rejected" in shown.out
+    assert not bench.outputs.exists()
+
+
+def test_a_partition_is_shown_and_kept_where_asked(bench: Workbench) -> None:
+    store = bench.folder / "store"
+    shown = bench.run("partition", bench.model, "--fragments", "3", "--out", store)
+    assert shown.status == 0, shown.err
+    assert "3 fragments of sha256:" in shown.out
+    assert "Boundaries" in shown.out
+    assert "balance:" in shown.out
+    assert len(list(store.glob("fragments/*/fragment.json"))) == 3
+    assert (store / "partitions" / "small" / "partition.json").is_file()

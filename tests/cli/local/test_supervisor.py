@@ -1,0 +1,144 @@
+"""The supervisor with real processes."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from shoal_cli.local import supervisor as module
+from shoal_cli.local.supervisor import Death, ProcessHopeless, ProcessSpec, Supervisor
+
+STUBBORN = (
+    "import signal, time\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "open({ready!r}, 'w').close()\n"
+    "time.sleep(600)\n"
+)
+
+
+def spec(name: str, folder: Path, *code: str) -> ProcessSpec:
+    command = (sys.executable, "-c", *code)
+    return ProcessSpec(
+        name=name, title=f"device {name}", command=command, log=folder / f"{name}.log"
+    )
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def is_gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def test_a_killed_child_is_started_again_and_counted(tmp_path: Path) -> None:
+    deaths: list[Death] = []
+    supervisor = Supervisor(deaths.append)
+    await supervisor.start(spec("agent", tmp_path, "import time; time.sleep(600)"))
+    first = supervisor.process_id("agent")
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: supervisor.process_id("agent") not in (None, first))
+    assert [death.cause for death in deaths] == ["killed by SIGKILL"]
+    assert supervisor.restarts("agent") == 1
+    second = supervisor.process_id("agent")
+    assert second is not None
+    await supervisor.stop()
+    assert is_gone(second)
+    assert supervisor.restarts("agent") == 1
+
+
+async def test_a_child_that_ignores_term_is_killed_after_the_grace(tmp_path: Path) -> None:
+    supervisor = Supervisor(lambda death: None)
+    ready = tmp_path / "ready"
+    await supervisor.start(spec("stubborn", tmp_path, STUBBORN.format(ready=str(ready))))
+    await until(ready.exists)
+    process = supervisor.process_id("stubborn")
+    assert process is not None
+    await supervisor.stop(grace_seconds=0.1)
+    assert is_gone(process)
+
+
+async def test_grandchildren_go_with_the_child(tmp_path: Path) -> None:
+    supervisor = Supervisor(lambda death: None)
+    note = tmp_path / "grandchild"
+    code = (
+        "import subprocess, sys, pathlib, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"part = pathlib.Path({str(note)!r} + '.part')\n"
+        f"part.write_text(str(child.pid)); part.rename({str(note)!r})\n"
+        "time.sleep(600)\n"
+    )
+    await supervisor.start(spec("parent", tmp_path, code))
+    await until(note.exists)
+    await supervisor.stop()
+    grandchild = int(note.read_text())
+    await until(lambda: is_gone(grandchild))
+    assert is_gone(grandchild)
+
+
+async def test_a_child_that_never_works_is_given_up_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(module, "HOPELESS_DEATHS", 3)
+    supervisor = Supervisor(lambda death: None)
+    await supervisor.start(spec("broken", tmp_path, "raise SystemExit('no such bus')"))
+    with pytest.raises(ProcessHopeless) as hopeless:
+        await asyncio.wait_for(supervisor.wait_for_failure(), 20)
+    await supervisor.stop()
+    assert str(hopeless.value).splitlines() == [
+        "device broken ended 3 times in a row within 10 s of its start, last: exited with status "
+        f"1; see {tmp_path}/broken.log, which ends so:",
+        *["no such bus"] * 3,
+        "Results that were written stand; the next run goes on with what is missing.",
+    ]
+
+
+async def test_a_child_that_is_killed_again_and_again_hints_at_its_memory_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(module, "HOPELESS_DEATHS", 2)
+    supervisor = Supervisor(lambda death: None)
+    await supervisor.start(spec("pi-4", tmp_path, "import os; os.kill(os.getpid(), 9)"))
+    with pytest.raises(ProcessHopeless, match=r"killed by SIGKILL(.|\n)*raise the budget"):
+        await asyncio.wait_for(supervisor.wait_for_failure(), 20)
+    await supervisor.stop()
+
+
+async def test_a_child_that_was_stable_in_between_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(module, "STABLE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "HOPELESS_DEATHS", 2)
+    deaths: list[Death] = []
+    supervisor = Supervisor(deaths.append)
+    await supervisor.start(spec("flaky", tmp_path, "pass"))
+    await until(lambda: len(deaths) >= 4)
+    await supervisor.stop()
+    assert [death.restarts for death in deaths[:4]] == [0, 1, 2, 3]
+
+
+async def test_stopping_while_a_child_waits_to_be_started_again_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 600.0)
+    died = asyncio.Event()
+    supervisor = Supervisor(lambda death: died.set())
+    await supervisor.start(spec("short", tmp_path, "pass"))
+    stops: Awaitable[object] = asyncio.wait_for(died.wait(), 20)
+    await stops
+    await supervisor.stop()
+    assert supervisor.process_id("short") is None

@@ -1,0 +1,169 @@
+"""The watch of a run against a real coordinator that says nothing for long, or goes and comes."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from coordinator.scripted import ScriptedDevice, put_model, submission
+from shoal_cli.local import watch as module
+from shoal_cli.local.watch import CoordinatorGone, Watch
+from shoal_coordinator.dispatch import views
+from shoal_coordinator.server import Coordinator, CoordinatorSettings, serving
+from shoal_protocol.channels import open_channel
+from shoal_protocol.v1 import coordinator_pb2 as pb
+
+QUIET_SECONDS = 10 * module.GIVE_UP_SECONDS
+
+
+@dataclass
+class Clock:
+    """The real one, which a test may put forward."""
+
+    ahead_seconds: float = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "monotonic", made)
+    return made
+
+
+@dataclass(frozen=True)
+class Bay:
+    """A folder with a store, inputs, and the job that a watch follows."""
+
+    folder: Path
+    request: pb.SubmitJobRequest
+
+    @property
+    def target(self) -> str:
+        return f"unix:{self.folder}/s"
+
+    def coordinator(self) -> contextlib.AbstractAsyncContextManager[Coordinator]:
+        settings = CoordinatorSettings(
+            listen=self.target, store=self.folder / "store", state=self.folder / "state"
+        )
+        return serving(settings)
+
+
+@pytest.fixture
+def bay(tmp_path: Path) -> Bay:
+    document = put_model(tmp_path / "store")
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in" / "0.npz", x=np.ones((3, 1, 8), np.float32))
+    return Bay(tmp_path, submission(document, tmp_path / "in", tmp_path / "out"))
+
+
+@contextlib.asynccontextmanager
+async def watching(bay: Bay) -> AsyncIterator[tuple[Watch, asyncio.Task[None]]]:
+    async with open_channel(bay.target) as channel:
+        watch = Watch(channel, [bay.request])
+        running = asyncio.create_task(watch.run(lambda: None))
+        try:
+            yield watch, running
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def device(bay: Bay) -> AsyncIterator[None]:
+    """A device that does the job."""
+    document = put_model(bay.folder / "store")
+    running = asyncio.create_task(ScriptedDevice(bay.target, "a", document).run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def until(true: Callable[[], bool], running: asyncio.Task[None]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            if running.done():
+                running.result()
+            await asyncio.sleep(0.01)
+
+
+def count_submissions(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every submission adds its job to the list: the watch submits whenever it opens anew."""
+    seen: list[str] = []
+    submit = coordinator.jobs.submit
+
+    def counted(request: pb.SubmitJobRequest) -> object:
+        seen.append(request.name)
+        return submit(request)
+
+    monkeypatch.setattr(coordinator.jobs, "submit", counted)
+    return seen
+
+
+async def test_a_watch_in_which_nothing_changes_is_opened_anew_and_goes_on(
+    bay: Bay, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WATCH_SECONDS", 0.2)
+    async with bay.coordinator() as coordinator:
+        submissions = count_submissions(coordinator, monkeypatch)
+        async with watching(bay) as (watch, running):
+            for opened in range(1, 5):
+                await until(lambda opened=opened: len(submissions) >= opened, running)  # type: ignore[misc]
+                clock.ahead_seconds += QUIET_SECONDS
+            async with device(bay):
+                await asyncio.wait_for(running, 20)
+            assert watch.jobs["job"].state == pb.JobStatus.COMPLETE
+
+
+async def test_a_coordinator_that_dies_after_long_silence_is_waited_for(
+    bay: Bay, clock: Clock
+) -> None:
+    async with contextlib.AsyncExitStack() as first:
+        await first.enter_async_context(bay.coordinator())
+        async with watching(bay) as (watch, running):
+            await until(lambda: "job" in watch.jobs, running)
+            clock.ahead_seconds += QUIET_SECONDS
+            await first.aclose()
+            async with bay.coordinator(), device(bay):
+                await asyncio.wait_for(running, 20)
+            assert watch.jobs["job"].state == pb.JobStatus.COMPLETE
+
+
+async def test_a_coordinator_that_stays_away_is_given_up(bay: Bay, clock: Clock) -> None:
+    async with contextlib.AsyncExitStack() as first:
+        await first.enter_async_context(bay.coordinator())
+        async with watching(bay) as (watch, running):
+            await until(lambda: "job" in watch.jobs, running)
+            await first.aclose()
+
+            async def pass_time() -> None:
+                while not running.done():
+                    clock.ahead_seconds += QUIET_SECONDS
+                    await asyncio.sleep(0.05)
+
+            with pytest.raises(CoordinatorGone, match="no coordinator for 60 s"):
+                await asyncio.wait_for(asyncio.gather(running, pass_time()), 20)
+
+
+async def test_a_last_word_that_cannot_be_had_is_done_without(
+    bay: Bay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(state: object) -> None:
+        raise RuntimeError("a fault of the coordinator")
+
+    async with bay.coordinator(), open_channel(bay.target) as channel:
+        watch = Watch(channel, [])
+        monkeypatch.setattr(views, "devices", fail)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await watch.poll()
+        await watch.last_poll()

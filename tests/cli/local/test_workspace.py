@@ -1,0 +1,70 @@
+"""The work folder: one run at a time, nothing left, the same place for the same files."""
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from shoal_cli.local.workspace import KEPT_RUNS, WorkspaceBusy, default_work_folder, open_workspace
+
+
+def test_sockets_have_short_paths_in_a_private_folder_that_goes(tmp_path: Path) -> None:
+    with open_workspace(tmp_path / "work") as workspace:
+        assert stat.S_IMODE(workspace.sockets.stat().st_mode) == 0o700
+        assert len(workspace.socket("x" * 30).removeprefix("unix:")) < 108
+    assert not workspace.sockets.exists()
+
+
+def test_a_second_run_in_the_same_folder_is_refused_by_name(tmp_path: Path) -> None:
+    with (
+        open_workspace(tmp_path) as first,
+        pytest.raises(WorkspaceBusy, match="--work DIR"),
+        open_workspace(tmp_path),
+    ):
+        pytest.fail("both got in")
+    with open_workspace(tmp_path) as again:
+        assert again.root == first.root
+
+
+def test_socket_folders_of_dead_runs_are_removed_and_those_of_living_ones_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    monkeypatch.setattr("tempfile.tempdir", str(Path("/tmp")))  # noqa: S108 - short enough
+    with open_workspace(tmp_path) as workspace:
+        prefix = workspace.sockets.name.removesuffix(workspace.run)
+        dead = workspace.sockets.with_name(f"{prefix}1-99999999999")
+        dead.mkdir()
+    with open_workspace(tmp_path):
+        assert not dead.exists()
+
+
+def test_the_same_files_have_the_same_folder_and_others_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    one, two = Path("examples/ocr"), Path("examples/embeddings")
+    assert default_work_folder("ocr", [one]) == default_work_folder("ocr", [one.resolve()])
+    assert default_work_folder("ocr", [one]) != default_work_folder("ocr", [one, two])
+    assert default_work_folder("ocr", [one]).is_relative_to(tmp_path)
+
+
+def test_of_the_default_folders_those_used_last_are_kept_and_those_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    oldest, *others = [default_work_folder(f"run{n}", []) for n in range(KEPT_RUNS + 3)]
+    oldest.mkdir(parents=True)
+    with (oldest / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # it still runs
+        os.utime(oldest / "lock", (0, 0))
+        for when, folder in enumerate(others[:-1], start=1):
+            (folder / "store").mkdir(parents=True)
+            (folder / "lock").touch()
+            os.utime(folder / "lock", (when, when))
+        with open_workspace(others[-1]):
+            there = [folder for folder in others if folder.exists()]
+        assert there == others[-KEPT_RUNS:]
+        assert oldest.exists()

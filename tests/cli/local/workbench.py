@@ -1,0 +1,146 @@
+"""A small model with its inputs, and `shoal` run on it as a user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+LAYERS = 6
+WIDTH = 256
+
+
+def save_model(path: Path) -> None:
+    """Six layers with a skip over each pair: 1.5 MiB of weights, a batch of any size."""
+    chance = np.random.default_rng(7)
+    nodes, weights = [], []
+    last, skip = "x", "x"
+    for layer in range(LAYERS):
+        weight = chance.standard_normal((WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5
+        weights.append(numpy_helper.from_array(weight, f"w{layer}"))
+        nodes.append(helper.make_node("MatMul", [last, f"w{layer}"], [f"m{layer}"]))
+        nodes.append(helper.make_node("Relu", [f"m{layer}"], [f"r{layer}"]))
+        last = f"r{layer}"
+        if layer % 2:
+            nodes.append(helper.make_node("Add", [last, skip], [f"a{layer}"]))
+            last = skip = f"a{layer}"
+    nodes.append(helper.make_node("Identity", [last], ["y"]))
+    sizes: list[str | int | None] = ["batch", WIDTH]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, sizes)],
+        weights,
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+
+
+def save_inputs(folder: Path, files: int, stacked: int = 3) -> None:
+    """Files of `stacked` items each; the first has a single one, of another batch size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chance = np.random.default_rng(11)
+    for number in range(files):
+        shape = (4, WIDTH) if number == 0 else (stacked, 2, WIDTH)
+        array = chance.standard_normal(shape).astype(np.float32)
+        np.savez(folder / f"{number:02}.npz", x=array)
+
+
+MANIFEST = """\
+apiVersion: shoal.dev/v1alpha1
+kind: Model
+metadata: {{name: small}}
+spec:
+  source: {{uri: small.onnx}}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: Partition
+metadata: {{name: small-3}}
+spec: {{modelRef: {{name: small}}, fragments: {fragments}}}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: DevicePool
+metadata: {{name: shelf}}
+spec:
+  local:
+    devices:
+    - {{name: one, memory: {budget}}}
+    - {{name: two, memory: {budget}}}
+    - {{name: three, memory: {budget}}}
+  budget: {{memory: {budget}}}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: InferenceJob
+metadata: {{name: job}}
+spec:
+  partitionRef: {{name: small-3}}
+  poolRef: {{name: shelf}}
+  inputs: {{uri: pvc://lines/in}}
+  outputs: {{uri: pvc://lines/out}}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+    report: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workbench:
+    """A folder with a model, inputs and a manifest, and the environment to run `shoal` in."""
+
+    folder: Path
+    environment: Mapping[str, str]
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "job.yaml"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "small.onnx"
+
+    @property
+    def inputs(self) -> Path:
+        return self.folder / "lines" / "in"
+
+    @property
+    def outputs(self) -> Path:
+        return self.folder / "lines" / "out"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.json"
+
+    def write_manifest(self, *, fragments: int = 3, budget: str = "32Mi") -> None:
+        self.manifest.write_text(MANIFEST.format(fragments=fragments, budget=budget))
+
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        """Begin `shoal ARGUMENTS`."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "shoal_cli", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env={**os.environ, **self.environment},
+        )
+
+    def run(self, *arguments: str | Path) -> Ran:
+        """Run `shoal ARGUMENTS` to its end."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=120)
+        report = json.loads(self.report.read_bytes()) if self.report.exists() else {}
+        return Ran(status=process.returncode, out=out, err=err, report=report)

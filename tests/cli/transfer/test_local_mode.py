@@ -1,0 +1,92 @@
+"""The manifests of a cluster, run on one machine, with everything in a bucket or a registry."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.local.workbench import Workbench, save_inputs, save_model
+from cli.transfer.servers import S3, Registry
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Workbench:
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "120", "NO_COLOR": "1"}
+    made = Workbench(folder=tmp_path, environment=environment)
+    save_model(made.model)
+    save_inputs(made.inputs, files=2)
+    made.write_manifest()
+    return made
+
+
+def results(folder: Path) -> dict[str, dict[str, np.ndarray]]:
+    """The arrays of every file."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path) as file:
+            found[path.name] = dict(file)
+    return found
+
+
+def same(one: dict[str, dict[str, np.ndarray]], other: dict[str, dict[str, np.ndarray]]) -> bool:
+    return {name: sorted(arrays) for name, arrays in one.items()} == {
+        name: sorted(arrays) for name, arrays in other.items()
+    } and all(
+        np.array_equal(array, other[name][key])
+        for name, arrays in one.items()
+        for key, array in arrays.items()
+    )
+
+
+def test_a_job_of_a_bucket_is_run_here_and_its_results_are_put_there(
+    s3: S3, bench: Workbench
+) -> None:
+    local = bench.run("run", bench.manifest, "--quiet")
+    assert local.status == 0, local.err
+    expected = results(bench.outputs)
+    assert len(expected) == 2
+
+    shutil.copytree(bench.inputs, s3.folder / "job/in")
+    shutil.copy(bench.model, s3.folder / "job/small.onnx")
+    text = bench.manifest.read_text()
+    for there, here in (
+        ("s3://lines/job/small.onnx", "small.onnx"),
+        ("s3://lines/job/in", "pvc://lines/in"),
+        ("s3://lines/job/out", "pvc://lines/out"),
+    ):
+        text = text.replace(f"{{uri: {here}}}", f"{{uri: {there}}}")
+    remote = bench.folder / "remote.yaml"
+    remote.write_text(text)
+    ran = bench.run("run", remote, "--quiet", "--report", bench.report)
+    assert ran.status == 0, ran.err
+    assert same(results(s3.folder / "job/out"), expected)
+    assert "2 files of results are in s3://lines/job/out" in ran.err
+
+    # Again: nothing is fetched, run or put that stands.
+    again = bench.run("run", remote, "--quiet", "--report", bench.report)
+    assert again.status == 0, again.err
+    jobs = again.report["jobs"]
+    assert isinstance(jobs, list)
+    assert [job["resumed"] for job in jobs] == [job["items"] for job in jobs]
+    # An input that is gone over there is not run here.
+    (s3.folder / "job/in" / sorted(expected)[0]).unlink()
+    shutil.rmtree(s3.folder / "job/out")
+    fewer = bench.run("run", remote, "--quiet", "--work", bench.folder / "work")
+    assert fewer.status == 0, fewer.err
+    assert sorted(results(s3.folder / "job/out")) == sorted(expected)[1:]
+
+
+def test_a_model_of_a_registry_is_planned_and_one_that_is_not_there_refused(
+    registry: Registry, bench: Workbench
+) -> None:
+    registry.push("models/small", "v1", {"small.onnx": bench.model.read_bytes()})
+    text = bench.manifest.read_text()
+    for tag, status in (("v1", 0), ("v2", 2)):
+        address = f"oci://{registry.host}/models/small:{tag}"
+        bench.manifest.write_text(text.replace("uri: small.onnx", f'uri: "{address}"'))
+        ran = bench.run("plan", bench.manifest)
+        assert ran.status == status, ran.err
+        assert "Traceback" not in ran.err

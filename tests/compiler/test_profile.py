@@ -1,0 +1,158 @@
+"""What a profile says of models whose numbers are known."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from made_models import TOPOLOGIES, Made, weight
+from shoal_compiler.errors import ModelRefused
+from shoal_compiler.profile import profile_model
+from shoal_planner.profile import Role
+from shoal_planner.segments import Growing, Layout
+
+CONVOLUTION = Made(
+    text="""g (float[N,3,8,8] x) => (float[N,10] y) {
+        a = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(x, K) b = Relu(a)
+        c = GlobalAveragePool(b) d = Flatten(c) y = Gemm(d, G, bias) }""",
+    weights={"K": weight(16, 3, 3, 3), "G": weight(16, 10), "bias": weight(10)},
+)
+
+
+def test_costs_are_those_of_the_book(tmp_path: Path) -> None:
+    profile = profile_model(CONVOLUTION.save(tmp_path), {"x": (2, 3, 8, 8)})
+    cost = {node.operator: node for node in profile.nodes}
+    assert cost["Conv"].flops == 2 * (2 * 16 * 8 * 8) * (3 * 3 * 3)
+    assert cost["Conv"].parameter_bytes == 16 * 27 * 4
+    assert cost["Conv"].activation_bytes == 2 * 16 * 8 * 8 * 4
+    assert cost["Relu"].flops == 2 * 16 * 8 * 8
+    assert cost["Gemm"].flops == 2 * 2 * 10 * 16
+    assert cost["Gemm"].parameter_bytes == (160 + 10) * 4
+    assert profile.parameters == 16 * 27 + 160 + 10
+    assert profile.weight_bytes == 4 * profile.parameters
+
+
+def test_what_is_unknown_is_none_and_not_zero(tmp_path: Path) -> None:
+    profile = profile_model(CONVOLUTION.save(tmp_path))
+    cost = {node.operator: node for node in profile.nodes}
+    assert cost["Conv"].flops is None
+    assert cost["Conv"].activation_bytes is None
+    assert profile.flops is None
+    assert cost["Conv"].parameter_bytes == 16 * 27 * 4
+    assert profile.tensors["a"].bytes is None
+    assert profile.tensors["a"].spec.shape == ("N", 16, 8, 8)
+
+
+def test_inputs_and_outputs_keep_their_symbolic_axes(tmp_path: Path) -> None:
+    profile = profile_model(CONVOLUTION.save(tmp_path), {"x": (2, 3, 8, 8)})
+    assert [(each.name, each.dtype, each.shape) for each in profile.inputs] == [
+        ("x", "float", ("N", 3, 8, 8))
+    ]
+    assert [(each.name, each.shape) for each in profile.outputs] == [("y", ("N", 10))]
+
+
+def test_shapes_are_known_through_what_computes_them(tmp_path: Path) -> None:
+    made = TOPOLOGIES["shapes computed and used far away"]
+    profile = profile_model(made.save(tmp_path), {"x": (5, 4, 4)})
+    assert profile.tensors["f"].bytes == 5 * 16 * 4
+    assert profile.tensors["y"].bytes == 5 * 16 * 4
+    roles = {node.outputs[0]: node.role for node in profile.nodes}
+    assert roles["s"] is roles["n"] is roles["full"] is Role.SHAPE
+    assert roles["f"] is Role.COMPUTE
+
+
+def test_constants_come_first_and_shapes_directly_behind_what_they_are_of(tmp_path: Path) -> None:
+    profile = profile_model(TOPOLOGIES["a mask made from shapes"].save(tmp_path))
+    assert [node.outputs[0] for node in profile.nodes] == ["a", "s", "m", "b", "c", "y"]
+    profile = profile_model(TOPOLOGIES["constants computed from constants"].save(tmp_path))
+    assert [node.role for node in profile.nodes][:2] == [Role.CONSTANT, Role.CONSTANT]
+
+
+def test_chance_is_never_repeated(tmp_path: Path) -> None:
+    profile = profile_model(TOPOLOGIES["chance"].save(tmp_path))
+    assert {node.role for node in profile.nodes} == {Role.COMPUTE}
+
+
+def test_the_digest_is_the_files(tmp_path: Path) -> None:
+    path = CONVOLUTION.save(tmp_path)
+    own = hashlib.sha256(path.read_bytes()).hexdigest()
+    profile = profile_model(path)
+    assert profile.digest == profile.graph_digest == f"sha256:{own}"
+    assert profile.size_bytes == path.stat().st_size
+
+
+def test_the_digest_covers_external_data(tmp_path: Path) -> None:
+    path = CONVOLUTION.save(tmp_path, external=True)
+    before = profile_model(path)
+    data = tmp_path / "data.bin"
+    lines = "".join(
+        f"{hashlib.sha256(each.read_bytes()).hexdigest()}  {each.name}\n" for each in (path, data)
+    )
+    assert before.digest == f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
+    changed = bytearray(data.read_bytes())
+    changed[0] ^= 1
+    data.write_bytes(changed)
+    after = profile_model(path)
+    assert after.digest != before.digest
+    assert after.graph_digest == before.graph_digest
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        ({"nobody": (1,)}, "no input nobody"),
+        ({"x": (1, 3, 8)}, "cannot have the shape"),
+        ({"x": (1, 4, 8, 8)}, "cannot have the shape"),
+        ({"x": (-1, 3, 8, 8)}, "cannot have the shape"),
+    ],
+)
+def test_shapes_that_contradict_the_model_are_refused(
+    shapes: dict[str, tuple[int, ...]], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelRefused, match=reason):
+        profile_model(CONVOLUTION.save(tmp_path), shapes)
+
+
+def test_the_same_file_has_the_same_profile(tmp_path: Path) -> None:
+    path = TOPOLOGIES["a branch that captures"].save(tmp_path)
+    assert profile_model(path) == profile_model(path)
+
+
+def table(reader: str) -> Made:
+    """A table of 1000 rows of 4 KiB, from which `reader` makes y."""
+    text = f"g (int64[N,L] i, float[N,1000] f) => (float[A,B,C] y) {{ y = {reader} }}"
+    return Made(text=text, weights={"T": weight(1000, 1024)})
+
+
+@pytest.mark.parametrize(
+    ("reader", "indices", "touched"),
+    [
+        # For each row what the kernel maps around it, for the items of now and before.
+        ("Gather(T, i)", (1, 8), 2 * 8 * (64 << 10)),
+        ("Gather(T, i)", (1, 4096), 1000 * 4096),
+        ("Gather(T, i)", None, 1000 * 4096),
+        ("Gather<axis = 1>(T, i)", (1, 8), 1000 * 4096),
+        ("MatMul(f, T)", (1, 8), 1000 * 4096),
+    ],
+)
+def test_of_a_table_the_rows_that_an_item_reads_are_reckoned(
+    reader: str, indices: tuple[int, int] | None, touched: int, tmp_path: Path
+) -> None:
+    shapes = {} if indices is None else {"i": indices}
+    profile = profile_model(table(reader).save(tmp_path), shapes)
+    growing = Growing(Layout(profile), 0)
+    growing.grow()
+    assert growing.weight_bytes == touched
+    assert profile.weight_bytes == 1000 * 4096
+
+
+def test_a_table_that_is_read_whole_as_well_counts_whole(tmp_path: Path) -> None:
+    made = Made(
+        text="""g (int64[1,8] i) => (float[1,8,1000] y) {
+            rows = Gather(T, i) columns = Transpose(T) y = MatMul(rows, columns) }""",
+        weights={"T": weight(1000, 1024)},
+    )
+    layout = Layout(profile_model(made.save(tmp_path)))
+    assert layout.segment(0, len(layout.profile.nodes)).resident_bytes > 1000 * 4096
+    (gather,) = [node for node in layout.profile.nodes if node.operator == "Gather"]
+    assert dict(gather.touched) == {"T": 2 * 8 * (64 << 10)}

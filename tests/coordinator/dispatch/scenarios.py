@@ -1,0 +1,139 @@
+"""What a seed stands for: devices, jobs over random graphs, and what goes wrong when."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from coordinator.dispatch.simulated_link import SECOND, Model
+from coordinator.dispatch.simulated_world import Trouble, World
+from shoal_coordinator.dispatch.events import JobSpec, Mode, Policy, Stage
+from shoal_protocol.partition import Digest
+from shoal_protocol.units import Bytes, Nanoseconds
+
+
+def scenario(seed: int) -> World:
+    """Draw a world from a seed."""
+    chance = random.Random(seed * 7919 + 1)  # noqa: S311 (not for secrets)
+    jobs = [_job(chance, index) for index in range(chance.choice((1, 1, 1, 2, 3)))]
+    models = _devices(chance, {s.digest: s.resident_bytes for job in jobs for s in job.stages})
+    rough = chance.random() < 0.7
+    world = World(seed, models, _trouble(chance, jobs) if rough else Trouble())
+    names = [model.name for model in models]
+    if chance.random() < 0.5:
+        jobs = [_with_homes(chance, job, names) for job in jobs]
+    for agent in world.agents.values():
+        world.later(chance.uniform(0, 1.5) * SECOND, agent.connect)
+    for job in jobs:
+        _plan_job(world, chance, job)
+    if rough:
+        _plan_faults(world, chance)
+    world.tick()
+    return world
+
+
+def _job(chance: random.Random, index: int) -> JobSpec:
+    count = chance.choice((1, 2, 2, 3, 3, 4, 5))
+    shared = chance.random() < 0.3
+    stages: list[Stage] = []
+    for stage in range(count):
+        predecessors = _predecessors(chance, stage)
+        name = f"{'s' if shared else chr(97 + index)}{stage}"
+        size = 5 + (stage * 7) % 11 if shared else chance.randint(4, 20)
+        stages.append(
+            Stage(
+                digest=Digest(f"sha256:{name}".ljust(71, "0")),
+                resident_bytes=Bytes(size),
+                predecessors=predecessors,
+                takes_model_inputs=not predecessors or chance.random() < 0.2,
+                gives_results=stage == count - 1 or chance.random() < 0.15,
+            )
+        )
+    return JobSpec(
+        name=f"job-{index}",
+        stages=tuple(stages),
+        items=chance.choice((0, 1, 2, 5, 8, 12)),
+        epoch=1,
+        mode=chance.choice((Mode.STREAMING, Mode.STREAMING, Mode.BARRIER)),
+        policy=chance.choice(list(Policy)),
+        priority=chance.choice((0, 0, 1)),
+        backoff_limit=chance.choice((0, 1, 3)),
+    )
+
+
+def _predecessors(chance: random.Random, stage: int) -> tuple[int, ...]:
+    if stage == 0 or (stage > 1 and chance.random() < 0.1):
+        return ()
+    if chance.random() < 0.6:
+        return (stage - 1,)
+    return tuple(sorted(chance.sample(range(stage), chance.randint(1, stage))))
+
+
+def _devices(chance: random.Random, sizes: dict[Digest, Bytes]) -> list[Model]:
+    """The first device has room for every fragment; some of the others do not."""
+    most = max(sizes.values())
+    models = []
+    for index in range(chance.choice((1, 2, 3, 3, 4, 6))):
+        budget = chance.choice((most, most + 3, 2 * most, 3 * most))
+        if index and chance.random() < 0.2:
+            budget = most - 1
+        model = Model(
+            name=f"device-{index}",
+            budget=budget,
+            single=chance.random() < 0.4,
+            slowness=chance.choice((1, 1, 1, 4)),
+        )
+        if chance.random() < 0.1:
+            digest, size = chance.choice(list(sizes.items()))
+            model.larger[digest] = size + chance.randint(1, 6)
+        models.append(model)
+    return models
+
+
+def _trouble(chance: random.Random, jobs: list[JobSpec]) -> Trouble:
+    items = [(job.name, chance.randrange(job.items)) for job in jobs if job.items]
+    return Trouble(
+        task=chance.choice((0, 0, 0.05, 0.2)),
+        load=chance.choice((0, 0, 0.1, 0.3)),
+        push=chance.choice((0, 0, 0.1, 0.4)),
+        store=chance.choice((0, 0, 0.1)),
+        repeat=chance.choice((0, 0.2)),
+        poison=tuple(items[:1]) if chance.random() < 0.1 else (),
+        invalid=tuple(items[:1]) if chance.random() < 0.2 else (),
+        unreadable=tuple(items[1:2]) if chance.random() < 0.2 else (),
+    )
+
+
+def _with_homes(chance: random.Random, job: JobSpec, names: list[str]) -> JobSpec:
+    def homes() -> tuple[str, ...]:
+        return tuple(chance.sample(names, chance.randint(1, min(2, len(names)))))
+
+    return replace(job, stages=tuple(replace(stage, homes=homes()) for stage in job.stages))
+
+
+def _plan_job(world: World, chance: random.Random, job: JobSpec) -> None:
+    at = chance.uniform(0, 2) * SECOND
+    completed = frozenset(item for item in range(job.items) if chance.random() < 0.05)
+    if chance.random() < 0.1:
+        deadline = Nanoseconds(int(at + chance.uniform(1, 20) * SECOND))
+        job = replace(job, deadline=deadline)
+    world.later(at, partial(world.submit, job, completed))
+    if chance.random() < 0.1:
+        world.later(at + chance.uniform(0, 3) * SECOND, partial(world.cancel, job.name))
+    if chance.random() < 0.15:
+        again = _with_homes(chance, replace(job, epoch=2), list(world.agents))
+        world.later(at + chance.uniform(0, 2) * SECOND, partial(world.submit, again))
+
+
+def _plan_faults(world: World, chance: random.Random) -> None:
+    for _ in range(chance.choice((0, 1, 2, 4))):
+        agent = chance.choice(list(world.agents.values()))
+        away = chance.choice((0.2, 2, 15)) * SECOND
+        faults: list[Callable[[], None]] = [
+            partial(agent.kill, away),
+            agent.break_session,
+            partial(agent.hang, away),
+            agent.drain,
+            agent.give_up_fragment,
+        ]
+        world.later(chance.uniform(0.5, 8) * SECOND, chance.choice(faults))

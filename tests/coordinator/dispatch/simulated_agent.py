@@ -1,0 +1,263 @@
+"""A device of the simulation: the agent's real pure cores, on a wire that misbehaves.
+
+The memory ledger (`shoal_agent.memory`) and the queue of tasks (`shoal_agent.execution`) are
+those of the agent itself, so a load over the budget, or a task for a fragment that is not
+resident, is found by the other side. Disk and resident fragments survive a session; a killed agent
+keeps its disk only.
+"""
+
+from functools import partial
+
+from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, TENSOR, Link
+from shoal_agent.execution import queue as execution
+from shoal_agent.memory import residency
+from shoal_coordinator.dispatch import instructions as give
+from shoal_coordinator.dispatch.events import (
+    ActivationForwarded,
+    Failure,
+    FailureKind,
+    FragmentCached,
+    FragmentResident,
+    FragmentUnloaded,
+    InputUnreadable,
+    InstructionFailed,
+    ProbeAnswered,
+    TaskFinished,
+)
+from shoal_protocol.units import Bytes, Nanoseconds
+
+
+class Agent(Link):
+    """What the device does with its instructions."""
+
+    def _obey(self, instruction: give.Instruction, session: int) -> None:  # noqa: C901
+        match instruction:
+            case give.Load():
+                self._load(session, instruction)
+            case give.Unload():
+                self._unload(session, instruction)
+            case give.Prefetch():
+                self._prefetch(session, instruction)
+            case give.Execute():
+                self._execute(session, instruction)
+            case give.Forward():
+                self._forward(session, instruction)
+            case give.Release(job=job, epoch=epoch, item=item, stage=stage):
+                self._carry_out(self.queue.release([execution.Made(job, epoch, item, stage)]))
+            case give.Cancel(cancelled=number):
+                self._carry_out(self.queue.cancel(number))
+            case give.PeerLost(peer=peer):
+                for give_up in self._stuck.pop(peer, ()):
+                    give_up()
+            case give.Probe():
+                self._send_up(ProbeAnswered(at=Nanoseconds(0), device=self.name, session=session))
+            case _:
+                raise self.world.wrong(f"{instruction} is not for a device")
+
+    def _load(self, session: int, load: give.Load) -> None:
+        world, digest = self.world, load.digest
+        effects = self._keep_ledger(residency.LoadRequested(digest=digest, need=load.resident))
+        if not isinstance(effects[-1], residency.Admit):
+            raise world.wrong(f"{self.name} cannot load {digest[7:9]}: {effects}")
+        took = world.chance.uniform(5, 60) * MILLISECOND
+        if digest not in self.cached:
+            took += world.chance.uniform(20, 300) * MILLISECOND
+        kinds = (FailureKind.UNAVAILABLE, FailureKind.CORRUPT, FailureKind.DISK_FULL)
+        kind = world.chance.choice(kinds) if world.unlucky(world.trouble.load) else None
+
+        def loaded() -> None:
+            if not self._is_in(session):
+                return
+            if kind is None:
+                self.cached.add(digest)
+                self._loaded(session, load)
+            else:
+                self._keep_ledger(residency.LoadFailed(digest=digest))
+                self._fail(session, load.instruction, kind, "it went wrong")
+
+        world.later(took, loaded)
+
+    def _loaded(self, session: int, load: give.Load) -> None:
+        measured = Bytes(max(load.resident, self.model.larger.get(load.digest, 0)))
+        self._keep_ledger(residency.LoadFinished(digest=load.digest))
+        for effect in self._keep_ledger(residency.Measured(digest=load.digest, measured=measured)):
+            if isinstance(effect, residency.Evict):
+                failure = Failure(
+                    kind=FailureKind.BUDGET,
+                    message=effect.reason,
+                    need=effect.need,
+                    have=effect.have,
+                )
+                number = load.instruction
+                event = InstructionFailed(at=Nanoseconds(0), instruction=number, failure=failure)
+                self._answer(session, event)
+                return
+        self._given_up.discard(load.digest)
+        self._answer(
+            session,
+            FragmentResident(at=Nanoseconds(0), instruction=load.instruction, resident=measured),
+        )
+
+    def _unload(self, session: int, unload: give.Unload) -> None:
+        running = self.queue.running
+        if self.queue.unload(unload.digest) or (
+            running is not None and running.digest == unload.digest
+        ):
+            raise self.world.wrong(f"{self.name}: unloaded under its tasks")
+
+        def unloaded() -> None:
+            if self._is_in(session):
+                self._keep_ledger(residency.Unloaded(digest=unload.digest))
+                event = FragmentUnloaded(at=Nanoseconds(0), instruction=unload.instruction)
+                self._answer(session, event)
+
+        self.world.later(self.world.delay(), unloaded)
+
+    def _prefetch(self, session: int, prefetch: give.Prefetch) -> None:
+        failed = self.world.unlucky(self.world.trouble.load)
+
+        def fetched() -> None:
+            if not self._is_in(session):
+                return
+            if failed:
+                kind = FailureKind.UNAVAILABLE
+                self._fail(session, prefetch.instruction, kind, "not to be had")
+                return
+            self.cached.add(prefetch.digest)
+            event = FragmentCached(at=Nanoseconds(0), instruction=prefetch.instruction)
+            self._answer(session, event)
+
+        self.world.later(self.world.chance.uniform(20, 300) * MILLISECOND, fetched)
+
+    def _forward(self, session: int, forward: give.Forward) -> None:
+        job, epoch, item = forward.job, forward.epoch, forward.item
+        if not self.queue.holds(execution.Made(job, epoch, item, forward.producer)):
+            kind = FailureKind.MISSING_ACTIVATION
+            self._fail(session, forward.instruction, kind, f"of stage {forward.producer}")
+            return
+
+        def pushed(delivered: bool) -> None:
+            if delivered:
+                event = ActivationForwarded(at=Nanoseconds(0), instruction=forward.instruction)
+                self._answer(session, event)
+            else:
+                kind = FailureKind.UNREACHABLE
+                self._fail(session, forward.instruction, kind, f"{forward.target} is not there")
+
+        key = execution.Sent(job, epoch, item, forward.producer, forward.consumer)
+        self._push(key, forward.target, pushed)
+
+    # ---- tasks -------------------------------------------------------------------------------
+
+    def _execute(self, session: int, execute: give.Execute) -> None:
+        number, digest = execute.instruction, execute.digest
+        if digest not in self.ledger.resident:
+            if digest not in self._given_up:
+                raise self.world.wrong(f"{self.name}: {digest[7:9]} is not resident")
+            self._fail(session, number, FailureKind.NOT_RESIDENT, "given up")
+            return
+        stage = self.world.specs[execute.job].stages[execute.stage]
+        producers = [*stage.predecessors, *([-1] if stage.takes_model_inputs else [])]
+        assignment = execution.Assignment(
+            instruction=number,
+            task=execution.Made(execute.job, execute.epoch, execute.item, execute.stage),
+            digest=digest,
+            needs=tuple(execution.Need(producer=other, tensors=TENSOR) for other in producers),
+        )
+        self._executes[number] = execute
+        if stage.takes_model_inputs:
+            self._await_inputs(session, execute)
+        self._carry_out(self.queue.submit(assignment))
+
+    def _await_inputs(self, session: int, execute: give.Execute) -> None:
+        world, job, item = self.world, execute.job, execute.item
+        if (job, item) in world.trouble.unreadable:
+            failure = Failure(kind=FailureKind.INVALID_INPUT, message="not an array")
+            event = InputUnreadable(at=Nanoseconds(0), job=job, item=item, failure=failure)
+            world.tell_later(world.delay(), event)
+            return
+        key = execution.Sent(job, execute.epoch, item, -1, execute.stage)
+        world.later(world.delay(), lambda: self.arrive(session, key))
+
+    def _carry_out(self, effects: list[execution.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case execution.Start(assignment=assignment):
+                    self._start_task(self.session, assignment)
+                case execution.Refused(instruction=number, reason=reason, message=message):
+                    del self._executes[number]
+                    self._fail(self.session, number, FailureKind[reason.name], message)
+                case execution.Stop() | execution.Drop():
+                    pass
+
+    def _start_task(self, session: int, assignment: execution.Assignment) -> None:
+        world, queue = self.world, self.queue
+        execute = self._executes[assignment.instruction]
+        compute = int(world.chance.uniform(5, 50) * MILLISECOND * self.model.slowness)
+        if (execute.job, execute.item) in world.trouble.poison and not world.calm:
+            world.later(compute, lambda: self.kill(SECOND))
+
+        def ended() -> None:
+            if self.queue is queue and queue.running is assignment:
+                self._end_task(session, execute, compute)
+
+        world.later(compute, ended)
+
+    def _end_task(self, session: int, execute: give.Execute, compute: int) -> None:
+        number = execute.instruction
+        failure = self._what_failed(execute)
+        stages = self.world.specs[execute.job].stages
+        needed = any(execute.stage in other.predecessors for other in stages)
+        del self._executes[number]
+        effects = self.queue.computed(number, TENSOR if needed and failure is None else ())
+        if failure is None:
+            self._deliver(session, execute, compute)
+        else:
+            self._fail(session, number, failure, "it went wrong")
+            effects += self.queue.delivered(number)
+        self._carry_out(effects)
+
+    def _what_failed(self, execute: give.Execute) -> FailureKind | None:
+        world = self.world
+        reason = self.queue.stopped_because(execute.instruction)
+        if reason is not None and world.chance.random() < 0.7:
+            return FailureKind[reason.name]
+        if (execute.job, execute.item) in world.trouble.invalid:
+            return FailureKind.INVALID_INPUT
+        if world.unlucky(world.trouble.task):
+            kinds = (FailureKind.RUNTIME, FailureKind.MISSING_ACTIVATION, FailureKind.DEADLINE)
+            return world.chance.choice(kinds)
+        return None
+
+    def _deliver(self, session: int, execute: give.Execute, compute: int) -> None:
+        delivered: list[int] = []
+        left = [consumer for consumer, _ in execute.routes]
+
+        def answer() -> None:
+            if not self._is_in(session) or self.hung:
+                return
+            self.world.note_result(execute)
+            self._answer(
+                session,
+                TaskFinished(
+                    at=Nanoseconds(0),
+                    instruction=execute.instruction,
+                    compute=Nanoseconds(compute),
+                    delivered=tuple(delivered),
+                ),
+            )
+            self._carry_out(self.queue.delivered(execute.instruction))
+
+        def pushed(consumer: int, came: bool) -> None:
+            left.remove(consumer)
+            if came:
+                delivered.append(consumer)
+            if not left:
+                answer()
+
+        if not left:
+            answer()
+        job, epoch, item = execute.job, execute.epoch, execute.item
+        for consumer, target in execute.routes:
+            key = execution.Sent(job, epoch, item, execute.stage, consumer)
+            self._push(key, target, partial(pushed, consumer))

@@ -1,0 +1,273 @@
+"""A simulated device's sessions and wire: how it dies, hangs, drains and returns, and what gets
+through.
+
+What the device does with what it hears is its own affair (`simulated_agent`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shoal_agent.execution import queue as execution
+from shoal_agent.memory import residency
+from shoal_coordinator.dispatch import instructions as give
+from shoal_coordinator.dispatch.events import (
+    DeviceDraining,
+    DeviceJoined,
+    DeviceLost,
+    DeviceTelemetry,
+    Event,
+    Failure,
+    FailureKind,
+    FragmentEvicted,
+    InstructionFailed,
+    Telemetry,
+)
+from shoal_protocol.partition import Digest
+from shoal_protocol.units import Bytes, Nanoseconds
+
+if TYPE_CHECKING:
+    from coordinator.dispatch.simulated_world import World
+
+MILLISECOND = 1_000_000
+SECOND = 1000 * MILLISECOND
+TENSOR = frozenset({"tensor"})
+STANDSTILL = 30 * SECOND
+"""How long an agent waits for a peer that says nothing."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Model:
+    """What a device is: fixed for a scenario. `larger` are true sizes above the estimates."""
+
+    name: str
+    budget: int
+    single: bool
+    slowness: float
+    larger: dict[str, int] = field(default_factory=dict)
+
+    def empty_ledger(self) -> residency.Ledger:
+        """The ledger of a device that has just started."""
+        return residency.Ledger(budget=Bytes(self.budget), single=self.single)
+
+
+class Link:
+    """One device, over all its sessions: how it comes and goes, and what reaches it."""
+
+    def __init__(self, world: "World", model: Model) -> None:
+        self.world = world
+        self.model = model
+        self.name = model.name
+        self.ledger = model.empty_ledger()
+        self.cached: set[str] = set()
+        self.queue = execution.TaskQueue()
+        self.session = 0
+        self.connected = False
+        self.alive = True
+        self.hung = False
+        self._sent_until = self._heard_until = 0
+        self._executes: dict[int, give.Execute] = {}
+        self._given_up: set[str] = set()
+        self._stuck: dict[str, list[Callable[[], None]]] = {}
+
+    # ---- sessions ----------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """The agent dials."""
+        if self.connected or not self.alive:
+            return
+        self.session = self.world.next_session()
+        self.connected, self.hung = True, False
+        self._sent_until = self._heard_until = self.world.now
+        self.queue = execution.TaskQueue()
+        self._executes.clear()
+        self._measure(self.session)
+        self.world.tell(
+            DeviceJoined(
+                at=Nanoseconds(self.world.now),
+                device=self.name,
+                session=self.session,
+                budget=Bytes(self.model.budget),
+                single=self.model.single,
+                resident={Digest(key): size for key, size in self.ledger.resident.items()},
+                cached=frozenset(Digest(key) for key in self.cached),
+            )
+        )
+
+    def break_session(self, *, tell: bool = True) -> None:
+        """The stream breaks; the agent drops its queue, keeps its fragments, dials again."""
+        if not self.connected:
+            return
+        lost = DeviceLost(at=Nanoseconds(0), device=self.name, session=self.session)
+        self.connected = False
+        self.queue = execution.TaskQueue()
+        self._executes.clear()
+        for digest in list(self.ledger.in_flight):
+            self._keep_ledger(residency.LoadFailed(digest=digest))
+        if tell:
+            self.world.tell_later(self.world.delay(), lost)
+        if self.alive:
+            self.world.later(self.world.chance.uniform(0.05, 2) * SECOND, self.connect)
+
+    def kill(self, away: float) -> None:
+        """kill -9; a supervisor starts it again after a while. The disk stays."""
+        if not self.alive:
+            return
+        self.world.note(f"-- {self.name} is killed")
+        self.alive = False
+        self.break_session(tell=not self.hung)
+        self.ledger = self.model.empty_ledger()
+        self.world.later(away, self._start)
+
+    def _start(self) -> None:
+        self.alive = True
+        self.connect()
+
+    def hang(self, away: float) -> None:
+        """Nothing comes from it any more; the stream does not break, until much later."""
+        if not self.connected or self.hung:
+            return
+        self.world.note(f"-- {self.name} hangs")
+        self.hung = True
+        session = self.session
+
+        def wake() -> None:
+            if self._is_in(session):
+                self.break_session()
+
+        self.world.later(away, wake)
+
+    def drain(self) -> None:
+        """SIGTERM: it finishes what runs, then goes, and comes back later."""
+        if not self.connected or self.hung:
+            return
+        self.world.note(f"-- {self.name} drains")
+        self._send_up(DeviceDraining(at=Nanoseconds(0), device=self.name, session=self.session))
+        self.world.later(3 * SECOND, lambda: self.kill(SECOND))
+
+    def give_up_fragment(self) -> None:
+        """The agent evicts a fragment by itself."""
+        if not self.connected or self.hung or not self.ledger.resident:
+            return
+        digest = next(iter(self.ledger.resident))
+        self.world.note(f"-- {self.name} gives up {digest[7:9]}")
+        self._keep_ledger(residency.Unloaded(digest=digest))
+        self._given_up.add(digest)
+        self._carry_out(self.queue.unload(digest))
+        self._send_up(
+            FragmentEvicted(
+                at=Nanoseconds(0), device=self.name, session=self.session, digest=Digest(digest)
+            )
+        )
+
+    def _measure(self, session: int) -> None:
+        if not self._is_in(session) or self.hung:
+            return
+        chance = self.world.chance
+        telemetry = Telemetry(
+            cpu_fraction=chance.random(),
+            memory_available=Bytes(chance.randrange(1 << 30)) if chance.random() < 0.7 else None,
+            battery_fraction=chance.random() if chance.random() < 0.3 else None,
+        )
+        self._send_up(
+            DeviceTelemetry(
+                at=Nanoseconds(0), device=self.name, session=session, telemetry=telemetry
+            )
+        )
+        self.world.later(2 * SECOND, lambda: self._measure(session))
+
+    # ---- the wire ----------------------------------------------------------------------------
+
+    def hear(self, instruction: give.Instruction) -> None:
+        """Something is sent to the device, on its session's stream: in order."""
+        if not self.connected:
+            return
+        session, now = self.session, self.world.now
+        self._heard_until = max(self._heard_until, now + self.world.delay()) + 1
+
+        def arrive() -> None:
+            if self._is_in(session) and not self.hung:
+                self._obey(instruction, session)
+
+        self.world.later(self._heard_until - now, arrive)
+
+    def _send_up(self, event: Event) -> None:
+        """To the coordinator, on the session's stream: in order. It may outlive the stream."""
+        if not self.connected or self.hung:
+            return
+        session, now = self.session, self.world.now
+        self._sent_until = max(self._sent_until, now + self.world.delay()) + 1
+
+        def arrive() -> None:
+            if self._is_in(session) or self.world.chance.random() < 0.5:
+                self.world.tell(event)
+
+        self.world.later(self._sent_until - now, arrive)
+
+    def _is_in(self, session: int) -> bool:
+        return self.connected and self.session == session
+
+    def _answer(self, session: int, event: Event) -> None:
+        if self._is_in(session):
+            self._send_up(event)
+
+    def _fail(self, session: int, number: int, kind: FailureKind, message: str) -> None:
+        failure = Failure(kind=kind, message=message)
+        event = InstructionFailed(at=Nanoseconds(0), instruction=number, failure=failure)
+        self._answer(session, event)
+
+    def arrive(self, session: int, key: execution.Sent) -> bool:
+        """Tensors come in; whether they are acknowledged."""
+        if not self._is_in(session) or self.hung:
+            return False
+        effects = self.queue.arrive(Nanoseconds(self.world.now), key, TENSOR)
+        if effects is None:
+            return False
+        self._carry_out(effects)
+        return True
+
+    def _push(self, key: execution.Sent, target: str, then: Callable[[bool], None]) -> None:
+        """Send an activation to another device; it may be lost, or come twice."""
+        world, session, other = self.world, self.session, self.world.agents[target]
+        there = other.session
+        lost = world.unlucky(world.trouble.push)
+
+        def arrived() -> None:
+            if other.hung:
+                stand_still()
+            else:
+                end(not lost and other.arrive(there, key))
+
+        def stand_still() -> None:
+            """Nothing comes back: until somebody says that nothing will, or for long."""
+            stuck = self._stuck.setdefault(target, [])
+            given_up = False
+
+            def give_up() -> None:
+                nonlocal given_up
+                if not given_up:
+                    given_up = True
+                    end(False)
+
+            stuck.append(give_up)
+            world.later(STANDSTILL, give_up)
+
+        def end(delivered: bool) -> None:
+            if self._is_in(session):
+                then(delivered)
+
+        if world.unlucky(world.trouble.repeat):
+            world.later(0, lambda: other.arrive(there, key))
+        world.later(world.delay(), arrived)
+
+    # ---- what the device does ----------------------------------------------------------------
+
+    def _obey(self, instruction: give.Instruction, session: int) -> None:
+        raise NotImplementedError
+
+    def _carry_out(self, effects: list[execution.Effect]) -> None:
+        raise NotImplementedError
+
+    def _keep_ledger(self, event: residency.Event) -> tuple[residency.Effect, ...]:
+        self.ledger, effects = residency.step(self.ledger, event)
+        return effects

@@ -1,0 +1,237 @@
+"""The world of the simulation: virtual time, chance under a seed, the dispatcher, and its shell.
+
+Checked at every step: the dispatcher's invariants, and that each item and each job ends once, an
+item only with all its results. What was done is written into a transcript, which a failure
+carries.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+from coordinator.dispatch.simulated_agent import Agent
+from coordinator.dispatch.simulated_link import MILLISECOND, SECOND, Model
+from shoal_coordinator.dispatch import instructions as give
+from shoal_coordinator.dispatch.events import (
+    TICK_INTERVAL,
+    DeviceTelemetry,
+    Event,
+    Failure,
+    FailureKind,
+    ItemStored,
+    JobCancelled,
+    JobSpec,
+    JobSubmitted,
+    Tick,
+)
+from shoal_coordinator.dispatch.invariants import violations
+from shoal_coordinator.dispatch.machine import Limits, new_state, step
+from shoal_protocol.units import Nanoseconds, nanoseconds
+
+_SHOWN_LINES = 400
+
+
+class Wrong(AssertionError):
+    """What the simulation found; the message ends with the transcript."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trouble:
+    """How likely what goes wrong is, while faults last; and which items are bad."""
+
+    task: float = 0.0
+    load: float = 0.0
+    push: float = 0.0
+    store: float = 0.0
+    repeat: float = 0.0
+    poison: tuple[tuple[str, int], ...] = ()
+    invalid: tuple[tuple[str, int], ...] = ()
+    unreadable: tuple[tuple[str, int], ...] = ()
+
+
+class World:
+    """A scenario while it runs."""
+
+    def __init__(self, seed: int, models: list[Model], trouble: Trouble) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)  # noqa: S311 (not for secrets)
+        self.now = 0
+        turnaround = nanoseconds(self.chance.choice((0.003, 0.1)))
+        self.state = new_state(Limits(history=64, turnaround=turnaround))
+        self.trouble = trouble
+        self.calm = False
+        self.transcript: list[str] = []
+        self.agents = {model.name: Agent(self, model) for model in models}
+        self.specs: dict[str, JobSpec] = {}
+        self.finished: dict[str, Failure | None] = {}
+        self.steps = 0
+        self._completed: dict[str, frozenset[int]] = {}
+        self._ends: dict[tuple[str, int], str] = {}
+        self._results: dict[tuple[str, int, int], set[int]] = {}
+        self._sessions = 0
+        self._event_router: list[tuple[int, int, Callable[[], object]]] = []
+        self._count = 0
+
+    # ---- time and chance ---------------------------------------------------------------------
+
+    def later(self, delay: float, action: Callable[[], object]) -> None:
+        """Do something after a delay, in nanoseconds."""
+        self._count += 1
+        heappush(self._event_router, (self.now + max(int(delay), 1), self._count, action))
+
+    def tell_later(self, delay: float, event: Event) -> None:
+        """Have an event reach the dispatcher after a delay."""
+        self.later(delay, lambda: self.tell(event))
+
+    def run(self, until: int, done: Callable[[], bool]) -> None:
+        """Let time pass until something is the case, or the time is up."""
+        while self._event_router and self._event_router[0][0] <= until and not done():
+            self.now, _, action = heappop(self._event_router)
+            action()
+
+    def tick(self) -> None:
+        """The shell's clock."""
+        self.tell(Tick(at=Nanoseconds(0)))
+        self.later(TICK_INTERVAL, self.tick)
+
+    def delay(self) -> int:
+        """How long a message takes."""
+        return int(self.chance.uniform(0.1, 20) * MILLISECOND)
+
+    def unlucky(self, probability: float) -> bool:
+        """Whether it goes wrong this time."""
+        return not self.calm and self.chance.random() < probability
+
+    def next_session(self) -> int:
+        """Number of a session, growing."""
+        self._sessions += 1
+        return self._sessions
+
+    def note(self, text: str) -> None:
+        """Write a line of the transcript."""
+        self.transcript.append(f"{self.now / SECOND:9.4f} {text}")
+
+    def wrong(self, text: str) -> Wrong:
+        """Stop: this is not as it should be."""
+        lines = "\n".join(self.transcript[-_SHOWN_LINES:])
+        return Wrong(f"seed {self.seed}: {text}\n{lines}")
+
+    # ---- the coordinator ---------------------------------------------------------------------
+
+    def tell(self, event: Event) -> None:
+        """One step of the dispatcher, checked, and what follows from it. The event happens now."""
+        self.steps += 1
+        event = replace(event, at=Nanoseconds(self.now))
+        given = step(self.state, event)
+        if given or not isinstance(event, Tick | DeviceTelemetry):
+            self.note(_line(event))
+        for instruction in given:
+            self.note(f"    {_line(instruction)}")
+        if broken := violations(self.state):
+            raise self.wrong("; ".join(broken))
+        for instruction in given:
+            self._carry_out(instruction)
+
+    def submit(self, spec: JobSpec, completed: frozenset[int] = frozenset()) -> None:
+        """A user submits a job, or a newer plan of one."""
+        if spec.name in self.finished:
+            return
+        self.specs[spec.name] = spec
+        self._completed.setdefault(spec.name, completed)
+        self.tell(JobSubmitted(at=Nanoseconds(0), job=spec, completed=completed))
+
+    def cancel(self, name: str) -> None:
+        """A user changes their mind."""
+        self.tell(JobCancelled(at=Nanoseconds(0), job=name, reason="no longer wanted"))
+
+    def note_result(self, execute: give.Execute) -> None:
+        """An agent has sent what a stage gives of the model's outputs, if anything."""
+        if self.specs[execute.job].stages[execute.stage].gives_results:
+            key = (execute.job, execute.epoch, execute.item)
+            self._results.setdefault(key, set()).add(execute.stage)
+
+    def _carry_out(self, instruction: give.Instruction) -> None:
+        match instruction:
+            case give.FinishItem():
+                self._finish_item(instruction)
+            case give.FailItem(job=job, item=item):
+                self._end_item(job, item, "failed")
+            case give.FinishJob(job=job, failure=failure):
+                self._finish_job(job, failure)
+            case give.Disconnect(device=device, session=session):
+                if self.agents[device].session == session:
+                    self.agents[device].break_session(tell=False)
+            case _:
+                self.agents[instruction.device].hear(instruction)
+
+    def _finish_item(self, instruction: give.FinishItem) -> None:
+        job, item = instruction.job, instruction.item
+        stages = self.specs[job].stages
+        wanted = {index for index, stage in enumerate(stages) if stage.gives_results}
+        arrived = self._results.get((job, instruction.epoch, item), set())
+        if not wanted <= arrived:
+            raise self.wrong(f"{job}/{item} is finished with the results of {arrived} only")
+        if (how := self._ends.get((job, item))) is not None:
+            raise self.wrong(f"{job}/{item} ends twice: {how}, then finished")
+        self._ends[job, item] = "being stored"
+        failure = None
+        if self.unlucky(self.trouble.store):
+            failure = Failure(kind=FailureKind.OUTPUT, message="not writable")
+
+        def stored() -> None:
+            if failure is None:
+                self._ends[job, item] = "stored"
+            self.tell(ItemStored(at=Nanoseconds(0), job=job, item=item, failure=failure))
+
+        self.later(self.delay(), stored)
+
+    def _end_item(self, job: str, item: int, how: str) -> None:
+        known = self._ends.get((job, item))
+        if known not in {None, "being stored"}:
+            raise self.wrong(f"{job}/{item} ends twice: {known}, then {how}")
+        self._ends[job, item] = how
+
+    def _finish_job(self, job: str, failure: Failure | None) -> None:
+        if job in self.finished:
+            raise self.wrong(f"{job} is finished twice")
+        self.finished[job] = failure
+        for item in range(self.specs[job].items):
+            how = self._ends.get((job, item))
+            if item in self._completed[job] and how is not None:
+                raise self.wrong(f"{job}/{item} stood already, and is {how}")
+            ended = item in self._completed[job] or how in {"stored", "failed"}
+            if failure is None and not ended:
+                raise self.wrong(f"{job} is finished, but item {item} is {how}")
+
+
+# ---- the transcript ------------------------------------------------------------------------------
+
+
+def _line(value: Event | give.Instruction) -> str:
+    """The kind, then what is not the same everywhere."""
+    words = [type(value).__name__]
+    for name in value.__slots__:
+        content = getattr(value, name)
+        if name in {"at", "telemetry", "why"} or content in ((), {}, frozenset(), "", None):
+            continue
+        words.append(f"{name}={_brief(content)}")
+    return " ".join(words)
+
+
+def _brief(value: object) -> str:
+    match value:
+        case Failure(kind=kind, message=message):
+            return f"{kind}({message})"
+        case JobSpec():
+            stages = " ".join(
+                f"[{stage.digest[7:9]} {stage.resident_bytes}B after {list(stage.predecessors)}"
+                f" on {list(stage.homes)}{' result' if stage.gives_results else ''}]"
+                for stage in value.stages
+            )
+            return (
+                f"{value.name} epoch {value.epoch}, {value.items} items, {value.mode},"
+                f" {value.policy}, priority {value.priority}: {stages}"
+            )
+        case _:
+            return str(value).replace("0" * 60, "").replace("sha256:", "")

@@ -1,0 +1,80 @@
+"""The real dispatcher and real agent cores in one process, under a seed, on a network that
+misbehaves.
+
+A scenario draws devices, jobs and faults from its seed; the world then runs in virtual time:
+messages take time, sessions break, devices die, hang and return; activations come late, twice, out
+of order or not at all; loads and tasks fail. After a while the faults stop. Then everything must
+end in bounded time, and no agent may still hold an activation.
+
+    python tests/coordinator/dispatch/simulation.py 0 1000   runs these seeds, prints what fails
+"""
+
+import sys
+
+from coordinator.dispatch.scenarios import scenario
+from coordinator.dispatch.simulated_link import SECOND
+from coordinator.dispatch.simulated_world import World, Wrong
+from shoal_agent.execution import queue as execution
+
+FAULTS_END = 25 * SECOND
+PATIENCE = 400 * SECOND
+"""Virtual time after the last fault in which everything must have ended."""
+_QUIET = 5 * SECOND
+"""No scenario submits or breaks anything later than this unless the jobs still run."""
+
+
+def simulate(seed: int) -> World:
+    """Run one scenario to its end; `Wrong` says what was wrong, with the transcript."""
+    world = scenario(seed)
+
+    def ended() -> bool:
+        return world.now > _QUIET and all(name in world.finished for name in world.specs)
+
+    world.run(FAULTS_END, ended)
+    world.calm = True
+    world.run(FAULTS_END + PATIENCE, ended)
+    for name in world.specs:
+        if name not in world.finished:
+            raise world.wrong(f"{name} has not ended")
+    # Late answers and messages come in, and the last devices return.
+    world.run(world.now + 20 * SECOND, lambda: False)
+    _check_nothing_left(world)
+    return world
+
+
+def _check_nothing_left(world: World) -> None:
+    state = world.state
+    if state.jobs or state.services:
+        raise world.wrong("a job or a service is left")
+    for device in state.devices.values():
+        if device.queued or device.load or device.keeps:
+            raise world.wrong(f"{device.name} has work left")
+    for agent in world.agents.values():
+        held = [key for key in agent.queue._held if not _may_stay(world, key)]
+        if agent.connected and not agent.hung and held:
+            raise world.wrong(f"{agent.name} still holds {held}")
+
+
+def _may_stay(world: World, key: execution.Key) -> bool:
+    """What an agent lets expire by itself: model's inputs, and what was sent to it twice."""
+    if isinstance(key, execution.Made):
+        return False
+    return key.producer == -1 or world.trouble.repeat > 0
+
+
+def main() -> None:
+    """Run a range of seeds."""
+    first, last = int(sys.argv[1]), int(sys.argv[2])
+    failed = []
+    for seed in range(first, last):
+        try:
+            simulate(seed)
+        except Wrong as wrong:
+            failed.append(seed)
+            print(wrong if len(failed) == 1 else str(wrong).split("\n", maxsplit=1)[0])
+    print(f"{last - first} seeds, {len(failed)} failed: {failed}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

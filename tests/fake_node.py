@@ -1,0 +1,248 @@
+"""A node that is played: pods are taken to be running as a kubelet would say, workers really run.
+
+For tests that have a control plane and no nodes. The node is an object with a heartbeat; the
+scheduler puts pods on it. Of a `batch/v1` Job the container's command is run as a process on this
+machine (`rewrite` says how); its status and output become the pod's, and its log is served as a
+kubelet serves it, so that whoever reads it through the API server does so for real. Every other pod
+is Running and ready as long as it is there.
+"""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from aiohttp import web
+
+from shoal_cluster import ControlPlane
+from shoal_operator.controller.api import Api, ApiError, Json
+from shoal_operator.controller.foreign import Raw
+from shoal_operator.controller.resources import NODE, POD
+from shoal_operator.pki.authority import Authority, Use
+
+LAST_WORDS = 4096
+BEAT_SECONDS = 5.0
+LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A command to run in the place of a container's, and its environment."""
+
+    command: Sequence[str]
+    environment: dict[str, str]
+
+
+Rewrite = Callable[[Sequence[str]], Process]
+
+
+class PlayedNode:
+    """One node; `log_port` is where its log server listens."""
+
+    def __init__(
+        self,
+        api: Api,
+        plane: ControlPlane,
+        name: str,
+        labels: dict[str, str],
+        rewrite: Rewrite,
+    ) -> None:
+        self.name = name
+        self._api = api
+        self._plane = plane
+        self._labels = labels
+        self._rewrite = rewrite
+        self._logs: dict[tuple[str, str], bytes] = {}
+        self._played: dict[str, asyncio.Task[None]] = {}
+        self.log_port = 0
+
+    async def run(self) -> None:
+        """Be a node until cancelled."""
+        await self._api.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": self.name, "labels": self._labels},
+            }
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._beat())
+            while True:
+                await self._look(group)
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def log(self, request: web.Request) -> web.Response:
+        """`/containerLogs/NAMESPACE/POD/CONTAINER`, as a kubelet serves it."""
+        key = (request.match_info["namespace"], request.match_info["pod"])
+        if key not in self._logs:
+            raise web.HTTPNotFound(text="no such pod here")
+        return web.Response(body=self._logs[key], content_type="text/plain")
+
+    async def _beat(self) -> None:
+        while True:
+            memory = {"cpu": "4", "memory": "8Gi", "pods": "110"}
+            condition = {
+                "type": "Ready",
+                "status": "True",
+                "reason": "KubeletReady",
+                "message": "played",
+                "lastHeartbeatTime": _now(),
+            }
+            status = {
+                "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+                "daemonEndpoints": {"kubeletEndpoint": {"Port": self.log_port}},
+                "conditions": [condition],
+                "capacity": memory,
+                "allocatable": memory,
+                "nodeInfo": {"architecture": "amd64"},
+            }
+            await self._status(NODE.api_version, NODE.kind, self.name, "", status)
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _look(self, group: asyncio.TaskGroup) -> None:
+        with contextlib.suppress(ApiError):
+            async for document in self._api.list(POD, fields=f"spec.nodeName={self.name}"):
+                metadata = Raw(document).table("metadata")
+                uid = metadata.text("uid")
+                if metadata.text("deletionTimestamp"):
+                    group.create_task(self._let_go(document))
+                elif uid not in self._played:
+                    self._played[uid] = group.create_task(self._play(document))
+                elif _was_given_up(document):
+                    group.create_task(self._show_running(document))
+
+    async def _let_go(self, document: Json) -> None:
+        """A kubelet has the last word on a pod that is deleted."""
+        metadata = Raw(document).table("metadata")
+        task = self._played.get(metadata.text("uid"))
+        if task is not None:
+            task.cancel()
+        place = (metadata.text("name"), f"--namespace={metadata.text('namespace')}")
+        await asyncio.to_thread(
+            self._plane.kubectl,
+            *("delete", "pod", *place, "--force", "--grace-period=0", "--ignore-not-found"),
+        )
+
+    async def _play(self, document: Json) -> None:
+        pod = Raw(document)
+        metadata = pod.table("metadata")
+        namespace, name = metadata.text("namespace"), metadata.text("name")
+        containers = pod.table("spec").items("containers")
+        names = [each.text("name") for each in containers]
+        await self._show_running(document)
+        with contextlib.suppress(ApiError):
+            if "batch.kubernetes.io/job-name" not in metadata.table("labels").value:
+                return
+            command = containers[0].value["command"]
+            assert isinstance(command, list)
+            status, output = await self._work(self._rewrite(command))
+            self._logs[namespace, name] = output
+            ended = {
+                "exitCode": status,
+                "reason": "Error" if status else "Completed",
+                "message": output[-LAST_WORDS:].decode(errors="replace") if status else "",
+                "finishedAt": _now(),
+            }
+            phase = "Failed" if status else "Succeeded"
+            await self._pod_status(
+                namespace, name, phase, names, {"terminated": ended}, ready=False
+            )
+
+    async def _show_running(self, document: Json) -> None:
+        pod = Raw(document)
+        metadata = pod.table("metadata")
+        names = [each.text("name") for each in pod.table("spec").items("containers")]
+        running = {"running": {"startedAt": _now()}}
+        with contextlib.suppress(ApiError):
+            await self._pod_status(
+                *(metadata.text("namespace"), metadata.text("name"), "Running", names, running),
+                ready=True,
+            )
+
+    async def _work(self, work: Process) -> tuple[int, bytes]:
+        process = await asyncio.create_subprocess_exec(
+            *work.command,
+            env=work.environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            output, _ = await process.communicate()
+        except asyncio.CancelledError:
+            process.kill()
+            raise
+        assert process.returncode is not None
+        return process.returncode, output
+
+    async def _pod_status(
+        self,
+        namespace: str,
+        name: str,
+        phase: str,
+        containers: Sequence[str],
+        state: Mapping[str, object],
+        *,
+        ready: bool,
+    ) -> None:
+        conditions = [{"type": each, "status": str(ready)} for each in ("Ready", "ContainersReady")]
+        statuses = [
+            {
+                "name": each,
+                "state": state,
+                "ready": ready,
+                "restartCount": 0,
+                "image": "played",
+                "imageID": "played",
+            }
+            for each in containers
+        ]
+        status = {"phase": phase, "conditions": conditions, "containerStatuses": statuses}
+        await self._status(POD.api_version, POD.kind, name, namespace, status)
+
+    async def _status(
+        self, api_version: str, kind: str, name: str, namespace: str, status: Mapping[str, object]
+    ) -> None:
+        metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+        await self._api.apply(
+            {"apiVersion": api_version, "kind": kind, "metadata": metadata, "status": status},
+            "status",
+        )
+
+
+@contextlib.asynccontextmanager
+async def serving_logs(nodes: Sequence[PlayedNode], folder: Path) -> AsyncIterator[None]:
+    """One HTTPS server per node, of an authority that nobody knows: kubelets are like that."""
+    authority = Authority.make("kubelets", datetime.now(UTC))
+    issued = authority.issue("kubelet", datetime.now(UTC), hosts=["127.0.0.1"], use=Use.BOTH)
+    pair = folder / "kubelet.pem"
+    pair.write_bytes(issued.key + issued.certificate)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(pair)
+    async with contextlib.AsyncExitStack() as stack:
+        for node in nodes:
+            application = web.Application()
+            path = "/containerLogs/{namespace}/{pod}/{container}"
+            application.router.add_get(path, node.log)
+            runner = web.AppRunner(application)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+            await site.start()
+            node.log_port = runner.addresses[0][1]
+        yield
+
+
+def _was_given_up(document: Json) -> bool:
+    """Whether a pod that runs was taken for dead because its node was late; a kubelet says then
+    that it is ready.
+    """
+    pod = Raw(document)
+    ready = pod.condition("Ready").text("status")
+    return pod.table("status").text("phase") == "Running" and ready == "False"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

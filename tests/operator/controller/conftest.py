@@ -1,0 +1,50 @@
+"""A control plane with the CRDs, and operators that run against it."""
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from cluster_fixtures import or_skip
+from operator_processes import Operators, operators, prepare
+from shoal_cluster import ControlPlane
+from simulated_world import World, making_world
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    """A control plane of the module's own, whose writes are counted."""
+    with or_skip(lambda: ControlPlane(audit=True)) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="module")
+def account(plane: ControlPlane) -> Path:
+    """The operator's own kubeconfig: what the chart allows, and nothing else."""
+    return prepare(plane)
+
+
+@pytest.fixture
+def namespace(plane: ControlPlane, account: Path) -> str:
+    """A namespace of the test's own."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    plane.kubectl("create", "namespace", name)
+    return name
+
+
+@pytest.fixture
+def running(account: Path, tmp_path: Path) -> Iterator[Operators]:
+    """Operators of the test's own."""
+    with operators(tmp_path, account) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(
+    plane: ControlPlane, account: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
+    """A pool of the module's own that really runs."""
+    async with making_world(plane, tmp_path_factory.mktemp("world")) as made:
+        yield made

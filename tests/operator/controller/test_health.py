@@ -1,0 +1,61 @@
+"""When the operator is not ready, and when it must be started again."""
+
+import ssl
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from shoal_operator.controller.api import Api
+from shoal_operator.controller.event_router import EventRouter
+from shoal_operator.controller.health import Health, HealthLimits
+from shoal_operator.controller.lease import Lease, LeaseTimes
+from shoal_operator.controller.login import Account, Token
+from shoal_operator.controller.metrics import OperatorMetrics
+from shoal_operator.controller.traces import Lists, Signs, WatchAges, make_trace
+
+
+class Clock:
+    """Seconds, as the test says."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest_asyncio.fixture
+async def watched() -> AsyncIterator[tuple[Clock, Health]]:
+    """An operator's health at the moment of its start, whose beat nobody runs."""
+    clock = Clock()
+    signs = Signs(OperatorMetrics(), WatchAges(clock), Lists())
+    tls = ssl.create_default_context()
+    account = Account(server="https://127.0.0.1:1", tls=tls, token=Token())
+    api = Api(account, make_trace(signs), namespace="shoal-system")
+    lease = Lease(
+        api, name="l", identity="me", times=LeaseTimes(), clock=clock, now=lambda: "12:00"
+    )
+    health = Health(
+        EventRouter(), lease, signs, clock=clock, limits=HealthLimits(), missing_kinds=lambda: ()
+    )
+    try:
+        yield clock, health
+    finally:
+        await api.close()
+
+
+async def test_a_loop_that_stands_still_is_not_ready_and_after_a_minute_not_alive(
+    watched: tuple[Clock, Health],
+) -> None:
+    clock, health = watched
+    said = []
+    for seconds in (10, 20, 59, 61):
+        clock.seconds = seconds
+        problem, hung = health.problem(), health.hung()
+        said.append((problem is not None and "event loop" in problem, hung))
+    assert said == [
+        (False, None),
+        (True, None),
+        (True, None),
+        (True, "the event loop has not moved for 61 s"),
+    ]

@@ -1,0 +1,267 @@
+"""An InferenceJob behaves as people know it from `batch/v1` Job, seen with a pool that really runs.
+
+The last tests look at what the ones before have left.
+"""
+
+import asyncio
+import os
+import signal
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from pool import read_results, write_items
+
+from operator_processes import ACCOUNT, Operators
+from operator_processes import NAMESPACE as HOME
+from parity_with_whole import TOLERANCE, largest_difference, whole
+from real_models import MODELS, find
+from rights import by_resource, of_rules, used, without
+from shoal_protocol.v1 import coordinator_pb2 as pb
+from simulated_world import DEVICES, ITEMS, MODEL, NAMESPACE, World, job_spec, operating
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+MANY = 400
+KINDS = (
+    *(("model", "m"), ("devicepool", "shelf"), ("partition", "slow"), ("placement", "slow")),
+    *(("inferencejob", "slow"), ("device", f"shelf-{DEVICES[0]}")),
+)
+
+
+@pytest.fixture(autouse=True)
+def pool(world: World) -> None:
+    """What every job refers to."""
+    world.apply_pool()
+
+
+def status_of(world: World, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = world.get("inferencejob", name).get("status", {})
+    return found
+
+
+def succeeded(world: World, name: str) -> int:
+    return int(status_of(world, name).get("items", {}).get("succeeded", 0))
+
+
+def events_of(world: World, name: str) -> dict[str, str]:
+    """Reasons and types of what was told of a job."""
+    fields = f"--field-selector=involvedObject.name={name},involvedObject.kind=InferenceJob"
+    found = world.plane.access.get("events", fields, f"--namespace={NAMESPACE}")["items"]
+    return {each["reason"]: each["type"] for each in found}
+
+
+async def told(world: World, name: str) -> dict[str, str]:
+    """The Events of a job once its end was told; they come after the condition."""
+    await world.until("its end is told", lambda: "FinishedJob" in events_of(world, name))
+    return events_of(world, name)
+
+
+def workers_of(world: World, name: str) -> set[str]:
+    """Components of the workers that a job has had and still has."""
+    found = world.plane.access.get("jobs", f"--namespace={NAMESPACE}")["items"]
+    return {
+        each["metadata"]["labels"]["app.kubernetes.io/component"]
+        for each in found
+        if each["metadata"]["name"].startswith(f"{name}-")
+    }
+
+
+def unready(world: World, kind: str, name: str) -> bool:
+    return not world.holds(kind, name, "Ready")
+
+
+async def run_of(world: World, name: str) -> "pb.JobStatus | None":
+    """The job as its coordinator knows it."""
+    uid = world.get("inferencejob", name)["metadata"]["uid"]
+    call = world.pool.stub.ListJobs(pb.ListJobsRequest(), timeout=30)
+    runs = {each.name: each async for each in call}
+    found: pb.JobStatus | None = runs.get(f"{name}-{uid[:8]}")
+    return found
+
+
+async def on_terms(world: World, name: str, **terms: float) -> None:
+    """Until a job runs on these terms, in the epoch in which it ran before."""
+    before = await run_of(world, name)
+    assert before is not None
+    async with asyncio.timeout(60):
+        while True:
+            run = await run_of(world, name)
+            assert run is not None
+            assert (run.state, run.epoch) == (pb.JobStatus.RUNNING, before.epoch)
+            if all(getattr(run.terms, field) == value for field, value in terms.items()):
+                return
+            await asyncio.sleep(0.1)
+
+
+async def test_a_job_that_is_born_suspended_starts_nothing_until_it_is_resumed(
+    world: World, running: Operators
+) -> None:
+    with operating(running, world):
+        world.apply("InferenceJob", "born", **job_spec(suspend=True))
+        world.kubectl("wait", "--for=condition=Suspended", "ij/born", "--timeout=60s")
+        row = world.kubectl("get", "ij", "born").splitlines()[1].split()
+        assert row[:3] == ["born", "m", "shelf"]
+        assert "Suspended" in row
+        assert workers_of(world, "born") == set()
+        assert await run_of(world, "born") is None
+        world.patch("ij", "born", suspend=False)
+        world.kubectl("wait", "--for=condition=Suspended=False", "ij/born", "--timeout=60s")
+        await world.wait("inferencejob", "born", "Complete")
+        assert await told(world, "born") == {"StartedJob": "Normal", "FinishedJob": "Normal"}
+    job = world.get("inferencejob", "born")
+    assert job["status"]["observedGeneration"] == job["metadata"]["generation"] == 2
+    row = world.kubectl("get", "ij", "born").splitlines()[1].split()
+    assert f"{ITEMS}/{ITEMS}" in row
+
+
+async def test_a_running_job_is_suspended_and_goes_on_where_it_was(
+    world: World, running: Operators
+) -> None:
+    inputs = [MODELS[MODEL].inputs(seed) for seed in range(MANY)]
+    write_items(world.claims / "lines" / "many", inputs)
+    many = job_spec(
+        inputs={"uri": "pvc://lines/many"}, outputs={"uri": "pvc://lines/slow"}, parallelism=1
+    )
+    with operating(running, world):
+        world.apply("InferenceJob", "slow", **many)
+        await world.until("some items are done", lambda: succeeded(world, "slow") > 0)
+        world.patch("ij", "slow", suspend=True)
+        await world.wait("inferencejob", "slow", "Suspended")
+        run = await run_of(world, "slow")
+        assert run is not None
+        assert run.state == pb.JobStatus.CANCELLED
+        before = succeeded(world, "slow")
+        assert 0 < before < MANY, "it was suspended too late to say anything"
+        assert status_of(world, "slow")["items"]["active"] == 0
+        assert "carry-out" not in workers_of(world, "slow")
+        world.patch("ij", "slow", suspend=False)
+        await world.until("it goes on", lambda: succeeded(world, "slow") > before)
+        # An agent that dies meanwhile costs tries of its items, not the job.
+        world.pool.kill(DEVICES[1])
+        await world.wait("inferencejob", "slow", "Complete")
+    results = read_results(world.claims / "lines" / "slow")
+    for given, right in zip(results, whole(find(MODEL), inputs), strict=True):
+        assert largest_difference(given, right) <= TOLERANCE
+
+
+async def test_a_job_beyond_its_deadline_fails_and_keeps_what_it_has_finished(
+    world: World, running: Operators
+) -> None:
+    outputs = world.claims / "lines" / "late"
+    spec = job_spec(
+        inputs={"uri": "pvc://lines/many"}, outputs={"uri": "pvc://lines/late"}, parallelism=1
+    )
+    with operating(running, world):
+        world.apply("InferenceJob", "late", **spec)
+        await world.until("some items are done", lambda: succeeded(world, "late") > 0)
+        world.patch("ij", "late", activeDeadlineSeconds=9000, priority=7)
+        await on_terms(world, "late", priority=7, parallelism=1, active_deadline_seconds=9000)
+        world.patch("ij", "late", activeDeadlineSeconds=1)
+        await world.wait("inferencejob", "late", "Failed")
+        assert (await told(world, "late"))["FinishedJob"] == "Warning"
+    failed = world.condition("inferencejob", "late", "Failed")
+    assert failed["reason"] == "DeadlineExceeded"
+    assert failed["message"] == "the job was active for longer than 1 s"
+    done = succeeded(world, "late")
+    assert done > 0
+    # An item that was just being stored when the run was stopped stands as well.
+    assert done <= len(list(outputs.glob("*.npz"))) < MANY
+
+
+async def test_items_that_fail_are_named_and_the_others_results_stand(
+    world: World, running: Operators
+) -> None:
+    folder = world.claims / "lines" / "odd"
+    write_items(folder, [MODELS[MODEL].inputs(seed) for seed in range(3)])
+    name, value = next(iter(MODELS[MODEL].inputs(0).items()))
+    np.savez(folder / "odd.npz", **dict[str, Any]({name: value[..., None]}))
+    spec = job_spec(inputs={"uri": "pvc://lines/odd"}, outputs={"uri": "pvc://lines/even"})
+    with operating(running, world):
+        world.apply("InferenceJob", "odd", backoffLimit=1, **spec)
+        await world.wait("inferencejob", "odd", "Failed")
+    failed = world.condition("inferencejob", "odd", "Failed")
+    assert failed["reason"] == "ItemsFailed"
+    assert failed["message"].startswith("1 of 4 items failed; first: odd.npz[0]: has ")
+    status = status_of(world, "odd")
+    assert (status["items"]["succeeded"], status["items"]["failed"]) == (3, 1)
+    [failure] = status["failures"]
+    assert (failure["item"], failure["input"]) == (3, "odd.npz[0]")
+    assert len(list((world.claims / "lines" / "even").glob("*.npz"))) == 3
+
+
+async def test_a_finished_job_deletes_itself_and_all_that_was_its_own(
+    world: World, running: Operators
+) -> None:
+    spec = job_spec(outputs={"uri": "pvc://lines/brief"})
+    with operating(running, world):
+        world.apply("InferenceJob", "brief", ttlSecondsAfterFinished=1, **spec)
+
+        def left() -> list[str]:
+            kinds = "inferencejobs,partitions,placements,jobs"
+            found = world.plane.access.get(kinds, f"--namespace={NAMESPACE}")["items"]
+            names = (each["metadata"]["name"] for each in found)
+            return [name for name in names if name == "brief" or name.startswith("brief-")]
+
+        await world.until("it is there", lambda: "brief" in left())
+        await world.until("nothing of it is left", lambda: not left())
+    assert len(read_results(world.claims / "lines" / "brief")) == ITEMS
+    assert (await told(world, "brief"))["FinishedJob"] == "Normal"
+
+
+async def test_wait_works_for_every_kind_and_ready_is_not_told_of_what_stands_on_a_dead_device(
+    world: World, running: Operators
+) -> None:
+    with operating(running, world):
+        for kind, name in KINDS:
+            type_ = "Complete" if kind == "inferencejob" else "Ready"
+            until = f"--for=condition={type_}"
+            said = world.kubectl("wait", until, f"{kind}/{name}", "--timeout=100s")
+            assert "condition met" in said
+            found = world.get(kind, name)
+            observed = found["status"]["observedGeneration"]
+            assert observed == found["metadata"]["generation"], kind
+        process = world.pool.process_id(DEVICES[0])
+        used = world.get("placement", "slow")["status"]["stages"]
+        stands = [("device", f"shelf-{DEVICES[0]}"), ("devicepool", "shelf")]
+        if any(DEVICES[0] in stage["devices"] for stage in used):
+            stands.append(("placement", "slow"))
+        os.kill(process, signal.SIGSTOP)
+        try:
+            for kind, name in stands:
+                await world.until(
+                    f"{kind} {name} is not Ready", partial(unready, world, kind, name)
+                )
+                assert world.condition(kind, name, "Ready")["message"], "it says why"
+        finally:
+            os.kill(process, signal.SIGCONT)
+        for kind, name in stands:
+            await world.wait(kind, name, "Ready")
+
+
+# What no job of these tests needs, and what does.
+UNUSED = {
+    "pods": {"get": "an agent enrols"},
+    "events": {"list": "a claim is not bound"},
+    "tokenreviews.authentication.k8s.io": {"create": "an agent enrols"},
+    "daemonsets.apps": {"delete": "a size of node is gone, with budget.percent"},
+    "devices.shoal.dev": {"delete": "a node is not selected any more"},
+}
+
+
+async def test_the_operator_was_never_refused_and_needs_each_right_that_it_has(
+    world: World,
+) -> None:
+    """The last of these tests: it reads what the others have made the operator do."""
+    allowed, forbidden = used(world.plane, f"system:serviceaccount:{HOME}:{ACCOUNT}")
+    assert forbidden == {}
+    granted = by_resource(of_rules(("ClusterRole", ACCOUNT), ("Role", ACCOUNT)))
+    unused = {name: verbs for (name, _), verbs in without(granted, allowed).items()}
+    assert unused == {name: set(verbs) for name, verbs in UNUSED.items()}

@@ -1,0 +1,99 @@
+"""What of a coordinator's answers counts as a change."""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from shoal_operator.controller import views
+from shoal_operator.reconcile.snapshot import (
+    ConnectedDevice,
+    CoordinatorView,
+    DeviceState,
+    Run,
+    RunState,
+    Unreachable,
+)
+from shoal_protocol.units import Bytes
+from shoal_protocol.v1 import coordinator_pb2 as pb
+
+DEVICE = ConnectedDevice(
+    name="pi",
+    state=DeviceState.READY,
+    architecture="arm64",
+    budget_bytes=Bytes(1),
+    floor_bytes=Bytes(1),
+    cached_fragments=0,
+    cached_bytes=Bytes(0),
+    silent_seconds=0.1,
+)
+RUN = views.run_of(pb.JobStatus(name="j", state=pb.JobStatus.RUNNING, items=9, succeeded=1))
+VIEW = CoordinatorView(
+    begun=1.0,
+    devices=(DEVICE,),
+    runs=MappingProxyType({"j": RUN}),
+    fragments=frozenset({"sha256:1"}),
+)
+
+
+def parts(old: views.View, new: views.View) -> set[str]:
+    return {topic[2] for topic in views.differences("ns", "shelf", old, new)}
+
+
+def test_time_that_passes_is_no_change() -> None:
+    later = replace(
+        VIEW,
+        begun=9.0,
+        devices=(replace(DEVICE, silent_seconds=1.5),),
+        runs=MappingProxyType({"j": replace(RUN, seconds=2.0, items_per_second=0.5)}),
+    )
+    assert parts(VIEW, later) == set()
+
+
+def test_progress_of_a_run_concerns_its_job_only() -> None:
+    runs = MappingProxyType({"j": replace(RUN, succeeded=2)})
+    assert parts(VIEW, replace(VIEW, runs=runs)) == {"shelf/run/j"}
+
+
+def test_the_end_of_a_run_concerns_its_placement_and_the_pool_as_well() -> None:
+    concerned = {"shelf/run/j", "shelf/end/j", "shelf/runs"}
+    runs = MappingProxyType({"j": replace(RUN, state=RunState.COMPLETE)})
+    assert parts(VIEW, replace(VIEW, runs=runs)) == concerned
+    assert parts(VIEW, replace(VIEW, runs=MappingProxyType({}))) == concerned
+
+
+def test_more_items_are_progress_but_the_first_a_failure_and_the_end_are_news() -> None:
+    def progress(old: Run, **changed: object) -> list[str]:
+        new = replace(old, **changed)  # type: ignore[arg-type]
+        before, after = (replace(VIEW, runs=MappingProxyType({"j": each})) for each in (old, new))
+        return [topic[2] for topic in views.progress("ns", "shelf", before, after)]
+
+    assert progress(RUN, succeeded=2, seconds=3.0) == ["shelf/run/j"]
+    assert progress(replace(RUN, succeeded=0), succeeded=1) == []
+    assert progress(RUN, succeeded=2, failed=1) == []
+    assert progress(RUN, succeeded=9, state=RunState.COMPLETE) == []
+    assert progress(RUN, seconds=3.0) == []
+
+
+def test_what_a_device_caches_is_nothing_to_plan_anew_for() -> None:
+    cached = replace(VIEW, devices=(replace(DEVICE, cached_fragments=1),))
+    assert parts(VIEW, cached) == {"shelf/devices"}
+    lost = replace(VIEW, devices=(replace(DEVICE, state=DeviceState.LOST),))
+    assert parts(VIEW, lost) == {"shelf/devices", "shelf/fleet", "shelf/lost"}
+
+
+def test_a_device_that_is_silent_for_a_moment_is_nothing_to_plan_anew_for() -> None:
+    silent = replace(VIEW, devices=(replace(DEVICE, state=DeviceState.SILENT),))
+    assert parts(VIEW, silent) == {"shelf/devices"}
+
+
+def test_a_coordinator_that_goes_away_concerns_everyone_once() -> None:
+    gone = Unreachable(reason="connection refused")
+    assert parts(VIEW, gone) == {"shelf/reach"}
+    assert parts(gone, gone) == set()
+    assert parts(gone, VIEW) == {"shelf/reach"}
+
+
+def test_every_state_of_the_protocol_has_a_word_here() -> None:
+    for state in pb.JobStatus.State.keys():  # noqa: SIM118 - no mapping, though it has keys
+        assert views.run_of(pb.JobStatus(state=state)).state in RunState
+    for device in pb.DeviceStatus.State.keys():  # noqa: SIM118
+        assert views.device_of(pb.DeviceStatus(state=device)).state in DeviceState

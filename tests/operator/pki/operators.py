@@ -1,0 +1,78 @@
+"""An operator's side of enrolment: the real service over TLS, with tokens that a test hands out."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+
+from certificates import HOSTS
+from shoal_agent.enrolment.identity import Enrolment
+from shoal_operator.pki.authority import DEVICE_LIFETIME, Authority, Use
+from shoal_operator.pki.enrolment import (
+    EnrolmentService,
+    Reviewed,
+    ReviewFailed,
+    add_enrolment_port,
+)
+from shoal_protocol.v1.enrolment_pb2_grpc import add_EnrolmentServicer_to_server
+
+
+@dataclass
+class Operator:
+    """`tokens` are those that the API server would accept; `pools` the authorities by namespace."""
+
+    folder: Path
+    tokens: dict[str, Reviewed] = field(default_factory=dict)
+    pools: dict[str, Authority] = field(default_factory=dict)
+    away: bool = False
+    lifetime: timedelta = DEVICE_LIFETIME
+    own: Authority = field(default_factory=lambda: Authority.make("shoal", datetime.now(UTC)))
+    clock_offset: timedelta = timedelta()
+    target: str = ""
+
+    async def review(self, token: str) -> Reviewed | None:
+        if self.away:
+            raise ReviewFailed("the API server is away")
+        return self.tokens.get(token)
+
+    async def find(self, reviewed: Reviewed) -> Authority | None:
+        if not reviewed.service_account.endswith("-agent"):
+            return None
+        return self.pools.get(reviewed.namespace)
+
+    def clock(self) -> datetime:
+        return datetime.now(UTC) + self.clock_offset
+
+    def grant(self, token: str, node: str, *, account: str = "shelf-agent") -> None:
+        self.tokens[token] = Reviewed(
+            namespace="default", pod=f"agent-on-{node}", node=node, service_account=account
+        )
+
+    def device(self, name: str, token: str) -> Enrolment:
+        """What a device is told; its token is in a file, as in a pod."""
+        (self.folder / f"{name}.token").write_text(token + "\n")
+        (self.folder / "enrol-ca.pem").write_bytes(self.own.certificate)
+        return Enrolment(
+            target=self.target,
+            ca=self.folder / "enrol-ca.pem",
+            token=self.folder / f"{name}.token",
+            name=name,
+            folder=self.folder / f"identity-{name}",
+        )
+
+    @contextlib.asynccontextmanager
+    async def serving(self, port: int = 0) -> AsyncIterator[None]:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        service = EnrolmentService(self.review, self.find, self.clock, self.lifetime)
+        add_EnrolmentServicer_to_server(service, server)
+        issued = self.own.issue("shoal-operator", datetime.now(UTC), hosts=HOSTS, use=Use.BOTH)
+        bound = add_enrolment_port(server, f"localhost:{port}", lambda: issued)
+        self.target = f"localhost:{bound}"
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(None)

@@ -1,0 +1,303 @@
+"""A device gets a certificate for its own name, and nobody else does: over real gRPC and TLS."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from certificates import Pki
+from pki.operators import Operator
+from shoal_agent.enrolment.identity import Identity
+from shoal_coordinator.server import CoordinatorSettings, serving
+from shoal_operator.pki import enrolment as service
+from shoal_operator.pki.authority import DEVICE_LIFETIME, Authority, expiry, is_issued_by
+from shoal_protocol.channels import open_channel
+from shoal_protocol.services import SessionClient
+from shoal_protocol.v1.enrolment_pb2 import EnrolRequest, EnrolResponse
+from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
+from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
+
+SOON = timedelta(seconds=155)
+"""Renewed when two thirds have passed of this, and of the five minutes before: after 3 seconds."""
+PATIENCE_SECONDS = 30.0
+
+
+def csr(name: str, key: ec.EllipticCurvePrivateKey | None = None) -> bytes:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    signed = builder.sign(key or ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
+    return signed.public_bytes(serialization.Encoding.DER)
+
+
+@pytest.fixture
+async def operator(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Operator]:
+    """Its certificates last for the parameter, if there is one."""
+    operator = Operator(tmp_path, lifetime=getattr(request, "param", DEVICE_LIFETIME))
+    operator.pools["default"] = Authority.make("shelf", datetime.now(UTC))
+    operator.grant("token-of-pi-4", "pi-4")
+    async with operator.serving():
+        yield operator
+
+
+async def ask(operator: Operator, token: str, request: bytes) -> EnrolResponse:
+    credentials = grpc.ssl_channel_credentials(operator.own.certificate)
+    async with grpc.aio.secure_channel(operator.target, credentials) as channel:
+        response: EnrolResponse = await EnrolmentStub(channel).Enrol(
+            EnrolRequest(token=token, certificate_request=request), timeout=10
+        )
+        return response
+
+
+async def refusal(
+    operator: Operator, token: str, request: bytes
+) -> tuple[grpc.StatusCode, str | None]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await ask(operator, token, request)
+    return caught.value.code(), caught.value.details()
+
+
+async def test_the_node_of_the_token_is_signed_for_by_its_pool(operator: Operator) -> None:
+    response = await ask(operator, "token-of-pi-4", csr("pi-4"))
+    pool = operator.pools["default"]
+    assert response.authority == pool.certificate
+    assert is_issued_by(response.certificate_chain, pool.certificate)
+    left = expiry(response.certificate_chain) - datetime.now(UTC)
+    assert timedelta(hours=23) < left <= timedelta(days=1)
+
+
+async def test_who_may_not_have_a_certificate_is_told_why(operator: Operator) -> None:
+    operator.grant("token-of-a-web-server", "pi-4", account="web-server")
+    denied, invalid = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT
+    code, text = await refusal(operator, "expired", csr("pi-4"))
+    assert code == grpc.StatusCode.UNAUTHENTICATED
+    assert str(text).startswith("the token is not accepted")
+    assert await refusal(operator, "token-of-pi-4", csr("jetson")) == (
+        denied,
+        "pod agent-on-pi-4: asks for the name 'jetson', may have 'pi-4'",
+    )
+    assert await refusal(operator, "token-of-a-web-server", csr("pi-4")) == (
+        denied,
+        "service account web-server of namespace default is no pool's agents'",
+    )
+    assert await refusal(operator, "", csr("pi-4")) == (invalid, "there is no token")
+    assert (await refusal(operator, "x" * 20_000, csr("pi-4")))[0] == invalid
+    assert (await refusal(operator, "token-of-pi-4", b"nonsense"))[0] == invalid
+    operator.away = True
+    assert await refusal(operator, "token-of-pi-4", csr("pi-4")) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "the token cannot be looked at now: the API server is away",
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        ("shoal-operator", "the name shoal-operator is kept for Shoal itself"),
+        ("shoal-worker", "the name shoal-worker is kept for Shoal itself"),
+        (
+            "shelf-coordinator.default.svc",
+            "a name that ends in .svc could be a coordinator's",
+        ),
+        ("n" * 64, "its name has 64 characters, and a device's at most 63"),
+    ],
+)
+async def test_a_node_whose_name_would_make_it_somebody_else_is_refused(
+    operator: Operator, node: str, why: str
+) -> None:
+    operator.grant("its-token", node)
+    assert await refusal(operator, "its-token", csr(node)) == (
+        grpc.StatusCode.PERMISSION_DENIED,
+        f"node {node} cannot be a device: {why}",
+    )
+
+
+async def test_a_token_that_somebody_read_is_of_no_use(operator: Operator) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    await ask(operator, "token-of-pi-4", csr("pi-4", key))
+    await ask(operator, "token-of-pi-4", csr("pi-4", key))  # the first answer was lost
+    assert await refusal(operator, "token-of-pi-4", csr("pi-4")) == (
+        grpc.StatusCode.PERMISSION_DENIED,
+        "the token was used already, with another key",
+    )
+    operator.grant("next-token-of-pi-4", "pi-4")
+    await ask(operator, "next-token-of-pi-4", csr("pi-4"))
+
+
+async def test_the_rate_is_bounded_and_comes_back(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "PER_SECOND", 0.001)
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = csr("pi-4", key)
+    for _ in range(service.BURST):
+        await ask(operator, "token-of-pi-4", request)
+    code, _ = await refusal(operator, "token-of-pi-4", request)
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    operator.clock_offset = timedelta(hours=1)
+    await ask(operator, "token-of-pi-4", request)
+
+
+# ---- the device's side ---------------------------------------------------------------------------
+
+
+async def obtained(identity: Identity) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await identity.obtain()
+
+
+async def test_a_device_gets_its_identity_and_goes_on_with_it(operator: Operator) -> None:
+    device = operator.device("pi-4", "token-of-pi-4")
+    await obtained(Identity(device))
+    files = device.credentials
+    assert files.ca.read_bytes() == operator.pools["default"].certificate
+    assert is_issued_by(files.certificate.read_bytes(), files.ca.read_bytes())
+    assert files.key.stat().st_mode & 0o077 == 0
+    assert device.folder.stat().st_mode & 0o077 == 0
+    # The operator may be away when the container starts again.
+    operator.tokens.clear()
+    await obtained(Identity(device))
+    assert sorted(path.name for path in device.folder.iterdir())[-1] == "current"
+
+
+async def test_an_identity_that_expired_is_not_gone_on_with(operator: Operator) -> None:
+    device = operator.device("pi-4", "token-of-pi-4")
+    await obtained(Identity(device))
+    note = device.folder / "current/identity.json"
+    note.write_text(json.dumps(json.loads(note.read_text()) | {"expires_at": time.time() - 1}))
+    before = device.credentials.certificate.read_bytes()
+    operator.grant("next-token", "pi-4")
+    device.token.write_text("next-token")
+    await obtained(Identity(device))
+    assert device.credentials.certificate.read_bytes() != before
+
+
+async def test_an_identity_of_another_name_is_not_gone_on_with(operator: Operator) -> None:
+    await obtained(Identity(operator.device("pi-4", "token-of-pi-4")))
+    operator.grant("token-of-jetson", "jetson")
+    device = operator.device("jetson", "token-of-jetson")
+    device.folder.symlink_to(operator.folder / "identity-pi-4")
+    await obtained(Identity(device))
+    parsed = x509.load_pem_x509_certificate(device.credentials.certificate.read_bytes())
+    assert parsed.subject.rfc4514_string() == "CN=jetson"
+
+
+async def test_a_device_that_nobody_lets_in_asks_again_with_the_same_token(
+    operator: Operator,
+) -> None:
+    device = operator.device("pi-4", "token-of-pi-4")
+    identity = Identity(device, doubt_seconds=(0.1, 0.1))
+    await obtained(identity)
+    operator.pools["default"] = Authority.make("shelf", datetime.now(UTC))
+    key = device.credentials.key.read_bytes()
+    identity.refused()
+    renewal = asyncio.ensure_future(anext(identity.renewals()))
+    await asyncio.sleep(0)
+    assert not renewal.done()  # one refusal may be a coordinator that starts again
+    while not renewal.done():
+        identity.refused()
+        await asyncio.sleep(0.01)
+    files = device.credentials
+    assert files.ca.read_bytes() == operator.pools["default"].certificate
+    assert is_issued_by(files.certificate.read_bytes(), files.ca.read_bytes())
+    assert files.key.read_bytes() == key  # with another one the token would be taken for stolen
+
+
+async def test_a_device_waits_for_an_operator_that_is_away(tmp_path: Path) -> None:
+    operator = Operator(tmp_path)
+    operator.pools["default"] = Authority.make("shelf", datetime.now(UTC))
+    async with operator.serving():
+        port = int(operator.target.rpartition(":")[2])
+    identity = Identity(operator.device("pi-4", "token"), shortest_pause_seconds=0.1)
+    waiting = asyncio.create_task(obtained(identity))
+    while not identity.why.startswith("UNAVAILABLE"):
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+    async with operator.serving(port):  # back, but the token is not known yet
+        while not identity.why.startswith("UNAUTHENTICATED"):
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+        operator.grant("token", "pi-4")
+        await waiting
+
+
+async def test_an_operator_of_another_authority_is_not_believed(operator: Operator) -> None:
+    device = operator.device("pi-4", "token-of-pi-4")
+    device.ca.write_bytes(Authority.make("another", datetime.now(UTC)).certificate)
+    identity = Identity(device, shortest_pause_seconds=0.1)
+    waiting = asyncio.create_task(identity.obtain())
+    while not identity.why.startswith("UNAVAILABLE"):
+        await asyncio.sleep(0.05)
+    waiting.cancel()
+    assert not (device.folder / "current").exists()
+
+
+@pytest.mark.parametrize("operator", [SOON], indirect=True)
+async def test_a_server_shows_a_renewed_identity_to_those_that_come_after(
+    operator: Operator, tmp_path: Path
+) -> None:
+    pool = operator.pools["default"]
+    device = operator.device("localhost", "first")
+    operator.grant("first", "localhost")
+    identity = Identity(device)
+    await obtained(identity)
+    settings = CoordinatorSettings(
+        listen="localhost:0",
+        store=tmp_path / "store",
+        state=tmp_path / "state",
+        credentials=device.credentials,
+    )
+    client = Pki(tmp_path / "client")
+    client.authority = pool
+    client.ca.write_bytes(pool.certificate)
+    mine = client.issue("pi-4")
+
+    async def serial_shown(port: int) -> bytes:
+        """Of the certificate that a server shows; it wants one itself, so a call is made first."""
+        async with open_channel(f"localhost:{port}", mine) as channel:
+            request = FetchFragmentRequest(digest="sha256:" + "0" * 64, file="model.onnx")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await SessionClient(channel).fetch_fragment(request, timeout=10).read()
+            assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        return await asyncio.to_thread(_certificate_of, port)
+
+    async with serving(settings) as coordinator:
+        first = device.credentials.certificate.read_bytes()
+        assert await serial_shown(coordinator.port) == _der(first)
+        operator.grant("second", "localhost")
+        device.token.write_text("second")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await anext(identity.renewals())
+        second = device.credentials.certificate.read_bytes()
+        assert second != first
+        assert await serial_shown(coordinator.port) == _der(second)
+    folders = [path for path in device.folder.iterdir() if not path.is_symlink()]
+    assert len(folders) == 1
+
+
+def _certificate_of(port: int) -> bytes:
+    import socket  # noqa: PLC0415 - here alone
+    import ssl  # noqa: PLC0415
+
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection(("localhost", port), timeout=10) as plain,
+        context.wrap_socket(plain) as secured,
+    ):
+        return secured.getpeercert(binary_form=True) or b""
+
+
+def _der(certificate: bytes) -> bytes:
+    parsed = x509.load_pem_x509_certificate(certificate)
+    return parsed.public_bytes(serialization.Encoding.DER)

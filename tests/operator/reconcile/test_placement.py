@@ -1,0 +1,257 @@
+"""A plan stays in force until another gains enough."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from reconcile.rules import decide
+from reconcile.test_partition import cut, partition, ready_model
+from reconcile.test_partition import told as told_partition
+from reconcile.values import MIB, NOW, SETTINGS, condition, make, pool, word
+from shoal_api.kinds import Partition, Placement
+from shoal_api.kinds.placement import Cost, PlacementStatus
+from shoal_operator.reconcile.decision import Decision, Terms
+from shoal_operator.reconcile.documents import read_document
+from shoal_operator.reconcile.snapshot import (
+    ConnectedDevice,
+    CoordinatorView,
+    DeviceState,
+    KeptDocument,
+    PlacementSnapshot,
+    Run,
+    RunState,
+    Unreachable,
+)
+from shoal_protocol.units import Bytes
+
+SOON, LATER = "2026-03-01T12:00:10Z", "2026-03-01T12:01:00Z"
+UNREACHABLE = Unreachable(reason="connection refused")
+
+
+def cut_partition() -> tuple[Partition, KeptDocument]:
+    of, on = partition(fragments=3), ready_model()
+    _, decision = cut(of, on)
+    kept = read_document(decision.children[0])
+    assert kept is not None
+    return told_partition(of, decision), kept
+
+
+PARTITION, KEPT = cut_partition()
+
+
+def placement(generation: int = 1, **more: object) -> Placement:
+    spec = {"partitionRef": {"name": "rec-3"}, "poolRef": {"name": "shelf"}, **more}
+    return make(Placement, "rec-3-shelf", spec, generation=generation)
+
+
+def device(
+    name: str, state: DeviceState = DeviceState.READY, budget: int = 24 * MIB
+) -> ConnectedDevice:
+    return ConnectedDevice(
+        name=name,
+        state=state,
+        architecture="arm64",
+        budget_bytes=Bytes(budget),
+        floor_bytes=Bytes(60 * MIB),
+        cached_fragments=0,
+        cached_bytes=Bytes(0),
+        silent_seconds=0.0,
+    )
+
+
+def devices(*names: str, **more: DeviceState) -> CoordinatorView:
+    made = tuple(device(name, more.get(name, DeviceState.READY)) for name in names)
+    return CoordinatorView(begun=0.0, devices=made, runs={}, fragments=frozenset())
+
+
+def see(
+    of: Placement,
+    view: CoordinatorView | Unreachable,
+    now: str = NOW,
+    measured: Run | None = None,
+) -> tuple[Placement, Decision, PlacementStatus]:
+    decision = decide(
+        PlacementSnapshot(
+            now=now,
+            settings=SETTINGS,
+            placement=of,
+            partition=PARTITION,
+            document=KEPT,
+            pool=pool(),
+            view=view,
+            measured=measured,
+        )
+    )
+    assert isinstance(decision.status, PlacementStatus)
+    return replace(of, status=decision.status), decision, decision.status
+
+
+def used(status: PlacementStatus) -> list[str]:
+    return [name for stage in status.stages for name in stage.devices]
+
+
+def test_a_plan_is_made_of_the_devices_that_are_connected() -> None:
+    _, decision, status = see(placement(), devices("a", "b", "c"))
+    assert (status.epoch, used(status)) == (1, ["a", "b", "c"])
+    assert word(status, "Ready") == "True Ready"
+    assert [note.reason for note in decision.notes] == ["PlannedPlacement"]
+    assert decision.notes[0].message.startswith("3 stages on a, b, c; ")
+    assert len(status.rejected) <= 8
+
+
+def test_a_plan_made_again_of_the_same_is_the_same() -> None:
+    of, _, first = see(placement(), devices("a", "b", "c"))
+    _, decision, second = see(of, devices("a", "b", "c"), now=LATER)
+    assert (decision.notes, second) == ((), first)
+
+
+@pytest.mark.parametrize("view", [devices("a", "b", "c", b=DeviceState.SILENT), UNREACHABLE])
+def test_a_moment_of_silence_changes_no_plan(view: CoordinatorView | Unreachable) -> None:
+    of, _, first = see(placement(), devices("a", "b", "c"))
+    of, decision, second = see(of, view, now=SOON)
+    assert (second.stages, second.epoch, decision.notes) == (first.stages, 1, ())
+    assert word(second, "Planned") == "True Planned"
+    ready = condition(second, "Ready").status.value
+    assert ready == ("Unknown" if view is UNREACHABLE else "True")
+
+
+def test_a_device_that_stays_away_is_planned_around_after_its_grace() -> None:
+    of, _, _ = see(placement(), devices("a", "b", "c", "d"))
+    assert (
+        used(of.status or PlacementStatus())
+        == ["a", "b", "c", "d"][: len(used(of.status or PlacementStatus()))]
+    )
+    gone = used(of.status or PlacementStatus())[0]
+    view = devices(*(name for name in "abcd" if name != gone))
+    of, decision, status = see(of, view)
+    assert word(status, "Ready") == "False DevicesMissing"
+    assert (status.epoch, decision.requeue_seconds) == (1, 30)
+    of, decision, status = see(of, view, now=SOON)
+    assert (status.epoch, decision.requeue_seconds) == (1, 20)
+    _, decision, status = see(of, view, now=LATER)
+    assert status.epoch == 2
+    assert gone not in used(status)
+    assert [note.reason for note in decision.notes] == ["ReplannedPlacement"]
+    assert f"without {gone}" in decision.notes[0].message
+
+
+def test_a_device_that_returns_in_time_changes_nothing() -> None:
+    of, _, first = see(placement(), devices("a", "b", "c"))
+    of, _, _ = see(of, devices("a", "c"))
+    _, _, status = see(of, devices("a", "b", "c"), now=SOON)
+    assert (status.stages, status.epoch) == (first.stages, 1)
+    assert word(status, "Ready") == "True Ready"
+
+
+def test_devices_that_come_back_one_by_one_find_the_plan_as_it_was() -> None:
+    of, _, first = see(placement(), devices("a", "b", "c"))
+    of, _, none = see(of, devices(), now=SOON)
+    assert word(none, "Ready") == "Unknown WaitingForDevices"
+    of, _, some = see(of, devices("a"), now=LATER)
+    assert (some.epoch, some.stages) == (1, first.stages)
+    _, _, all_ = see(of, devices("a", "b", "c"), now=LATER)
+    assert (all_.epoch, word(all_, "Ready")) == (1, "True Ready")
+
+
+def test_the_others_stay_where_they_were_when_one_is_replaced() -> None:
+    of, _, first = see(placement(), devices("b", "c", "d"))
+    assert used(first) == ["b", "c", "d"]
+    of, _, _ = see(of, devices("a", "c", "d"))
+    _, _, status = see(of, devices("a", "c", "d"), now=LATER)
+    assert used(status) == ["a", "c", "d"]
+
+
+def test_a_plan_that_gains_little_is_not_taken_and_one_that_gains_much_is() -> None:
+    of, _, first = see(placement(), devices("a", "b", "c"))
+    _, _, kept = see(of, devices("a", "b", "c", "d"), now=LATER)
+    assert (kept.epoch, kept.stages) == (1, first.stages)
+    six = devices("a", "b", "c", "d", "e", "f")
+    _, decision, status = see(of, six, now=LATER)
+    assert status.epoch == 2
+    assert set(used(status)) == set("abcdef")
+    assert [note.reason for note in decision.notes] == ["ReplannedPlacement"]
+
+
+def test_what_fits_nowhere_is_refused_in_words() -> None:
+    small = replace(devices("pi"), devices=(device("pi", budget=16 * MIB),))
+    _, decision, status = see(placement(), small)
+    assert word(status, "Planned") == "False Infeasible"
+    text = "fragment 0 of rec-3 needs 20 MiB resident; pi has 16 MiB; "
+    assert condition(status, "Ready").message.startswith(text)
+    assert status.stages == ()
+    assert [note.warning for note in decision.notes] == [True]
+
+
+def test_an_edit_is_planned_at_once() -> None:
+    of, _, _ = see(placement(), devices("a", "b", "c"))
+    pin = {"fragment": 0, "device": "c"}
+    edited = replace(placement(generation=2, pins=[pin]), status=of.status)
+    _, _, status = see(edited, devices("a", "b", "c"))
+    assert status.epoch == 2
+    assert status.stages[0].devices == ("c",)
+
+
+def test_the_epoch_never_falls() -> None:
+    of, _, _ = see(placement(), devices("a", "b", "c"))
+    of, _, _ = see(of, replace(devices("a"), devices=(device("a", budget=MIB),)))
+    of, _, refused = see(of, replace(devices("a"), devices=(device("a", budget=MIB),)), now=LATER)
+    assert word(refused, "Planned") == "False Infeasible"
+    _, _, status = see(of, devices("a", "b", "c"), now=LATER)
+    assert status.epoch == 2
+
+
+MEASURED = Run(
+    job="ocr-1",
+    state=RunState.COMPLETE,
+    message="",
+    plan=1,
+    terms=Terms(),
+    items=24,
+    active=0,
+    succeeded=24,
+    failed=0,
+    seconds=2.0,
+    items_per_second=12.0,
+    latency_p50_seconds=0.25,
+    tier_hits=(0, 0, 0, 0),
+)
+
+
+def test_a_placement_that_was_deleted_under_a_run_begins_after_the_plan_of_the_run() -> None:
+    going = replace(MEASURED, state=RunState.RUNNING, plan=3)
+    of, _, status = see(placement(), devices("a", "b", "c"), measured=going)
+    assert status.epoch == 4
+    _, _, status = see(of, devices("a", "b", "c"), now=LATER, measured=going)
+    assert status.epoch == 4
+
+
+def test_what_the_last_job_measured_is_told() -> None:
+    of, _, status = see(placement(), devices("a", "b", "c"), measured=MEASURED)
+    assert status.measured == Cost(latency_seconds=0.25, items_per_second=12.0)
+    going = replace(MEASURED, state=RunState.RUNNING, items_per_second=3.0)
+    _, _, status = see(of, devices("a", "b", "c"), measured=going)
+    assert status.measured == Cost(latency_seconds=0.25, items_per_second=12.0)
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [
+        ("partition", "PartitionNotFound"),
+        ("document", "PartitionNotReady"),
+        ("pool", "PoolNotFound"),
+    ],
+)
+def test_it_waits_for_what_it_refers_to(missing: str, reason: str) -> None:
+    snapshot = PlacementSnapshot(
+        now=NOW,
+        settings=SETTINGS,
+        placement=placement(),
+        partition=PARTITION,
+        document=KEPT,
+        pool=pool(),
+        view=devices("a"),
+    )
+    nothing: dict[str, Any] = {missing: None}
+    decision = decide(replace(snapshot, **nothing))
+    assert word(decision.status, "Ready") == f"False {reason}"

@@ -1,0 +1,70 @@
+"""Which nodes a pool has, what they are called, and where its pods run and are dialled."""
+
+import pytest
+
+from reconcile.rules import pods_in
+from reconcile.test_device_pool import children, node, see, settings, view
+from reconcile.test_placement import device
+from reconcile.values import condition, pool, word
+from shoal_agent.agent import advertised
+from shoal_operator.reconcile.names import device_object_name
+from shoal_operator.reconcile.settings import Place
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
+def test_an_agent_is_dialled_at_its_pods_address_of_either_family(address: str) -> None:
+    (agents,) = children(see(), "DaemonSet").values()
+    (spec,) = pods_in(agents)
+    containers = spec["containers"]
+    assert isinstance(containers, list)
+    words = containers[0]["command"]
+    told = words[words.index("--advertise") + 1].replace("$(POD_IP)", address)
+    host = f"[{address}]" if ":" in address else address
+    assert advertised(told, 7401) == f"{host}:7401"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("shoal-worker", "the name shoal-worker is kept for Shoal itself"),
+        ("n" * 64, "its name has 64 characters, and a device's at most 63"),
+    ],
+)
+def test_a_node_whose_name_no_device_may_have_is_told_why(name: str, why: str) -> None:
+    status = see(nodes=(node("n1"), node(name)), view=view(device("n1"))).status
+    assert condition(status, "AgentsReady").message == (
+        f"1 of 2 agents connected; node {name} cannot be a device: {why}"
+    )
+
+
+def test_a_selector_that_matches_nothing_says_what_to_do() -> None:
+    status = see(nodes=(node("n1", labels={}),), view=view()).status
+    assert condition(status, "Ready").message == (
+        "no node matches {shoal.dev/pool: shelf}; kubectl label node NAME shoal.dev/pool=shelf"
+    )
+    tainted = node("n1", taints=(("dedicated", "edge", "NoSchedule"),))
+    status = see(nodes=(tainted,), view=view()).status
+    assert "dedicated=edge:NoSchedule" in condition(status, "Ready").message
+    tolerant = pool(tolerations=[{"key": "dedicated", "operator": "Exists"}])
+    assert word(see(tolerant, nodes=(tainted,), view=view(device("n1"))).status, "Ready") == (
+        "True Ready"
+    )
+    cordoned = node("n1", taints=(("node.kubernetes.io/not-ready", "", "NoExecute"),))
+    assert word(see(nodes=(cordoned,), view=view(device("n1"))).status, "Ready") == "True Ready"
+
+
+def test_nodes_with_dots_have_devices_with_names_of_their_own() -> None:
+    names = {device_object_name("shelf", name) for name in ("a.b", "a-b", "a.b.c", "x" * 63)}
+    assert len(names) == 4
+    assert all(len(name) <= 63 and "." not in name for name in names)
+
+
+def test_the_coordinators_pod_is_where_the_installation_says() -> None:
+    place = Place(node_selector={"disk": "ssd"}, tolerations=({"operator": "Exists"},))
+    workload = children(see(settings=settings(coordinator_place=place)), "Deployment")
+    (pod,) = pods_in(workload["shelf-coordinator"])
+    assert (pod["nodeSelector"], pod["tolerations"]) == (
+        {"disk": "ssd"},
+        [{"operator": "Exists"}],
+    )
+    assert "affinity" not in pod

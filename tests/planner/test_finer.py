@@ -1,0 +1,84 @@
+"""Advice about a cut that fits on no device, against every cut there is."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from random_profiles import chain, every_cut, profiles
+from shoal_planner.advice import CutAdvice, CutForSize, finer, in_words, largest
+from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.profile import Profile
+from shoal_planner.segments import Layout
+
+
+def fits_somehow(profile: Profile, budget: int) -> bool:
+    layout = Layout(profile)
+    return any(
+        all(segment.resident_bytes <= budget for segment in segments)
+        for count in range(1, len(layout.legal) + 2)
+        for segments in every_cut(layout, count)
+    )
+
+
+@settings(max_examples=75, deadline=None)
+@given(profile=profiles(), count=st.integers(1, 5), share=st.integers(20, 110))
+def test_advice_is_true_when_it_is_followed(profile: Profile, count: int, share: int) -> None:
+    cuts = choose_cuts(profile, CutRequest(fragments=count))
+    if isinstance(cuts, Refusal):
+        return
+    budget = largest(profile, cuts) * share // 100
+    advice = finer(profile, cuts, budget)
+    more = range(count + 1, len(Layout(profile).legal) + 2)
+    fitting = [
+        number
+        for number in more
+        if not isinstance(other := choose_cuts(profile, CutRequest(fragments=number)), Refusal)
+        and largest(profile, other) <= budget
+    ]
+    match advice:
+        case None:
+            assert largest(profile, cuts) <= budget
+        case CutAdvice(fragments, need):
+            assert fragments == fitting[0] > count
+            asked = choose_cuts(profile, CutRequest(fragments=fragments))
+            assert not isinstance(asked, Refusal)
+            assert largest(profile, asked) == need <= budget
+            assert f"fragments: {fragments} would need" in in_words(advice)
+        case CutForSize(fragments, need):
+            assert not fitting
+            asked = choose_cuts(profile, CutRequest(max_bytes=budget))
+            assert not isinstance(asked, Refusal)
+            assert len(asked) + 1 == fragments
+            assert largest(profile, asked) == need <= budget
+            assert f"{fragments} fragment{'s' * (fragments > 1)}, the largest needs" in in_words(
+                advice
+            )
+        case Refusal(reason=reason, node=node, need_bytes=need):
+            assert not fits_somehow(profile, budget)
+            assert node is not None
+            assert need is not None
+            assert need > budget
+            assert in_words(advice).startswith(f"cutting finer does not help: node {node} needs")
+            assert reason in in_words(advice)
+
+
+MIB = 1 << 20
+
+
+def test_a_number_of_fragments_is_named_that_is_more_than_there_are() -> None:
+    assert finer(chain(*[10 * MIB] * 6), (3,), 24 * MIB) == CutAdvice(3, 23_613_648)
+
+
+def test_a_cut_through_a_wide_place_is_to_be_undone_not_made_finer() -> None:
+    advice = finer(chain(MIB, MIB, sent=20 * MIB), (1,), 36 * MIB)
+    assert isinstance(advice, CutForSize)
+    assert advice.fragments == 1
+    assert "1 fragment, the largest needs" in in_words(advice)
+
+
+def test_one_node_that_is_too_large_is_named_with_what_it_needs() -> None:
+    advice = finer(chain(MIB, 40 * MIB, MIB), (1,), 24 * MIB)
+    assert isinstance(advice, Refusal)
+    assert in_words(advice) == (
+        "cutting finer does not help: node layer 1 (MatMul) needs 42.5 MiB by itself, the limit is "
+        "24 MiB; the finest possible cut, 3 fragments, needs a limit of 42.5 MiB; raise the budget"
+    )

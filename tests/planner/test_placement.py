@@ -1,0 +1,379 @@
+"""Placement against brute force, and what it says of plans and of refusals."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal_api.kinds.placement import Pin
+from shoal_planner.advice import CutAdvice, in_words
+from shoal_planner.costs import PoolDevice
+from shoal_planner.explanation import explain, summary
+from shoal_planner.outcome import Infeasible, Plan
+from shoal_planner.placement import plan
+from shoal_protocol.choices import Objective, PinPolicy
+from shoal_protocol.partition import MODEL, Digest, Edge, Fragment, PartitionDocument
+
+MIB = 1 << 20
+SECOND = 1_000_000_000
+
+
+def partition(
+    flops: Sequence[int | None],
+    resident: Sequence[int],
+    crossing: Sequence[int | None] | None = None,
+    skips: Sequence[tuple[int, int, int]] = (),
+) -> PartitionDocument:
+    """A chain of fragments; `crossing[i]` bytes enter fragment i, the last ones leave the model."""
+    count = len(flops)
+    sizes = crossing if crossing is not None else [0] * (count + 1)
+    chain = [
+        Edge(producer=i - 1 if i else MODEL, consumer=i, tensors=("t",), bytes_per_item=sizes[i])
+        for i in range(count)
+    ]
+    out = Edge(producer=count - 1, consumer=MODEL, tensors=("o",), bytes_per_item=sizes[count])
+    more = [
+        Edge(producer=a, consumer=b, tensors=(f"s{a}-{b}",), bytes_per_item=size)
+        for a, b, size in skips
+    ]
+    fragments = tuple(
+        Fragment(
+            index=index,
+            digest=Digest(f"sha256:{index:064x}"),
+            nodes=1,
+            weight_bytes=resident[index] // 2,
+            resident_bytes=resident[index],
+            activation_bytes=1,
+            flops=flops[index],
+            inputs=(),
+            outputs=(),
+        )
+        for index in range(count)
+    )
+    return PartitionDocument(
+        model_digest=Digest("sha256:" + "0" * 64),
+        fragments=fragments,
+        edges=(*chain, *more, out),
+        inputs=(),
+        outputs=(),
+    )
+
+
+def device(name: str, budget: int = 24 * MIB, flops: int = SECOND, **rest: object) -> PoolDevice:
+    return PoolDevice(name=name, budget_bytes=budget, flops_per_second=flops, **rest)  # type: ignore[arg-type]
+
+
+def placed(answer: Plan | Infeasible) -> Plan:
+    assert isinstance(answer, Plan), answer
+    return answer
+
+
+# ---- brute force: every division, weighed in the plainest way ------------------------------------
+
+Division = list[tuple[range, list[PoolDevice]]]
+
+
+def every_division(document: PartitionDocument, pool: Sequence[PoolDevice]) -> Iterator[Division]:
+    count = len(document.fragments)
+    for borders in product((False, True), repeat=count - 1):
+        cuts = [0, *(i + 1 for i, cut in enumerate(borders) if cut), count]
+        spans = [range(a, b) for a, b in pairwise(cuts)]
+        for owner in product(range(-1, len(spans)), repeat=len(pool)):
+            serving = [
+                [d for d, o in zip(pool, owner, strict=True) if o == s] for s in range(len(spans))
+            ]
+            if all(serving):
+                yield list(zip(spans, serving, strict=True))
+
+
+def fits(document: PartitionDocument, span: range, on: PoolDevice) -> bool:
+    needed = sum(document.fragments[i].resident_bytes for i in span)
+    return needed <= on.budget_bytes and not (on.single and len(span) > 1)
+
+
+def ceil(a: int, b: int) -> int:
+    return (a + b - 1) // b
+
+
+def weigh(document: PartitionDocument, division: Division) -> tuple[int, int]:
+    period, latency = 0, 0
+    for span, devices in division:
+        rates, slowest = [], 0
+        work = sum(document.fragments[i].flops or 0 for i in span)
+        into = [e for e in document.edges if e.consumer in span and e.producer not in span]
+        out = [e for e in document.edges if e.producer in span and e.consumer not in span]
+        for each in devices:
+            compute = ceil(work * SECOND, each.flops_per_second)
+            link = each.link_bytes_per_second
+            times = [
+                ceil(sum(e.bytes_per_item or 0 for e in edges) * SECOND, link) if link else 0
+                for edges in (into, out)
+            ]
+            delays = each.latency_nanoseconds * (bool(into) + bool(out))
+            rates.append(max(compute, *times, 1))
+            slowest = max(slowest, compute + sum(times) + delays)
+        scale = 10**24
+        together = rates[0] if len(rates) == 1 else max(1, scale // sum(scale // r for r in rates))
+        period, latency = max(period, together), latency + slowest
+    return period, latency
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[PartitionDocument, list[PoolDevice]]:
+    count = draw(st.integers(1, 4))
+    numbers = st.integers(0, 5)
+    document = partition(
+        [draw(numbers) * 10**8 for _ in range(count)],
+        [draw(st.integers(1, 5)) * MIB for _ in range(count)],
+        [draw(numbers) * 10**6 for _ in range(count + 1)],
+        [(0, count - 1, 10**6)] if count > 2 and draw(st.booleans()) else [],
+    )
+    pool = [
+        device(
+            f"d{index}",
+            budget=draw(st.integers(2, 9)) * MIB,
+            flops=draw(st.integers(1, 3)) * SECOND,
+            link_bytes_per_second=draw(st.sampled_from([None, 10**7, 10**8])),
+            latency_nanoseconds=draw(st.sampled_from([0, 5_000_000])),
+            single=draw(st.booleans()),
+        )
+        for index in range(draw(st.integers(1, 4)))
+    ]
+    return document, pool
+
+
+@settings(max_examples=150, deadline=None)
+@given(questions(), st.sampled_from(Objective))
+def test_no_division_beats_the_plan(
+    question: tuple[PartitionDocument, list[PoolDevice]], objective: Objective
+) -> None:
+    document, pool = question
+    values = [
+        weigh(document, division)
+        for division in every_division(document, pool)
+        if all(fits(document, span, each) for span, devices in division for each in devices)
+    ]
+    answer = plan(document, pool, objective, items=50)
+    if not values:
+        assert isinstance(answer, Infeasible) or any(stage.swaps for stage in answer.stages)
+        return
+    best = placed(answer)
+    period, latency = best.period_nanoseconds, best.latency_nanoseconds
+    assert period is not None
+    assert latency is not None
+    assert (period, latency) in values, "the plan predicts what no division gives"
+    match objective:
+        case Objective.THROUGHPUT:
+            assert (period, latency) == min(values)
+        case Objective.LATENCY:
+            assert (latency, period) == min((b, a) for a, b in values)
+        case Objective.MAKESPAN:
+            assert latency + 49 * period == min(b + 49 * a for a, b in values)
+
+
+@settings(max_examples=100, deadline=None)
+@given(questions(), st.sampled_from(Objective))
+def test_a_plan_serves_each_fragment_and_keeps_every_budget(
+    question: tuple[PartitionDocument, list[PoolDevice]], objective: Objective
+) -> None:
+    document, pool = question
+    answer = plan(document, pool, objective)
+    budgets = {each.name: each.budget_bytes for each in pool}
+    if isinstance(answer, Infeasible):
+        assert answer.need_bytes is not None
+        assert answer.need_bytes > max(budgets.values())
+        return
+    covered = [each for stage in answer.stages for each in stage.fragments]
+    assert covered == list(range(len(document.fragments)))
+    named = [name for stage in answer.stages for name in stage.devices]
+    assert len(named) == len(set(named)), "a device serves two stages"
+    for stage in answer.stages:
+        together = sum(document.fragments[each].resident_bytes for each in stage.fragments)
+        assert stage.swaps or stage.resident_bytes == together
+        for name in stage.devices:
+            assert stage.resident_bytes <= budgets[name]
+
+
+@settings(max_examples=50, deadline=None)
+@given(questions(), st.sampled_from(Objective), st.randoms())
+def test_the_order_of_the_pool_does_not_matter(
+    question: tuple[PartitionDocument, list[PoolDevice]], objective: Objective, chance: object
+) -> None:
+    document, pool = question
+    turned = list(reversed(pool))
+    first, second = plan(document, pool, objective), plan(document, turned, objective)
+    if isinstance(first, Plan):
+        assert first.stages == placed(second).stages
+
+
+# ---- examples ------------------------------------------------------------------------------------
+
+
+def test_the_slowest_fragment_gets_the_fastest_device_and_spares_share_its_items() -> None:
+    document = partition([10**9, 4 * 10**9, 10**9], [20 * MIB] * 3)
+    pool = [device("a"), device("b"), device("c", flops=2 * SECOND), device("d", flops=2 * SECOND)]
+    answer = placed(plan(document, pool, Objective.THROUGHPUT))
+    assert answer.homes() == (("a",), ("c", "d"), ("b",))
+    assert answer.period_nanoseconds == SECOND
+    assert answer.items_per_second == 1.0
+    assert answer.complete
+
+
+def test_a_model_that_fits_on_every_device_is_not_split_for_throughput() -> None:
+    document = partition([10**9] * 3, [5 * MIB] * 3, [10**6] * 4)
+    pool = [device(name, link_bytes_per_second=10**7) for name in ("a", "b", "c")]
+    answer = placed(plan(document, pool, Objective.THROUGHPUT))
+    assert answer.homes() == (("a", "b", "c"),) * 3
+
+
+def test_latency_goes_to_the_one_fastest_device_when_it_holds_all() -> None:
+    document = partition([10**9] * 3, [5 * MIB] * 3, [10**6] * 4)
+    pool = [device("slow"), device("fast", flops=4 * SECOND)]
+    answer = placed(plan(document, pool, Objective.LATENCY))
+    assert answer.homes() == (("fast",),) * 3
+
+
+def test_a_slow_link_keeps_fragments_together() -> None:
+    document = partition([10**8, 10**8], [5 * MIB] * 2, [10, 10**8, 10])
+    pool = [device(name, link_bytes_per_second=10**6, single=False) for name in ("a", "b")]
+    answer = placed(plan(document, pool, Objective.THROUGHPUT))
+    assert [stage.fragments for stage in answer.stages] == [(0, 1)]
+
+
+def test_single_residency_gives_each_fragment_a_device() -> None:
+    document = partition([10**9] * 3, [MIB] * 3)
+    pool = [device(name, single=True) for name in ("a", "b", "c")]
+    answer = placed(plan(document, pool, Objective.THROUGHPUT))
+    assert [stage.fragments for stage in answer.stages] == [(0,), (1,), (2,)]
+
+
+def test_devices_swap_only_where_there_is_no_other_way() -> None:
+    document = partition([10**9] * 3, [20 * MIB] * 3)
+    roomy = placed(plan(document, [device(n) for n in "abc"], Objective.LATENCY))
+    assert not any(stage.swaps for stage in roomy.stages)
+    tight = placed(plan(document, [device(n) for n in "ab"], Objective.THROUGHPUT))
+    assert [stage.swaps for stage in tight.stages].count(True) == 1
+    assert "swapped" in summary(tight)
+
+
+def test_a_required_pin_is_kept_and_a_preferred_one_where_it_costs_nothing() -> None:
+    document = partition([10**9] * 2, [20 * MIB] * 2)
+    pool = [device("a"), device("b"), device("slow", flops=SECOND // 2)]
+    required = [Pin(fragment=0, device="slow")]
+    answer = placed(plan(document, pool, Objective.THROUGHPUT, pins=required))
+    assert answer.homes()[0] == ("slow",)
+    free = [Pin(fragment=0, device="b", policy=PinPolicy.PREFERRED)]
+    answer = placed(plan(document, pool, Objective.LATENCY, pins=free))
+    assert answer.homes() == (("b",), ("a",))
+    dear = [Pin(fragment=0, device="slow", policy=PinPolicy.PREFERRED)]
+    answer = placed(plan(document, pool, Objective.LATENCY, pins=dear))
+    assert "slow" not in answer.homes()[0]
+
+
+def test_a_plan_in_force_stays_when_nothing_is_better() -> None:
+    document = partition([10**9] * 2, [20 * MIB] * 2)
+    pool = [device("a"), device("b"), device("c")]
+    pins = [Pin(fragment=0, device="c"), Pin(fragment=1, device="b")]
+    before = placed(plan(document, pool, Objective.LATENCY, pins=pins))
+    after = placed(plan(document, pool, Objective.LATENCY, previous=before))
+    assert after.homes() == (("c",), ("b",))
+    assert (before.epoch, after.epoch) == (1, 2)
+
+
+def test_what_is_unknown_is_balanced_by_size_and_not_predicted() -> None:
+    document = partition([None, 10**9], [10 * MIB, 20 * MIB], [None, None, None])
+    answer = placed(plan(document, [device("a"), device("b")], Objective.THROUGHPUT))
+    assert answer.period_nanoseconds is None
+    assert answer.items_per_second is None
+    assert answer.stages[0].compute_nanoseconds is None
+    (stages,) = [table for table in explain(answer) if table.title == summary(answer)]
+    assert stages.rows[0][-3:] == ("?", "?", "?")
+
+
+def test_an_unknown_size_on_an_unlimited_link_spoils_no_prediction() -> None:
+    document = partition([10**9, 10**9], [20 * MIB, 20 * MIB], [None, None, None])
+    answer = placed(plan(document, [device("a"), device("b")], Objective.THROUGHPUT))
+    assert answer.items_per_second == 1.0
+
+
+def test_a_fragment_that_fits_nowhere_is_refused_with_needs_budgets_and_advice() -> None:
+    document = partition([1, 1, 1], [10 * MIB, int(41.2 * MIB), MIB])
+    pool = [device("pi-zero"), device("pi-4"), device("jetson", budget=32 * MIB)]
+    answer = plan(document, pool, Objective.THROUGHPUT)
+    assert isinstance(answer, Infeasible)
+    assert answer.fragment == 1
+    advice = in_words(CutAdvice(5, int(22.8 * MIB)))
+    assert answer.message("ppocr-rec-3", advice) == (
+        "fragment 1 of ppocr-rec-3 needs 41.2 MiB resident; pi-zero has 24 MiB, pi-4 24 MiB, "
+        "jetson 32 MiB; cut finer (fragments: 5 would need 22.8 MiB) or raise the budget"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pool", "pins", "words"),
+    [
+        ([], [], "the pool has no device"),
+        ([device("a")], [Pin(fragment=0, device="x")], "pinned to x; the pool has a"),
+        ([device("a")], [Pin(fragment=7, device="a")], "but 0 is the last"),
+        (
+            [device("a", budget=MIB), device("b")],
+            [Pin(fragment=0, device="a")],
+            "needs 20 MiB resident and is pinned to a; a has 1 MiB",
+        ),
+    ],
+)
+def test_other_refusals_say_what_is_wrong(
+    pool: list[PoolDevice], pins: list[Pin], words: str
+) -> None:
+    answer = plan(partition([1], [20 * MIB]), pool, Objective.THROUGHPUT, pins=pins)
+    assert isinstance(answer, Infeasible)
+    assert words in answer.message("p")
+
+
+def test_required_pins_that_exclude_each_other_are_refused() -> None:
+    document = partition([1, 1, 1], [20 * MIB] * 3)
+    pins = [Pin(fragment=0, device="a"), Pin(fragment=1, device="b"), Pin(fragment=2, device="a")]
+    answer = plan(document, [device("a"), device("b")], Objective.THROUGHPUT, pins=pins)
+    assert isinstance(answer, Infeasible)
+    assert "pins" in answer.message("p")
+
+
+def test_a_large_pool_is_planned_with_bounded_work_and_no_worse_than_evenly() -> None:
+    document = partition(
+        [10**8 * (1 + i % 5) for i in range(16)], [(4 + i % 3) * MIB for i in range(16)]
+    )
+    pool = [
+        device(f"d{i:03}", budget=(24 + i % 17) * MIB, flops=SECOND * (1 + i % 7))
+        for i in range(60)
+    ]
+    answer = placed(plan(document, pool, Objective.THROUGHPUT))
+    assert not answer.complete
+    assert answer.even_split is not None
+    assert answer.items_per_second is not None
+    assert answer.items_per_second >= (answer.even_split.items_per_second or 0)
+    assert len({name for home in answer.homes() for name in home}) > 30, "devices were left idle"
+
+
+def test_the_explanation_shows_stages_and_why_alternatives_lost() -> None:
+    document = partition([3 * 10**8, 10**8, 4 * 10**8], [14 * MIB, 12 * MIB, 10 * MIB], [1000] * 4)
+    pool = [
+        device("pi-4", flops=4 * SECOND),
+        device("pi-zero", flops=2 * SECOND),
+        device("jetson", budget=32 * MIB, flops=8 * SECOND),
+    ]
+    answer = placed(plan(document, pool, Objective.THROUGHPUT))
+    assert summary(answer) == (
+        "2 stages on pi-4, pi-zero, jetson; 16 items/s; even split would give 13.3"
+    )
+    stages, rejected = explain(answer)
+    assert stages.title.startswith(summary(answer) + "; an item takes ")
+    assert [row[:3] for row in stages.rows] == [("0", "0", "pi-4, pi-zero"), ("1", "1-2", "jetson")]
+    assert rejected.headings == ("alternative", "items/s", "because")
+    reasons = {row[0]: row[2] for row in rejected.rows}
+    assert reasons["one device"] == "all fragments need 36 MiB together; jetson has 32 MiB"
+    assert "even split" in reasons
+    for table in (stages, rejected):
+        assert table.numbers <= set(table.headings)
+        assert all(len(row) == len(table.headings) for row in table.rows)

@@ -145,7 +145,7 @@ class JobOnNodes:
         assert len(results) == count
         for given, right in zip(results, self.work.expected, strict=True):
             assert largest_difference(given, right) <= TOLERANCE
-        for worker_spec in ("carry-in", "carry-out"):
+        for worker_spec in ("transfer-inputs", "transfer-results"):
             (worker,) = self._workers(worker_spec)
             assert worker["status"].get("succeeded") == 1, worker["status"]
         told = Counter(self.shoal.events("InferenceJob", self.name))

@@ -36,13 +36,13 @@ from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
     DevicePoolSnapshot,
     InferenceJobSnapshot,
-    KeptDocument,
     ModelSnapshot,
     Node,
     PartitionSnapshot,
     PlacementSnapshot,
     Run,
     Snapshot,
+    StoredDocument,
     Unreachable,
     Worker,
     WorkerPhase,
@@ -269,7 +269,7 @@ class Snapshots:
 
     async def _document(
         self, look: _Look, partition: Partition | None, *, fresh: bool = False
-    ) -> KeptDocument | None:
+    ) -> StoredDocument | None:
         if partition is None:
             return None
         namespace, name = namespace_of(partition), document_name(partition.metadata.name)

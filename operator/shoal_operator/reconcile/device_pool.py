@@ -148,7 +148,7 @@ def _orphans(snapshot: DevicePoolSnapshot) -> tuple[CoordinatorCall, ...]:
 # ---- what is told --------------------------------------------------------------------------------
 
 
-def _told(
+def _updates(
     snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[AgentSet]
 ) -> list[ConditionUpdate]:
     coordinator = _coordinator(snapshot)
@@ -274,7 +274,7 @@ def _why_no_nodes(snapshot: DevicePoolSnapshot) -> str:
 def _status(
     snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[AgentSet]
 ) -> DevicePoolStatus:
-    pool, told = snapshot.pool, _told(snapshot, nodes, sets)
+    pool, updates = snapshot.pool, _updates(snapshot, nodes, sets)
     before = pool.status or DevicePoolStatus()
     generation = pool.metadata.generation or 0
     budgets = {name: each.budget_bytes for each in sets for name in each.nodes}
@@ -287,7 +287,7 @@ def _status(
         ready = min(before.devices.ready, len(budgets))
     status = DevicePoolStatus(
         observed_generation=generation,
-        conditions=conditions(before.conditions, told, generation=generation, now=snapshot.now),
+        conditions=conditions(before.conditions, updates, generation=generation, now=snapshot.now),
         devices=DeviceCounts(total=len(nodes), ready=ready),
         budget_bytes=sum(budgets.values()),
         smallest_budget_bytes=min(budgets.values(), default=pool.spec.budget.memory),

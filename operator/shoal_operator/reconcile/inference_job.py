@@ -37,30 +37,30 @@ from shoal_operator.reconcile.decision import (
     SubmitJob,
 )
 from shoal_operator.reconcile.job_ending import (
-    carry_out,
     end,
     key,
     over,
     pool_name,
+    transfer_results,
     verdict_so_far,
 )
 from shoal_operator.reconcile.job_preparation import (
     Ready,
     Step,
     Waits,
-    carry_in,
     deliver,
     own_children,
     plan_for,
     refused_cut,
+    transfer_inputs,
     unusable,
 )
 from shoal_operator.reconcile.job_status import (
     NOT_FAILED,
     Verdict,
     decision,
-    going_on,
     has_ended,
+    in_progress,
     lost_devices,
     planned_before,
     status_before,
@@ -83,7 +83,7 @@ from shoal_operator.reconcile.waiting import (
     worker_named,
 )
 from shoal_operator.reconcile.workers import (
-    carry_in_worker,
+    input_transfer_worker,
 )
 from shoal_protocol.choices import Precision
 from shoal_protocol.partition import document_to_json
@@ -96,13 +96,13 @@ def reconcile_inference_job(snapshot: InferenceJobSnapshot) -> Decision:
         return over(snapshot, run)
     verdict = verdict_so_far(snapshot, run)
     if verdict is not None:
-        return carry_out(snapshot, verdict, run)
+        return transfer_results(snapshot, verdict, run)
     overdue = _overdue(snapshot)
     if overdue is not None:
         return _stop(snapshot, overdue, run)
     if snapshot.job.spec.suspend:
         return _suspend(snapshot, run)
-    wanted = _go_on(snapshot, run)
+    wanted = _proceed(snapshot, run)
     deadline = _seconds_left(snapshot)
     if deadline is not None:
         wanted = replace(wanted, requeue_seconds=min(wanted.requeue_seconds or deadline, deadline))
@@ -149,8 +149,8 @@ def _stop(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> 
     if run is None and not isinstance(snapshot.view, Unreachable):
         return end(snapshot, status_before(snapshot), verdict, None)
     if run is None or run.state.is_over:
-        return carry_out(snapshot, verdict, run)
-    result = going_on(
+        return transfer_results(snapshot, verdict, run)
+    result = in_progress(
         snapshot, with_run(snapshot, run), "Stopping", verdict.message, requeue=SOON_SECONDS
     )
     call = CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason=verdict.message)
@@ -177,19 +177,19 @@ def _suspend(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
         suspended = ConditionUpdate("Suspended", TRUE, "Suspended", "spec.suspend is true")
         if status.items is not None:
             status = replace(status, items=replace(status.items, active=0))
-    told = [
+    updates = [
         planned_before(snapshot),
         suspended,
         ConditionUpdate("Complete", FALSE, "Suspended"),
         ConditionUpdate("Failed", FALSE, NOT_FAILED),
     ]
-    return replace(decision(snapshot, status, told, requeue=requeue), calls=calls)
+    return replace(decision(snapshot, status, updates, requeue=requeue), calls=calls)
 
 
 # ---- 5. going on ---------------------------------------------------------------------------------
 
 
-def _go_on(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
+def _proceed(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     hopeless = unusable(snapshot) or refused_cut(snapshot)
     if hopeless is not None and run is None:
         return end(snapshot, status_before(snapshot), hopeless, None)
@@ -201,7 +201,7 @@ def _go_on(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     match snapshot.view:
         case Unreachable(reason=reason):
             text = f"the coordinator does not answer: {reason}"
-            unreachable = going_on(
+            unreachable = in_progress(
                 snapshot,
                 status_before(snapshot),
                 "CoordinatorUnreachable",
@@ -226,7 +226,7 @@ def _waiting(snapshot: InferenceJobSnapshot, waits: Waits) -> Decision:
         reason = "CoordinatorUnreachable"
         message = f"the coordinator does not answer: {snapshot.view.reason}"
         planned = planned_before(snapshot)
-    result = going_on(snapshot, status, reason, message, planned=planned, requeue=LATER_SECONDS)
+    result = in_progress(snapshot, status, reason, message, planned=planned, requeue=LATER_SECONDS)
     return replace(result, children=own_children(snapshot))
 
 
@@ -248,7 +248,9 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
             message = f"it goes on as before, for the coordinator says: {snapshot.refusal.message}"
         else:
             calls = (_submission(snapshot, ready),)
-    result = going_on(snapshot, status, reason, message, planned=planned, requeue=RUNNING_SECONDS)
+    result = in_progress(
+        snapshot, status, reason, message, planned=planned, requeue=RUNNING_SECONDS
+    )
     return replace(result, notes=(*result.notes, *lost_devices(snapshot)), calls=calls)
 
 
@@ -264,13 +266,13 @@ def _prepare(
     before = status_before(snapshot)
     pool = ready.placement.spec.pool_ref.name
     if run is None and before.start_time is not None:
-        inputs = carry_in_worker(snapshot.job, pool).name
+        inputs = input_transfer_worker(snapshot.job, pool).name
         if worker_named(snapshot.workers, inputs) is not None:
             return _run_lost(snapshot, ready, inputs)
         before = _as_new(before)
     steps = [deliver(snapshot, view, ready)]
     if run is None:
-        steps.append(carry_in(snapshot, pool))
+        steps.append(transfer_inputs(snapshot, pool))
     undone: list[Step] = []
     for step in steps:
         match step:
@@ -280,7 +282,7 @@ def _prepare(
                 undone.append(step)
     status = before if run is None else with_run(snapshot, run)
     if undone:
-        result = going_on(
+        result = in_progress(
             snapshot,
             status,
             undone[0].reason,
@@ -295,7 +297,9 @@ def _prepare(
         message = snapshot.refusal.message
         verdict = Verdict(complete=False, reason="SubmissionRefused", message=message)
         return end(snapshot, status, verdict, run)
-    result = going_on(snapshot, status, "Submitting", planned=_planned(ready), requeue=SOON_SECONDS)
+    result = in_progress(
+        snapshot, status, "Submitting", planned=_planned(ready), requeue=SOON_SECONDS
+    )
     return replace(result, calls=(_submission(snapshot, ready),))
 
 
@@ -305,7 +309,7 @@ def _run_lost(snapshot: InferenceJobSnapshot, ready: Ready, inputs: str) -> Deci
     """
     message = "the coordinator does not know the run any more; it begins again"
     before = status_before(snapshot)
-    result = going_on(
+    result = in_progress(
         snapshot, before, "RunLost", message, planned=_planned(ready), requeue=SOON_SECONDS
     )
     return replace(result, removals=(key(snapshot, inputs),))

@@ -24,8 +24,8 @@ from shoal_operator.reconcile.snapshot import (
 from shoal_operator.reconcile.waiting import worker_named, worker_text
 from shoal_operator.reconcile.workers import (
     WorkerSpec,
-    carry_in_worker,
     deliver_worker,
+    input_transfer_worker,
     worker_job,
 )
 from shoal_protocol.partition import PartitionDocument
@@ -225,14 +225,14 @@ def deliver(snapshot: InferenceJobSnapshot, view: CoordinatorView, ready: Ready)
     lacking = {fragment.digest for fragment in ready.document.fragments} - view.fragments
     if not lacking:
         return Step(done=True)
-    partition, model, kept = snapshot.partition, snapshot.model, snapshot.document
+    partition, model, stored = snapshot.partition, snapshot.model, snapshot.document
     assert partition is not None, "`plan_for` has looked"
     assert model is not None, "`plan_for` has looked"
-    assert kept is not None, "`plan_for` has looked"
+    assert stored is not None, "`plan_for` has looked"
     if snapshot.settings.offline and outside(model.spec.source.uri):
         return Step(reason="Offline", message=offline_text(model.spec.source.uri))
     pool = ready.placement.spec.pool_ref.name
-    worker_spec = deliver_worker(partition, model, kept.arguments, pool)
+    worker_spec = deliver_worker(partition, model, stored.arguments, pool)
     worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
         return Step(
@@ -254,17 +254,17 @@ def deliver(snapshot: InferenceJobSnapshot, view: CoordinatorView, ready: Ready)
     )
 
 
-def carry_in(snapshot: InferenceJobSnapshot, pool: str) -> Step | Verdict:
+def transfer_inputs(snapshot: InferenceJobSnapshot, pool: str) -> Step | Verdict:
     """The inputs are brought to the coordinator's volume."""
-    worker_spec = carry_in_worker(snapshot.job, pool)
+    worker_spec = input_transfer_worker(snapshot.job, pool)
     worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
         return Step(
             child=worker_job(snapshot.job, worker_spec, snapshot.settings),
-            reason="CarryingIn",
+            reason="TransferringInputs",
             message=f"inputs are about to be brought from {snapshot.job.spec.inputs.uri}",
         )
-    return _step(worker, worker_spec, "CarryingIn", "CarryInFailed")
+    return _step(worker, worker_spec, "TransferringInputs", "InputTransferFailed")
 
 
 def _step(worker: Worker, worker_spec: WorkerSpec, reason: str, failure: str) -> Step | Verdict:

@@ -33,7 +33,7 @@ from shoal_operator.reconcile.snapshot import (
 )
 from shoal_operator.reconcile.times import as_time, earlier, instant
 
-CARRYING_OUT: Final = "CarryingOut"
+TRANSFERRING_RESULTS: Final = "TransferringResults"
 NOT_FAILED: Final = "NotFailed"
 _FAILURES: Final = 8
 _DEADLINE: Final = "DeadlineExceeded"
@@ -102,10 +102,10 @@ def verdict_of(run: Run, terms: Terms) -> Verdict | None:
             return None
 
 
-def verdict_told(status: InferenceJobStatus) -> Verdict | None:
+def pending_verdict(status: InferenceJobStatus) -> Verdict | None:
     """The verdict that stands already while results are carried out."""
     complete, failed = find(status.conditions, "Complete"), find(status.conditions, "Failed")
-    if complete is None or failed is None or complete.reason != CARRYING_OUT:
+    if complete is None or failed is None or complete.reason != TRANSFERRING_RESULTS:
         return None
     if failed.reason == NOT_FAILED:
         return Verdict(complete=True, reason="AllItemsSucceeded", message=failed.message)
@@ -155,7 +155,7 @@ def completion_time(status: InferenceJobStatus, run: Run | None, now: str) -> st
     return as_time(min(instant(now), instant(status.start_time) + run.seconds))
 
 
-def going_on(
+def in_progress(
     snapshot: InferenceJobSnapshot,
     status: InferenceJobStatus,
     reason: str,
@@ -165,26 +165,26 @@ def going_on(
     requeue: float | None = None,
 ) -> Decision:
     """A job that is under way: `reason` says how far. `planned`: what is told of the plan."""
-    told = [
+    updates = [
         planned or planned_before(snapshot),
         not_suspended(snapshot),
         ConditionUpdate("Complete", FALSE, reason, message),
         ConditionUpdate("Failed", FALSE, NOT_FAILED),
     ]
-    return decision(snapshot, status, told, requeue=requeue)
+    return decision(snapshot, status, updates, requeue=requeue)
 
 
 def decision(
     snapshot: InferenceJobSnapshot,
     status: InferenceJobStatus,
-    told: Sequence[ConditionUpdate],
+    updates: Sequence[ConditionUpdate],
     requeue: float | None = None,
 ) -> Decision:
     """The status with conditions and columns."""
     before, generation = status_before(snapshot), snapshot.job.metadata.generation or 0
     known = before.conditions
-    if told:
-        known = conditions(known, told, generation=generation, now=snapshot.now)
+    if updates:
+        known = conditions(known, updates, generation=generation, now=snapshot.now)
     status = replace(status, conditions=known, observed_generation=generation)
     model = model_of(snapshot.job, snapshot.partition)
     status = print_job(status, model, pool_of(snapshot.job, snapshot.placement))
@@ -219,8 +219,8 @@ def ended(
     status = replace(status, completion_time=completion_time(status, run, snapshot.now))
     if status.items is not None:
         status = replace(status, items=replace(status.items, active=0))
-    told = [planned_before(snapshot), not_suspended(snapshot), complete, failed]
-    result = decision(snapshot, status, told)
+    updates = [planned_before(snapshot), not_suspended(snapshot), complete, failed]
+    result = decision(snapshot, status, updates)
     word = "" if verdict.complete else f"{verdict.reason}: "
     note = Note(
         reason="FinishedJob", message=f"{word}{verdict.message}", warning=not verdict.complete

@@ -188,11 +188,11 @@ def _patient(snapshot: PlacementSnapshot, missing: Sequence[str], seconds: float
     """Devices of the plan are away: they may be back before another plan would pay."""
     before = snapshot.placement.status or PlacementStatus()
     message = f"{_listed(missing)} not connected; planned anew if that lasts"
-    told = [
+    updates = [
         ConditionUpdate("Planned", TRUE, "Planned", message_of(before.conditions, "Planned")),
         ConditionUpdate("Ready", FALSE, "DevicesMissing", message),
     ]
-    return replace(_decision(snapshot, before, told), requeue_seconds=max(1.0, seconds))
+    return replace(_decision(snapshot, before, updates), requeue_seconds=max(1.0, seconds))
 
 
 def _blocked(snapshot: PlacementSnapshot, blocked: _Blocked) -> Decision:
@@ -207,32 +207,34 @@ def _blocked(snapshot: PlacementSnapshot, blocked: _Blocked) -> Decision:
             planned = ConditionUpdate(
                 "Planned", TRUE, "Planned", message_of(before.conditions, "Planned")
             )
-        told = [
+        updates = [
             planned,
             ConditionUpdate("Ready", UNKNOWN if planned.status is TRUE else FALSE, reason, message),
         ]
     else:
-        told = [ConditionUpdate(type_, FALSE, reason, message) for type_ in ("Planned", "Ready")]
-    return _decision(snapshot, before, told)
+        updates = [ConditionUpdate(type_, FALSE, reason, message) for type_ in ("Planned", "Ready")]
+    return _decision(snapshot, before, updates)
 
 
 def _infeasible(snapshot: PlacementSnapshot, problem: Infeasible) -> Decision:
     before = snapshot.placement.status or PlacementStatus()
     message = problem.message(snapshot.placement.spec.partition_ref.name)
-    told = [ConditionUpdate(type_, FALSE, "Infeasible", message) for type_ in ("Planned", "Ready")]
+    updates = [
+        ConditionUpdate(type_, FALSE, "Infeasible", message) for type_ in ("Planned", "Ready")
+    ]
     status = PlacementStatus(
         conditions=before.conditions, epoch=before.epoch, measured=before.measured
     )
     note = Note(reason="Infeasible", message=message, warning=True)
-    return replace(_decision(snapshot, status, told), notes=(note,))
+    return replace(_decision(snapshot, status, updates), notes=(note,))
 
 
 def _decision(
-    snapshot: PlacementSnapshot, status: PlacementStatus, told: Sequence[ConditionUpdate]
+    snapshot: PlacementSnapshot, status: PlacementStatus, updates: Sequence[ConditionUpdate]
 ) -> Decision:
     before = snapshot.placement.status or PlacementStatus()
     generation = snapshot.placement.metadata.generation or 0
-    known = conditions(before.conditions, told, generation=generation, now=snapshot.now)
+    known = conditions(before.conditions, updates, generation=generation, now=snapshot.now)
     measured = _measured(snapshot.measured, before.measured)
     status = replace(status, conditions=known, observed_generation=generation, measured=measured)
     return Decision(status=print_placement(status))

@@ -45,7 +45,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptDocument:
+class StoredDocument:
     """What a Partition's ConfigMap holds (`documents.read_document` reads it from the object).
 
     `recipe` says what was cut and how, without the budget that the planner chose (`recipe_of`);
@@ -225,7 +225,7 @@ class PartitionSnapshot:
     partition: Partition
     model: Model | None
     workers: tuple[Worker, ...] = ()
-    document: KeptDocument | None = None
+    document: StoredDocument | None = None
     pools: tuple[DevicePool, ...] = ()
 
 
@@ -267,7 +267,7 @@ class PlacementSnapshot:
     settings: OperatorSettings
     placement: Placement
     partition: Partition | None
-    document: KeptDocument | None
+    document: StoredDocument | None
     pool: DevicePool | None
     view: CoordinatorView | Unreachable
     measured: Run | None = None
@@ -286,7 +286,7 @@ class InferenceJobSnapshot:
     job: InferenceJob
     model: Model | None
     partition: Partition | None
-    document: KeptDocument | None
+    document: StoredDocument | None
     placement: Placement | None
     pool: DevicePool | None
     view: CoordinatorView | Unreachable

@@ -205,21 +205,21 @@ def delivers(name: str) -> bool:
     return _DELIVERS.search(name) is not None
 
 
-def carry_in_worker(job: InferenceJob, pool: str) -> WorkerSpec:
+def input_transfer_worker(job: InferenceJob, pool: str) -> WorkerSpec:
     """Bring a job's inputs to the coordinator's volume."""
     given = job.spec.inputs
     target = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/in"
-    return _carry(job, pool, "carry-in", given, (given.uri, target))
+    return _transfer(job, pool, "transfer-inputs", given, (given.uri, target))
 
 
-def carry_out_worker(job: InferenceJob, pool: str) -> WorkerSpec:
+def result_transfer_worker(job: InferenceJob, pool: str) -> WorkerSpec:
     """Bring a job's results to where the user wants them."""
     given = job.spec.outputs
     source = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/out"
-    return _carry(job, pool, "carry-out", given, (source, given.uri))
+    return _transfer(job, pool, "transfer-results", given, (source, given.uri))
 
 
-def _carry(
+def _transfer(
     job: InferenceJob, pool: str, component: str, place: Inputs | Outputs, ways: tuple[str, str]
 ) -> WorkerSpec:
     return WorkerSpec(

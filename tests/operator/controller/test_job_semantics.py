@@ -141,7 +141,7 @@ async def test_a_running_job_is_suspended_and_goes_on_where_it_was(
         before = succeeded(world, "slow")
         assert 0 < before < MANY, "it was suspended too late to say anything"
         assert status_of(world, "slow")["items"]["active"] == 0
-        assert "carry-out" not in workers_of(world, "slow")
+        assert "transfer-results" not in workers_of(world, "slow")
         world.patch("ij", "slow", suspend=False)
         await world.until("it goes on", lambda: succeeded(world, "slow") > before)
         # An agent that dies meanwhile costs tries of its items, not the job.

@@ -17,10 +17,10 @@ from shoal_operator.reconcile.snapshot import (
     ConnectedDevice,
     CoordinatorView,
     DeviceState,
-    KeptDocument,
     PlacementSnapshot,
     Run,
     RunState,
+    StoredDocument,
     Unreachable,
 )
 from shoal_protocol.units import Bytes
@@ -29,7 +29,7 @@ SOON, LATER = "2026-03-01T12:00:10Z", "2026-03-01T12:01:00Z"
 UNREACHABLE = Unreachable(reason="connection refused")
 
 
-def cut_partition() -> tuple[Partition, KeptDocument]:
+def cut_partition() -> tuple[Partition, StoredDocument]:
     of, on = partition(fragments=3), ready_model()
     _, decision = cut(of, on)
     kept = read_document(decision.children[0])

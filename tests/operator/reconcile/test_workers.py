@@ -6,14 +6,18 @@ from typing import Any
 from reconcile.test_inference_job import planned
 from reconcile.values import SETTINGS
 from shoal_operator.reconcile.settings import Place
-from shoal_operator.reconcile.workers import carry_in_worker, carry_out_worker, worker_job
+from shoal_operator.reconcile.workers import (
+    input_transfer_worker,
+    result_transfer_worker,
+    worker_job,
+)
 
 
 def test_a_claim_is_written_only_where_results_go() -> None:
     wanted = planned(inputs={"uri": "pvc://lines/in"}, outputs={"uri": "pvc://lines/out"}).job
     for worker_spec, only in (
-        (carry_in_worker(wanted, "shelf"), True),
-        (carry_out_worker(wanted, "shelf"), False),
+        (input_transfer_worker(wanted, "shelf"), True),
+        (result_transfer_worker(wanted, "shelf"), False),
     ):
         manifest: Any = worker_job(wanted, worker_spec, SETTINGS)
         spec = manifest["spec"]["template"]["spec"]
@@ -29,7 +33,7 @@ def test_workers_run_where_the_installation_says() -> None:
     tolerations = ({"key": "edge", "operator": "Exists"},)
     settings = replace(SETTINGS, worker_place=Place(tolerations=tolerations))
     wanted = planned().job
-    manifest: Any = worker_job(wanted, carry_in_worker(wanted, "shelf"), settings)
+    manifest: Any = worker_job(wanted, input_transfer_worker(wanted, "shelf"), settings)
     spec = manifest["spec"]["template"]["spec"]
     assert spec["tolerations"] == list(tolerations)
     assert "nodeSelector" not in spec

@@ -211,10 +211,18 @@ class InferenceJobStatus:
         default=[],
     )
     start_time: str | None = member(
-        TIME, "When the first task started.", default=None, example="2026-01-31T12:00:00Z"
+        TIME,
+        "When the first task started. Unlike in batch/v1 it stays when the job is suspended and "
+        "resumed, because counts and times add up over all runs of the job; "
+        "activeDeadlineSeconds counts from the last resume, as in batch/v1.",
+        default=None,
+        example="2026-01-31T12:00:00Z",
     )
     completion_time: str | None = member(
-        TIME, "When the last item ended.", default=None, example="2026-01-31T12:01:30Z"
+        TIME,
+        "When the job became Complete or Failed.",
+        default=None,
+        example="2026-01-31T12:01:30Z",
     )
     items: ItemCounts | None = member(Object(ItemCounts), "How far it is.", default=None)
     items_per_second: float | None = member(

@@ -5,7 +5,7 @@ of its parts changes. What is not watched (pods, claims, Secrets, documents) is 
 where it may still change, the snapshot is to be made again soon.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -148,6 +148,7 @@ class Snapshots:
             view=self._view(look, namespace, name, views.DEVICES, views.RUNS),
             devices=look.reader.own_referring(Device, namespace, name),
             jobs=self._jobs(look, namespace),
+            own_jobs=tuple(self._jobs_on(namespace, name)),
             enrolment_authority=self._enrolment_authority(),
         )
 
@@ -226,6 +227,17 @@ class Snapshots:
             if job.metadata.deletion_timestamp is None:
                 names.add(job_id(job))
         return frozenset(names)
+
+    def _jobs_on(self, namespace: str, pool: str) -> Iterator[InferenceJob]:
+        """The jobs on a pool, without subscribing: their runs at the coordinator tell enough."""
+        for state in self._cache.states(InferenceJob.__name__, namespace):
+            job = state.value if isinstance(state, Own) else None
+            if isinstance(job, InferenceJob):
+                found = self._cache.state(Placement.__name__, namespace, placement_of(job))
+                placement = found.value if isinstance(found, Own) else None
+                known = placement if isinstance(placement, Placement) else None
+                if pool_of(job, known) == pool:
+                    yield job
 
     def _nodes(self, look: _Look) -> tuple[Node, ...]:
         states = look.reader.states(NODE.kind, "")

@@ -74,7 +74,7 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
     nodes = selected_nodes(pool, snapshot.nodes)
     sets = agent_sets(pool, nodes, settings)
     children = [
-        *coordinator_objects(pool, settings, snapshot.claim),
+        *coordinator_objects(pool, settings, snapshot.claim, snapshot.own_jobs),
         *agent_workloads(pool, sets, snapshot.enrolment_authority, snapshot.agents),
         *_optional(pool, settings),
     ]

@@ -47,7 +47,6 @@ from shoal_operator.reconcile.job_ending import (
 from shoal_operator.reconcile.job_preparation import (
     Ready,
     Step,
-    Waits,
     deliver,
     own_children,
     plan_for,
@@ -58,13 +57,17 @@ from shoal_operator.reconcile.job_preparation import (
 from shoal_operator.reconcile.job_status import (
     NOT_FAILED,
     Verdict,
+    Waits,
     decision,
     has_ended,
     in_progress,
     lost_devices,
+    missing_pool,
     planned_before,
+    progress,
     status_before,
     terms_of,
+    unreachable,
     with_run,
 )
 from shoal_operator.reconcile.names import job_id
@@ -72,7 +75,6 @@ from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
     InferenceJobSnapshot,
     Run,
-    RunState,
     Unreachable,
 )
 from shoal_operator.reconcile.times import seconds_since
@@ -163,24 +165,27 @@ def _stop(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> 
 def _suspend(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     before = status_before(snapshot)
     status = before if run is None else with_run(snapshot, run)
+    away, known = unreachable(snapshot), before.conditions
     calls: tuple[CoordinatorCall, ...] = ()
     requeue: float | None = None
     if run is not None and not run.state.is_over:
         suspended = ConditionUpdate("Suspended", FALSE, "Suspending", "the run is being stopped")
         calls = (CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason="suspended"),)
         requeue = SOON_SECONDS
-    elif isinstance(snapshot.view, Unreachable) and holds(before.conditions, "Planned"):
-        text = f"the coordinator does not answer: {snapshot.view.reason}"
-        suspended = ConditionUpdate("Suspended", UNKNOWN, "CoordinatorUnreachable", text)
+    elif away is not None and missing_pool(snapshot) is None and holds(known, "Planned"):
+        suspended = ConditionUpdate("Suspended", UNKNOWN, away.reason, away.message)
         requeue = LATER_SECONDS
     else:
-        suspended = ConditionUpdate("Suspended", TRUE, "Suspended", "spec.suspend is true")
+        text = "spec.suspend is true"
+        if away is not None and missing_pool(snapshot) is not None:
+            text = f"{text}; {away.message}"
+        suspended = ConditionUpdate("Suspended", TRUE, "Suspended", text)
         if status.items is not None:
             status = replace(status, items=replace(status.items, active=0))
     updates = [
         planned_before(snapshot),
         suspended,
-        ConditionUpdate("Complete", FALSE, "Suspended"),
+        ConditionUpdate("Complete", FALSE, "Suspended", "spec.suspend is true"),
         ConditionUpdate("Failed", FALSE, NOT_FAILED),
     ]
     return replace(decision(snapshot, status, updates, requeue=requeue), calls=calls)
@@ -199,17 +204,18 @@ def _proceed(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     if isinstance(ready, Waits):
         return _waiting(snapshot, ready)
     match snapshot.view:
-        case Unreachable(reason=reason):
-            text = f"the coordinator does not answer: {reason}"
-            unreachable = in_progress(
+        case Unreachable():
+            away = unreachable(snapshot)
+            assert away is not None, "it does not answer"
+            result = in_progress(
                 snapshot,
                 status_before(snapshot),
-                "CoordinatorUnreachable",
-                text,
+                away.reason,
+                away.message,
                 planned=_planned(ready),
                 requeue=LATER_SECONDS,
             )
-            return replace(unreachable, children=own_children(snapshot))
+            return replace(result, children=own_children(snapshot))
         case CoordinatorView():
             prepared = _prepare(snapshot, snapshot.view, ready, run)
             return replace(prepared, children=(*own_children(snapshot), *prepared.children))
@@ -218,14 +224,14 @@ def _proceed(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
 
 
 def _waiting(snapshot: InferenceJobSnapshot, waits: Waits) -> Decision:
-    """For what the job leads to. A run that was seen goes on being told of."""
+    """For what the job leads to. Of a run that was seen the counts stay."""
     status = status_before(snapshot)
     planned = ConditionUpdate("Planned", FALSE, waits.reason, waits.message)
-    reason, message = "Waiting", waits.message
-    if isinstance(snapshot.view, Unreachable) and status.start_time is not None:
-        reason = "CoordinatorUnreachable"
-        message = f"the coordinator does not answer: {snapshot.view.reason}"
-        planned = planned_before(snapshot)
+    reason, message, away = "Waiting", waits.message, unreachable(snapshot)
+    if away is not None and status.items is not None:
+        reason, message = away.reason, away.message
+        if missing_pool(snapshot) is None:
+            planned = planned_before(snapshot)
     result = in_progress(snapshot, status, reason, message, planned=planned, requeue=LATER_SECONDS)
     return replace(result, children=own_children(snapshot))
 
@@ -240,12 +246,13 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
     ready = plan_for(snapshot)
     status = with_run(snapshot, run)
     planned = _planned(ready) if isinstance(ready, Ready) else planned_before(snapshot)
-    reason = "Running" if run.state is RunState.RUNNING else "Starting"
-    message, calls = "", tuple[CoordinatorCall, ...]()
+    reason, message = progress(run)
+    calls = tuple[CoordinatorCall, ...]()
     if isinstance(ready, Ready) and _is_behind(snapshot, ready, run):
         if _refused(snapshot, ready):
             assert snapshot.refusal is not None, "`_refused` has looked"
-            message = f"it goes on as before, for the coordinator says: {snapshot.refusal.message}"
+            refusal = snapshot.refusal.message
+            message += f"; the coordinator refuses the newest plan or terms: {refusal}"
         else:
             calls = (_submission(snapshot, ready),)
     result = in_progress(
@@ -265,7 +272,7 @@ def _prepare(
     """Fragments and inputs are brought, both at once; then the job is submitted."""
     before = status_before(snapshot)
     pool = ready.placement.spec.pool_ref.name
-    if run is None and before.start_time is not None:
+    if run is None and before.items is not None:
         inputs = input_transfer_worker(snapshot.job, pool).name
         if worker_named(snapshot.workers, inputs) is not None:
             return _run_lost(snapshot, ready, inputs)
@@ -297,8 +304,9 @@ def _prepare(
         message = snapshot.refusal.message
         verdict = Verdict(complete=False, reason="SubmissionRefused", message=message)
         return end(snapshot, status, verdict, run)
+    text = f"the job is being submitted to the coordinator of {pool}"
     result = in_progress(
-        snapshot, status, "Submitting", planned=_planned(ready), requeue=SOON_SECONDS
+        snapshot, status, "Submitting", text, planned=_planned(ready), requeue=SOON_SECONDS
     )
     return replace(result, calls=(_submission(snapshot, ready),))
 
@@ -317,7 +325,7 @@ def _run_lost(snapshot: InferenceJobSnapshot, ready: Ready, inputs: str) -> Deci
 
 def _as_new(before: InferenceJobStatus) -> InferenceJobStatus:
     """The status without what was seen of a run."""
-    return InferenceJobStatus(conditions=before.conditions)
+    return InferenceJobStatus(conditions=before.conditions, start_time=before.start_time)
 
 
 def _refused(snapshot: InferenceJobSnapshot, ready: Ready) -> bool:

@@ -5,6 +5,7 @@ coordinator is cleared away. Pure.
 from dataclasses import replace
 from typing import assert_never
 
+from shoal_api.conditions import TRANSFERRING_RESULTS
 from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_operator.reconcile.condition_updates import FALSE, TRUE, ConditionUpdate, find
 from shoal_operator.reconcile.decision import (
@@ -16,7 +17,7 @@ from shoal_operator.reconcile.decision import (
 )
 from shoal_operator.reconcile.job_status import (
     NOT_FAILED,
-    TRANSFERRING_RESULTS,
+    RESULT_TRANSFER_FAILED,
     Verdict,
     decision,
     ended,
@@ -26,6 +27,7 @@ from shoal_operator.reconcile.job_status import (
     planned_before,
     status_before,
     terms_of,
+    unreachable,
     verdict_of,
     with_run,
 )
@@ -53,7 +55,7 @@ def over(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     before, job = status_before(snapshot), snapshot.job
     result = decision(snapshot, before, [])
     failed = find(before.conditions, "Failed")
-    kept = failed is not None and failed.reason == "ResultTransferFailed"
+    kept = failed is not None and failed.reason == RESULT_TRANSFER_FAILED
     kept = kept and job.metadata.deletion_timestamp is None
     result = replace(result, calls=() if kept else _clear(snapshot, run), notes=())
     active = (WorkerPhase.PENDING, WorkerPhase.RUNNING)
@@ -139,7 +141,7 @@ def transfer_results(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run 
             text = worker_text(worker, "results could not be carried out")
             where = f"jobs/{job_id(snapshot.job)}/out on the coordinator's volume"
             text = f"{text}; until this job is deleted, the results are in {where}"
-            verdict = Verdict(complete=False, reason="ResultTransferFailed", message=text)
+            verdict = Verdict(complete=False, reason=RESULT_TRANSFER_FAILED, message=text)
             return ended(snapshot, status, verdict, run)
         case _:
             assert_never(worker.phase)
@@ -151,9 +153,9 @@ def _start_result_transfer(
     verdict: Verdict,
     worker_spec: WorkerSpec,
 ) -> Decision:
-    if isinstance(snapshot.view, Unreachable):
-        text = f"the coordinator does not answer: {snapshot.view.reason}"
-        return _transferring(snapshot, status, verdict, text)
+    away = unreachable(snapshot)
+    if away is not None:
+        return _transferring(snapshot, status, verdict, away.message)
     text = f"results are about to be brought to {snapshot.job.spec.outputs.uri}"
     child = worker_job(snapshot.job, worker_spec, snapshot.settings)
     return replace(_transferring(snapshot, status, verdict, text), children=(child,))

@@ -10,7 +10,7 @@ from shoal_api.schema import API_VERSION
 from shoal_operator.reconcile.addresses import offline_text, outside, unsuitable
 from shoal_operator.reconcile.condition_updates import FALSE, find, holds_for, message_of
 from shoal_operator.reconcile.decision import Manifest
-from shoal_operator.reconcile.job_status import Verdict
+from shoal_operator.reconcile.job_status import Verdict, Waits, missing_pool
 from shoal_operator.reconcile.names import OWNER_UID, uid_of
 from shoal_operator.reconcile.partition import current_document, pool_budget
 from shoal_operator.reconcile.pods import labels_of, metadata_of
@@ -29,14 +29,6 @@ from shoal_operator.reconcile.workers import (
     worker_job,
 )
 from shoal_protocol.partition import PartitionDocument
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """What is waited for: a reason in one word, and for people."""
-
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,9 +186,17 @@ def _references(snapshot: InferenceJobSnapshot) -> Waits | None:
         ("Partition", partition_of(job, placement), partition, job.spec.model_ref is None),
         ("Model", model, snapshot.model, True),
     )
-    for kind, name, there, given in looked_for:
-        if there is None and given:
-            return Waits(f"{kind.removeprefix('Device')}NotFound", f"there is no {kind} {name}")
+    missing = [
+        (kind, f"no {kind} {name}")
+        for kind, name, there, given in looked_for
+        if there is None and given
+    ]
+    if missing:
+        reason = f"{missing[0][0].removeprefix('Device')}NotFound"
+        return Waits(reason, f"there is {', and '.join(text for _, text in missing)}")
+    leaving = missing_pool(snapshot)
+    if leaving is not None:
+        return Waits("PoolNotFound", leaving)
     if partition is None and _cut_for(snapshot) is None:
         return Waits("PoolNotReady", f"the budget of DevicePool {pool} is not known yet")
     return _unready(snapshot) or (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal_api.columns import as_rate, print_job
-from shoal_api.conditions import holds
+from shoal_api.conditions import COMPLETING, TRANSFERRING_RESULTS, holds
 from shoal_api.kinds import InferenceJob
 from shoal_api.kinds.inference_job import InferenceJobStatus, ItemCounts, ItemFailure, TierHits
 from shoal_operator.reconcile.condition_updates import (
@@ -23,6 +23,7 @@ from shoal_operator.reconcile.condition_updates import (
     shortened,
 )
 from shoal_operator.reconcile.decision import Decision, Note, Terms
+from shoal_operator.reconcile.names import coordinator_name
 from shoal_operator.reconcile.references import model_of, pool_of
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
@@ -30,11 +31,13 @@ from shoal_operator.reconcile.snapshot import (
     InferenceJobSnapshot,
     Run,
     RunState,
+    Unreachable,
 )
-from shoal_operator.reconcile.times import as_time, earlier, instant
+from shoal_operator.reconcile.times import earlier
 
-TRANSFERRING_RESULTS: Final = "TransferringResults"
 NOT_FAILED: Final = "NotFailed"
+RESULT_TRANSFER_FAILED: Final = "ResultTransferFailed"
+POOL_NOT_FOUND: Final = "PoolNotFound"
 _FAILURES: Final = 8
 _DEADLINE: Final = "DeadlineExceeded"
 
@@ -44,6 +47,14 @@ class Verdict:
     """How a job ends: Complete, or Failed with a reason."""
 
     complete: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What a job waits for: a reason in one word, and a message for people."""
+
     reason: str
     message: str
 
@@ -58,6 +69,16 @@ def has_ended(status: InferenceJobStatus) -> bool:
     return holds(status.conditions, "Complete") or holds(status.conditions, "Failed")
 
 
+def has_results_on_volume(job: InferenceJob) -> bool:
+    """Whether the coordinator's volume has results of the job that are nowhere else."""
+    status = job.status
+    if status is None or status.items is None or job.metadata.deletion_timestamp is not None:
+        return False
+    failed = find(status.conditions, "Failed")
+    stayed = failed is not None and failed.reason == RESULT_TRANSFER_FAILED
+    return stayed or not has_ended(status)
+
+
 def terms_of(job: InferenceJob) -> Terms:
     """What of a job may change while it runs. The deadline is the coordinator's own bound, should
     the operator be away when the time is up.
@@ -68,6 +89,42 @@ def terms_of(job: InferenceJob) -> Terms:
         parallelism=spec.parallelism or 0,
         active_deadline_seconds=float(spec.active_deadline_seconds or 0),
     )
+
+
+# ---- the coordinator -----------------------------------------------------------------------------
+
+
+def missing_pool(snapshot: InferenceJobSnapshot) -> str | None:
+    """That the job's pool does not exist or is being deleted; None: it exists, or nobody knows yet
+    which one it is.
+    """
+    name = pool_of(snapshot.job, snapshot.placement)
+    if name is None:
+        return None
+    if snapshot.pool is None:
+        return f"there is no DevicePool {name}"
+    leaves = snapshot.pool.metadata.deletion_timestamp is not None
+    return f"DevicePool {name} is being deleted" if leaves else None
+
+
+def unreachable(snapshot: InferenceJobSnapshot) -> Waits | None:
+    """Why the coordinator does not answer; None: it does."""
+    if not isinstance(snapshot.view, Unreachable):
+        return None
+    missing, items = missing_pool(snapshot), status_before(snapshot).items
+    if missing is None:
+        text = f"the coordinator does not answer: {snapshot.view.reason}"
+        return Waits("CoordinatorUnreachable", text)
+    pool = pool_of(snapshot.job, snapshot.placement) or ""
+    if items is not None and items.succeeded:
+        missing += (
+            f"; the {items.succeeded} finished items of {items.total} stay on the volume claim "
+            f"{coordinator_name(pool)} as long as this job exists"
+        )
+        advice = f": create DevicePool {pool} again to resume, or delete the job"
+    else:
+        advice = f"; create DevicePool {pool} again to resume, or delete the job"
+    return Waits(POOL_NOT_FOUND, missing + advice)
 
 
 # ---- the verdict ---------------------------------------------------------------------------------
@@ -148,13 +205,6 @@ def with_run(snapshot: InferenceJobSnapshot, run: Run) -> InferenceJobStatus:
     )
 
 
-def completion_time(status: InferenceJobStatus, run: Run | None, now: str) -> str:
-    """When the last item ended, as far as that is known."""
-    if status.start_time is None or run is None or run.seconds <= 0:
-        return now
-    return as_time(min(instant(now), instant(status.start_time) + run.seconds))
-
-
 def in_progress(
     snapshot: InferenceJobSnapshot,
     status: InferenceJobStatus,
@@ -188,7 +238,7 @@ def decision(
     status = replace(status, conditions=known, observed_generation=generation)
     model = model_of(snapshot.job, snapshot.partition)
     status = print_job(status, model, pool_of(snapshot.job, snapshot.placement))
-    notes = _started(before, status)
+    notes = _started(before, status) + _pool_deleted(status)
     return Decision(status=status, notes=notes, requeue_seconds=requeue)
 
 
@@ -196,7 +246,7 @@ def planned_before(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
     """What was told of the plan last."""
     known = find(status_before(snapshot).conditions, "Planned")
     if known is None:
-        return ConditionUpdate("Planned", FALSE, "Waiting", "")
+        return ConditionUpdate("Planned", FALSE, "Waiting", "there is no plan yet")
     return ConditionUpdate("Planned", known.status, known.reason, known.message)
 
 
@@ -216,7 +266,7 @@ def ended(
     else:
         complete = ConditionUpdate("Complete", FALSE, verdict.reason, verdict.message)
         failed = ConditionUpdate("Failed", TRUE, verdict.reason, verdict.message)
-    status = replace(status, completion_time=completion_time(status, run, snapshot.now))
+    status = replace(status, completion_time=snapshot.now)
     if status.items is not None:
         status = replace(status, items=replace(status.items, active=0))
     updates = [planned_before(snapshot), not_suspended(snapshot), complete, failed]
@@ -234,6 +284,25 @@ def _started(before: InferenceJobStatus, after: InferenceJobStatus) -> tuple[Not
     return (
         Note(reason="StartedJob", message=f"{after.items.total} items", since=after.start_time),
     )
+
+
+def _pool_deleted(status: InferenceJobStatus) -> tuple[Note, ...]:
+    """That a job which has begun has no pool any more."""
+    complete = find(status.conditions, "Complete")
+    if complete is None or complete.reason != POOL_NOT_FOUND or status.items is None:
+        return ()
+    return (Note(reason=POOL_NOT_FOUND, message=complete.message, warning=True),)
+
+
+def progress(run: Run) -> tuple[str, str]:
+    """How far a run is that has not ended: reason and message of Complete."""
+    if run.state is RunState.PENDING:
+        return "Starting", "the coordinator has the job and starts it"
+    failed = f", {run.failed} failed" if run.failed else ""
+    text = f"{run.succeeded} of {run.items} items succeeded{failed}"
+    if run.items and run.succeeded + run.failed >= run.items:
+        return COMPLETING, f"{text}; the coordinator completes their results"
+    return "Running", f"{text}, {run.active} are active"
 
 
 def lost_devices(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:

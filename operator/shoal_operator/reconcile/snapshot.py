@@ -237,8 +237,9 @@ class DevicePoolSnapshot:
     DaemonSet that carries the pool's uid as the label `shoal.dev/owner-uid`. `jobs` are the
     coordinator's names (`names.job_id`) of all InferenceJobs of the namespace that exist and are
     not being deleted; None as long as the shell has not seen all of them, because what is not among
-    them is cancelled and removed. `enrolment_authority`: the certificates (PEM) that agents are to
-    trust when they enrol; empty while there is none.
+    them is cancelled and removed. `own_jobs` are the InferenceJobs on this pool.
+    `enrolment_authority`: the certificates (PEM) that agents are to trust when they enrol; empty
+    while there is none.
     """
 
     now: str
@@ -252,6 +253,7 @@ class DevicePoolSnapshot:
     view: CoordinatorView | Unreachable
     devices: tuple[Device, ...]
     jobs: frozenset[str] | None
+    own_jobs: tuple[InferenceJob, ...] = ()
     enrolment_authority: str = ""
 
 

@@ -220,6 +220,7 @@ class Cluster:
             view=self.view(),
             devices=tuple(self.devices.values()),
             jobs=frozenset(job_id(job) for job in self.jobs.values()),
+            own_jobs=tuple(self.jobs.values()),
             enrolment_authority="-----BEGIN CERTIFICATE-----",
         )
 

@@ -195,6 +195,7 @@ class Snapshots:
             view=view,
             workers=workers,
             refusal=self._coordinators.refusal(namespace, name or "", job_id(job)),
+            rivals=() if over or name is None else self._rivals(job, name, view),
         )
 
     def _view(self, look: _Look, namespace: str, pool: str, *parts: str) -> views.View:
@@ -228,11 +229,23 @@ class Snapshots:
                 names.add(job_id(job))
         return frozenset(names)
 
-    def _jobs_on(self, namespace: str, pool: str) -> Iterator[InferenceJob]:
-        """The jobs on a pool, without subscribing: their runs at the coordinator tell enough."""
+    def _rivals(self, job: InferenceJob, pool: str, view: views.View) -> tuple[InferenceJob, ...]:
+        """The jobs with a higher priority on a job's pool, as long as the job has no run."""
+        if isinstance(view, CoordinatorView) and job_id(job) in view.runs:
+            return ()
+        own, namespace = job.spec.priority, namespace_of(job)
+        return tuple(self._jobs_on(namespace, pool, above=own))
+
+    def _jobs_on(
+        self, namespace: str, pool: str, above: int | None = None
+    ) -> Iterator[InferenceJob]:
+        """The jobs on a pool, all or those with a higher priority than `above`. Nobody subscribes
+        to them: a pool reconciles when their runs come and end, and a job that waits for another
+        asks again.
+        """
         for state in self._cache.states(InferenceJob.__name__, namespace):
             job = state.value if isinstance(state, Own) else None
-            if isinstance(job, InferenceJob):
+            if isinstance(job, InferenceJob) and (above is None or job.spec.priority > above):
                 found = self._cache.state(Placement.__name__, namespace, placement_of(job))
                 placement = found.value if isinstance(found, Own) else None
                 known = placement if isinstance(placement, Placement) else None

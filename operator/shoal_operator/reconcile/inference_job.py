@@ -71,6 +71,7 @@ from shoal_operator.reconcile.job_status import (
     with_run,
 )
 from shoal_operator.reconcile.names import job_id
+from shoal_operator.reconcile.priorities import preceded_by
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
     InferenceJobSnapshot,
@@ -277,6 +278,16 @@ def _prepare(
         if worker_named(snapshot.workers, inputs) is not None:
             return _run_lost(snapshot, ready, inputs)
         before = _as_new(before)
+    queued = preceded_by(snapshot) if run is None else None
+    if queued is not None:
+        return in_progress(
+            snapshot,
+            before,
+            queued.reason,
+            queued.message,
+            planned=_planned(ready),
+            requeue=SOON_SECONDS,
+        )
     steps = [deliver(snapshot, view, ready)]
     if run is None:
         steps.append(transfer_inputs(snapshot, pool))

@@ -281,6 +281,7 @@ class InferenceJobSnapshot:
 
     What it leads to has the names of `references`: `placement_of`, `partition_of`, `model_of`,
     `pool_of`. `workers` carry the job's uid or its Partition's as the label `shoal.dev/owner-uid`.
+    `rivals` are the jobs on the same pool with a higher priority, as long as this one has no run.
     """
 
     now: str
@@ -294,6 +295,7 @@ class InferenceJobSnapshot:
     view: CoordinatorView | Unreachable
     workers: tuple[Worker, ...] = ()
     refusal: Refusal | None = None
+    rivals: tuple[InferenceJob, ...] = ()
 
 
 Snapshot = (

@@ -267,6 +267,9 @@ class Cluster:
             pool=there,
             view=self.view() if there is not None else Unreachable(reason="there is no pool"),
             workers=self.workers_of(*owners),
+            rivals=tuple(
+                each for each in self.jobs.values() if each.spec.priority > of.spec.priority
+            ),
         )
 
     # ---- what is done ----------------------------------------------------------------------------

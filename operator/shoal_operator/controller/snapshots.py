@@ -7,7 +7,7 @@ where it may still change, the snapshot is to be made again soon.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from shoal_api.kinds import AnyKind, Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_operator.controller import views
@@ -48,6 +48,8 @@ from shoal_operator.reconcile.snapshot import (
     WorkerPhase,
     Workload,
 )
+
+CORDONED_SECONDS: Final = 30.0
 
 
 @dataclass(slots=True)
@@ -165,6 +167,7 @@ class Snapshots:
             pool=look.reader.own(DevicePool, namespace, pool),
             view=view,
             measured=self._measured(look, placement, view),
+            cordoned=self._cordoned(look, view),
         )
 
     async def _job(self, look: _Look, job: InferenceJob) -> InferenceJobSnapshot:
@@ -203,6 +206,19 @@ class Snapshots:
         for part in (views.REACH, *parts):
             look.reader.subscribe(views.topic(namespace, pool, part))
         return self._coordinators.view(namespace, pool)
+
+    def _cordoned(self, look: _Look, view: views.View) -> frozenset[str]:
+        """The devices of a pool whose nodes are cordoned. Nobody subscribes to nodes here: a
+        thousand Placements would reconcile for each of them. While there is one, this is asked
+        again.
+        """
+        devices = view.devices if isinstance(view, CoordinatorView) else ()
+        states = (self._cache.state(NODE.kind, "", device.name) for device in devices)
+        nodes = (state.node for state in states if isinstance(state, NodeState))
+        found = frozenset(node.name for node in nodes if node.is_cordoned)
+        if found:
+            look.again(CORDONED_SECONDS)
+        return found
 
     def _measured(self, look: _Look, placement: Placement, view: views.View) -> Run | None:
         """The run of the newest job on a Placement; looked at again when one of them ends."""

@@ -54,7 +54,8 @@ def run_of(status: pb.JobStatus) -> Run:
     hits = status.tier_hits
     return Run(
         job=status.name,
-        state=_STATES[status.state],
+        # A coordinator of another version may have a state more; its end is none of these.
+        state=_STATES.get(status.state, RunState.RUNNING),
         message=status.message,
         plan=status.plan,
         terms=Terms(

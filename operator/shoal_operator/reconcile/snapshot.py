@@ -7,12 +7,15 @@ None for a foreign object means that it is not there; a coordinator that cannot 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from shoal_api.kinds import Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes
+
+_UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 
 
 class WorkerPhase(StrEnum):
@@ -104,6 +107,11 @@ class Node:
     ready: bool
     taints: tuple[tuple[str, str, str], ...] = ()
     architecture: str = ""
+
+    @property
+    def is_cordoned(self) -> bool:
+        """Whether it is to get no new work (`kubectl cordon`)."""
+        return any(key == _UNSCHEDULABLE for key, _, _ in self.taints)
 
 
 class DeviceState(StrEnum):
@@ -261,8 +269,8 @@ class DevicePoolSnapshot:
 class PlacementSnapshot:
     """A Placement with what is to be placed and where.
 
-    `measured` is the newest Run on it that its coordinator knows; the shell looks again when such a
-    Run ends.
+    `measured` is the newest Run on it that its coordinator knows; the controller reconciles again
+    when such a Run ends. `cordoned` are the nodes where nothing new is to be placed.
     """
 
     now: str
@@ -273,6 +281,7 @@ class PlacementSnapshot:
     pool: DevicePool | None
     view: CoordinatorView | Unreachable
     measured: Run | None = None
+    cordoned: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

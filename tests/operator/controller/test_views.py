@@ -97,3 +97,9 @@ def test_every_state_of_the_protocol_has_a_word_here() -> None:
         assert views.run_of(pb.JobStatus(state=state)).state in RunState
     for device in pb.DeviceStatus.State.keys():  # noqa: SIM118
         assert views.device_of(pb.DeviceStatus(state=device)).state in DeviceState
+
+
+def test_a_state_that_only_a_newer_coordinator_knows_is_a_run_that_goes_on() -> None:
+    status = pb.JobStatus(name="ocr", items=24, succeeded=24)
+    status.state = 99  # type: ignore[assignment]  # a value of a later version
+    assert views.run_of(status).state is RunState.RUNNING

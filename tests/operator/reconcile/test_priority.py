@@ -68,19 +68,15 @@ def test_nothing_is_transferred_for_a_job_that_waits_for_another() -> None:
     assert [child["kind"] for child in decision.children] == ["Partition", "Placement"]
 
 
-RUNNING = described(
-    urgent(),
-    view=replace(
-        PLANNED.view,  # type: ignore[type-var]
-        runs={job_id(urgent()): replace(run(RunState.RUNNING), job=job_id(urgent()))},
-    ),
+HAS_A_RUN = knows(
+    replace(PLANNED, job=urgent()), replace(run(RunState.RUNNING), job=job_id(urgent()))
 )
 
 
 @pytest.mark.parametrize(
     "rival",
     [
-        pytest.param(RUNNING, id="runs already"),
+        pytest.param(described(urgent(), view=HAS_A_RUN.view), id="runs already"),
         pytest.param(urgent(suspend=True), id="is suspended"),
         pytest.param(described(urgent(), **NOTHING), id="has no model"),
         pytest.param(urgent(age_seconds=PATIENCE_SECONDS + 1), id="takes too long"),

@@ -18,7 +18,7 @@ from shoal_api.fields import (
     Reference,
     uri,
 )
-from shoal_api.rules import Immutable, exactly_one
+from shoal_api.rules import Ended, Immutable, exactly_one
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Flag, Items, Number, Text, Whole
 from shoal_protocol.choices import Mode, Objective, Policy, Precision
@@ -237,7 +237,7 @@ class InferenceJobStatus:
     columns: InferenceJobColumns | None = member(Object(InferenceJobColumns), COLUMNS, default=None)
 
 
-@record()
+@record(Ended(("conditions", "startTime", "completionTime", "items", "tierHits", "failures")))
 class InferenceJob:
     """A bounded piece of work: inputs through a model on a pool of devices into outputs."""
 

@@ -19,7 +19,6 @@ from shoal_operator.controller.settings import read_settings
 from shoal_operator.reconcile.settings import OperatorSettings, Place
 from shoal_protocol.exposition import ExpositionServer
 
-
 POLICY = "ValidatingAdmissionPolicy"
 
 

@@ -399,3 +399,19 @@ class Opaque(Shape[None]):
 
     def words(self) -> str:
         return "kept by Kubernetes"
+
+
+@dataclass(frozen=True, slots=True)
+class Json(Shape[Mapping[str, object]]):
+    """An object that is handed on as it is: a part of Kubernetes' own kinds."""
+
+    def read(self, value: object, at: Path, errors: Errors) -> Mapping[str, object] | Invalid:
+        if not isinstance(value, dict):
+            return _refuse(errors, at, _wanted(value, "a mapping"))
+        return MappingProxyType({str(name): each for name, each in value.items()})
+
+    def schema(self) -> Schema:
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+    def words(self) -> str:
+        return "object of Kubernetes"

@@ -197,6 +197,52 @@ async def test_items_that_fail_are_named_and_the_others_results_stand(
     assert len(list((world.claims / "lines" / "even").glob("*.npz"))) == 3
 
 
+async def test_a_job_outlives_its_pool_and_resumes_when_that_is_made_again(
+    world: World, running: Operators
+) -> None:
+    spec = job_spec(
+        inputs={"uri": "pvc://lines/many"}, outputs={"uri": "pvc://lines/orphan"}, parallelism=1
+    )
+
+    def owners() -> set[str]:
+        metadata = world.get("pvc", "shelf-coordinator")["metadata"]
+        return {each["kind"] for each in metadata.get("ownerReferences", [])}
+
+    def reason() -> str:
+        return str(world.condition("inferencejob", "orphan", "Complete").get("reason"))
+
+    with operating(running, world):
+        world.apply("InferenceJob", "orphan", **spec)
+        await world.until("some items are done", lambda: succeeded(world, "orphan") > 0)
+        both = {"DevicePool", "InferenceJob"}
+        await world.until("the volume is the job's as well", lambda: owners() == both)
+        started = status_of(world, "orphan")["startTime"]
+        world.kubectl("delete", "devicepool", "shelf")
+        await world.until("the job says so", lambda: reason() == "PoolNotFound")
+        message = world.condition("inferencejob", "orphan", "Complete")["message"]
+        assert message.startswith("there is no DevicePool shelf; the ")
+        assert events_of(world, "orphan")["PoolNotFound"] == "Warning"
+        await world.until("Kubernetes keeps the volume", lambda: owners() == {"InferenceJob"})
+        world.apply_pool()
+        await world.wait("inferencejob", "orphan", "Complete")
+    assert status_of(world, "orphan")["startTime"] == started
+    assert len(read_results(world.claims / "lines" / "orphan")) == MANY
+
+
+async def test_of_jobs_applied_together_the_one_with_the_highest_priority_starts_first(
+    world: World, running: Operators
+) -> None:
+    priorities = {"low": 0, "middle": 10, "high": 500}
+    with operating(running, world):
+        for name, priority in priorities.items():
+            spec = job_spec(outputs={"uri": f"pvc://lines/{name}"})
+            world.apply("InferenceJob", name, priority=priority, **spec)
+        for name in priorities:
+            await world.wait("inferencejob", name, "Complete")
+    order = sorted(priorities, key=lambda name: status_of(world, name)["startTime"])
+    assert order[0] == "high"
+
+
 async def test_a_finished_job_deletes_itself_and_all_that_was_its_own(
     world: World, running: Operators
 ) -> None:

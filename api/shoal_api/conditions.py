@@ -51,7 +51,7 @@ def holds(conditions: Sequence[Condition], type_: str) -> bool:
 
 
 def job_word(conditions: Sequence[Condition], *, started: bool) -> JobWord:
-    """An InferenceJob's state as one word; what has ended wins over what goes on.
+    """An InferenceJob's state as one word; an end takes precedence over progress.
 
     `started`: the job's status has a startTime.
     """

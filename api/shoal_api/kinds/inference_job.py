@@ -1,4 +1,4 @@
-"""InferenceJob: a bounded piece of work, in the manners of `batch/v1` Job."""
+"""InferenceJob: a bounded piece of work, with the semantics of `batch/v1` Job."""
 
 from typing import Final
 
@@ -25,7 +25,7 @@ from shoal_protocol.choices import Mode, Objective, Policy, Precision
 
 _FOR_THE_STORE: Final = (
     "A Secret with what the store asks for; its keys become the environment of the worker that "
-    "carries. Local mode reads its own environment instead."
+    "transfers. Local mode reads its own environment instead."
 )
 _FIXED: Final = (
     *("modelRef", "partitionRef", "placementRef", "poolRef", "inputs", "outputs"),

@@ -47,7 +47,7 @@ class _Applied:
 
 
 class Children:
-    """`clock` counts seconds; `changed` is told of children that are not watched."""
+    """`clock` counts seconds; `changed` is called with children that are not watched."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Whether an object still says what was applied to it.
+"""Drift detection: whether an object still has what was applied to it.
 
 A new operator knows from the annotation which manifest was applied, but not whether somebody has
 edited the object since. Everything that the manifest says must be in the object; what else is there
@@ -16,7 +16,7 @@ from shoal_operator.reconcile.decision import Manifest
 
 
 def matches(manifest: Manifest, state: State) -> bool:
-    """Whether a watched object's spec is as its manifest says."""
+    """Whether a watched object's spec is still as in its manifest."""
     match state:
         case WorkloadState(spec=spec):
             return includes(spec, manifest.get("spec"))
@@ -28,7 +28,9 @@ def matches(manifest: Manifest, state: State) -> bool:
 
 
 def includes(there: object, wanted: object) -> bool:
-    """Whether JSON says all that is wanted. The API server leaves out what is empty, 0 or false."""
+    """Whether JSON includes all that is wanted. The API server leaves out what is empty, 0 or
+    false.
+    """
     match wanted:
         case Mapping():
             table: Mapping[object, object] = there if isinstance(there, Mapping) else {}

@@ -1,4 +1,4 @@
-"""What a coordinator answers, as reconcilers see it, and what has changed since the last look.
+"""What a coordinator answers, as reconcilers see it, and what has changed since the last poll.
 
 Topics: `(VIEW, NAMESPACE, "POOL/...")` with `reach` (whether it answers), `devices` (all of them),
 `fleet` (those to plan with), `lost` (those given up), `fragments`, `runs` (which there are, and

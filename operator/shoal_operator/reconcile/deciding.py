@@ -1,9 +1,9 @@
 """What is to be done about an object of any kind, and whether the cluster lets the operator do it.
 
 What a decision asks for may be refused: by a quota, an admission rule, a storage class that cannot
-grow, or because a name is taken. The status was written by then, so it is told at the next look:
-Ready (of an InferenceJob: Complete) is False, and says what was refused. Of a new spec Ready is not
-told before its children were applied, for nobody knows yet whether they will be. Pure.
+grow, or because a name is taken. By then the status is written, so the next reconciliation reports
+it: Ready (of an InferenceJob: Complete) is False, and says what was refused. A new spec is not
+Ready before its children were applied, because nobody knows yet whether they will be. Pure.
 """
 
 from collections.abc import Mapping
@@ -50,13 +50,13 @@ def decide(snapshot: Snapshot, applied: Applied | None) -> Decision:
         decision = _instead(decision, about, update, snapshot.now)
     if isinstance(about, DevicePool):
         ready = find(decision.status.conditions, "Ready")
-        assert ready is not None, "a pool always tells"
+        assert ready is not None, "every decision about a pool has Ready"
         decision = replace(decision, notes=(*decision.notes, *pool_notes(about, ready)))
     return decision
 
 
 def _instead(decision: Decision, about: AnyKind, update: ConditionUpdate, now: str) -> Decision:
-    """The decision with one condition told otherwise."""
+    """The decision with one condition replaced."""
     generation, known = about.metadata.generation or 0, _conditions(about.status)
     (changed,) = conditions(known, [update], generation=generation, now=now)
     status = replace(
@@ -108,7 +108,7 @@ def subject(snapshot: Snapshot) -> AnyKind:
 def _override(
     about: AnyKind, decision: Decision, applied: Applied | None
 ) -> ConditionUpdate | None:
-    """What is to be told instead; None where the decision's own words stand."""
+    """What replaces the decision's own condition; None: nothing does."""
     type_ = "Complete" if isinstance(about, InferenceJob) else "Ready"
     after = decision.status.conditions
     if any(holds(after, end) for end in ("Complete", "Failed")):
@@ -130,8 +130,8 @@ def _override(
 def refused_status(
     kind: str, status: Manifest, message: str, generation: int, now: str
 ) -> Manifest | None:
-    """The status of an object that cannot be read, as JSON: as it stands, but for one condition
-    that says what is wrong. None: what has ended is left as it ended.
+    """The status of an object that cannot be read, as JSON: as it is, with one condition
+    that says what is wrong. None: an object that has ended stays as it ended.
     """
     type_ = "Planned" if kind == InferenceJob.__name__ else "Ready"
     listed = status.get("conditions")

@@ -1,7 +1,7 @@
 """DevicePool: a coordinator, agents on the selected nodes, what keeps others out, and its Devices.
 
 Everything is made at once and waits for what it needs by itself: pods for their Secrets, agents for
-their coordinator. What is told comes from the far end: the coordinator is ready when it answers,
+their coordinator. The conditions come from the far end: the coordinator is ready when it answers,
 an agent when the coordinator has its session. Pure.
 
 There is no PodDisruptionBudget: of one coordinator it would only keep nodes from being drained, and
@@ -61,7 +61,7 @@ from shoal_operator.reconcile.snapshot import (
 )
 from shoal_operator.reconcile.workers import coordinator_address
 
-LOOK_SECONDS: Final = 30.0
+REQUEUE_SECONDS: Final = 30.0
 UPDATING: Final = "Updating"
 _NAMED: Final = 5
 _POLICIES: Final = "networking.k8s.io"
@@ -94,7 +94,7 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
         ),
         calls=_orphans(snapshot),
         certificates=certificates_wanted(pool, settings),
-        requeue_seconds=LOOK_SECONDS,
+        requeue_seconds=REQUEUE_SECONDS,
     )
 
 
@@ -145,7 +145,7 @@ def _orphans(snapshot: DevicePoolSnapshot) -> tuple[CoordinatorCall, ...]:
     return tuple(calls)
 
 
-# ---- what is told --------------------------------------------------------------------------------
+# ---- the status ----------------------------------------------------------------------------------
 
 
 def _updates(
@@ -297,7 +297,7 @@ def _status(
 
 
 def pool_notes(pool: DevicePool, ready: Condition) -> tuple[Note, ...]:
-    """What has become of a pool, by the Ready that is told now."""
+    """That a pool became Ready, or is no longer."""
     before = pool.status or DevicePoolStatus()
     was_ready = holds_for(before.conditions, "Ready", pool.metadata.generation or 0)
     since = f"{ready.last_transition_time}, generation {pool.metadata.generation}"

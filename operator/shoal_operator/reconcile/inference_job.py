@@ -1,20 +1,21 @@
-"""InferenceJob: planned, prepared, run, carried out; Complete or Failed. Pure.
+"""InferenceJob: planned, prepared, run, results transferred; Complete or Failed. Pure.
 
-The manners are those of `batch/v1` Job: suspend stops and resume goes on, the deadline counts while
-the job is not suspended, a terminal condition is never left, and the job may delete itself later.
+The semantics are those of `batch/v1` Job: suspend stops the run and resume continues it, the
+deadline counts while the job is not suspended, a terminal condition is never left, and the job may
+delete itself later.
 
 In order of precedence:
 
-1. it has ended, or is being deleted: only what is left at the coordinator is cleared away;
-2. its run has ended: results are carried out, then the verdict is told;
-3. the deadline has passed: the run is stopped, what it has finished is carried out, Failed;
+1. it has ended, or is being deleted: only its run at the coordinator is removed;
+2. its run has ended: results are transferred, then the verdict is reported;
+3. the deadline has passed: the run is stopped, finished results are transferred, Failed;
 4. it is suspended: the run is stopped;
-5. it runs, or what it needs is brought about: plan, fragments, inputs, submission.
+5. it runs, or is prepared: plan, its turn, fragments, inputs, submission.
 
-A coordinator that does not answer is told nothing and asked nothing; the counts stay as they were.
+A coordinator that does not answer gets no call; the counts stay as they were.
 What the coordinator knows of the run is the truth. Where it answers and does not know a run that
 was seen before, its volume was replaced (or it forgot a run that ended long ago): the inputs are
-brought again and the job is submitted again; results that stand are not made again.
+transferred again and the job is submitted again; stored results are not made again.
 """
 
 from dataclasses import replace
@@ -148,7 +149,7 @@ def _overdue(snapshot: InferenceJobSnapshot) -> Verdict | None:
 
 
 def _stop(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> Decision:
-    """The run is stopped; what it has finished is carried out, once the coordinator answers."""
+    """The run is stopped; finished results are transferred once the coordinator answers."""
     if run is None and not isinstance(snapshot.view, Unreachable):
         return end(snapshot, status_before(snapshot), verdict, None)
     if run is None or run.state.is_over:
@@ -192,7 +193,7 @@ def _suspend(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     return replace(decision(snapshot, status, updates, requeue=requeue), calls=calls)
 
 
-# ---- 5. going on ---------------------------------------------------------------------------------
+# ---- 5. in progress ------------------------------------------------------------------------------
 
 
 def _proceed(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
@@ -225,7 +226,7 @@ def _proceed(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
 
 
 def _waiting(snapshot: InferenceJobSnapshot, waits: Waits) -> Decision:
-    """For what the job leads to. Of a run that was seen the counts stay."""
+    """Waits for an object that the job refers to. The counts of a run that was seen stay."""
     status = status_before(snapshot)
     planned = ConditionUpdate("Planned", FALSE, waits.reason, waits.message)
     reason, message, away = "Waiting", waits.message, unreachable(snapshot)
@@ -251,7 +252,7 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
     calls = tuple[CoordinatorCall, ...]()
     if isinstance(ready, Ready) and _is_behind(snapshot, ready, run):
         if _refused(snapshot, ready):
-            assert snapshot.refusal is not None, "`_refused` has looked"
+            assert snapshot.refusal is not None, "`_refused` has checked"
             refusal = snapshot.refusal.message
             message += f"; the coordinator refuses the newest plan or terms: {refusal}"
         else:
@@ -263,7 +264,7 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
 
 
 def _is_behind(snapshot: InferenceJobSnapshot, ready: Ready, run: Run) -> bool:
-    """Whether the coordinator goes by an older plan, or on other terms than those wanted."""
+    """Whether the coordinator uses an older plan, or other terms than those wanted."""
     return ready.plan > run.plan or terms_of(snapshot.job) != run.terms
 
 
@@ -311,7 +312,7 @@ def _prepare(
         children = tuple(step.child for step in undone if step.child is not None)
         return replace(result, children=children)
     if _refused(snapshot, ready):
-        assert snapshot.refusal is not None, "`_refused` has looked"
+        assert snapshot.refusal is not None, "`_refused` has checked"
         message = snapshot.refusal.message
         verdict = Verdict(complete=False, reason="SubmissionRefused", message=message)
         return end(snapshot, status, verdict, run)
@@ -326,7 +327,7 @@ def _run_lost(snapshot: InferenceJobSnapshot, ready: Ready, inputs: str) -> Deci
     """The coordinator does not know a run that was seen: its inputs may be gone as well, so the
     worker that brought them goes first, and then all begins again.
     """
-    message = "the coordinator does not know the run any more; it begins again"
+    message = "the coordinator does not know the run any more; the job starts again"
     before = status_before(snapshot)
     result = in_progress(
         snapshot, before, "RunLost", message, planned=_planned(ready), requeue=SOON_SECONDS

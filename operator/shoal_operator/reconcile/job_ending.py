@@ -1,5 +1,5 @@
-"""The end of an InferenceJob: results are carried out, the verdict is told, and what is left at the
-coordinator is cleared away. Pure.
+"""The end of an InferenceJob: results are transferred, the verdict is reported, and the run at the
+coordinator is removed. Pure.
 """
 
 from dataclasses import replace
@@ -51,7 +51,7 @@ from shoal_operator.reconcile.workers import (
 
 
 def over(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
-    """Nothing is told any more; the run is cleared away, and the job itself when its time is up."""
+    """The status stays; the run is removed, and the job itself when its time is up."""
     before, job = status_before(snapshot), snapshot.job
     result = decision(snapshot, before, [])
     failed = find(before.conditions, "Failed")
@@ -84,7 +84,7 @@ def _clear(snapshot: InferenceJobSnapshot, run: Run | None) -> tuple[Coordinator
         return ()
     pool, name = pool_name(snapshot), job_id(snapshot.job)
     if not run.state.is_over:
-        return (CancelJob(pool=pool, job=name, reason="its InferenceJob is over"),)
+        return (CancelJob(pool=pool, job=name, reason="its InferenceJob has ended"),)
     return (RemoveJob(pool=pool, job=name),)
 
 
@@ -106,7 +106,7 @@ def key(snapshot: InferenceJobSnapshot, name: str) -> ObjectKey:
 
 
 def verdict_so_far(snapshot: InferenceJobSnapshot, run: Run | None) -> Verdict | None:
-    """How it ended: as the coordinator says, or as was told while results are carried out."""
+    """How the job ended: as the coordinator says, or as its status says during the transfer."""
     pending = pending_verdict(status_before(snapshot))
     if pending is not None:
         worker_spec = result_transfer_worker(snapshot.job, pool_name(snapshot))
@@ -117,7 +117,7 @@ def verdict_so_far(snapshot: InferenceJobSnapshot, run: Run | None) -> Verdict |
 
 
 def transfer_results(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> Decision:
-    """The results are brought to where the user wants them, then the verdict is told."""
+    """The results are transferred to where the user wants them, then the verdict is reported."""
     status = status_before(snapshot) if run is None else with_run(snapshot, run)
     if run is not None and not run.state.is_over:
         text = "the run is being stopped"
@@ -133,12 +133,12 @@ def transfer_results(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run 
         return _start_result_transfer(snapshot, status, verdict, worker_spec)
     match worker.phase:
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
-            text = worker_text(worker, "results are being carried out")
+            text = worker_text(worker, "results are being transferred")
             return _transferring(snapshot, status, verdict, text)
         case WorkerPhase.SUCCEEDED:
             return end(snapshot, status, verdict, run)
         case WorkerPhase.FAILED:
-            text = worker_text(worker, "results could not be carried out")
+            text = worker_text(worker, "results could not be transferred")
             where = f"jobs/{job_id(snapshot.job)}/out on the coordinator's volume"
             text = f"{text}; until this job is deleted, the results are in {where}"
             verdict = Verdict(complete=False, reason=RESULT_TRANSFER_FAILED, message=text)
@@ -156,7 +156,7 @@ def _start_result_transfer(
     away = unreachable(snapshot)
     if away is not None:
         return _transferring(snapshot, status, verdict, away.message)
-    text = f"results are about to be brought to {snapshot.job.spec.outputs.uri}"
+    text = f"results are about to be transferred to {snapshot.job.spec.outputs.uri}"
     child = worker_job(snapshot.job, worker_spec, snapshot.settings)
     return replace(_transferring(snapshot, status, verdict, text), children=(child,))
 
@@ -172,7 +172,7 @@ def _may_have_results(snapshot: InferenceJobSnapshot, status: InferenceJobStatus
 def _transferring(
     snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict, text: str
 ) -> Decision:
-    """The verdict stands, but is not told yet."""
+    """The verdict is known, and not reported yet."""
     reason = NOT_FAILED if verdict.complete else verdict.reason
     updates = [
         planned_before(snapshot),

@@ -1,9 +1,9 @@
-"""An InferenceJob's status: what is told of it, its counts, and the verdict at its end. Pure.
+"""An InferenceJob's status: its conditions, its counts, and the verdict at its end. Pure.
 
-Four conditions: Planned, Suspended, Complete, Failed. While a job goes on, Complete is False and
-its reason says how far the job is. Between the end of the run and the end of the job (results are
-carried out) the verdict stands already in the reason of Failed, which is still False; so it is
-known even when the coordinator is not there any more.
+Four conditions: Planned, Suspended, Complete, Failed. While a job is in progress, Complete is False
+and its reason says how far the job is. Between the end of the run and the end of the job (results
+are transferred) the reason of Failed, which is still False, has the verdict already; so it is known
+even when the coordinator is not there any more.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class Waits:
 
 
 def status_before(snapshot: InferenceJobSnapshot) -> InferenceJobStatus:
-    """What was told last."""
+    """The status that was written last."""
     return snapshot.job.status or InferenceJobStatus()
 
 
@@ -131,8 +131,8 @@ def unreachable(snapshot: InferenceJobSnapshot) -> Waits | None:
 
 
 def verdict_of(run: Run, terms: Terms) -> Verdict | None:
-    """How a run has ended; None while it goes on, and when it was only stopped: also by a deadline
-    that is not the job's any more.
+    """How a run has ended; None while it runs, and when it was only stopped, also by a deadline
+    that is no longer the job's.
     """
     deadline = run.terms.active_deadline_seconds
     if run.reason == _DEADLINE and deadline != terms.active_deadline_seconds:
@@ -160,7 +160,7 @@ def verdict_of(run: Run, terms: Terms) -> Verdict | None:
 
 
 def pending_verdict(status: InferenceJobStatus) -> Verdict | None:
-    """The verdict that stands already while results are carried out."""
+    """The verdict that the status has already while results are transferred."""
     complete, failed = find(status.conditions, "Complete"), find(status.conditions, "Failed")
     if complete is None or failed is None or complete.reason != TRANSFERRING_RESULTS:
         return None
@@ -170,7 +170,7 @@ def pending_verdict(status: InferenceJobStatus) -> Verdict | None:
 
 
 def _word(text: str) -> str:
-    """A reason as a condition may have it: what another process says is not taken on trust."""
+    """A reason as a condition may have it: what another process says is not trusted."""
     letters = "".join(each for each in text if each.isascii() and each.isalnum())[:64]
     return letters if letters[:1].isalpha() else "RunFailed"
 
@@ -214,7 +214,7 @@ def in_progress(
     planned: ConditionUpdate | None = None,
     requeue: float | None = None,
 ) -> Decision:
-    """A job that is under way: `reason` says how far. `planned`: what is told of the plan."""
+    """A job in progress: `reason` says how far it is. `planned`: the condition of its plan."""
     updates = [
         planned or planned_before(snapshot),
         not_suspended(snapshot),
@@ -243,7 +243,7 @@ def decision(
 
 
 def planned_before(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
-    """What was told of the plan last."""
+    """The condition of the plan that was written last."""
     known = find(status_before(snapshot).conditions, "Planned")
     if known is None:
         return ConditionUpdate("Planned", FALSE, "Waiting", "there is no plan yet")

@@ -4,7 +4,7 @@ What is cut and how is the *recipe*: the model's address, digest and shapes, and
 With none of fragments, maxFragmentSize and cuts, the fragments are made for the smallest budget of
 the namespace's pools at that time; a pool that comes later cuts nothing anew, because jobs run.
 
-A Partition is settled when the kept document was made by its recipe and its status tells of that
+A Partition is ready when the stored document was made by its recipe and its status describes that
 document. Everything else leads there: a worker, its answer, the ConfigMap.
 """
 
@@ -89,7 +89,7 @@ def recipe_of(partition: Partition, model: Model) -> str:
 
 
 def smallest_budget(pools: Iterable[DevicePool]) -> int | None:
-    """The least that a device of these pools may use; None while no pool tells."""
+    """The least that a device of these pools may use; None while no pool says."""
     budgets = [budget for pool in pools if (budget := pool_budget(pool)) is not None]
     return min(budgets, default=None)
 
@@ -104,7 +104,7 @@ def pool_budget(pool: DevicePool) -> int | None:
 def current_document(
     partition: Partition | None, stored: StoredDocument | None
 ) -> PartitionDocument | None:
-    """The kept document, if the Partition is ready and tells of just that one."""
+    """The stored document, if the Partition is ready and its status describes that one."""
     if partition is None or partition.status is None or stored is None:
         return None
     if not holds_for(partition.status.conditions, "Ready", partition.metadata.generation or 0):
@@ -207,7 +207,7 @@ def _failed(snapshot: PartitionSnapshot, worker: Worker) -> Decision:
     return replace(decision, notes=(note,), requeue_seconds=seconds)
 
 
-# ---- what is told --------------------------------------------------------------------------------
+# ---- the status ----------------------------------------------------------------------------------
 
 
 def _waits(

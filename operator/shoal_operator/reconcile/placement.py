@@ -188,7 +188,7 @@ def _planned(
     return replace(_decision(snapshot, status, _good(text)), notes=(note,))
 
 
-# ---- what is told --------------------------------------------------------------------------------
+# ---- the status ----------------------------------------------------------------------------------
 
 
 def _good(text: str) -> list[ConditionUpdate]:

@@ -19,7 +19,7 @@ _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 
 
 class WorkerPhase(StrEnum):
-    """How far a worker's pod is."""
+    """The state of a worker's pod."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -244,8 +244,8 @@ class DevicePoolSnapshot:
     `nodes` are the cluster's. `secrets`: those of `certificates` that are there. `agents`: every
     DaemonSet that carries the pool's uid as the label `shoal.dev/owner-uid`. `jobs` are the
     coordinator's names (`names.job_id`) of all InferenceJobs of the namespace that exist and are
-    not being deleted; None as long as the shell has not seen all of them, because what is not among
-    them is cancelled and removed. `own_jobs` are the InferenceJobs on this pool.
+    not being deleted; None as long as the controller has not seen all of them, because what is not
+    among them is cancelled and removed. `own_jobs` are the InferenceJobs on this pool.
     `enrolment_authority`: the certificates (PEM) that agents are to trust when they enrol; empty
     while there is none.
     """
@@ -286,9 +286,9 @@ class PlacementSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceJobSnapshot:
-    """An InferenceJob, what it leads to, its workers, and how its coordinator says it goes.
+    """An InferenceJob, the objects it refers to, its workers, and what its coordinator says of it.
 
-    What it leads to has the names of `references`: `placement_of`, `partition_of`, `model_of`,
+    The objects have the names of `references`: `placement_of`, `partition_of`, `model_of`,
     `pool_of`. `workers` carry the job's uid or its Partition's as the label `shoal.dev/owner-uid`.
     `rivals` are the jobs on the same pool with a higher priority, as long as this one has no run.
     """

@@ -1,4 +1,4 @@
-"""The workers: `batch/v1` Jobs of one pod each, that touch what comes from outside. Pure builders.
+"""The workers: `batch/v1` Jobs of one pod each, which handle all data from outside. Pure builders.
 
 A worker's name says what it is given, so an edit of that makes another worker. A worker that
 refuses its input ends with status 2 and is not tried again; one whose node goes away is, at no cost
@@ -207,14 +207,14 @@ def delivers(name: str) -> bool:
 
 
 def input_transfer_worker(job: InferenceJob, pool: str) -> WorkerSpec:
-    """Bring a job's inputs to the coordinator's volume."""
+    """Transfer a job's inputs to the coordinator's volume."""
     given = job.spec.inputs
     target = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/in"
     return _transfer(job, pool, "transfer-inputs", given, (given.uri, target))
 
 
 def result_transfer_worker(job: InferenceJob, pool: str) -> WorkerSpec:
-    """Bring a job's results to where the user wants them."""
+    """Transfer a job's results to where the user wants them."""
     given = job.spec.outputs
     source = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/out"
     return _transfer(job, pool, "transfer-results", given, (source, given.uri))

@@ -164,8 +164,8 @@ def _percent_of(node: Node, percent: int, settings: OperatorSettings) -> int:
 def agent_workloads(
     pool: DevicePool, sets: Sequence[AgentSet], authority: str, there: Sequence[Workload]
 ) -> tuple[Manifest, ...]:
-    """Service account, what agents trust when they enrol, and the DaemonSets whose turn it is.
-    `there` are those that the pool has.
+    """Service account, what agents trust when they enrol, and the DaemonSets whose turn it is;
+    these wait for that, without which their pods cannot start. `there` are those that the pool has.
     """
     labels = labels_of(pool, "agent", pool=pool.metadata.name)
     account = service_account(pool, agent_name(pool.metadata.name), labels)
@@ -176,8 +176,9 @@ def agent_workloads(
         "data": {"ca.crt": authority},
     }
     turn = _whose_turn(sets, there)
-    daemon_sets = (each.manifest for each in sets if each.name in turn)
-    return (account, *((trust,) if authority else ()), *daemon_sets)
+    if not authority:
+        return (account,)
+    return (account, trust, *(each.manifest for each in sets if each.name in turn))
 
 
 def _whose_turn(sets: Sequence[AgentSet], there: Sequence[Workload]) -> frozenset[str]:

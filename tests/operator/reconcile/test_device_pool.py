@@ -128,6 +128,11 @@ def test_everything_of_a_pool_is_made_at_once() -> None:
     ]
 
 
+def test_agents_wait_for_what_they_are_to_trust() -> None:
+    """Their pods would only collect warnings of a ConfigMap that does not exist."""
+    assert children(see(enrolment_authority=""), "DaemonSet") == {}
+
+
 def test_a_pool_with_all_its_devices_is_ready() -> None:
     status = see().status
     assert isinstance(status, DevicePoolStatus)

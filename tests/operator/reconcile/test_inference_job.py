@@ -16,7 +16,6 @@ from shoal_operator.reconcile.decision import CancelJob, Decision, RemoveJob, Su
 from shoal_operator.reconcile.names import job_id
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
-    DeviceState,
     InferenceJobSnapshot,
     Refusal,
     Run,
@@ -382,19 +381,6 @@ def test_a_refused_submission_fails_the_job() -> None:
     decision = decide(refused)
     assert word(decision.status, "Failed") == "True SubmissionRefused"
     assert condition(decision.status, "Failed").message == "stage 1 has no device"
-
-
-def test_lost_devices_are_told() -> None:
-    assert isinstance(PLANNED.view, CoordinatorView)
-    devices = (
-        replace(PLANNED.view.devices[0], state=DeviceState.LOST),
-        *PLANNED.view.devices[1:],
-    )
-    seen = replace(PLANNED, view=replace(PLANNED.view, devices=devices))
-    decision = decide(knows(seen, run(RunState.RUNNING, succeeded=8)))
-    assert ("LostDevice", "n1 is lost; its tasks go to other devices") in [
-        (note.reason, note.message) for note in decision.notes
-    ]
 
 
 def test_the_job_deletes_itself_when_its_time_is_up() -> None:

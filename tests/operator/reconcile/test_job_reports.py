@@ -9,7 +9,13 @@ from reconcile.rules import decide
 from reconcile.test_inference_job import PLANNED, job, knows, run, silent, status_of, told, works
 from reconcile.values import NOW, condition, pool, word
 from shoal_operator.reconcile.decision import Decision
-from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, RunState, WorkerPhase
+from shoal_operator.reconcile.snapshot import (
+    CoordinatorView,
+    DeviceState,
+    InferenceJobSnapshot,
+    RunState,
+    WorkerPhase,
+)
 
 RUNNING = knows(PLANNED, run(RunState.RUNNING, succeeded=8))
 LATER = "2026-03-01T12:20:00Z"
@@ -119,3 +125,16 @@ def test_a_job_started_when_it_first_started_however_often_it_was_resumed(
     later = works(again, "in", WorkerPhase.SUCCEEDED)
     decision = decide(knows(later, run(RunState.RUNNING, succeeded=9, seconds=2.0)))
     assert status_of(decision).start_time == status_of(decide(RUNNING)).start_time
+
+
+def test_a_job_names_the_devices_it_has_lost() -> None:
+    assert isinstance(PLANNED.view, CoordinatorView)
+    devices = (
+        replace(PLANNED.view.devices[0], state=DeviceState.LOST),
+        *PLANNED.view.devices[1:],
+    )
+    seen = replace(PLANNED, view=replace(PLANNED.view, devices=devices))
+    decision = decide(knows(seen, run(RunState.RUNNING, succeeded=8)))
+    assert ("LostDevice", "n1 is lost; its tasks go to other devices") in [
+        (note.reason, note.message) for note in decision.notes
+    ]

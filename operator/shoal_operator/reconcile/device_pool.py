@@ -1,8 +1,8 @@
 """DevicePool: a coordinator, agents on the selected nodes, what keeps others out, and its Devices.
 
-Everything is made at once and waits for what it needs by itself: pods for their Secrets, agents for
-their coordinator. The conditions come from the far end: the coordinator is ready when it answers,
-an agent when the coordinator has its session. Pure.
+Everything is created at once, but agents once their coordinator answers. The conditions come from
+the far end: the coordinator is ready when it answers, an agent when the coordinator has its
+session. Pure.
 
 There is no PodDisruptionBudget: of one coordinator it would only keep nodes from being drained, and
 the pods of a DaemonSet are not evicted.
@@ -75,7 +75,7 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
     sets = agent_sets(pool, nodes, settings)
     children = [
         *coordinator_objects(pool, settings, snapshot.claim, snapshot.own_jobs),
-        *agent_workloads(pool, sets, snapshot.enrolment_authority, snapshot.agents),
+        *agent_workloads(snapshot, sets),
         *_optional(pool, settings),
     ]
     wanted = {each.name for each in sets}

@@ -128,9 +128,15 @@ def test_everything_of_a_pool_is_made_at_once() -> None:
     ]
 
 
-def test_agents_wait_for_what_they_are_to_trust() -> None:
-    """Their pods would only collect warnings of a ConfigMap that does not exist."""
-    assert children(see(enrolment_authority=""), "DaemonSet") == {}
+SILENT = Unreachable(reason="connection refused")
+
+
+@pytest.mark.parametrize("lacking", [{"enrolment_authority": ""}, {"view": SILENT}], ids=str)
+def test_agents_wait_for_what_they_need(lacking: dict[str, object]) -> None:
+    """Until then their pods would only collect warnings."""
+    assert children(see(agents=(), **lacking), "DaemonSet") == {}
+    if "view" in lacking:
+        assert children(see(**lacking), "DaemonSet"), "what exists is kept up to date"
 
 
 def test_a_pool_with_all_its_devices_is_ready() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -132,7 +133,7 @@ SILENT = Unreachable(reason="connection refused")
 
 
 @pytest.mark.parametrize("lacking", [{"enrolment_authority": ""}, {"view": SILENT}], ids=str)
-def test_agents_wait_for_what_they_need(lacking: dict[str, object]) -> None:
+def test_agents_wait_for_what_they_need(lacking: Any) -> None:
     """Until then their pods would only collect warnings."""
     assert children(see(agents=(), **lacking), "DaemonSet") == {}
     if "view" in lacking:

@@ -72,7 +72,9 @@ def has_ended(status: InferenceJobStatus) -> bool:
 def has_results_on_volume(job: InferenceJob) -> bool:
     """Whether the coordinator's volume has results of the job that are nowhere else."""
     status = job.status
-    if status is None or status.items is None or job.metadata.deletion_timestamp is not None:
+    if status is None or job.metadata.deletion_timestamp is not None:
+        return False
+    if status.items is None or not status.items.succeeded:
         return False
     failed = find(status.conditions, "Failed")
     stayed = failed is not None and failed.reason == RESULT_TRANSFER_FAILED

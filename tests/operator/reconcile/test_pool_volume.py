@@ -49,6 +49,7 @@ def test_results_that_could_not_be_transferred_keep_the_volume_until_the_job_is_
     "of",
     [
         job(),
+        reported(knows(PLANNED, run(RunState.RUNNING))),
         transferred(WorkerPhase.SUCCEEDED),
         replace(job(), metadata=replace(reported(RUNNING).metadata, deletion_timestamp=NOW)),
     ],

@@ -1,9 +1,9 @@
 """What a coordinator answers, as reconcilers see it, and what has changed since the last poll.
 
 Topics: `(VIEW, NAMESPACE, "POOL/...")` with `reach` (whether it answers), `devices` (all of them),
-`fleet` (those to plan with), `lost` (those given up), `fragments`, `runs` (which there are,
-which have results, and which have ended), `run/JOB` (one of them), `end/JOB` (whether it is there, and whether it has
-ended).
+`fleet` (those to plan with), `lost` (those given up), `fragments`, `runs` (which there are, which
+have results, and which have ended), `run/JOB` (one of them), `end/JOB` (whether it is there, and
+whether it has ended).
 """
 
 from collections.abc import Iterator

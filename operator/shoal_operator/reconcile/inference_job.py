@@ -167,21 +167,19 @@ def _stop(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> 
 def _suspend(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     before = status_before(snapshot)
     status = before if run is None else with_run(snapshot, run)
-    away, known = unreachable(snapshot), before.conditions
+    away, missing = unreachable(snapshot), missing_pool(snapshot)
     calls: tuple[CoordinatorCall, ...] = ()
     requeue: float | None = None
     if run is not None and not run.state.is_over:
         suspended = ConditionUpdate("Suspended", FALSE, "Suspending", "the run is being stopped")
         calls = (CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason="suspended"),)
         requeue = SOON_SECONDS
-    elif away is not None and missing_pool(snapshot) is None and holds(known, "Planned"):
+    elif away is not None and missing is None and holds(before.conditions, "Planned"):
         suspended = ConditionUpdate("Suspended", UNKNOWN, away.reason, away.message)
         requeue = LATER_SECONDS
     else:
-        text = "spec.suspend is true"
-        if away is not None and missing_pool(snapshot) is not None:
-            text = f"{text}; {away.message}"
-        suspended = ConditionUpdate("Suspended", TRUE, "Suspended", text)
+        text = "" if away is None or missing is None else f"; {away.message}"
+        suspended = ConditionUpdate("Suspended", TRUE, "Suspended", f"spec.suspend is true{text}")
         if status.items is not None:
             status = replace(status, items=replace(status.items, active=0))
     updates = [

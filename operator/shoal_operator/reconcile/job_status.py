@@ -117,16 +117,14 @@ def unreachable(snapshot: InferenceJobSnapshot) -> Waits | None:
     if missing is None:
         text = f"the coordinator does not answer: {snapshot.view.reason}"
         return Waits("CoordinatorUnreachable", text)
-    pool = pool_of(snapshot.job, snapshot.placement) or ""
+    pool, stored = pool_of(snapshot.job, snapshot.placement) or "", ""
     if items is not None and items.succeeded:
-        missing += (
+        stored = (
             f"; the {items.succeeded} finished items of {items.total} stay on the volume claim "
             f"{coordinator_name(pool)} as long as this job exists"
         )
-        advice = f": create DevicePool {pool} again to resume, or delete the job"
-    else:
-        advice = f"; create DevicePool {pool} again to resume, or delete the job"
-    return Waits(POOL_NOT_FOUND, missing + advice)
+    advice = f"; create DevicePool {pool} again to resume, or delete the job"
+    return Waits(POOL_NOT_FOUND, missing + stored + advice)
 
 
 # ---- the verdict ---------------------------------------------------------------------------------

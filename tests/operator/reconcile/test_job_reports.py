@@ -41,7 +41,7 @@ def test_a_running_job_whose_pool_was_deleted_says_so_and_where_its_results_are(
     assert word(decision.status, "Planned") == "False PoolNotFound"
     assert message(decision) == (
         "there is no DevicePool shelf; the 8 finished items of 24 stay on the volume claim "
-        "shelf-coordinator as long as this job exists: create DevicePool shelf again to resume, "
+        "shelf-coordinator as long as this job exists; create DevicePool shelf again to resume, "
         "or delete the job"
     )
     assert [(note.reason, note.warning) for note in decision.notes] == [("PoolNotFound", True)]

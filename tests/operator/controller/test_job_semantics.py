@@ -243,6 +243,23 @@ async def test_of_jobs_applied_together_the_one_with_the_highest_priority_starts
     assert order[0] == "high"
 
 
+async def test_a_new_plan_does_without_a_node_that_is_cordoned(
+    world: World, running: Operators
+) -> None:
+    def cordoned() -> bool:
+        taints = world.plane.access.get("node", DEVICES[0])["spec"].get("taints", [])
+        return any(taint["key"] == "node.kubernetes.io/unschedulable" for taint in taints)
+
+    with operating(running, world):
+        world.kubectl("cordon", DEVICES[0])
+        await world.until("its taint says so", cordoned)
+        world.apply("InferenceJob", "around", **job_spec(outputs={"uri": "pvc://lines/around"}))
+        await world.wait("inferencejob", "around", "Complete")
+        world.kubectl("uncordon", DEVICES[0])
+    stages = world.get("placement", "around")["status"]["stages"]
+    assert DEVICES[0] not in {name for stage in stages for name in stage["devices"]}
+
+
 async def test_a_finished_job_deletes_itself_and_all_that_was_its_own(
     world: World, running: Operators
 ) -> None:

@@ -251,6 +251,7 @@ async def test_a_new_plan_does_without_a_node_that_is_cordoned(
         return any(taint["key"] == "node.kubernetes.io/unschedulable" for taint in taints)
 
     with operating(running, world):
+        await world.wait("devicepool", "shelf", "Ready")
         world.kubectl("cordon", DEVICES[0])
         await world.until("its taint says so", cordoned)
         world.apply("InferenceJob", "around", **job_spec(outputs={"uri": "pvc://lines/around"}))

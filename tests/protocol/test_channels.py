@@ -14,12 +14,12 @@ from shoal_protocol.channels import (
     AddressRefused,
     Credentials,
     Option,
-    add_port,
     client_options,
     open_channel,
     peer_name,
     server_options,
 )
+from shoal_protocol.listener import Listener
 from shoal_protocol.services import FileContext, FrameContext, PeerClient, add_peer_service
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
@@ -80,15 +80,13 @@ class Greeter:
 async def serving(
     address: str, credentials: Credentials | None = None, *, insecure: bool = False
 ) -> AsyncIterator[tuple[Greeter, int]]:
-    server = grpc.aio.server(options=server_options())
     greeter = Greeter()
-    add_peer_service(server, greeter)
-    port = add_port(server, address, credentials, insecure=insecure)
-    await server.start()
+    listener = Listener(lambda server: add_peer_service(server, greeter), connections=100)
+    port = await listener.open(address, credentials, insecure=insecure)
     try:
         yield greeter, port
     finally:
-        await server.stop(None)
+        await listener.stop(None)
 
 
 async def greet(channel: grpc.aio.Channel) -> bytes:
@@ -181,7 +179,7 @@ async def test_an_address_that_is_not_safe_is_refused_with_the_reason(
     assert reason in str(caught.value)
     assert caught.value.address == address
     with pytest.raises(AddressRefused):
-        add_port(grpc.aio.server(), address, insecure=insecure)
+        await Listener(lambda _: None, connections=1).open(address, insecure=insecure)
 
 
 async def test_credentials_and_insecure_exclude_each_other(authority: Authority) -> None:
@@ -197,9 +195,9 @@ async def test_every_way_to_write_loopback_is_loopback(address: str) -> None:
 
 async def test_a_port_that_is_taken_is_an_error_of_the_system() -> None:
     async with serving("127.0.0.1:0", insecure=True) as (_, port):
-        other = grpc.aio.server(options=server_options())
+        other = Listener(lambda _: None, connections=1)
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
-            add_port(other, f"127.0.0.1:{port}", insecure=True)
+            await other.open(f"127.0.0.1:{port}", insecure=True)
 
 
 async def test_a_message_above_the_limit_ends_the_stream(tmp_path: Path) -> None:
@@ -223,7 +221,7 @@ async def test_an_idle_connection_outlives_its_keepalive(tmp_path: Path) -> None
     address = f"unix:{tmp_path}/agent.sock"
     server = grpc.aio.server(options=hastened(server_options()))
     add_peer_service(server, Greeter())
-    add_port(server, address)
+    server.add_insecure_port(address)
     await server.start()
     async with grpc.aio.insecure_channel(address, options=hastened(client_options())) as channel:
         call = PeerClient(channel).push()

@@ -17,7 +17,7 @@ from typing import Any, assert_never
 
 import grpc
 
-from shoal_protocol.channels import peer_name
+from shoal_protocol.channels import is_secured, peer_name
 from shoal_protocol.identities import WORKER
 
 
@@ -33,7 +33,6 @@ class Role(Enum):
 class Roles:
     """The rules of one coordinator; `clients` are the common names that may give it work."""
 
-    tls: bool
     clients: frozenset[str]
 
     def role_of(self, name: str) -> Role:
@@ -43,11 +42,11 @@ class Roles:
 
     async def require(self, context: grpc.aio.ServicerContext[Any, Any], wanted: Role) -> None:
         """Abort the call with PERMISSION_DENIED for anyone else."""
-        if not self.tls or context.peer().startswith("unix:"):
+        if not is_secured(context):
             return
         name = peer_name(context)
         if name is None:
-            reason = "the certificate does not name one caller"
+            reason = "the certificate does not have exactly one common name; issue one that has"
         elif (role := self.role_of(name)) is wanted:
             return
         else:

@@ -73,9 +73,10 @@ def client_options() -> list[Option]:
     ]
 
 
-def server_options(connections: int = 1024) -> list[Option]:
+def server_options(connections: int = 1024, *, share_port: bool = False) -> list[Option]:
     """Accepts the clients' keepalive (one faster than every 10 s is cut off), sends its own, and
-    bounds what a peer may hold. `connections` are those at one time, of all peers together.
+    bounds what a peer may hold. `connections` are those at one time, of all peers together;
+    `share_port`: another server of this process may open the same port.
     """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
@@ -86,8 +87,8 @@ def server_options(connections: int = 1024) -> list[Option]:
         ("grpc.max_allowed_incoming_connections", min(connections, descriptors // 2)),
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.max_connection_idle_ms", 600_000),
-        # Two servers on one port would share its connections silently.
-        ("grpc.so_reuseport", 0),
+        # Otherwise two servers on one port would share its connections silently.
+        ("grpc.so_reuseport", int(share_port)),
         *_shared_options(),
     ]
 

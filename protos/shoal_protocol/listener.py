@@ -113,9 +113,7 @@ class Listener:
         await asyncio.gather(*self._draining)
 
     async def _open(self, address: str, identity: ServerIdentity | None) -> int:
-        options = server_options(self._connections)
-        if identity is not None:
-            options.append(("grpc.so_reuseport", 1))
+        options = server_options(self._connections, share_port=identity is not None)
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAXIMUM_CALLS)
         self._register(server)
         try:

@@ -35,11 +35,15 @@ class Authority:
         name = ["-subj", f"/CN={folder.name}"]
         _openssl("req", "-x509", "-keyout", self._key, "-out", self.ca, *_NEW_KEY, *name)
 
-    def issue(self, device: str, *, alternative_name: str | None = None) -> Credentials:
-        """Key and certificate of a device, with its name as the common name."""
+    def issue(
+        self, device: str, *, alternative_name: str | None = None, subject: str | None = None
+    ) -> Credentials:
+        """Key and certificate of a device, with its name as the common name, or of a subject."""
         key, request = self.folder / f"{device}.key", self.folder / f"{device}.csr"
         certificate = self.folder / f"{device}.pem"
-        _openssl("req", "-keyout", key, "-out", request, *_NEW_KEY, "-subj", f"/CN={device}")
+        _openssl(
+            "req", "-keyout", key, "-out", request, *_NEW_KEY, "-subj", subject or f"/CN={device}"
+        )
         extensions = self.folder / f"{device}.cnf"
         extensions.write_text(f"subjectAltName={alternative_name}\n" if alternative_name else "")
         _openssl(
@@ -114,6 +118,27 @@ async def test_a_device_is_known_by_its_certificate_on_both_sides(authority: Aut
         channel = open_channel(f"127.0.0.1:{port}", client, server_name="pi-4")
         assert await greet(channel) == b"hello"
         assert greeter.callers == ["jetson"]
+
+
+@pytest.mark.parametrize(
+    ("subject", "name"),
+    [
+        ("/O=fish, CN=shoal-operator/CN=jetson", "jetson"),
+        ("/CN=jetson\\\\,CN=nano", "jetson\\,CN=nano"),
+        ("/CN=jetson/CN=shoal-operator", None),
+        ("/CN=jetson+CN=shoal-operator", None),
+        ("/CN=jetson\\\\/CN=shoal-operator", None),
+        ("/O=fish", None),
+    ],
+)
+async def test_a_caller_has_a_name_only_if_its_certificate_has_exactly_one(
+    authority: Authority, subject: str, name: str | None
+) -> None:
+    client = authority.issue("subject", subject=subject)
+    async with serving("127.0.0.1:0", authority.issue("pi-4")) as (greeter, port):
+        channel = open_channel(f"127.0.0.1:{port}", client, server_name="pi-4")
+        assert await greet(channel) == b"hello"
+        assert greeter.callers == [name]
 
 
 async def test_a_certificate_for_the_host_needs_no_server_name(authority: Authority) -> None:

@@ -5,10 +5,12 @@ nothing or drips does not starve the others.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+import grpc
 
 STALL_SECONDS: Final = 30.0
 STALL_BYTES: Final = 64 << 10
@@ -64,6 +66,12 @@ class StallWatch:
             self._moved, self._left = 0, self._seconds
 
 
+async def end_stalled(context: grpc.aio.ServicerContext[Any, Any], error: Stalled) -> None:
+    """End a call with DEADLINE_EXCEEDED, also if its peer is gone meanwhile."""
+    with contextlib.suppress(grpc.aio.InternalError):
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+
+
 class TooManyCalls(Exception):
     """A caller has as many calls waiting as it may."""
 
@@ -92,7 +100,7 @@ class CallLimiter:
         self._most = each + waiting
         self._callers: dict[str, _Caller] = {}
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def turn(self, caller: str | None) -> AsyncIterator[None]:
         """One call of a caller, once there is room for it; None: a caller without a name, as behind
         a Unix socket, for whom the total alone counts. Raises `TooManyCalls` at once.

@@ -19,7 +19,7 @@ from shoal_protocol.channels import is_secured, peer_name
 from shoal_protocol.files import file_frames
 from shoal_protocol.frames import MalformedFrame, frames_in, join_frames, split_frame
 from shoal_protocol.identities import RESERVED
-from shoal_protocol.limits import CallLimiter, Stalled, StallWatch, TooManyCalls
+from shoal_protocol.limits import CallLimiter, Stalled, StallWatch, TooManyCalls, end_stalled
 from shoal_protocol.services import FileContext, FrameContext
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
@@ -92,7 +92,7 @@ class Peers:
         except TooManyCalls as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except Stalled as error:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+            await end_stalled(context, error)
         except (OSError, EOFError) as error:
             await context.abort(grpc.StatusCode.DATA_LOSS, f"{request.file}: {error}")
         finally:

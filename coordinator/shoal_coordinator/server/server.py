@@ -32,7 +32,14 @@ from shoal_protocol.exposition import ExpositionServer
 from shoal_protocol.files import file_frames
 from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
 from shoal_protocol.identities import CLIENT, OPERATOR
-from shoal_protocol.limits import STALL_SECONDS, CallLimiter, Stalled, StallWatch, TooManyCalls
+from shoal_protocol.limits import (
+    STALL_SECONDS,
+    CallLimiter,
+    Stalled,
+    StallWatch,
+    TooManyCalls,
+    end_stalled,
+)
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import (
     ConnectContext,
@@ -255,7 +262,7 @@ class _SessionService:
         except TooManyCalls as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except Stalled as error:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+            await end_stalled(context, error)
 
     async def _send_file(self, request: FetchFragmentRequest, context: FileContext) -> None:
         try:

@@ -2,13 +2,13 @@
 
 | who                               | may                                                     |
 |-----------------------------------|---------------------------------------------------------|
-| a client, such as shoal-operator  | everything of `Coordinator`                             |
-| shoal-worker                      | everything of `Files`                                   |
+| a client, such as shoal-operator  | call everything of `Coordinator`                        |
+| shoal-worker                      | call everything of `Files`                              |
 | any other name                    | be a device: sessions of that name, fetching fragments  |
 
-The three exclude each other: what a worker's certificate opens is files, and a device's does not
-give work. Behind a Unix socket, and without TLS, the file system and the loopback are the identity,
-and everyone may do everything.
+The three exclude each other: a worker's certificate opens files alone, and a device's submits no
+jobs. A certificate with several common names opens nothing. Behind a Unix socket, and without TLS,
+the file system and the loopback are the identity, and everyone may call everything.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from shoal_protocol.identities import WORKER
 
 
 class Role(Enum):
-    """What a caller is here; the value is how messages call it."""
+    """A caller's role; the value is its name in messages."""
 
     CLIENT = "a client"
     WORKER = "a worker"
@@ -31,7 +31,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """The rules of one coordinator; `clients` are the common names that may give it work."""
+    """The rules of one coordinator; `clients` are the common names that may submit jobs."""
 
     clients: frozenset[str]
 
@@ -57,7 +57,7 @@ class Roles:
 def _doing(role: Role) -> str:
     match role:
         case Role.CLIENT:
-            return "give work to this coordinator"
+            return "submit jobs to this coordinator"
         case Role.WORKER:
             return "put or fetch files"
         case Role.DEVICE:

@@ -9,9 +9,10 @@ is the log to replay.
 
 from collections.abc import Sequence
 
+from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Stage
 from shoal_coordinator.dispatch.instructions import Release
-from shoal_coordinator.dispatch.state import Device, Item, Job, State, Status, Task
+from shoal_coordinator.dispatch.state import Item, Job, State, Status, Task
 
 
 def ends(stages: Sequence[Stage]) -> frozenset[int]:
@@ -41,8 +42,8 @@ def out_of_reach(task: Task, producer: int) -> bool:
     """Whether a finished producer's output is nowhere where this task could get it."""
     if task.item.tasks[producer].holder is not None:
         return False
-    promised = task.promised
-    return promised is None or promised.lost or not has_copy(task, producer, promised)
+    reserved_on = task.reserved_on
+    return reserved_on is None or reserved_on.lost or not has_copy(task, producer, reserved_on)
 
 
 def open_barrier(job: Job) -> bool:
@@ -53,6 +54,19 @@ def open_barrier(job: Job) -> bool:
             break
         job.open_stages += 1
     return job.open_stages > before
+
+
+def hold(made: Task, device: Device) -> None:
+    """The device holds the output until all consumers have finished."""
+    made.holder = device
+    device.work.outputs[made] = None
+
+
+def drop_outputs(device: Device) -> None:
+    """The device is lost, and what it held with it: noticed when a consumer needs it."""
+    for made in device.work.outputs:
+        made.holder = None
+    device.work.outputs.clear()
 
 
 def release_inputs(state: State, task: Task) -> None:
@@ -72,7 +86,7 @@ def release(state: State, made: Task) -> None:
     """Nobody needs this output any more."""
     holder, item = made.holder, made.item
     if holder is not None:
-        del holder.keeps[made]
+        del holder.work.outputs[made]
         made.holder = None
         release_at(state, holder, item, made.queue.stage)
     if item.orphan_copies:
@@ -80,7 +94,7 @@ def release(state: State, made: Task) -> None:
         for device, producer in item.orphan_copies:
             if producer == stage and not device.lost:
                 release_at(state, device, item, stage)
-        item.orphan_copies = [stray for stray in item.orphan_copies if stray[1] != stage]
+        item.orphan_copies = [copy for copy in item.orphan_copies if copy[1] != stage]
 
 
 def release_at(state: State, device: Device, item: Item, stage: int) -> None:
@@ -96,7 +110,7 @@ def release_at(state: State, device: Device, item: Item, stage: int) -> None:
     )
 
 
-def note_stray(state: State, made: Task, device: Device) -> None:
+def note_orphan(state: State, made: Task, device: Device) -> None:
     """A copy of an output may lie on a device that will not use it: it goes with the original."""
     if device.lost:
         return

@@ -23,17 +23,17 @@ given nothing new until it is empty. The turn is at least four times what the la
 that loading costs a fifth of the time at most.
 """
 
+from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.instructions import Tier
-from shoal_coordinator.dispatch.loading import has_room, plan_load, start_load
-from shoal_coordinator.dispatch.servers import entry, review
+from shoal_coordinator.dispatch.loading import plan_load, start_load
+from shoal_coordinator.dispatch.servers import may_serve, rank, review
 from shoal_coordinator.dispatch.services import (
     awaits_homes,
     can_host,
-    may_serve,
+    end_preemption,
     size_on,
-    stop_yielding,
 )
-from shoal_coordinator.dispatch.state import Device, Service, StageQueue, State
+from shoal_coordinator.dispatch.state import Service, StageQueue, State
 from shoal_protocol.partition import Digest
 
 
@@ -63,11 +63,16 @@ def consider_service(state: State, service: Service) -> None:
 
 def consider_device(state: State, device: Device) -> None:
     """The device has nothing to do: is there a stage that needs it?"""
-    if device.loading is not None or device.unloading or device.draining or device.lost:
+    if (
+        device.memory.loading is not None
+        or device.memory.unloading
+        or device.draining
+        or device.lost
+    ):
         return
     claimant = device.preempted_by
     if claimant is not None:
-        if not device.queued:
+        if not device.work.queued:
             load_if_possible(state, claimant, device)
         return
     best: tuple[tuple[int, int, int], Service] | None = None
@@ -98,17 +103,21 @@ def load_if_possible(state: State, service: Service, device: Device) -> None:
 def tier_for(state: State, service: Service, device: Device) -> Tier | None:
     """How the fragment could be loaded there now; None if it cannot, or is there."""
     digest = service.digest
-    if digest in device.resident or device.loading is not None or device.unloading:
+    if (
+        digest in device.memory.resident
+        or device.memory.loading is not None
+        or device.memory.unloading
+    ):
         return None
     if device.preempted_by is not None and device.preempted_by is not service:
         return None
     if not can_host(state, service, device):
         return None
-    if digest not in device.cached and device.disk_full_until > state.now:
+    if digest not in device.disk.cached and device.disk.full_until > state.now:
         return None
     size = size_on(device, service)
-    if has_room(device, size):
-        return Tier.CACHED if digest in device.cached else Tier.IDLE
+    if device.memory.has_room(size):
+        return Tier.CACHED if digest in device.disk.cached else Tier.IDLE
     return Tier.EVICT if _victims(state, service, device, size) is not None else None
 
 
@@ -117,32 +126,33 @@ def tier_for(state: State, service: Service, device: Device) -> Tier | None:
 
 def _home_missing(state: State, service: Service) -> bool:
     homes = (state.devices.get(name) for name in service.homes)
-    return any(device is not None and service.digest not in device.resident for device in homes)
+    return any(
+        device is not None and service.digest not in device.memory.resident for device in homes
+    )
 
 
 def _spread(state: State, service: Service, waiting: int) -> None:
     """Without a home: once; a first stage wherever there is room; more as work piles up."""
     first = any(not queue.predecessors for queue in service.queues)
     depth = state.limits.queue_depth
-    enough = not waiting or any(device.queued < device.slots for device in service.servers)
+    enough = not waiting or any(device.work.has_slot for device in service.servers)
     if service.servers and not first and enough:
         return
     choices = [
-        (tier, device.load, *entry(service, device)[1:3], device)
+        rank(service, device, tier)
         for device in state.devices.values()
         if (tier := tier_for(state, service, device)) is not None
     ]
-    choices.sort(key=lambda choice: choice[:4])
-    for tier, load, _, _, device in choices:
+    for choice in sorted(choices):
         piled_up = waiting > depth * len(service.loading)
         if not service.servers and not service.loading:
             wanted = True
-        elif tier is Tier.EVICT:
-            wanted = piled_up and not load
+        elif choice.tier == Tier.EVICT:
+            wanted = piled_up and not choice.load
         else:
             wanted = piled_up or first
         if wanted:
-            load_if_possible(state, service, device)
+            load_if_possible(state, service, choice.device)
 
 
 def _wants(state: State, service: Service, device: Device) -> bool:
@@ -153,7 +163,7 @@ def _wants(state: State, service: Service, device: Device) -> bool:
         return False
     if not service.servers and not service.loading:
         return True
-    if not device.resident and any(not queue.predecessors for queue in service.queues):
+    if not device.memory.resident and any(not queue.predecessors for queue in service.queues):
         return True
     return service.waiting > state.limits.queue_depth * len(service.loading)
 
@@ -163,22 +173,26 @@ def _wants(state: State, service: Service, device: Device) -> bool:
 
 def _victims(state: State, service: Service, device: Device, size: int) -> list[Digest] | None:
     """Fragments to give up for another, those that are least missed first; None: not enough."""
-    candidates = [digest for digest in device.resident if _may_go(state, digest, service, device)]
-    if device.single:
-        return candidates if len(candidates) == len(device.resident) else None
-    candidates.sort(key=lambda digest: (digest in state.by_digest, device.used_at.get(digest, 0)))
-    room = device.budget - device.resident_bytes
+    candidates = [
+        digest for digest in device.memory.resident if _may_go(state, digest, service, device)
+    ]
+    if device.memory.single:
+        return candidates if len(candidates) == len(device.memory.resident) else None
+    candidates.sort(
+        key=lambda digest: (digest in state.by_digest, device.work.used_at.get(digest, 0))
+    )
+    room = device.memory.budget - device.memory.resident_bytes
     chosen: list[Digest] = []
     for digest in candidates:
         if room >= size:
             break
-        room += device.resident[digest]
+        room += device.memory.resident[digest]
         chosen.append(digest)
     return chosen if room >= size else None
 
 
 def _may_go(state: State, digest: Digest, claimant: Service, device: Device) -> bool:
-    if device.in_use.get(digest):
+    if device.work.in_use.get(digest):
         return False
     users = state.by_digest.get(digest)
     if not users or device.preempted_by is claimant:
@@ -202,7 +216,7 @@ def _can_spare(
     others = len(user.servers) + len(user.loading) - (user in device.listed)
     if not others:
         return starving and _worth_it(state, user, claimant)
-    idle = state.now - device.used_at.get(user.digest, device.loaded_at)
+    idle = state.now - device.work.used_at.get(user.digest, device.memory.loaded_at)
     return starving or idle >= state.limits.settle
 
 
@@ -236,42 +250,42 @@ def _note_starving(state: State, service: Service, waiting: int) -> None:
     if not waiting or service.servers or service.loading:
         service.starving_since = None
         if not waiting or service.servers:
-            stop_yielding(state, service)
+            end_preemption(state, service)
     elif service.starving_since is None:
         service.starving_since = state.now
 
 
 def _ask_to_yield(state: State, service: Service) -> None:
     """Nobody serves it, no device can be freed at once: one of the busy ones empties itself."""
-    if service.yielder is not None:
+    if service.preempting is not None:
         return
     candidates = [
-        (device.load, device.order, device)
+        (device.work.load, device.order, device)
         for device in state.devices.values()
         if device.preempted_by is None
-        and device.loading is None
-        and not device.unloading
+        and device.memory.loading is None
+        and not device.memory.unloading
         and may_serve(service, device)
         and can_host(state, service, device)
-        and (service.digest in device.cached or device.disk_full_until <= state.now)
+        and (service.digest in device.disk.cached or device.disk.full_until <= state.now)
         and _turn_is_over(state, service, device)
     ]
     if not candidates:
         return
     device = min(candidates, key=lambda candidate: candidate[:2])[2]
     device.preempted_by = service
-    service.yielder = device
+    service.preempting = device
     review(state, device)
-    if not device.queued:
+    if not device.work.queued:
         load_if_possible(state, service, device)
 
 
 def _turn_is_over(state: State, service: Service, device: Device) -> bool:
-    users = [user for digest in device.resident for user in state.by_digest.get(digest, ())]
+    users = [user for digest in device.memory.resident for user in state.by_digest.get(digest, ())]
     highest = max((user.priority for user in users), default=service.priority)
     if service.priority != highest:
         return service.priority > highest
-    turn = max(state.limits.turn, 4 * device.load_took)
+    turn = max(state.limits.turn, 4 * device.memory.load_took)
     since = service.starving_since
     patient = since is not None and state.now - since >= state.limits.patience
-    return patient and state.now - device.loaded_at >= turn
+    return patient and state.now - device.memory.loaded_at >= turn

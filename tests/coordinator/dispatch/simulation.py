@@ -47,7 +47,7 @@ def _check_nothing_left(world: World) -> None:
     if state.jobs or state.services:
         raise world.wrong("a job or a service is left")
     for device in state.devices.values():
-        if device.queued or device.load or device.keeps:
+        if device.work.queued or device.work.load or device.work.outputs:
             raise world.wrong(f"{device.name} has work left")
     for agent in world.agents.values():
         held = [key for key in agent.queue._held if not _may_stay(world, key)]

@@ -114,7 +114,9 @@ def test_a_cancelled_job_leaves_nothing_behind() -> None:
     for one in table.all(Execute):
         if one.instruction in running:
             table.fail(one, FailureKind.CANCELLED)
-    assert not any(device.load or device.keeps for device in table.state.devices.values())
+    assert not any(
+        device.work.load or device.work.outputs for device in table.state.devices.values()
+    )
     assert table.wait(1000) == [] or not table.all(Execute)[-1].instruction > max(running)
 
 

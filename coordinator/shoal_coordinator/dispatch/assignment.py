@@ -130,7 +130,8 @@ def _sooner_elsewhere(task: Task, device: Device) -> Device | None:
 
 def fill(state: State, device: Device) -> None:
     """Fill a device's free slots."""
-    while device.work.has_slot:
+    work = device.work
+    while work.queued < work.slots:
         chosen: Task | None = None
         for service in device.listed:
             for queue in service.queues:
@@ -223,7 +224,7 @@ def _give_or_demand(state: State, task: Task, device: Device) -> None:
 def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, Device]]) -> None:
     queue, item = task.queue, task.item
     job, digest = queue.job, queue.service.digest
-    score = rank(queue.service, device).score
+    why = rank(queue.service, device).score
     occupy(task, device)
     state.counter = number = state.counter + 1
     device.work.note_given(digest, number, state.now)
@@ -257,7 +258,7 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
             tier=tier,
             attempt=task.attempts,
             routes=tuple([(stage, other.name) for stage, other in running.routes]),
-            why=(int(tier), score, device.name),
+            why=(int(tier), why, device.name),
         )
     )
     for made, holder in senders:

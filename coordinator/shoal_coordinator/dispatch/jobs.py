@@ -189,26 +189,24 @@ def _fill_window(state: State, job: Job) -> None:
         item = Item(job, index, job.spec.epoch, len(job.results))
         item.tasks = [Task(item, queue) for queue in job.queues]
         job.active[index] = item
-        state.work.ready += [task for task in item.tasks if not task.queue.predecessors]
+        for task in item.tasks:
+            if not task.queue.predecessors:
+                state.work.ready.append(task)
 
 
 def complete(state: State) -> None:
     """Tasks have finished: perhaps their items, or in Barrier mode the whole stage."""
     for task in state.work.passed:
-        _complete_task(state, task)
+        item, job = task.item, task.queue.job
+        if not task.reported and task.queue.stage in job.results:
+            task.reported = True
+            item.results_left -= 1
+            if not item.results_left:
+                _store(state, item)
+        _pass_barrier(state, job)
+        if item.storing:
+            state.work.stored.append(job)
     state.work.passed.clear()
-
-
-def _complete_task(state: State, task: Task) -> None:
-    item, queue = task.item, task.queue
-    if not task.reported and queue.stage in queue.job.results:
-        task.reported = True
-        item.results_left -= 1
-        if not item.results_left:
-            _store(state, item)
-    _pass_barrier(state, queue.job)
-    if item.storing:
-        state.work.stored.append(queue.job)
 
 
 def _store(state: State, item: Item) -> None:

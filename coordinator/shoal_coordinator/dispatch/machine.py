@@ -17,7 +17,6 @@ from typing import assert_never
 from shoal_coordinator.dispatch import devices, fragments, jobs, tasks
 from shoal_coordinator.dispatch.assignment import fill, place_ready
 from shoal_coordinator.dispatch.backoff import expire_backoffs
-from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import (
     ActivationForwarded,
     DeviceDraining,
@@ -89,7 +88,7 @@ def step(state: State, event: Event) -> tuple[Instruction, ...]:
 
 
 def _settle(state: State) -> None:
-    """Drain the worklist, except for services: earlier phases first, until nothing is left."""
+    """Drain the worklist, except for services; a later phase may send it back to an earlier one."""
     work = state.work
     while True:
         # 2. Admit: jobs in whose window there is room.
@@ -101,24 +100,28 @@ def _settle(state: State) -> None:
         # 4. Complete: items and barriers that the finished tasks complete.
         if work.passed:
             jobs.complete(state)
+            if work.ready:
+                continue
         # 5. Recover: tasks of a lost device, one at a time; each may fail its item or its job.
-        elif work.lost:
+        if work.lost:
             tasks.lost(state, *work.lost.popleft())
-        # 6. Fill: what waits goes to free devices before further items are admitted.
-        elif work.freed or work.everything:
+            continue
+        # 6. Fill: free devices take what waits, before further items are admitted.
+        if work.freed or work.everything:
             _fill_freed(state)
-        elif work.stored:
-            work.admitting += work.stored
-            work.stored.clear()
-        else:
+        if not work.stored:
             return
+        work.admitting += work.stored
+        work.stored.clear()
 
 
 def _fill_freed(state: State) -> None:
+    """Fill free slots; a device that finds nothing to do may load something else."""
     work = state.work
     for device in work.freed:
-        if not device.lost:
-            _fill(state, device)
+        fill(state, device)
+        if not device.work.queued and (state.unmet or device.preempted_by is not None):
+            consider_device(state, device)
     work.freed.clear()
     if work.everything:
         work.everything = False
@@ -127,13 +130,6 @@ def _fill_freed(state: State) -> None:
         for device in list(state.devices.values()):
             if not device.work.queued:
                 consider_device(state, device)
-
-
-def _fill(state: State, device: Device) -> None:
-    """A device may have a free slot: fill it, or see whether it should load something else."""
-    fill(state, device)
-    if not device.work.queued and (state.unmet or device.preempted_by is not None):
-        consider_device(state, device)
 
 
 def _provision(state: State, service: Service) -> None:

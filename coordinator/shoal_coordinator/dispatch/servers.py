@@ -21,21 +21,23 @@ from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.state import Service, State, Task
 
 _SLACK = 64
+_FIFO, _LEAST_LOADED, _RESIDENT = Policy.FIFO, Policy.LEAST_LOADED, Tier.RESIDENT
 
 
-def rank(service: Service, device: Device, tier: int = Tier.RESIDENT) -> Rank:
+def rank(service: Service, device: Device, tier: int = _RESIDENT) -> Rank:
     """Where a device stands for a service now: the one place that builds a Rank."""
-    work, policy = device.work, service.policy
-    load, backlog = work.load, 0.0
-    score: float = load
-    if policy is Policy.FIFO:
+    work, policy, backlog = device.work, service.policy, 0.0
+    score: float
+    if policy is _FIFO:
         score = work.last_given
-    elif policy is not Policy.LEAST_LOADED:
+    elif policy is _LEAST_LOADED:
+        score = work.load
+        if tier == _RESIDENT:
+            backlog = (work.load + 1.0) * work.times.get(service.digest, 0)
+    else:
         score = -device.scores.get(policy, 0.0)
-    elif tier == Tier.RESIDENT:
-        backlog = (load + 1.0) * work.times.get(service.digest, 0)
-    # Rank(...) would go through a Python function; this runs several times a task.
-    return tuple.__new__(Rank, (tier, backlog, load, score, device.order, device))
+    fields = tier, backlog, work.load, score, device.order, device
+    return tuple.__new__(Rank, fields)  # Rank(...) would add a call, several times a task
 
 
 # ---- the heap of a service -----------------------------------------------------------------------

@@ -62,7 +62,8 @@ def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:
         hold(task, device)
         if running.routes:
             _note_delivered(state, running, delivered)
-        state.work.ready += [item.tasks[consumer] for consumer in queue.consumers]
+        for consumer in queue.consumers:
+            state.work.ready.append(item.tasks[consumer])
     state.work.passed.append(task)
 
 

@@ -211,7 +211,7 @@ class World:
 def _line(value: Event | give.Instruction) -> str:
     """The kind, then what is not the same everywhere."""
     words = [type(value).__name__]
-    for name in value.__slots__:
+    for name in type(value).__annotations__:
         content = getattr(value, name)
         if name in {"at", "telemetry", "why"} or content in ((), {}, frozenset(), "", None):
             continue

@@ -169,6 +169,16 @@ class LoadCase:
         return self.device.preempted_by not in {None, self.service}
 
     @property
+    def hides_a_crash(self) -> bool:
+        """Whether a suspect would be tried together with another fragment (see `crashes`)."""
+        crashes, work = self.state.crashes, self.device.work
+        if not crashes:
+            return False
+        tried = [digest for digest in work.in_use if digest not in work.times]
+        suspects = (crashes.get(digest) for digest in (self.service.digest, *tried))
+        return bool(tried) and any(each is not None and each.count > 1 for each in suspects)
+
+    @property
     def must_fetch_to_full_disk(self) -> bool:
         """Whether the fragment is not on the device's disk, and cannot be fetched."""
         return not self.device.disk.can_provide(self.service.digest, self.state.now)
@@ -211,6 +221,7 @@ LOADING: Final[tuple[Rule[LoadCase, Tier | None], ...]] = (
     Rule("another fragment moves in or out", lambda c: c.device.memory.moving, None),
     Rule("preempted by another service", lambda c: c.preempted_by_another, None),
     Rule("it cannot run there", lambda c: not can_host(c.state, c.service, c.device), None),
+    Rule("a suspect is tried alone", lambda c: c.hides_a_crash, None),
     Rule("the disk is full", lambda c: c.must_fetch_to_full_disk, None),
     Rule("room, and on disk", lambda c: c.has_room and c.is_cached, Tier.CACHED),
     Rule("room", lambda c: c.has_room, Tier.IDLE),

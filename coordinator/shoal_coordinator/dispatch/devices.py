@@ -6,6 +6,7 @@ noticed when a consumer needs them (`readiness`). A device that returns is a new
 has resident and cached counts, what it was doing does not.
 """
 
+from shoal_coordinator.dispatch.crashes import note_loss, trials
 from shoal_coordinator.dispatch.device import Device, Tally, new_device
 from shoal_coordinator.dispatch.events import (
     DeviceDraining,
@@ -121,6 +122,7 @@ def lose(state: State, device: Device, reason: str) -> None:
     failure = Failure(kind=FailureKind.UNREACHABLE, message=message)
     device.lost = True
     del state.devices[device.name]
+    tried = trials(state, device)
     served = _withdraw_device(state, device)
     _void_instructions(state, device, failure)
     _warn_senders(state, device)
@@ -129,6 +131,7 @@ def lose(state: State, device: Device, reason: str) -> None:
         for queue in service.queues:
             queue.reserved.pop(device, None)
         request_provisioning(state, service)
+    note_loss(state, device, tried)
     resize_windows(state)
     state.work.everything = True
 

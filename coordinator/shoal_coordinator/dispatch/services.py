@@ -51,6 +51,7 @@ def retire_service(state: State, queue: StageQueue) -> None:
     users.remove(service)
     if not users:
         del state.by_digest[service.digest]
+        state.crashes.pop(service.digest, None)
 
 
 def request_provisioning(state: State, service: Service) -> None:

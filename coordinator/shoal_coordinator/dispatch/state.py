@@ -43,7 +43,8 @@ class Limits:
     idle before another takes its place without need; `patience`: how long a stage that no device
     serves waits for a better moment to evict; `turn`: how long a fragment is served, at least,
     while one of equal priority waits for the device. `load_tries` and `kills` bound what a
-    fragment, and an item, may cost; `overdue` is when a device that lives but does not answer an
+    fragment, and an item, may cost, `load_losses` how many devices in a row may be lost while they
+    load one fragment (see `crashes`); `overdue` is when a device that lives but does not answer an
     instruction counts as lost: for one that fetches a fragment, from when it last told of bytes
     that came.
     """
@@ -62,6 +63,7 @@ class Limits:
     retry_delay_most: Nanoseconds = nanoseconds(30)
     load_tries: int = 6
     kills: int = 3
+    load_losses: int = 4
     overdue: Nanoseconds = nanoseconds(600)
     history: int = 4096
     ended_jobs: int = 64
@@ -284,6 +286,20 @@ class Forwarding:
 Pending = Running | Loading | Unloading | Prefetching | Forwarding
 
 
+@dataclass(slots=True, eq=False)
+class Crashes:
+    """Losses in a row of devices that loaded a fragment, or ran it for the first time."""
+
+    loading: int = 0
+    first_task: int = 0
+    counted_at: Nanoseconds = Nanoseconds(-1)
+
+    @property
+    def count(self) -> int:
+        """Both."""
+        return self.loading + self.first_task
+
+
 @dataclass(slots=True)
 class Worklist:
     """What the event of this step has made necessary and nobody has done yet: one list for each
@@ -321,6 +337,7 @@ class State:
     services: dict[tuple[Digest, tuple[str, ...], Policy], Service] = field(default_factory=dict)
     by_digest: dict[Digest, list[Service]] = field(default_factory=dict)
     holders: dict[Digest, dict[Device, None]] = field(default_factory=dict)
+    crashes: dict[Digest, Crashes] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)
     unmet: dict[Service, None] = field(default_factory=dict)
     work: Worklist = field(default_factory=Worklist)

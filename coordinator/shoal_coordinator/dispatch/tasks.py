@@ -38,6 +38,8 @@ def finished(state: State, running: Running, event: TaskFinished) -> None:
         _note_time(state, task, device, event.compute)
     vacate(task, device)
     device.tally.tasks += 1
+    if state.crashes:
+        state.crashes.pop(digest, None)
     if device.health.backoffs and device.health.record_success(digest):
         review(state, device)
         count_all_homes(state, device, digest)

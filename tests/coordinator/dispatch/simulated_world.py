@@ -48,6 +48,8 @@ class Trouble:
     poison: tuple[tuple[str, int], ...] = ()
     invalid: tuple[tuple[str, int], ...] = ()
     unreadable: tuple[tuple[str, int], ...] = ()
+    crashing: frozenset[str] = frozenset()
+    """Fragments that end the agent that loads them, also after the other faults."""
 
 
 class World:

@@ -21,6 +21,7 @@ from shoal_coordinator.dispatch.events import DeviceJoined, Failure, FailureKind
 from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.servers import enlist
 from shoal_coordinator.dispatch.state import (
+    Crashes,
     Job,
     Loading,
     Service,
@@ -61,6 +62,7 @@ class Facts:
     failed: bool = False
     moving: bool = False
     resident: bool = False
+    suspect: bool = False
     state: State = field(default_factory=new_state)
 
     def __post_init__(self) -> None:
@@ -97,6 +99,8 @@ class Facts:
         if self.failed:
             failure = Failure(kind=FailureKind.CORRUPT, message="it went wrong")
             device.health.record_failure(digest("c"), failure, Nanoseconds(NOW + 1))
+        if self.suspect:
+            self.state.crashes[digest("a")] = Crashes(loading=2)
         if self.moving:
             device.memory.loading = Loading(device, digest("z"), Bytes(1), Tier.IDLE, NOW)
 
@@ -176,6 +180,7 @@ LOADING_ROWS = [
     (Facts(moving=True, budget_mib=24), None),
     (Facts(preempted_by="user", budget_mib=24), None),
     (Facts(failed=True, budget_mib=24), None),
+    (Facts(suspect=True, tasks_given=True, disk_full=True, budget_mib=24), None),
     (Facts(disk_full=True, budget_mib=24), None),
     (Facts(cached=True, disk_full=True, budget_mib=24), Tier.CACHED),
     (Facts(budget_mib=24), Tier.IDLE),

@@ -38,7 +38,7 @@ _LOOK_AHEAD = 8
 
 def place_ready(state: State) -> None:
     """Give every task that has become ready to a device, and every one that must run again."""
-    work = state.work
+    work = state.worklist
     for task in work.ready:
         if task.status is Status.WAITING and not task.item.ended and is_ready(task):
             place(state, task)
@@ -82,7 +82,7 @@ def place(state: State, task: Task) -> None:
     if service not in state.unmet:
         state.unmet[service] = None
     if not service.servers and not service.loading:
-        state.work.services.append(service)
+        state.worklist.services.append(service)
 
 
 def _choose(task: Task, service: Service) -> Device | None:
@@ -299,7 +299,7 @@ def _reserve_for_consumers(
         if not queues[consumer].wanted:
             queues[consumer].wanted = True
             state.unmet[service] = None
-            state.work.services.append(service)
+            state.worklist.services.append(service)
         following = tasks[consumer]
         if following.status is not Status.WAITING:
             continue

@@ -92,6 +92,15 @@ class DeviceMemory:
             return False
         return size <= self.budget - self.resident_bytes
 
+    def plan_load(self, service: "Service") -> None:
+        """The service's fragment is loaded when every Unload is answered."""
+        self.next_load = service
+
+    def take_plan(self) -> "Service | None":
+        """The service whose fragment was to follow; the plan is over."""
+        service, self.next_load = self.next_load, None
+        return service
+
     def begin_load(self, loading: "Loading") -> None:
         """Load was given."""
         assert self.loading is None, "a device loads one fragment at a time"
@@ -112,6 +121,10 @@ class DeviceMemory:
         self.loaded_as[loading.digest] = loading.tier
         self.loaded_at = now
         self.load_took = Nanoseconds(now - loading.since)
+
+    def learn_size(self, digest: Digest, size: Bytes) -> None:
+        """A refusal has shown what the fragment takes here."""
+        self.sizes[digest] = size
 
     def begin_unload(self, digest: Digest) -> None:
         """Unload was given."""
@@ -144,6 +157,28 @@ class DeviceDisk:
     def can_provide(self, digest: Digest, now: Nanoseconds) -> bool:
         """Whether a load finds the fragment here, or room on disk to fetch it."""
         return digest in self.cached or self.full_until <= now
+
+    def add(self, digest: Digest) -> None:
+        """The fragment is in the cache."""
+        self.cached[digest] = None
+
+    def drop(self, digest: Digest) -> None:
+        """It is not, any more."""
+        self.cached.pop(digest, None)
+
+    def note_full(self, until: Nanoseconds) -> None:
+        """Nothing can be fetched for now."""
+        self.full_until = until
+
+    def begin_prefetch(self, digest: Digest) -> None:
+        """Prefetch was given."""
+        self.prefetching = digest
+
+    def end_prefetch(self, next_after: Nanoseconds | None = None) -> None:
+        """Prefetch was answered; after a failure the next one has to wait."""
+        self.prefetching = None
+        if next_after is not None:
+            self.prefetch_after = next_after
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -201,6 +236,24 @@ class DeviceWork:
         self.last_given = number
         self.used_at[digest] = now
 
+    def note_used(self, digest: Digest, now: Nanoseconds) -> None:
+        """A load counts as use: the fragment does not go at once."""
+        self.used_at[digest] = now
+
+    def resize(self, slots: int) -> bool:
+        """Set the number of slots; whether that changes it."""
+        changed = slots != self.slots
+        self.slots = slots
+        return changed
+
+    def hold(self, made: "Task") -> None:
+        """Hold the output of a task."""
+        self.outputs[made] = None
+
+    def release(self, made: "Task") -> None:
+        """The output is not needed any more."""
+        del self.outputs[made]
+
     def add_time(self, digest: Digest, compute: int) -> int:
         """A task took so long; returns the smoothed time."""
         known = self.times.get(digest)
@@ -232,6 +285,18 @@ class DeviceHealth:
     fetched: int = 0
     fetched_at: Nanoseconds = Nanoseconds(0)
     backoffs: dict[Digest, Backoff] = field(default_factory=dict)
+
+    def note_alive(self, now: Nanoseconds) -> None:
+        """The device was heard from."""
+        self.seen_at = now
+
+    def begin_probe(self, now: Nanoseconds) -> None:
+        """The device is silent: Probe was given."""
+        self.probed_at = now
+
+    def end_probe(self) -> None:
+        """The device is not silent any more."""
+        self.probed_at = None
 
     def note_fetched(self, fetched: int, now: Nanoseconds) -> None:
         """The device reported how much it has fetched."""

@@ -52,16 +52,16 @@ def note_report(state: State, event: Report) -> None:
     device = state.devices.get(event.device)
     if device is None or device.session != event.session:
         return  # of a session that is over
-    device.health.seen_at = state.now
+    device.health.note_alive(state.now)
     match event:
         case DeviceTelemetry():
             _note_telemetry(state, device, event)
         case ProbeAnswered():
-            device.health.probed_at = None
+            device.health.end_probe()
         case FragmentEvicted():
             drop_fragment(state, device, event.digest)
             _request_replacement(state, event.digest)
-            state.work.freed.append(device)
+            state.worklist.freed.append(device)
         case DeviceDraining():
             device.draining = True
             review(state, device)
@@ -113,7 +113,7 @@ def join(state: State, event: DeviceJoined) -> None:
         if service.wanted:
             state.unmet[service] = None
     resize_windows(state)
-    state.work.freed.append(device)
+    state.worklist.freed.append(device)
 
 
 def lose(state: State, device: Device, reason: str) -> None:
@@ -133,7 +133,7 @@ def lose(state: State, device: Device, reason: str) -> None:
         request_provisioning(state, service)
     note_loss(state, device, tried)
     resize_windows(state)
-    state.work.everything = True
+    state.worklist.everything = True
 
 
 def _withdraw_device(state: State, device: Device) -> list[Service]:
@@ -160,7 +160,7 @@ def _void_instructions(state: State, device: Device, failure: Failure) -> None:
             case Running(task=task, routes=routes):
                 for _, target in routes:
                     note_orphan(state, task, target)
-                state.work.lost.appendleft((task, failure))
+                state.worklist.lost.appendleft((task, failure))
             case Forwarding(waiter=waiter, producer=producer, target=target):
                 note_orphan(state, producer, target)
                 waiting = state.pending.get(waiter)
@@ -200,9 +200,9 @@ def silent(state: State) -> list[tuple[Device, str]]:
     for device in state.devices.values():
         health = device.health
         if now - health.seen_at < limits.silence:
-            health.probed_at = None
+            health.end_probe()
         elif health.probed_at is None:
-            health.probed_at = now
+            health.begin_probe(now)
             state.out.append(Probe(device=device.name, session=device.session))
         elif now - health.probed_at >= limits.probe_patience:
             given_up.append((device, "silent: no answer to a probe"))

@@ -39,7 +39,7 @@ def resident(state: State, loading: Loading, event: FragmentResident) -> None:
     size = Bytes(max(loading.size, event.resident))
     end_load(state, device)
     device.memory.add(loading, size, state.now)
-    device.work.used_at[digest] = state.now
+    device.work.note_used(digest, state.now)
     device.tally.loads += 1
     device.health.record_success(digest)
     note_cached(state, device, digest)
@@ -66,7 +66,7 @@ def unloaded(state: State, unloading: Unloading) -> None:
 def cached(state: State, prefetching: Prefetching, event: FragmentCached) -> None:
     """A fragment is on disk; others may have had to go for it."""
     device = prefetching.device
-    device.disk.prefetching = None
+    device.disk.end_prefetch()
     for digest in sorted(event.dropped):
         note_dropped(state, device, digest)
     note_cached(state, device, prefetching.digest)
@@ -74,9 +74,8 @@ def cached(state: State, prefetching: Prefetching, event: FragmentCached) -> Non
 
 def prefetch_failed(state: State, prefetching: Prefetching) -> None:
     """It was only a favour: leave the device alone for a while."""
-    device = prefetching.device
-    device.disk.prefetching = None
-    device.disk.prefetch_after = Nanoseconds(state.now + state.limits.retry_delay_most)
+    next_after = Nanoseconds(state.now + state.limits.retry_delay_most)
+    prefetching.device.disk.end_prefetch(next_after)
 
 
 def unload_failed(state: State, unloading: Unloading, failure: Failure) -> None:
@@ -102,7 +101,7 @@ def load_failed(state: State, loading: Loading, failure: Failure) -> None:
         note_dropped(state, device, digest)
         if _clear_disk(state, device, digest):
             return
-        device.disk.full_until = Nanoseconds(state.now + 4 * state.limits.retry_delay)
+        device.disk.note_full(Nanoseconds(state.now + 4 * state.limits.retry_delay))
     if failure.kind in {FailureKind.CORRUPT, FailureKind.UNAVAILABLE}:
         note_dropped(state, device, digest)
     if failure.kind is FailureKind.UNAVAILABLE and device.health.fetched_at > loading.since:
@@ -134,10 +133,10 @@ def _learn_need(device: Device, loading: Loading, failure: Failure) -> None:
     if need is not None and have is not None and need <= have:
         return
     if need is not None and need > loading.size:
-        device.memory.sizes[loading.digest] = need
+        device.memory.learn_size(loading.digest, need)
     elif not device.memory.resident and not device.work.queued:
         # Alone, and still too large, whatever the numbers say.
-        device.memory.sizes[loading.digest] = Bytes(device.memory.budget + 1)
+        device.memory.learn_size(loading.digest, Bytes(device.memory.budget + 1))
 
 
 def _out_of_tries(state: State, service: Service) -> Failure | None:

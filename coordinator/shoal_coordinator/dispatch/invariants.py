@@ -22,8 +22,8 @@ from shoal_coordinator.dispatch.state import (
 def violations(state: State) -> list[str]:
     """Everything that does not hold; nothing, if all is well."""
     found: list[str] = []
-    if state.work != Worklist():
-        found.append(f"the worklist is not empty: {state.work}")
+    if state.worklist != Worklist():
+        found.append(f"the worklist is not empty: {state.worklist}")
     for device in state.devices.values():
         found += _of_device(state, device)
     for job in state.jobs.values():

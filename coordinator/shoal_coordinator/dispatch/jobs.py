@@ -147,7 +147,7 @@ def resize_windows(state: State) -> None:
 
 def _open_window(state: State, job: Job) -> None:
     job.window = _window(state, job)
-    state.work.admitting.append(job)
+    state.worklist.admitting.append(job)
 
 
 def _window(state: State, job: Job) -> int:
@@ -167,11 +167,11 @@ def _window(state: State, job: Job) -> int:
 
 def admit(state: State) -> None:
     """Open the barriers that may open, and admit items while the windows have room."""
-    for job in state.work.admitting:
+    for job in state.worklist.admitting:
         if job.ended_at is None:
             _pass_barrier(state, job)
             _fill_window(state, job)
-    state.work.admitting.clear()
+    state.worklist.admitting.clear()
 
 
 def _fill_window(state: State, job: Job) -> None:
@@ -191,12 +191,12 @@ def _fill_window(state: State, job: Job) -> None:
         job.active[index] = item
         for task in item.tasks:
             if not task.queue.predecessors:
-                state.work.ready.append(task)
+                state.worklist.ready.append(task)
 
 
 def complete(state: State) -> None:
     """Tasks have finished: perhaps their items, or in Barrier mode the whole stage."""
-    for task in state.work.passed:
+    for task in state.worklist.passed:
         item, job = task.item, task.queue.job
         if not task.reported and task.queue.stage in job.results:
             task.reported = True
@@ -205,8 +205,8 @@ def complete(state: State) -> None:
                 _store(state, item)
         _pass_barrier(state, job)
         if item.storing:
-            state.work.stored.append(job)
-    state.work.passed.clear()
+            state.worklist.stored.append(job)
+    state.worklist.passed.clear()
 
 
 def _store(state: State, item: Item) -> None:
@@ -261,7 +261,7 @@ def _end_item(state: State, item: Item) -> None:
     if not job.open:
         end_job(state, job, None)
         return
-    state.work.admitting.append(job)
+    state.worklist.admitting.append(job)
 
 
 def abandon(state: State, item: Item) -> None:
@@ -309,7 +309,7 @@ def _pass_barrier(state: State, job: Job) -> None:
     first = job.open_stages + 1
     if open_barrier(job):
         for item in job.active.values():
-            state.work.ready += item.tasks[first : job.open_stages + 1]
+            state.worklist.ready += item.tasks[first : job.open_stages + 1]
 
 
 # ---- the end -------------------------------------------------------------------------------------

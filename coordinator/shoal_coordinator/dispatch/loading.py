@@ -46,7 +46,7 @@ def end_load(state: State, device: Device) -> None:
 
 def plan_load(state: State, service: Service, device: Device, victims: list[Digest]) -> None:
     """Make room first; the load follows when that is answered."""
-    device.memory.next_load = service
+    device.memory.plan_load(service)
     service.loading[device] = None
     for digest in victims:
         unload(state, device, digest)
@@ -54,9 +54,8 @@ def plan_load(state: State, service: Service, device: Device, victims: list[Dige
 
 def take_plan(device: Device) -> Service | None:
     """The load that was to follow: the caller starts it now, or it is given up."""
-    service = device.memory.next_load
+    service = device.memory.take_plan()
     if service is not None:
-        device.memory.next_load = None
         service.loading.pop(device, None)
     return service
 
@@ -93,13 +92,13 @@ def evict_excess(state: State, device: Device) -> None:
 
 def note_cached(state: State, device: Device, digest: Digest) -> None:
     """The device has the fragment on disk."""
-    device.disk.cached[digest] = None
+    device.disk.add(digest)
     state.holders.setdefault(digest, {})[device] = None
 
 
 def note_dropped(state: State, device: Device, digest: Digest) -> None:
     """The device does not have it on disk any more."""
-    device.disk.cached.pop(digest, None)
+    device.disk.drop(digest)
     holders = state.holders.get(digest)
     if holders is not None:
         holders.pop(device, None)
@@ -168,7 +167,7 @@ def _to_prefetch(state: State, device: Device, coming: dict[Digest, int]) -> Dig
 
 def _prefetch(state: State, digest: Digest, device: Device) -> None:
     number = state.next_number()
-    device.disk.prefetching = digest
+    device.disk.begin_prefetch(digest)
     state.pending[number] = Prefetching(device, digest, state.now)
     state.out.append(
         Prefetch(

@@ -3,8 +3,8 @@
     state = new_state()
     instructions = step(state, event)
 
-A step has numbered phases. The first applies the event; it changes ledgers, counts and the graph,
-and gives no work. What it makes necessary is added to `state.work` (see `state.Worklist`), and each
+A step has numbered phases. The first applies the event: it changes ledgers, counts and the graph,
+and gives no work. What it makes necessary is added to `state.worklist` (`state.Worklist`), and each
 later phase drains one part of that. So a loss that fails a job that frees devices is no chain of
 calls: each link is an entry, and `_settle` alone decides the order.
 
@@ -75,9 +75,9 @@ def step(state: State, event: Event) -> tuple[Instruction, ...]:
     # 2. to 6. Admit items, assign tasks, recover what was lost, fill free devices.
     _settle(state)
     # 7. Residency: load fragments for services that have work and too few devices.
-    while state.work.services:
-        services = dict.fromkeys(state.work.services)
-        state.work.services.clear()
+    while state.worklist.services:
+        services = dict.fromkeys(state.worklist.services)
+        state.worklist.services.clear()
         for service in services:
             _provision(state, service)
     # 8. Emit.
@@ -89,7 +89,7 @@ def step(state: State, event: Event) -> tuple[Instruction, ...]:
 
 def _settle(state: State) -> None:
     """Drain the worklist, except for services; a later phase may send it back to an earlier one."""
-    work = state.work
+    work = state.worklist
     while True:
         # 2. Admit: jobs in whose window there is room.
         if work.admitting:
@@ -117,7 +117,7 @@ def _settle(state: State) -> None:
 
 def _fill_freed(state: State) -> None:
     """Fill free slots; a device that finds nothing to do may load something else."""
-    work = state.work
+    work = state.worklist
     for device in work.freed:
         fill(state, device)
         if not device.work.queued and (state.unmet or device.preempted_by is not None):
@@ -163,7 +163,7 @@ def _apply(state: State, event: Event) -> None:
             jobs.submit(state, event)
         case JobCancelled():
             jobs.cancel_job(state, event)
-            state.work.everything = True
+            state.worklist.everything = True
         case DeviceJoined():
             if (before := devices.replaced(state, event)) is not None:
                 devices.lose(state, before, "a new session took its place")
@@ -188,7 +188,7 @@ def _apply_answer(state: State, event: Answer) -> None:
     if pending is None:
         return  # the instruction is void
     device = pending.device
-    device.health.seen_at = state.now
+    device.health.note_alive(state.now)
     match event, pending:
         case TaskFinished(), Running():
             tasks.finished(state, pending, event)
@@ -205,7 +205,7 @@ def _apply_answer(state: State, event: Answer) -> None:
             _apply_failure(state, pending, event.failure)
         case _:
             raise AssertionError(f"{event} does not answer {pending}")
-    state.work.freed.append(device)
+    state.worklist.freed.append(device)
 
 
 def _apply_failure(state: State, pending: Pending, failure: Failure) -> None:
@@ -239,7 +239,7 @@ def _tick(state: State) -> None:
         if device.memory.resident_bytes > device.memory.budget:
             evict_excess(state, device)
     tasks.retry_delayed(state)
-    state.work.everything = True
+    state.worklist.everything = True
     _settle(state)
     jobs.give_up_impossible(state)
     prefetch_idle(state)

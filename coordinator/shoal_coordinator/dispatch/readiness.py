@@ -59,14 +59,14 @@ def open_barrier(job: Job) -> bool:
 def hold(made: Task, device: Device) -> None:
     """The device holds the output until all consumers have finished."""
     made.holder = device
-    device.work.outputs[made] = None
+    device.work.hold(made)
 
 
 def drop_outputs(device: Device) -> None:
     """The device is lost, and what it held with it: noticed when a consumer needs it."""
-    for made in device.work.outputs:
+    for made in list(device.work.outputs):
         made.holder = None
-    device.work.outputs.clear()
+        device.work.release(made)
 
 
 def release_inputs(state: State, task: Task) -> None:
@@ -86,7 +86,7 @@ def release(state: State, made: Task) -> None:
     """Nobody needs this output any more."""
     holder, item = made.holder, made.item
     if holder is not None:
-        del holder.work.outputs[made]
+        holder.work.release(made)
         made.holder = None
         release_at(state, holder, item, made.queue.stage)
     if item.orphan_copies:

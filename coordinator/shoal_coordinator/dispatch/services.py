@@ -44,7 +44,7 @@ def retire_service(state: State, queue: StageQueue) -> None:
     end_preemption(state, service)
     for device in service.loading:
         if device.memory.next_load is service:
-            device.memory.next_load = None
+            device.memory.take_plan()
     state.unmet.pop(service, None)
     del state.services[service.digest, service.homes, service.policy]
     users = state.by_digest[service.digest]
@@ -57,7 +57,7 @@ def retire_service(state: State, queue: StageQueue) -> None:
 def request_provisioning(state: State, service: Service) -> None:
     """Have this step consider whether the fragment is to be loaded somewhere."""
     state.unmet[service] = None
-    state.work.services.append(service)
+    state.worklist.services.append(service)
 
 
 def end_preemption(state: State, service: Service) -> None:

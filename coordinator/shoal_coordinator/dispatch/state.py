@@ -340,7 +340,7 @@ class State:
     crashes: dict[Digest, Crashes] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)
     unmet: dict[Service, None] = field(default_factory=dict)
-    work: Worklist = field(default_factory=Worklist)
+    worklist: Worklist = field(default_factory=Worklist)
     delayed: list[tuple[Nanoseconds, int, Task]] = field(default_factory=list)
     refreshed_at: Nanoseconds = Nanoseconds(0)
     telemetry_changed: bool = False

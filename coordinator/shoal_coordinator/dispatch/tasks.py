@@ -65,8 +65,8 @@ def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:
         if running.routes:
             _note_delivered(state, running, delivered)
         for consumer in queue.consumers:
-            state.work.ready.append(item.tasks[consumer])
-    state.work.passed.append(task)
+            state.worklist.ready.append(item.tasks[consumer])
+    state.worklist.passed.append(task)
 
 
 def _note_time(state: State, task: Task, device: Device, compute: Nanoseconds) -> None:
@@ -74,8 +74,7 @@ def _note_time(state: State, task: Task, device: Device, compute: Nanoseconds) -
     time = device.work.add_time(task.queue.service.digest, compute)
     note_time(task.queue.service, device)
     slots = state.limits.queue_depth + _extra_slots(state, task.queue, device, time)
-    if slots != device.work.slots:
-        device.work.slots = slots
+    if device.work.resize(slots):
         state.slots_changed = True
 
 
@@ -147,7 +146,7 @@ def _handle_failure(state: State, running: Running, failure: Failure) -> None:
             fail_item(state, task.item, failure)
         case FailureKind.CANCELLED if running.void:
             if running.blame is None:
-                state.work.rerun.append(task)
+                state.worklist.rerun.append(task)
             else:
                 _retry(state, task, device, running.blame)
         case FailureKind.NOT_RESIDENT:
@@ -176,7 +175,7 @@ def _rerun_lost(state: State, task: Task, failure: Failure) -> None:
         return
     item.retries += 1
     item.job.retries += 1
-    state.work.rerun.append(task)
+    state.worklist.rerun.append(task)
 
 
 def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
@@ -190,7 +189,7 @@ def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
     item.job.retries += 1
     task.excluded = device
     if item.failures == 1:
-        state.work.rerun.append(task)
+        state.worklist.rerun.append(task)
         return
     limits = state.limits
     delay = min(limits.retry_delay << (item.failures - 2), limits.retry_delay_most)
@@ -242,4 +241,4 @@ def _still_waits(state: State, forwarding: Forwarding) -> bool:
 def retry_delayed(state: State) -> None:
     """The backoff of these tasks has expired."""
     while state.delayed and state.delayed[0][0] <= state.now:
-        state.work.rerun.append(heappop(state.delayed)[2])
+        state.worklist.rerun.append(heappop(state.delayed)[2])

@@ -224,7 +224,7 @@ def _give_or_demand(state: State, task: Task, device: Device) -> None:
 def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, Device]]) -> None:
     queue, item = task.queue, task.item
     job, digest = queue.job, queue.service.digest
-    why = rank(queue.service, device).score
+    _, backlog, load, score, order, _ = rank(queue.service, device)
     occupy(task, device)
     state.counter = number = state.counter + 1
     device.work.note_given(digest, number, state.now)
@@ -258,7 +258,7 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
             tier=tier,
             attempt=task.attempts,
             routes=tuple([(stage, other.name) for stage, other in running.routes]),
-            why=(int(tier), why, device.name),
+            why=(int(tier), backlog, load, score, order, device.name),
         )
     )
     for made, holder in senders:

@@ -63,7 +63,7 @@ class Execute:
 
     The shell sends the model's inputs to the device if the stage takes them. `routes` are pairs
     (consumer stage, device) known already: the activation leaves at once. `why` is the choice as
-    one loggable tuple: (tier, rank, device).
+    one loggable tuple: the rank of the device (`device.Rank`), with its name.
     """
 
     instruction: int
@@ -76,12 +76,12 @@ class Execute:
     tier: Tier
     attempt: int
     routes: tuple[tuple[int, str], ...] = ()
-    why: tuple[int, float, str] = (0, 0.0, "")
+    why: tuple[int, float, int, float, int, str] = (0, 0.0, 0, 0.0, 0, "")
 
 
 @_instruction
 class Forward:
-    """Send the kept activation of (job, item, producer) from `device` to `target` for
+    """Send the held activation of (job, item, producer) from `device` to `target` for
     `consumer`.
     """
 
@@ -97,7 +97,7 @@ class Forward:
 
 @_instruction
 class Cancel:
-    """Give up an earlier instruction; that one is then answered. No answer of its own."""
+    """Cancel an earlier instruction; that one is then answered. No answer of its own."""
 
     device: str
     cancelled: int
@@ -105,7 +105,7 @@ class Cancel:
 
 @_instruction
 class Release:
-    """Kept activations of (job, item, stage) on a device are not needed any more. No answer."""
+    """Activations of (job, item, stage) that a device holds are not needed any more. No answer."""
 
     device: str
     job: str
@@ -116,8 +116,8 @@ class Release:
 
 @_instruction
 class PeerLost:
-    """Give up what is on its way from a device to `peer`, which is lost. No answer: what was to
-    carry it is answered.
+    """Abort transfers from a device to `peer`, which is lost. No answer: the instructions that
+    asked for the transfers are answered.
     """
 
     device: str
@@ -134,7 +134,7 @@ class Probe:
 
 @_instruction
 class Disconnect:
-    """The device is lost: close its session. If it lives, it will join anew."""
+    """The device is lost: close its session. If it is alive, it will join again."""
 
     device: str
     session: int

@@ -1,6 +1,6 @@
-"""What holds after every step, whatever happened: checked by the tests, and by nobody else.
+"""What holds after every step, whatever happened: checked by the tests alone.
 
-`violations` recounts from scratch what the state keeps by increments, and says what differs.
+`violations` recounts from scratch what the state counts by increments, and says what differs.
 """
 
 from collections.abc import Iterator

@@ -283,13 +283,13 @@ def abandon(state: State, item: Item) -> None:
 def _withdraw(state: State, task: Task) -> None:
     queue = task.queue
     match task.status:
+        case Status.FINISHED:
+            queue.passed -= 1
         case Status.RUNNING:
             queue.running -= 1
             cancel(state, task)
         case Status.READY:
             queue.waiting -= 1
-        case Status.FINISHED:
-            queue.passed -= 1
         case Status.WAITING:
             pass
     task.status = Status.WAITING

@@ -11,9 +11,9 @@ Rows are devices, columns criteria (`CRITERIA`). The methods are the textbook on
 - MABAC (Pamucar and Cirovic, 2015): distance from the border area, the geometric mean of the rows.
 
 A reading that is missing is unknown, never zero: it counts as the mean of the devices that have
-one, which moves no comparison. A column that nobody has, or in which all agree, says nothing and
-has no weight. ARAS and the entropy divide by values, so each criterion is stated such that it is
-positive.
+one, which moves no comparison. A column without any reading, or in which all agree, says nothing
+and has no weight. ARAS and the entropy divide by values, so each criterion is stated such that it
+is positive.
 """
 
 from collections.abc import Iterable, Sequence
@@ -112,7 +112,7 @@ def score(readings: Sequence[Sequence[float | None]], policy: Policy) -> list[fl
 
 
 def refresh(state: State) -> None:
-    """Score all devices anew: at most once an interval, or when a policy has no scores yet."""
+    """Score all devices again: at most once an interval, or when a policy has no scores yet."""
     used = dict.fromkeys(service.policy for service in state.services.values())
     policies = [policy for policy in used if policy in SCORED]
     if not policies or not state.devices:

@@ -1,7 +1,7 @@
 """The job's graph: which stages end an item, when a task is ready, when an output may go.
 
 A task is ready when all its predecessors of the same item have finished (streaming), and, in
-Barrier mode, when every item has passed every stage before. An output is kept until all its
+Barrier mode, when every item has passed every stage before. An output is held until all its
 consumers have finished. If it is lost before, or was released and is needed again, its task
 becomes undone, and its inputs are asked for in turn, back to the model's input: the graph itself
 is the log to replay.
@@ -16,7 +16,7 @@ from shoal_coordinator.dispatch.state import Item, Job, State, Status, Task
 
 
 def ends(stages: Sequence[Stage]) -> frozenset[int]:
-    """The stages that an item waits for: those that give results, and those that nobody follows."""
+    """The stages that an item waits for: those that give results, and those without consumers."""
     followed = {before for stage in stages for before in stage.predecessors}
     return frozenset(
         index for index, stage in enumerate(stages) if stage.gives_results or index not in followed
@@ -29,7 +29,10 @@ def is_ready(task: Task) -> bool:
     if queue.stage > queue.job.open_stages and not queue.job.streaming:
         return False
     tasks = task.item.tasks
-    return all(tasks[producer].status is Status.FINISHED for producer in queue.predecessors)
+    for producer in queue.predecessors:  # noqa: SIM110 (all() costs a generator, twice a task)
+        if tasks[producer].status is not Status.FINISHED:
+            return False
+    return True
 
 
 def has_copy(task: Task, producer: int, device: Device) -> bool:
@@ -70,7 +73,7 @@ def drop_outputs(device: Device) -> None:
 
 
 def release_inputs(state: State, task: Task) -> None:
-    """A task has finished: let go of what its predecessors made, where nobody else needs it."""
+    """A task has finished: release its inputs that no other consumer needs."""
     tasks = task.item.tasks
     for producer in task.queue.predecessors:
         made = tasks[producer]
@@ -83,7 +86,7 @@ def release_inputs(state: State, task: Task) -> None:
 
 
 def release(state: State, made: Task) -> None:
-    """Nobody needs this output any more."""
+    """No consumer needs this output any more."""
     holder, item = made.holder, made.item
     if holder is not None:
         holder.work.release(made)
@@ -98,7 +101,7 @@ def release(state: State, made: Task) -> None:
 
 
 def release_at(state: State, device: Device, item: Item, stage: int) -> None:
-    """Tell one device to drop what it has of an output."""
+    """Have one device drop what it has of an output."""
     state.out.append(
         Release(
             device=device.name,

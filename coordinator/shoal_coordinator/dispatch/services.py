@@ -94,7 +94,7 @@ def size_on(device: Device, service: Service) -> int:
 
 
 def count_homes(state: State, service: Service) -> None:
-    """Count the homes that can serve, and list the servers anew if that changes who may."""
+    """Count the homes that can serve, and list the servers again if that changes who may."""
     before = service.homes_up
     homes = (state.devices.get(name) for name in service.homes)
     service.homes_up = sum(

@@ -11,7 +11,7 @@ residency.
 
 The state is changed in place. A functional update would copy dictionaries of thousands of entries
 for each of 20,000 tasks a second; here a step costs what it touches. The price is a rule: only
-`machine.step` changes a state, nobody holds parts of it across a step, and `views` reads it.
+`machine.step` changes a state, no caller holds parts of it across a step, and `views` reads it.
 
 Everything that is iterated is a list or a dict (insertion order), never a set of objects: the same
 events give the same instructions in every run.
@@ -45,8 +45,8 @@ class Limits:
     while one of equal priority waits for the device. `load_tries` and `kills` bound what a
     fragment, and an item, may cost, `load_losses` how many devices in a row may be lost while they
     load one fragment (see `crashes`); `overdue` is when a device that lives but does not answer an
-    instruction counts as lost: for one that fetches a fragment, from when it last told of bytes
-    that came.
+    instruction counts as lost: for one that fetches a fragment, from when it last
+    reported received bytes.
     """
 
     queue_depth: int = 2
@@ -302,7 +302,7 @@ class Crashes:
 
 @dataclass(slots=True)
 class Worklist:
-    """What the event of this step has made necessary and nobody has done yet: one list for each
+    """What the event of this step has made necessary and is not done yet: one list for each
     phase of `machine.step`. Every module adds to it; `machine` alone has it drained, and it is
     empty between steps.
 

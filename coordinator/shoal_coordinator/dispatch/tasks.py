@@ -86,7 +86,9 @@ def _extra_slots(state: State, queue: StageQueue, device: Device, time: int) -> 
     """
     limits = state.limits
     extra = min(limits.turnaround // max(time, 1), limits.queue_extra)
-    if extra and queue.moved_bytes:
+    if not extra:
+        return 0
+    if queue.moved_bytes:
         extra = min(extra, device.memory.budget // _WAITING_SHARE // queue.moved_bytes)
     return min(1 << extra.bit_length() >> 1, device.work.slots)
 

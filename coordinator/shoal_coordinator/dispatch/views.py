@@ -73,7 +73,7 @@ class StageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """One job. `resumed` are the items whose results stood already, counted in `succeeded` too."""
+    """One job. `resumed` are items whose results existed before, counted in `succeeded` too."""
 
     name: str
     phase: JobPhase
@@ -147,20 +147,20 @@ def device(state: State, name: str) -> DeviceView | None:
 def story(state: State, job: str, item: int) -> tuple[Chapter, ...]:
     """What happened to one item, as far back as the dispatcher's bounded memory goes.
 
-    A chapter is an instruction about the item with the event that brought it, or an event about it
-    that brought nothing. It is found in the log of steps, so that keeping it costs nothing.
+    A chapter is an instruction about the item with the event that caused it, or an event about it
+    that caused none. It is read from the log of steps, so recording it costs nothing.
     """
     numbers: set[int] = set()
     chapters: list[Chapter] = []
     for event, instructions in state.log:
-        told = False
+        seen = False
         for instruction in instructions:
             if _is_about(instruction, job, item):
-                told = True
+                seen = True
                 chapters.append(Chapter(event.at, event, instruction))
                 if isinstance(instruction, Execute | Forward):
                     numbers.add(instruction.instruction)
-        if not told and _answers(event, numbers):
+        if not seen and _answers(event, numbers):
             chapters.append(Chapter(event.at, event, None))
     return tuple(chapters)
 

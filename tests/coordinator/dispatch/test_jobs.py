@@ -274,7 +274,7 @@ def test_the_memory_of_stories_and_of_ended_jobs_is_bounded() -> None:
 def test_the_choice_is_one_tuple() -> None:
     table = one_device("a")
     execute = some(table.submit(job(chain("a"))), Execute)[0]
-    assert execute.why == (1, 0, "d1")
+    assert execute.why == (1, 0, 0, 0, 1, "d1")
     assert execute.digest == digest("a")
 
 

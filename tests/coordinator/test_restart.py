@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.scripted import ScriptedDevice, put_model, submission, whole_model
 from shoal_coordinator.server import CoordinatorSettings, serving
-from shoal_coordinator.storage.job_records import Ledger, Submission
+from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_protocol.channels import open_channel
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as api
@@ -166,10 +166,10 @@ async def test_a_deadline_counts_from_the_submission_over_restarts(tmp_path: Pat
 def test_the_ledger_keeps_requests_and_epochs(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     request = api.SubmitJobRequest(name="a", partition=b"\x00\xff", epoch=1 << 40, lossy=True)
-    ledger.put(Submission(name="a", epoch=5, request=request, submitted_seconds=1.75e9))
-    ledger.put(Submission(name="b", epoch=1, request=request))
+    ledger.put(JobRecord(name="a", epoch=5, request=request, submitted_seconds=1.75e9))
+    ledger.put(JobRecord(name="b", epoch=1, request=request))
     ended = api.JobStatus(name="b", state=api.JobStatus.FAILED, message="no", failed=3)
-    ledger.put(Submission(name="b", epoch=2, status=ended))
+    ledger.put(JobRecord(name="b", epoch=2, status=ended))
     (tmp_path / "jobs" / "torn.json").write_text('{"version": 1, "na')
     (tmp_path / "jobs" / "alien.json").write_text('{"version": 9}')
     with pytest.raises(OSError, match="is in use by another coordinator"):
@@ -177,7 +177,7 @@ def test_the_ledger_keeps_requests_and_epochs(tmp_path: Path) -> None:
     ledger.close()
     ledger = Ledger(tmp_path)
     assert ledger.load() == {
-        "a": Submission(name="a", epoch=5, request=request, submitted_seconds=1.75e9),
-        "b": Submission(name="b", epoch=2, status=ended),
+        "a": JobRecord(name="a", epoch=5, request=request, submitted_seconds=1.75e9),
+        "b": JobRecord(name="b", epoch=2, status=ended),
     }
     ledger.close()

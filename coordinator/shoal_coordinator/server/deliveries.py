@@ -92,7 +92,7 @@ class Deliveries:
 
     def inline(self, order: ins.Execute, run: JobRun) -> bytes:
         """A task's inputs as the one frame that goes with its message; empty: `start` is needed."""
-        arrays = run.at_hand(order.item, run.wires[order.stage].model_inputs)
+        arrays = run.prefetched(order.item, run.wires[order.stage].model_inputs)
         if arrays is None:
             return b""
         try:

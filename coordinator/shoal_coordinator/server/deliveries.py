@@ -134,6 +134,10 @@ class Deliveries:
             reason = f"{session.device} opened no bulk stream within {LINK_SECONDS:g} s"
         except LinkBroken as error:
             reason = str(error)
+        except Exception as error:  # inputs come from strangers: one item fails, nothing else
+            logger.exception("inputs of %s, item %d", order.job, order.item)
+            place = run.inputs.place(order.item)
+            kind, reason = ev.FailureKind.INVALID_INPUT, f"{place}: cannot be sent: {error!r}"
         else:
             match answer.outcome:
                 case Acknowledgement.ACCEPTED:

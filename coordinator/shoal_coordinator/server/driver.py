@@ -415,8 +415,9 @@ class Driver:
                     run.join(order, event, partial(self.feed, job=order.job, device=device))
                 except TransferError as error:
                     failure = ev.Failure(kind=ev.FailureKind.RUNTIME, message=error.reason)
-                    number = order.instruction
-                    failed = ev.InstructionFailed(at=at, instruction=number, failure=failure)
+                    failed = ev.InstructionFailed(
+                        at=at, instruction=order.instruction, failure=failure
+                    )
                     self.feed(failed, order.job, device)
             case ins.Load() | ins.Prefetch(), ev.InstructionFailed() if (
                 event.failure.kind is ev.FailureKind.CORRUPT

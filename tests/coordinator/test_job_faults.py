@@ -76,20 +76,24 @@ async def test_a_job_that_is_cancelled_while_it_is_opened_never_runs(world: Worl
     assert not device.executed
 
 
-async def test_a_submission_after_a_cancellation_begins_the_job_anew(world: World) -> None:
-    world.inputs(3)
+async def test_a_submission_while_the_job_is_cancelled_begins_it_anew(world: World) -> None:
+    rows = world.inputs(3)
     gate = asyncio.Semaphore(0)
+    jobs = world.coordinator.jobs
     async with connected(world.device("a", gate=gate)):
         first = await world.submit()
-        cancelling = world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=10)
-        await asyncio.sleep(0)
-        for _ in range(200):
-            gate.release()
-        await cancelling
+        await world.until(lambda status: status.active > 0)
+        job = jobs.find("job")
+        assert job is not None
+        jobs.cancel(job, "suspended")
         again = await world.submit()
+        assert jobs.status(job).state == api.JobStatus.CANCELLED
+        for _ in range(20):
+            gate.release()
         last = await world.ended()
     assert last.state == api.JobStatus.COMPLETE
     assert (first.epoch, again.epoch) == (1, 2)
+    world.check_results(rows)
 
 
 async def test_statistics_add_up_over_suspending_and_resuming(world: World) -> None:

@@ -1,5 +1,6 @@
-"""What is to be done about jobs, in the order given. `Record`, `Open`, `Close` and `RemoveFiles`
-are each answered by exactly one event."""
+"""What is to be done about jobs, in the order given: effects for a life that ends come before the
+`Record` that begins the next one. `Record`, `Open`, `Close` and `RemoveFiles` are each answered by
+exactly one event."""
 
 from dataclasses import dataclass
 

@@ -290,13 +290,15 @@ class Jobs:
             case do.Forget():
                 self._start(perform.forget(effect.job))
             case do.Open():
-                self._start(perform.open(self._state.jobs[effect.job]))
+                self._start(perform.open(self._lives.present(effect.job)))
             case do.Dispatch() | do.Amend():
-                perform.dispatch(effect, self._state.jobs[effect.job])
+                perform.dispatch(effect, self._lives.present(effect.job))
             case do.Withdraw():
                 self._driver.withdraw(effect.job, effect.reason)
             case do.Close():
-                self._start(perform.close(self._state.jobs[effect.job], complete=effect.complete))
+                self._start(
+                    perform.close(self._lives.present(effect.job), complete=effect.complete)
+                )
             case do.RemoveFiles():
                 self._start(perform.remove_files(effect.job))
             case do.Accept():
@@ -308,7 +310,7 @@ class Jobs:
                 if not future.done():
                     future.set_exception(JobRefused(effect.reason, effect.refusal))
             case do.Notify():
-                self._notify(self._state.jobs[effect.job])
+                self._notify(self._lives.present(effect.job))
             case _:
                 assert_never(effect)
 

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 from time import monotonic_ns, time
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from shoal_coordinator.dispatch import views
 from shoal_coordinator.jobs.effects import Record
@@ -54,15 +54,22 @@ class Lives:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._lives: WeakKeyDictionary[Job, Life] = WeakKeyDictionary()
+        self._present: WeakValueDictionary[str, Job] = WeakValueDictionary()
 
     def begin(self, job: Job, work: Work | None) -> Life:
         """The life that belongs to the machine's job."""
         life = self._lives[job] = Life(work=work)
+        self._present[job.name] = job
         life.submitted_at -= nanoseconds(max(0.0, time() - job.submitted_seconds))
         return life
 
     def of(self, job: Job) -> Life:
         return self._lives[job]
+
+    def present(self, name: str) -> Job:
+        """The job that the effects now performed are about: the machine may have replaced it, by an
+        effect that follows."""
+        return self._present[name]
 
     def all(self) -> list[Life]:
         return list(self._lives.values())

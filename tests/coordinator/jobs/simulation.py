@@ -78,6 +78,8 @@ class World:
         self.waiting: dict[int, str] = {}
         self.lives: dict[Job, End | None] = {}
         self.ended_at: dict[Job, int] = {}
+        self.present: dict[str, Job] = {}
+        self.notified: dict[Job, End | None] = {}
         self._answers: list[Callable[[], None]] = []
         self._writes: dict[str, deque[Callable[[], None]]] = {}
 
@@ -246,9 +248,10 @@ class World:
 
     def _begin_life(self, job: Job) -> None:
         self.lives[job] = None
+        if job.has_ended:  # under an earlier coordinator
+            self.lives[job] = self.notified[job] = job.end
+            self.ended_at[job] = self.steps
         earlier = job.earlier
-        if job.has_ended:
-            self.ended_at[job] = 0  # under an earlier coordinator
         if earlier is not None and earlier.submission.work != job.submission.work:
             self.cut_short.add(job.submission.work)
         elif earlier is not None and earlier.end == COMPLETE:
@@ -278,7 +281,7 @@ class World:
 
     # ---- effects, simulated ------------------------------------------------------------------
 
-    def _perform(self, effect: do.Effect) -> None:
+    def _perform(self, effect: do.Effect) -> None:  # noqa: C901 - one for each kind
         match effect:
             case do.Accept(caller=caller) | do.Refuse(caller=caller):
                 if caller not in self.waiting:
@@ -286,6 +289,8 @@ class World:
                 if self.waiting.pop(caller) == "submission" and isinstance(effect, do.Accept):
                     self._check_durable(self.state.jobs[effect.job])
             case do.Record():
+                if effect.submission is not None:
+                    self.present[effect.job] = self.state.jobs[effect.job]
                 self._writes.setdefault(effect.job, deque()).append(lambda: self._record(effect))
             case do.RecordTally():
                 self._check_known(effect.job)
@@ -296,6 +301,7 @@ class World:
                 self.disk.records.pop(effect.job, None)
             case do.Notify():
                 self._check_known(effect.job)
+                self.notified[self.present[effect.job]] = self.present[effect.job].end
             case do.RemoveFiles():
                 self._check_alone(effect.job)
                 self._answers.append(lambda: self._remove(effect.job))
@@ -400,6 +406,9 @@ class World:
         state = self.state
         if self.waiting or state.requests or state.removing or self.runs:
             raise self.wrong(f"left: {self.waiting} {state.requests} {state.removing} {self.runs}")
+        for job, end in self.lives.items():
+            if end is not None and self.notified.get(job) != end:
+                raise self.wrong(f"who waits for the end of {job.name} is not notified")
         for name, record in self.disk.records.items():
             if record.submission is not None and record.end is None:
                 raise self.wrong(f"{name} would run again after a restart")

@@ -208,8 +208,9 @@ class StageQueue:
     `ready` holds every ready task, `held` those promised to a device that is full; a task may lie
     in both, and one that is READY no more is skipped. `passed` counts items that have finished here
     and not ended. `wanted` is set when a task before it was given: its fragment is needed soon.
-    `moved_bytes` is what one task takes or makes at most, where that is known. `served_by` are the
-    devices that served it at the end.
+    `moved_bytes` is what one task takes or makes at most, where that is known. `overtime` counts
+    tasks that were stopped at their deadline. `served_by` are the devices that served it at the
+    end.
     """
 
     job: "Job"
@@ -226,6 +227,7 @@ class StageQueue:
     running: int = 0
     finished: int = 0
     passed: int = 0
+    overtime: int = 0
     times: Histogram = field(default_factory=Histogram)
     served_by: tuple[str, ...] = ()
 

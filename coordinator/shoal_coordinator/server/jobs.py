@@ -4,7 +4,7 @@
     driver ----> ended ----+--> jobs.machine ----+--> runs      (inputs and results)
     ledger, runs, volume --+                     +--> driver    (the dispatcher), volume
 
-What follows from what is decided in `shoal_coordinator.jobs`; here is what waits and what blocks.
+`shoal_coordinator.jobs` decides what follows from what. Here belongs what waits and what blocks.
 """
 
 import asyncio
@@ -37,8 +37,9 @@ from shoal_protocol.v1 import coordinator_pb2 as pb
 logger = logging.getLogger(__name__)
 
 MAXIMUM_JOBS: Final = 256
-"""That have not ended."""
+"""Jobs that have not ended, at most."""
 SHOWN_ENDED: Final = 1000
+"""Ended jobs that are listed; and removed ones whose epochs are remembered."""
 STATISTICS_SECONDS: Final = 5.0
 """How often the statistics of running jobs are recorded."""
 CLOSE_SECONDS: Final = 10.0
@@ -95,7 +96,7 @@ class Jobs:
                 life = self._lives.begin(job, None)
                 life.last = record.status
                 life.settled.set()
-                life.stirred.set()
+                life.done.set()
 
     async def submit(self, request: pb.SubmitJobRequest) -> Job:
         """Submit a job, join one that runs already, or give that other terms or a newer plan. The
@@ -139,7 +140,7 @@ class Jobs:
 
     async def ended(self, job: Job, timeout_seconds: float) -> None:
         """Wait until a job has ended, the coordinator stops, or the time is up."""
-        await _within(self._lives.of(job).stirred, timeout_seconds)
+        await _within(self._lives.of(job).done, timeout_seconds)
 
     def find(self, name: str) -> Job | None:
         return self._state.jobs.get(name)
@@ -175,7 +176,7 @@ class Jobs:
         """Release everything, without ending any job; those that end just now are recorded."""
         self.closed = True
         for life in self._lives.all():
-            life.stirred.set()
+            life.done.set()
         self._feed(self._elapsed())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -345,7 +346,7 @@ class Jobs:
         life.settled.set()
         if job.has_ended:
             assert job.end is not None, "a job that has ended has an end"
-            life.stirred.set()
+            life.done.set()
             logger.info("job %s: %s %s", job.name, job.end.outcome.lower(), job.end.message)
 
 

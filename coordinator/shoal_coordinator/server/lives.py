@@ -44,7 +44,7 @@ class Life:
     last: pb.JobStatus | None = None
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the job runs or has ended."""
-    stirred: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it has ended, or the coordinator stops."""
 
 
@@ -110,7 +110,8 @@ class Lives:
         elif life.run is not None and (view := views.job(self._driver.state, job.name)):
             status = job_status(view, life.run.inputs.place)
         status.completing = job.completes
-        return as_submitted(with_tally(status, job.past.plus(self.tally(job))), self.request(job))
+        with_tally(status, job.past.plus(self.tally(job)))
+        return as_submitted(status, job.submission.plan, job.submission.terms)
 
     def record(self, effect: Record, job: Job | None) -> JobRecord:
         """The record that an effect asks for; a job that ends gets its last status."""
@@ -124,7 +125,8 @@ class Lives:
             status = pb.JobStatus(name=job.name, epoch=job.epoch)
             status.CopyFrom(life.counts or status)
             with_end(with_tally(status, effect.tally), effect.end)
-            life.last = status = as_submitted(status, self.request(job))
+            submission = effect.submission
+            life.last = as_submitted(status, submission.plan, submission.terms)
         return JobRecord(
             name=effect.job,
             epoch=effect.epoch,

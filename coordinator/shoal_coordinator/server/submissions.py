@@ -27,16 +27,20 @@ def submission_of(request: pb.SubmitJobRequest, document: PartitionDocument) -> 
     edges = sorted((edge.producer, edge.consumer, *edge.tensors) for edge in document.edges)
     content = [document.model_digest, [each.digest for each in document.fragments], edges]
     text = json.dumps(content).encode() + rest.SerializeToString(deterministic=True)
-    return Submission(
-        work=hashlib.sha256(text).hexdigest(),
-        plan=Plan(
-            number=request.epoch, stages=tuple(tuple(each.devices) for each in request.stages)
-        ),
-        terms=Terms(
-            priority=request.priority,
-            parallelism=request.parallelism,
-            active_deadline_seconds=request.active_deadline_seconds,
-        ),
+    work = hashlib.sha256(text).hexdigest()
+    return Submission(work=work, plan=plan_of(request), terms=terms_of(request))
+
+
+def plan_of(request: pb.SubmitJobRequest) -> Plan:
+    stages = tuple(tuple(each.devices) for each in request.stages)
+    return Plan(number=request.epoch, stages=stages)
+
+
+def terms_of(request: pb.SubmitJobRequest) -> Terms:
+    return Terms(
+        priority=request.priority,
+        parallelism=request.parallelism,
+        active_deadline_seconds=request.active_deadline_seconds,
     )
 
 
@@ -52,14 +56,10 @@ def request_of(work: pb.SubmitJobRequest, submission: Submission) -> pb.SubmitJo
     return request
 
 
-def as_submitted(status: pb.JobStatus, request: pb.SubmitJobRequest) -> pb.JobStatus:
+def as_submitted(status: pb.JobStatus, plan: Plan, terms: Terms) -> pb.JobStatus:
     """The status, with what the job was submitted with last."""
-    status.plan = request.epoch
-    status.terms.CopyFrom(
-        pb.Terms(
-            priority=request.priority,
-            parallelism=request.parallelism,
-            active_deadline_seconds=request.active_deadline_seconds,
-        )
-    )
+    status.plan = plan.number
+    for name in _TERMS:
+        setattr(status.terms, name, getattr(terms, name))
+    status.terms.SetInParent()
     return status

@@ -285,10 +285,8 @@ class TaskQueue:
     def tick(self, at: Nanoseconds) -> list[Effect]:
         """Time has passed: deadlines, and tensors that nobody claimed."""
         effects: list[Effect] = []
-        for queue, reason in (
-            (self._waiting, Reason.DEADLINE),
-            (self._ready, Reason.CANCELLED),  # others had the processor: it is not to blame
-        ):
+        # A ready task is not to blame: others had the processor.
+        for queue, reason in ((self._waiting, Reason.DEADLINE), (self._ready, Reason.CANCELLED)):
             for task in list(queue.values()):
                 if task.deadline is not None and at >= task.deadline:
                     message = f"the deadline passed {self._waits_for(task)}"

@@ -11,7 +11,7 @@ only the `driver` calls; the life of jobs in `shoal_coordinator.jobs`, which onl
 `wire` converts between their values and the protocol's messages.
 """
 
-from shoal_coordinator.server.driver import Relay
+from shoal_coordinator.server.routes import Relay
 from shoal_coordinator.server.server import (
     Coordinator,
     CoordinatorSettings,

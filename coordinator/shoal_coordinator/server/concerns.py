@@ -1,4 +1,4 @@
-"""Which job, and which devices, an event or an instruction concerns."""
+"""Which job, or which device, an event or an instruction concerns."""
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
@@ -46,16 +46,3 @@ def device_of(cause: ev.Event | ins.Instruction) -> str | None:
             return device
         case _:
             return None
-
-
-def missed_targets(order: ins.Instruction, event: ev.Event) -> list[str]:
-    """The devices that the sender could not reach, by its answer to an instruction."""
-    match order, event:
-        case ins.Execute(), ev.TaskFinished():
-            return [target for stage, target in order.routes if stage not in event.delivered]
-        case ins.Forward(), ev.InstructionFailed() if (
-            event.failure.kind is ev.FailureKind.UNREACHABLE
-        ):
-            return [order.target]
-        case _:
-            return []

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from functools import partial
 from time import monotonic_ns, perf_counter
 from typing import Final, assert_never
@@ -21,15 +20,16 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
 from shoal_coordinator.server import wire
-from shoal_coordinator.server.concerns import device_of, job_of, missed_targets
+from shoal_coordinator.server.concerns import device_of, job_of
 from shoal_coordinator.server.deliveries import Deliveries
 from shoal_coordinator.server.metrics import CoordinatorMetrics
+from shoal_coordinator.server.routes import Relay, Routes
 from shoal_coordinator.server.runs import JobRun
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.frames import TransferError
 from shoal_protocol.partition import Digest
-from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds, seconds
+from shoal_protocol.units import Bytes, Nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
@@ -37,17 +37,8 @@ logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS: Final = 0.02
 """How long a release waits for a message to be sent with."""
-RELAYED: Final = nanoseconds(60)
-"""How long activations between two devices are relayed after one could not reach the other."""
 TICK_FAILURES: Final = 5
 """After so many in a row the driver fails, and the process ends."""
-
-
-class Relay(StrEnum):
-    """Which activations pass through the coordinator: those that cannot do otherwise, or all."""
-
-    AUTO = "Auto"
-    ALWAYS = "Always"
 
 
 class Driver:
@@ -79,8 +70,7 @@ class Driver:
         self.deliveries = Deliveries(self._undeliverable, self._unreadable)
         self.on_corrupt: Callable[[Digest], None] = lambda _: None
         """Called with a fragment whose bytes a device found wrong, wherever it got them."""
-        self._relay = relay
-        self._named_peers = named_peers
+        self._routes = Routes(sessions, relay, named_peers=named_peers)
         self._task_seconds = task_seconds
         self._metrics = metrics
         self._events: deque[tuple[ev.Event, str | None, str | None]] = deque()
@@ -89,7 +79,6 @@ class Driver:
         self._failed_ticks = 0
         self._released: dict[str, list[pb.Task]] = {}
         self._flushing: asyncio.TimerHandle | None = None
-        self._relay_until: dict[tuple[str, str], Nanoseconds] = {}
 
     # ---- jobs ------------------------------------------------------------------------------------
 
@@ -207,12 +196,12 @@ class Driver:
                 self._released.setdefault(order.device, []).append(wire.released_task(order))
             case ins.Load():
                 self._metrics.loads.inc()
-                self._give(order, wire.load_message(order, self._peers(order.peers)))
+                self._give(order, wire.load_message(order, self._routes.peers(order.peers)))
             case ins.Unload():
                 self._metrics.evictions.inc()
                 self._give(order, wire.unload_message(order))
             case ins.Prefetch():
-                self._give(order, wire.prefetch_message(order, self._peers(order.peers)))
+                self._give(order, wire.prefetch_message(order, self._routes.peers(order.peers)))
             case ins.Forward():
                 self._forward(order)
             case ins.Cancel():
@@ -244,7 +233,7 @@ class Driver:
         message = wire.execute_message(
             order,
             run.wires[order.stage],
-            lambda target: self._address(order.device, target),
+            lambda target: self._routes.address(order.device, target, self._now()),
             deadline_seconds=self._deadline_seconds(order.job),
             lossy=run.lossy,
             input_frame=frame,
@@ -265,7 +254,7 @@ class Driver:
             message = wire.forward_message(
                 order,
                 run.wires[order.producer],
-                lambda target: self._address(order.device, target),
+                lambda target: self._routes.address(order.device, target, self._now()),
                 lossy=run.lossy,
             )
             self._give(order, message)
@@ -310,28 +299,6 @@ class Driver:
     def _session(self, device: str) -> DeviceSession | None:
         return self._sessions.get(device)
 
-    def _address(self, device: str, target: str) -> str:
-        """How a device reaches another; empty: through the coordinator."""
-        session = self._session(target)
-        until = self._relay_until.get((device, target))
-        if self._relay is Relay.ALWAYS or session is None:
-            return ""
-        if until is not None:
-            if self._now() < until:
-                return ""
-            del self._relay_until[device, target]
-        return session.hello.address
-
-    def _peers(self, devices: tuple[str, ...]) -> tuple[str, ...]:
-        sessions = (self._session(device) for device in devices)
-        return tuple(
-            f"{session.device}@{session.hello.address}"
-            if self._named_peers and not session.hello.address.startswith("unix:")
-            else session.hello.address
-            for session in sessions
-            if session is not None and session.hello.address
-        )
-
     def _deadline_seconds(self, job: str) -> float:
         if (deadline := self.deadlines.get(job)) is None:
             return self._task_seconds
@@ -342,8 +309,12 @@ class Driver:
         self, session: DeviceSession, order: ins.Execute, failure: ev.Failure
     ) -> None:
         logger.info("inputs for %s: %s", session.device, failure.message)
-        event = ev.InstructionFailed(at=self._now(), instruction=order.instruction, failure=failure)
-        self.feed(event, order.job, session.device)
+        self._instruction_failed(order, failure)
+
+    def _instruction_failed(self, order: ins.Execute, failure: ev.Failure) -> None:
+        number = order.instruction
+        event = ev.InstructionFailed(at=self._now(), instruction=number, failure=failure)
+        self.feed(event, order.job, order.device)
 
     def _unreadable(self, order: ins.Execute, failure: ev.Failure) -> None:
         self.feed(
@@ -400,7 +371,7 @@ class Driver:
             return
         self.deliveries.cancel(reply.instruction)
         event = wire.answer(reply, order, at)
-        self._note_routes(order, event, at)
+        self._routes.note(order, event, at)
         device = session.device
         match order, event:
             case ins.Execute(), ev.TaskFinished():
@@ -415,10 +386,7 @@ class Driver:
                     run.join(order, event, partial(self.feed, job=order.job, device=device))
                 except TransferError as error:
                     failure = ev.Failure(kind=ev.FailureKind.RUNTIME, message=error.reason)
-                    failed = ev.InstructionFailed(
-                        at=at, instruction=order.instruction, failure=failure
-                    )
-                    self.feed(failed, order.job, device)
+                    self._instruction_failed(order, failure)
             case ins.Load() | ins.Prefetch(), ev.InstructionFailed() if (
                 event.failure.kind is ev.FailureKind.CORRUPT
             ):
@@ -426,11 +394,6 @@ class Driver:
                 self.feed(event, None, device)
             case _:
                 self.feed(event, job_of(order), device)
-
-    def _note_routes(self, order: wire.Given, event: ev.Event, at: Nanoseconds) -> None:
-        """Where a device could not reach another, the coordinator relays for a while."""
-        for target in missed_targets(order, event):
-            self._relay_until[order.device, target] = Nanoseconds(at + RELAYED)
 
     # ---- activations of links --------------------------------------------------------------------
 

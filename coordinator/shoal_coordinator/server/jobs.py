@@ -24,7 +24,7 @@ from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.lives import Lives, Work
 from shoal_coordinator.server.performer import Performer
-from shoal_coordinator.server.statuses import end_of
+from shoal_coordinator.server.statuses import end_of, with_end
 from shoal_coordinator.server.submissions import submission_of
 from shoal_coordinator.storage.inputs import FolderLimits
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
@@ -89,12 +89,15 @@ class Jobs:
         """Take over the jobs that the last coordinator recorded."""
         for name, record in self._ledger.load().items():
             try:
-                self._feed(self._found_job(record))
-            except JobRefused as error:
-                self._feed(_refused_now(record, str(error)))
-            if (job := self.find(name)) is not None and record.status is not None:
+                found = self._found_job(record)
+            except Exception as error:
+                logger.exception("job %s cannot be resumed", name)
+                found = _not_resumed(record, str(error))
+            self._feed(found)
+            if (job := self.find(name)) is not None and found.end is not None:
                 life = self._lives.begin(job, None)
-                life.last = record.status
+                status = pb.JobStatus(name=name, epoch=record.epoch)
+                life.last = record.status or with_end(status, found.end)
                 life.settled.set()
                 life.done.set()
 
@@ -350,9 +353,9 @@ class Jobs:
             logger.info("job %s: %s %s", job.name, job.end.outcome.lower(), job.end.message)
 
 
-def _refused_now(record: JobRecord, reason: str) -> ev.Found:
-    """A recorded job that this coordinator does not understand."""
-    end = End(outcome=Outcome.FAILED, reason="SubmissionRefused", message=reason)
+def _not_resumed(record: JobRecord, reason: str) -> ev.Found:
+    """A recorded job that this coordinator cannot resume."""
+    end = End(outcome=Outcome.FAILED, reason="NotResumed", message=reason)
     return ev.Found(
         job=record.name, epoch=record.epoch, end=end, submitted_seconds=0.0, tally=record.tally
     )

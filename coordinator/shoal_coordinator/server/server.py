@@ -17,12 +17,13 @@ import grpc
 
 from shoal_coordinator.dispatch.machine import Limits
 from shoal_coordinator.server.collector import collect_rarely
-from shoal_coordinator.server.driver import Driver, Relay
+from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import ExchangeHub
 from shoal_coordinator.server.files import FilesService
 from shoal_coordinator.server.jobs import Jobs
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.roles import Role, Roles
+from shoal_coordinator.server.routes import Relay
 from shoal_coordinator.server.service import CoordinatorService
 from shoal_coordinator.server.sessions import DeviceSession, Sessions
 from shoal_coordinator.server.supervision import supervise

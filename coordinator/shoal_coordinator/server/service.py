@@ -84,7 +84,8 @@ class CoordinatorService(CoordinatorServicer):
         finally:
             self._watchers -= 1
         if not job.has_ended:
-            await _abort(context, grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
+            gone = "the coordinator stops" if self._jobs.closed else "the job was not recorded"
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, gone)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: _Context) -> pb.JobStatus:
         await self._roles.require(context, Role.CLIENT)
@@ -140,7 +141,7 @@ class CoordinatorService(CoordinatorServicer):
             if sent is None or ended or _differs(status, sent):
                 yield status
                 sent = status
-            if ended or self._jobs.closed:
+            if ended or self._jobs.closed or job not in self._jobs.all():
                 return
             await self._jobs.ended(job, interval)
 

@@ -222,6 +222,10 @@ class ScriptedDevice:
     async def telemetry(self, **readings: Any) -> None:
         await self._say(pb.AgentMessage(telemetry=pb.Telemetry(**readings)))
 
+    async def drain(self) -> None:
+        """Say that the device leaves."""
+        await self._say(pb.AgentMessage(draining=pb.Draining()))
+
     async def _reply(self, instruction: int, **outcome: object) -> None:
         if self.deaf:
             return

@@ -126,7 +126,8 @@ class StageQueue:
     may be in both, and one that is not READY any more is skipped. `passed` counts items that have
     finished here and not ended. `wanted` is set when a task before it was given: its fragment is
     needed soon. `moved_bytes` is what one task takes or makes at most, where that is known.
-    `served_by` are the devices that served it at the end.
+    `overtime` counts tasks that were stopped at their deadline. `served_by` are the devices that
+    served it at the end.
     """
 
     job: "Job"
@@ -143,6 +144,7 @@ class StageQueue:
     running: int = 0
     finished: int = 0
     passed: int = 0
+    overtime: int = 0
     times: Histogram = field(default_factory=Histogram)
     served_by: tuple[str, ...] = ()
 

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from shoal_coordinator.dispatch.backoff import record_failure
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind, TaskFinished
-from shoal_coordinator.dispatch.jobs import cancel, fail_item
+from shoal_coordinator.dispatch.jobs import cancel, end_job, fail_item
 from shoal_coordinator.dispatch.loading import drop_fragment
 from shoal_coordinator.dispatch.readiness import (
     drop_copies,
@@ -26,6 +26,8 @@ from shoal_protocol.units import Nanoseconds
 
 _WAITING_SHARE = 16
 """What waits for the tasks of a deep queue takes at most this part of a device's budget."""
+_OVERTIME_TRIES = 3
+"""So many tasks of a stage may run out of time while none has finished."""
 _FREE_FAILURES = 2
 """Tasks may fail twice in a row on a device before its fragment there is suspected."""
 
@@ -186,6 +188,9 @@ def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
     item.failures += 1
     if item.failures > item.job.spec.backoff_limit:
         fail_item(state, item, failure)
+    if failure.kind is FailureKind.DEADLINE:
+        _give_up_endless(state, task.queue, failure)
+    if item.ended:
         return
     item.retries += 1
     item.job.retries += 1
@@ -196,6 +201,16 @@ def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
     limits = state.limits
     delay = min(limits.retry_delay << (item.failures - 2), limits.retry_delay_most)
     heappush(state.delayed, (Nanoseconds(state.now + delay), state.next_number(), task))
+
+
+def _give_up_endless(state: State, queue: StageQueue, failure: Failure) -> None:
+    """End a job of which a stage has run out of time again and again and finished no task: each
+    more would take a device from other jobs for as long as a task may take."""
+    job = queue.job
+    queue.overtime += 1
+    if job.ended_at is None and not queue.finished and queue.overtime >= _OVERTIME_TRIES:
+        message = f"{queue.overtime} tasks ran out of time, and none finished: {failure.message}"
+        end_job(state, job, Failure(kind=FailureKind.RUNTIME, message=message))
 
 
 def _discard_inputs(state: State, task: Task) -> None:

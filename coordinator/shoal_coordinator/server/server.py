@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final
@@ -15,15 +16,17 @@ from typing import Any, Final
 import grpc
 
 from shoal_coordinator.dispatch.machine import Limits
-from shoal_coordinator.server.collector import search_rarely
-from shoal_coordinator.server.driver import Driver, Relay
+from shoal_coordinator.server.collector import collect_rarely
+from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import ExchangeHub
 from shoal_coordinator.server.files import FilesService
 from shoal_coordinator.server.jobs import Jobs
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.roles import Role, Roles
+from shoal_coordinator.server.routes import Relay
 from shoal_coordinator.server.service import CoordinatorService
 from shoal_coordinator.server.sessions import DeviceSession, Sessions
+from shoal_coordinator.server.supervision import supervise
 from shoal_coordinator.storage.job_records import Ledger
 from shoal_coordinator.storage.scrubber import Scrubber
 from shoal_coordinator.storage.volume import Volume
@@ -105,7 +108,7 @@ def run_coordinator(settings: CoordinatorSettings) -> int:
     """
     if settings.exit_with_parent:
         _exit_with_parent()
-    search_rarely()
+    collect_rarely()
     return asyncio.run(_serve_until_told(settings))
 
 
@@ -183,10 +186,12 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         stack.push_async_callback(driver.deliveries.close)
         stack.push_async_callback(suspects.close)
         stack.push_async_callback(jobs.close)
-        ticking = asyncio.create_task(driver.tick())
-        measuring = asyncio.create_task(_measure(driver, hub, metrics))
-        stack.callback(ticking.cancel)
-        stack.callback(measuring.cancel)
+        for name, task in (
+            ("tick", driver.tick),
+            ("metrics", partial(_measure, driver, hub, metrics)),
+            ("statistics", jobs.record_statistics),
+        ):
+            stack.callback(supervise(name, task, metrics.count_failure).cancel)
         jobs.resume()
         logger.info("listening on %s", settings.listen)
         yield Coordinator(driver, jobs, sessions, port, url)

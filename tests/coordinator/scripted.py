@@ -131,8 +131,8 @@ def submission(
 
 
 class ScriptedDevice:
-    """One session, from `run` to its cancellation. The tasks that it ran are in `executed`, the kinds
-    of the messages that it received in `told`."""
+    """One session, from `run` to its cancellation. `executed` are the tasks that it ran, `told` the
+    kinds of the messages that it received."""
 
     def __init__(  # noqa: PLR0913
         self,

@@ -1,4 +1,4 @@
-"""What goes wrong inside the coordinator costs one job, and is said."""
+"""An error inside the coordinator costs at most one job, and its status says so."""
 
 import asyncio
 import contextlib

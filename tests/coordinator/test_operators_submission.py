@@ -1,4 +1,4 @@
-"""What the operator asks of a coordinator, as the coordinator takes it."""
+"""A submission of the operator, as the coordinator receives it."""
 
 import grpc.aio
 import pytest

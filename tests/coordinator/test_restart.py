@@ -1,4 +1,4 @@
-"""A coordinator that dies: the next one goes on, and repeats no finished input."""
+"""A coordinator that dies: the next one resumes, and repeats no finished input."""
 
 import asyncio
 import contextlib
@@ -70,7 +70,7 @@ async def stay_connected(folder: Path, document: PartitionDocument, done: list[i
 
 @pytest.mark.real
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGKILL, 3), (signal.SIGTERM, 1)])
-async def test_a_killed_coordinator_goes_on_where_it_was(
+async def test_the_next_coordinator_resumes_where_a_killed_one_was(
     tmp_path: Path, number: signal.Signals, times: int
 ) -> None:
     document = put_model(tmp_path / "store")
@@ -185,7 +185,7 @@ async def test_a_record_that_is_not_understood_fails_its_job_and_no_other(tmp_pa
         assert (good.reason, good.epoch) == ("FolderRefused", 2)
 
 
-def test_the_ledger_keeps_requests_and_epochs(tmp_path: Path) -> None:
+def test_the_ledger_stores_requests_epochs_and_statistics(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     request = api.SubmitJobRequest(name="a", partition=b"\x00\xff", epoch=1 << 40, lossy=True)
     ledger.put(JobRecord(name="a", epoch=5, request=request, submitted_seconds=1.75e9))

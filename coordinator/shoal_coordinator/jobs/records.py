@@ -17,8 +17,8 @@ from shoal_coordinator.jobs.values import Refusal, Submission
 
 
 def found(state: State, event: Found) -> None:
-    """Go on with what an earlier coordinator recorded. A job whose fragments are missing waits on
-    disk: whoever submits it again is told to bring them."""
+    """Resume what an earlier coordinator recorded. A job whose fragments are missing stays on disk,
+    until a client submits it again, is refused for them, and uploads them."""
     state.epochs[event.job] = event.epoch
     if event.end is not None:
         job = _life(event)

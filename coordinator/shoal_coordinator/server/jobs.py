@@ -163,7 +163,8 @@ class Jobs:
 
     def fragments_in_use(self) -> frozenset[Digest]:
         """The fragments of jobs that have not ended; called from other threads."""
-        return self._lives.fragments_in_use()
+        jobs = tuple(self._state.jobs.values())
+        return frozenset().union(*(self._lives.fragments(job) for job in jobs))
 
     def status(self, job: Job) -> pb.JobStatus:
         """The status of a job; that it has ended is shown when its end is recorded."""
@@ -349,6 +350,7 @@ class Jobs:
         life.settled.set()
         if job.has_ended:
             assert job.end is not None, "a job that has ended has an end"
+            life.work = None
             life.done.set()
             logger.info("job %s: %s %s", job.name, job.end.outcome.lower(), job.end.message)
 

@@ -21,7 +21,7 @@ from shoal_protocol.v1 import coordinator_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What of a submission never changes; `request` is the first one's."""
+    """The part of a submission that never changes; `request` is the first one's."""
 
     request: pb.SubmitJobRequest
     document: PartitionDocument
@@ -33,8 +33,9 @@ class Work:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Life:
-    """One life of a job outside the machine. `submitted_at` is by this process's clock. `counts`
-    are the last that the dispatcher gave, `last` is the status of a job that has ended.
+    """One life of a job outside the machine. `work` is set until it has ended. `submitted_at` is by
+    this process's clock. `counts` are the last that the dispatcher gave, `last` is the status of a
+    job that has ended.
     """
 
     work: Work | None
@@ -67,8 +68,8 @@ class Lives:
         return self._lives[job]
 
     def present(self, name: str) -> Job:
-        """The job that the effects now performed are about: the machine may have replaced it, by an
-        effect that follows."""
+        """The job that the current effect is about. The machine may hold the next life already: the
+        effects that begin it follow."""
         return self._present[name]
 
     def all(self) -> list[Life]:
@@ -83,14 +84,10 @@ class Lives:
         known = pb.SubmitJobRequest(name=job.name) if work is None else work.request
         return request_of(known, job.submission)
 
-    def fragments_in_use(self) -> frozenset[Digest]:
-        """The fragments of jobs that have not ended; called from other threads."""
-        works = [
-            life.work
-            for job, life in list(self._lives.items())
-            if life.work is not None and not job.has_ended
-        ]
-        return frozenset(digest for work in works for digest in work.digests)
+    def fragments(self, job: Job) -> frozenset[Digest]:
+        """The fragments of a job that has not ended."""
+        life = self._lives.get(job)
+        return frozenset() if life is None or life.work is None else life.work.digests
 
     def tally(self, job: Job) -> Tally:
         """The statistics of the run under way, or of the last one."""
@@ -107,8 +104,9 @@ class Lives:
         status = pb.JobStatus(name=job.name, epoch=job.epoch)
         if life.counts is not None:
             status.CopyFrom(life.counts)
-        elif life.run is not None and (view := views.job(self._driver.state, job.name)):
-            status = job_status(view, life.run.inputs.place)
+        elif life.run is not None and job.phase in {Phase.RUNNING, Phase.WITHDRAWING}:
+            view = views.job(self._driver.state, job.name)
+            status = status if view is None else job_status(view, life.run.inputs.place)
         status.completing = job.completes
         with_tally(status, job.past.plus(self.tally(job)))
         return as_submitted(status, job.submission.plan, job.submission.terms)

@@ -8,7 +8,9 @@ steps.
 
 What is checked at every step: see `simulated_world`.
 
-    python tests/coordinator/jobs/simulation.py 0 1000   runs these seeds, prints what fails
+    PYTHONPATH=tests python tests/coordinator/jobs/simulation.py 0 1000
+
+runs these seeds, and prints what fails.
 """
 
 import sys

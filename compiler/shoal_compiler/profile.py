@@ -96,9 +96,8 @@ class _Profiler:
 
     def _node(self, index: int) -> NodeProfile:
         node = self.graph.nodes[index]
-        constants = self.graph.weights.keys() | self.graph.sparse.keys()
         reads = self.graph.reads[index]
-        weights = tuple(name for name in reads if name in constants)
+        weights = tuple(name for name in reads if self._is_constant(name))
         shaped = Shaped(
             node,
             tuple(self.shapes.sizes.get(name) if name else None for name in node.input),
@@ -109,7 +108,7 @@ class _Profiler:
             operator=f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
             source=index,
             role=self.roles[index],
-            inputs=tuple(name for name in reads if name not in constants),
+            inputs=tuple(name for name in reads if not self._is_constant(name)),
             outputs=tuple(filter(None, node.output)),
             weights=weights,
             flops=flops(shaped),
@@ -119,6 +118,9 @@ class _Profiler:
             in_place=in_place(node),
             touched=self._touched(shaped),
         )
+
+    def _is_constant(self, name: str) -> bool:
+        return name in self.graph.weights or name in self.graph.sparse
 
     def _touched(self, shaped: Shaped) -> tuple[tuple[str, int], ...]:
         """The table of which the node reads rows, if it does; a node may read it otherwise too."""

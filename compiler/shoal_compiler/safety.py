@@ -18,12 +18,11 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from shoal_compiler.errors import ModelRefused
-from shoal_compiler.wire import INLINE, read_skeleton
+from shoal_compiler.trees import check_trees
+from shoal_compiler.wire import INLINE, MAX_INITIALIZERS, MAX_NODES, read_skeleton
 
 DOMAINS: Final = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
 OLDEST_OPSET: Final = 11
-MAX_NODES: Final = 200_000
-MAX_INITIALIZERS: Final = 200_000
 MAX_ARITY: Final = 4096
 MAX_RANK: Final = 64
 MAX_GRAPH_DEPTH: Final = 16
@@ -179,21 +178,21 @@ def _check_functions(proto: onnx.ModelProto) -> None:
             raise ModelRefused(f"functions call one another more than {MAX_GRAPH_DEPTH} deep")
         if key not in sizes:
             open_calls.add(key)
-            sizes[key] = written_out(_all_nodes(bodies[key].node), f"function {key[1]}")
+            sizes[key] = written_out(all_nodes(bodies[key].node), f"function {key[1]}")
             open_calls.discard(key)
         return sizes[key]
 
     for key in bodies:
         size_of(key)
-    written_out(_all_nodes(proto.graph.node), "the graph")
+    written_out(all_nodes(proto.graph.node), "the graph")
 
 
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Nodes and those of their sub-graphs."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
-            yield from _all_nodes(graph.node)
+            yield from all_nodes(graph.node)
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -238,6 +237,7 @@ class _Check:
                 )
             if max(len(node.input), len(node.output), len(node.attribute)) > MAX_ARITY:
                 raise ModelRefused(f"has more than {MAX_ARITY} inputs or outputs", node=label)
+            check_trees(node, label)
             for attribute in node.attribute:
                 for tensor in (
                     *([attribute.t] if attribute.HasField("t") else ()),

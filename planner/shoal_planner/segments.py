@@ -127,15 +127,20 @@ class Layout:
     @cached_property
     def obstacles(self) -> Mapping[int, str]:
         """Of those, the ones where a cut cannot be: some tensor that crosses cannot be sent."""
+        unsent = [
+            (self.makers.get(name, -1), name)
+            for name, tensor in self.profile.tensors.items()
+            if tensor.obstacle
+        ]
         blocked: dict[int, str] = {}
-        for name, tensor in self.profile.tensors.items():
-            maker = self.makers.get(name, -1)
-            if not tensor.obstacle or (
-                maker >= 0 and self.profile.nodes[maker].role is Role.CONSTANT
-            ):
+        end = 0  # of what is blocked so far
+        for maker, name in sorted(unsent, key=lambda each: each[0]):
+            if maker >= 0 and self.profile.nodes[maker].role is Role.CONSTANT:
                 continue
-            for position in range(maker + 1, self.last_uses.get(name, 0) + 1):
-                blocked.setdefault(position, f"{name} would cross, and {tensor.obstacle}")
+            reason = f"{name} would cross, and {self.profile.tensors[name].obstacle}"
+            last = self.last_uses.get(name, 0) + 1
+            blocked.update(dict.fromkeys(range(max(maker + 1, end), last), reason))
+            end = max(end, last)
         return {position: blocked[position] for position in self.positions if position in blocked}
 
     @cached_property

@@ -116,13 +116,11 @@ def cut_into_store(
     """Do what is ordered; `warm` and `advice` of `Prepared`."""
     from shoal_compiler.cutting import cut_model  # noqa: PLC0415 - needs onnx
     from shoal_compiler.profile import profile_model  # noqa: PLC0415
-    from shoal_compiler.safety import check_model_file  # noqa: PLC0415
 
     if order.path.is_dir():
         raise PreparationRefused(f"Model {order.model}: {order.path} is a folder, not a file")
     if not order.path.is_file():
         raise PreparationRefused(f"Model {order.model}: there is no file {order.path}")
-    check_model_file(order.path)
     profile = profile_model(order.path, order.shapes or None)
     shapes = dict(order.shapes)
     if order.sample is not None and any(not _is_fixed(spec, shapes) for spec in profile.inputs):

@@ -35,6 +35,7 @@ from shoal_coordinator.storage.arrays import (
     read_headers,
 )
 from shoal_protocol.partition import TensorSpec
+from shoal_protocol.units import format_bytes
 
 _SUFFIXES: Final = (".npy", ".npz")
 _OPEN_FILES: Final = 4
@@ -191,7 +192,7 @@ class InputSet:
             return self._open[number]
         file = self.files[number]
         arrays = ArrayFile(self.folder / file.name, limits=self._limits.arrays, spool=self._spool)
-        if _classify(arrays.headers, self._model_inputs) != file.contents:
+        if _classify(arrays.headers, self._model_inputs, self._limits.arrays) != file.contents:
             arrays.close()
             raise UnreadableArrays("was changed after the job had begun")
         self._open[number] = arrays
@@ -223,7 +224,7 @@ def scan_inputs(
             contents = FileContents(1, problem=str(e))
             digest.update(f"{name}\0unreadable\0".encode())
         else:
-            contents = _classify(headers, model_inputs)
+            contents = _classify(headers, model_inputs, limits.arrays)
             digest.update(_fingerprint(folder / name, headers))
         files.append(InputFile(name, first, contents))
         first += contents.items
@@ -282,7 +283,7 @@ def _fingerprint(path: Path, headers: Mapping[str, ArrayHeader]) -> bytes:
 
 
 def _classify(
-    headers: Mapping[str, ArrayHeader], model_inputs: tuple[TensorSpec, ...]
+    headers: Mapping[str, ArrayHeader], model_inputs: tuple[TensorSpec, ...], limits: Limits
 ) -> FileContents:
     """How a file with these arrays serves the model."""
     if SOLE in headers:
@@ -318,15 +319,37 @@ def _classify(
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         return FileContents(1, problem=f"stacks arrays of different lengths: {told}")
+    return _contents(headers, model_inputs, lengths, shapes, limits)
+
+
+def _contents(
+    headers: Mapping[str, ArrayHeader],
+    model_inputs: tuple[TensorSpec, ...],
+    lengths: Mapping[str, int],
+    shapes: Mapping[str, tuple[int, ...]],
+    limits: Limits,
+) -> FileContents:
+    """What a file holds whose arrays have the model's ranks: `lengths` are the rows of those that
+    are stacked, `shapes` what one item has of each."""
     ranks = {spec.name: len(spec.shape or ()) for spec in model_inputs}
+    items = next(iter(lengths.values()), 1)
+    sizes = {name: headers[name].dtype.itemsize * math.prod(shapes[name]) for name in shapes}
+    if items > 1 and not any(sizes[name] for name in lengths):
+        # Otherwise some hundred bytes could ask for millions of runs.
+        return FileContents(1, problem=f"stacks {items} rows, none of which holds an element")
+    problem = _unsuitable(headers, shapes, model_inputs)
+    item_bytes = sum(sizes.values())
+    if problem is None and item_bytes > limits.item_bytes:
+        problem = (
+            f"needs {format_bytes(item_bytes)} for one item, and {format_bytes(limits.item_bytes)} "
+            "is the most that this coordinator reads; give it more memory, or smaller items"
+        )
     return FileContents(
-        items=next(iter(lengths.values()), 1),
+        items=items,
         stacked=tuple(lengths) if lengths else None,
-        problem=_unsuitable(headers, shapes, model_inputs),
+        problem=problem,
         joined=all(len(headers[name].shape) == ranks[name] for name in lengths),
-        item_bytes=sum(
-            headers[name].dtype.itemsize * math.prod(shape) for name, shape in shapes.items()
-        ),
+        item_bytes=item_bytes,
     )
 
 

@@ -26,7 +26,7 @@ OLDEST_OPSET: Final = 11
 MAX_ARITY: Final = 4096
 MAX_RANK: Final = 64
 MAX_GRAPH_DEPTH: Final = 16
-MAX_ELEMENTS: Final = 2**62
+MAX_ELEMENTS: Final = 2**58  # of 16 bytes at most
 
 _TYPE = onnx.TensorProto
 _BITS: Final[dict[int, int]] = {
@@ -110,12 +110,13 @@ def element_count(tensor: onnx.TensorProto) -> int:
     """The product of the dimensions. Raises `ModelRefused` for a shape that no tensor can have."""
     if len(tensor.dims) > MAX_RANK:
         raise ModelRefused(f"has {len(tensor.dims)} axes, at most {MAX_RANK}", tensor=tensor.name)
-    count = 1
+    count = extent = 1
     for size in tensor.dims:
         if size < 0:
             raise ModelRefused(f"has an axis of size {size}", tensor=tensor.name)
         count *= size
-        if count > MAX_ELEMENTS:
+        extent *= max(1, size)  # as NumPy multiplies them: an empty axis hides no large one
+        if extent > MAX_ELEMENTS:
             raise ModelRefused(
                 f"has more elements than can be ({list(tensor.dims)})", tensor=tensor.name
             )

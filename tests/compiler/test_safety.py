@@ -135,12 +135,24 @@ def test_a_model_cannot_point_into_itself(tmp_path: Path) -> None:
         profile_model(path)
 
 
-@pytest.mark.parametrize("dims", [[2**40, 2**40], [-1, 4], [2**62, 2**62, 0], [3, 5]])
+@pytest.mark.parametrize(
+    "dims", [[2**40, 2**40], [-1, 4], [2**62, 2**62, 0], [0, 2**62], [2**61, 0], [3, 5]]
+)
 def test_a_shape_that_its_bytes_do_not_fill_is_refused(dims: list[int], tmp_path: Path) -> None:
     model = CHAIN.proto()
     del model.graph.initializer[0].dims[:]
     model.graph.initializer[0].dims.extend(dims)
     assert refusal(written(tmp_path, model)).tensor == "W"
+
+
+@pytest.mark.parametrize("dims", [[0, 2**62], [2**61, 0]])
+def test_an_empty_tensor_of_an_impossible_shape_is_refused(
+    dims: list[int], tmp_path: Path
+) -> None:
+    model = tiny()
+    model.graph.initializer.append(TensorProto(name="e", data_type=TensorProto.FLOAT, dims=dims))
+    with pytest.raises(ModelRefused, match="more elements than can be"):
+        profile_model(written(tmp_path, model))
 
 
 def test_an_unknown_domain_is_named_with_its_node(tmp_path: Path) -> None:

@@ -146,9 +146,7 @@ def test_a_shape_that_its_bytes_do_not_fill_is_refused(dims: list[int], tmp_path
 
 
 @pytest.mark.parametrize("dims", [[0, 2**62], [2**61, 0]])
-def test_an_empty_tensor_of_an_impossible_shape_is_refused(
-    dims: list[int], tmp_path: Path
-) -> None:
+def test_an_empty_tensor_of_an_impossible_shape_is_refused(dims: list[int], tmp_path: Path) -> None:
     model = tiny()
     model.graph.initializer.append(TensorProto(name="e", data_type=TensorProto.FLOAT, dims=dims))
     with pytest.raises(ModelRefused, match="more elements than can be"):

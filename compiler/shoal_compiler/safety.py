@@ -81,11 +81,6 @@ class CheckedModel:
         )
 
 
-def check_model_file(path: Path) -> None:
-    """Raise `ModelRefused` unless the file, and the files it refers to, are safe to work with."""
-    open_model(path)
-
-
 def open_model(path: Path) -> CheckedModel:
     """Read a model without its weights, after all checks. Raises `ModelRefused`."""
     path = Path(path)

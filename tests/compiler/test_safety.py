@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from made_models import TOPOLOGIES, tiny
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.profile import profile_model
-from shoal_compiler.safety import check_model_file
+from shoal_compiler.safety import open_model
 from shoal_planner.profile import Profile
 
 CHAIN = TOPOLOGIES["a chain"]
@@ -27,7 +27,7 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 def refusal(path: Path) -> ModelRefused:
     with pytest.raises(ModelRefused) as caught:
-        check_model_file(path)
+        open_model(path)
     return caught.value
 
 
@@ -52,8 +52,8 @@ def external(folder: Path, change: Callable[[dict[str, str]], None]) -> Path:
 
 def test_good_models_pass(tmp_path: Path) -> None:
     for made in TOPOLOGIES.values():
-        check_model_file(made.save(tmp_path))
-    check_model_file(CHAIN.save(tmp_path, external=True))
+        open_model(made.save(tmp_path))
+    open_model(CHAIN.save(tmp_path, external=True))
 
 
 @pytest.mark.parametrize(
@@ -306,4 +306,4 @@ def test_noise_is_refused(content: bytes) -> None:
     path = FOLDER / "model.onnx"
     path.write_bytes(content)
     with pytest.raises(ModelRefused):
-        check_model_file(path)
+        open_model(path)

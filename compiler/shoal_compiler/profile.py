@@ -1,4 +1,4 @@
-"""ONNX file -> `api.profile.Profile`. Weights are never read, except once for the digest."""
+"""ONNX file -> `shoal_planner.profile.Profile`. Weights are read once only, for the digest."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +18,14 @@ from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
 from shoal_protocol.partition import Digest, TensorSpec
 
 STRING_BYTES: Final = 32
-"""What one string is reckoned with: its length is known at run time only."""
+"""The assumed size of one string: its length is known at run time only."""
 # The types that the protocol carries; those below a byte, and the 8-bit floats, it does not.
 SENDABLE: Final = frozenset(range(onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16 + 1))
 _CHUNK: Final = 1 << 20
 
 
 def profile_model(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> Profile:
-    """Profile a model; `shapes` gives inputs with dynamic axes the sizes to reckon with.
+    """Profile a model; `shapes` gives inputs with dynamic axes their assumed sizes.
 
     Bytes and FLOPs that depend on an axis that stays dynamic are None. Raises `ModelRefused`, also
     for a model with inputs or outputs that are no tensors.

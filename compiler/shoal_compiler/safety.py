@@ -1,4 +1,4 @@
-"""Checks on an ONNX file from a stranger. They stand before anything else looks at it.
+"""Checks on an untrusted ONNX file, before any other code uses it.
 
 First the bytes (`wire`), then, on the parsed skeleton: operator domains are on a list, functions
 do not recurse or explode, graphs nest to a limit, counts are bounded, every tensor has exactly the
@@ -119,7 +119,7 @@ def element_count(tensor: onnx.TensorProto) -> int:
 
 
 def bits_of(data_type: int) -> int | None:
-    """Bits of one element; None for strings, and for types that nobody knows."""
+    """Bits of one element; None for strings, and for unknown types."""
     return _BITS.get(data_type)
 
 
@@ -326,7 +326,7 @@ def _own_bytes(tensor: onnx.TensorProto) -> int:
             return len(tensor.int64_data) * 8
         case _TYPE.UINT64 | _TYPE.UINT32:
             return len(tensor.uint64_data) * bits // 8
-    # Smaller types stand in int32_data, those below a byte packed into bytes.
+    # Smaller types are in int32_data, those below a byte packed into bytes.
     return len(tensor.int32_data) * max(bits, 8) // 8
 
 

@@ -1,10 +1,10 @@
 """A protobuf file walked field by field, without a parser: bounded, and without its weights.
 
-An ONNX file comes from a stranger and may be two gigabytes, nearly all of them weights. So before
+An ONNX file is untrusted and may be two gigabytes, nearly all of them weights. So before
 any parser sees it, it is walked over a memory map: lengths are checked against their enclosing
 message, nesting and counts against limits, text against UTF-8. Tensors' contents are stepped over,
 so that their pages are never read, and left out of the *skeleton*: the same message in which each
-tensor of `LARGE` bytes or more says where in the file its contents stand, in the form that ONNX has
+tensor of `LARGE` bytes or more says where in the file its contents are, in the form that ONNX has
 for external data, with `INLINE` as the location (which no file can be called).
 """
 
@@ -45,8 +45,8 @@ _TENSOR: Final = onnx.TensorProto.DESCRIPTOR
 _LIMITS: Final = {_NODE: MAX_NODES, _TENSOR: MAX_INITIALIZERS}
 _SPARSE: Final = onnx.SparseTensorProto.DESCRIPTOR
 _NUMBER: Final = {each.name: each.number for each in _TENSOR.fields}
-# Fields whose packed bytes are the tensor's contents as they stand, by the types that use them.
-_AS_THEY_STAND: Final = {
+# Fields whose packed bytes are the tensor's contents unchanged, by the types that use them.
+_UNCHANGED: Final = {
     _NUMBER["float_data"]: {onnx.TensorProto.FLOAT, onnx.TensorProto.COMPLEX64},
     _NUMBER["double_data"]: {onnx.TensorProto.DOUBLE, onnx.TensorProto.COMPLEX128},
 }
@@ -198,7 +198,7 @@ class _Walk:
             each = self._field(position, end)
             position = each.end
             packed = each.wire == _BYTES
-            if packed and (each.number == _NUMBER["raw_data"] or each.number in _AS_THEY_STAND):
+            if packed and (each.number == _NUMBER["raw_data"] or each.number in _UNCHANGED):
                 contents.append(each)
                 continue
             if each.number == _NUMBER["data_type"] and each.wire == _VARINT:
@@ -212,7 +212,7 @@ class _Walk:
         (only,) = contents
         if only.end - only.value < LARGE:
             return None
-        if only.number in _AS_THEY_STAND and data_type not in _AS_THEY_STAND[only.number]:
+        if only.number in _UNCHANGED and data_type not in _UNCHANGED[only.number]:
             return None
         marker = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
         for key, value in (("offset", only.value), ("length", only.end - only.value)):

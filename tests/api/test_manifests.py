@@ -201,8 +201,8 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "\n".join(
     ("text", "line", "message"),
     [
         ("a: 1\nb: [\n", 3, "is not YAML"),
-        ("a: 1\nb: 2\na: 3\n", 3, '"a" stands twice here; first on line 1'),
-        ("a:\n  b: 1\n  'b': 2\n", 3, '"b" stands twice here; first on line 2'),
+        ("a: 1\nb: 2\na: 3\n", 3, '"a" is given twice here; first on line 1'),
+        ("a:\n  b: 1\n  'b': 2\n", 3, '"b" is given twice here; first on line 2'),
         ("a: !!python/object/apply:os.system [ls]\n", 1, "is not allowed"),
         ("a: !!binary aGk=\n", 1, "is not allowed"),
         ("a: !mine x\n", 1, "is not allowed"),

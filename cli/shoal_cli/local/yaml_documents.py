@@ -1,6 +1,6 @@
 """YAML as untrusted JSON with line numbers.
 
-Manifests come from strangers, so a document is composed (never constructed), bounded in bytes,
+Manifests are untrusted, so a document is composed (never constructed), bounded in bytes,
 values and depth, and refused where YAML says more than JSON can: tags, merge keys, repeated keys.
 An alias counts as often as it is used, which is what bounds "billion laughs". The parser's events
 are counted before any node is made of them, so that a file of too many is refused at once.
@@ -139,7 +139,7 @@ class _Reading:
             path = (*at, name)
             if name in mapping:
                 first = self.lines[path]
-                raise YamlRefused(line, f"{show(name)} stands twice here; first on line {first}")
+                raise YamlRefused(line, f"{show(name)} is given twice here; first on line {first}")
             self.lines.setdefault(path, line)
             mapping[name] = self.value(value_node, path)
         return mapping

@@ -1,6 +1,6 @@
 """NumPy's `.npy` and `.npz` files, read and written piece by piece.
 
-Files come from strangers: nothing is unpickled, every size in a header is checked against the file
+Files are untrusted: nothing is unpickled, every size in a header is checked against the file
 and a limit before anything is allocated, and data is read with `pread`, so that a file which
 shrinks meanwhile is an error and not a bus error. Only the bytes asked for are read. Members of a
 compressed `.npz` have no random access: they are inflated once into an unnamed file, and read from
@@ -60,7 +60,7 @@ def default_item_bytes() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a stranger's file may ask for. `item_bytes` bounds the decoded size of one item, and
+    """What an untrusted file may ask for. `item_bytes` bounds the decoded size of one item, and
     of each array that is read whole."""
 
     members: int = 256

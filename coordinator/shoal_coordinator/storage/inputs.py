@@ -90,7 +90,7 @@ class FolderLimits:
 @dataclass(frozen=True, slots=True)
 class FileContents:
     """What a file holds: `stacked` names the arrays that have one row per item (None: the file is
-    one item as it stands), `problem` says why no item of it can run. `joined`: the rows lie along
+    one item as it is), `problem` says why no item of it can run. `joined`: the rows lie along
     the model's own first axis, not along one more. `item_bytes` is what reading one item takes."""
 
     items: int
@@ -268,8 +268,8 @@ def _names(folder: Path, limits: FolderLimits) -> list[str]:
 
 
 def _fingerprint(path: Path, headers: Mapping[str, ArrayHeader]) -> bytes:
-    """What tells a file from another of the same name: an archive has checksums of its members; a
-    small `.npy` is read; of a large one, its time of change must do."""
+    """What distinguishes a file from another of the same name: an archive has checksums of its
+    members; a small `.npy` is read; of a large one, the time of its last change must do."""
     parts = [path.name]
     for header in headers.values():
         parts.append(f"{header.name}:{header.dtype.str}:{header.shape}:{header.checksum}")
@@ -317,8 +317,8 @@ def _classify(
                 1, problem=_misfit(spec, headers[spec.name], "has rank", len(shape))
             )
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        return FileContents(1, problem=f"stacks arrays of different lengths: {told}")
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        return FileContents(1, problem=f"stacks arrays of different lengths: {listed}")
     return _contents(headers, model_inputs, lengths, shapes, limits)
 
 

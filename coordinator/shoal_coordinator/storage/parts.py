@@ -8,10 +8,9 @@ A part is a log of records, each with some arrays of one item:
     each array), data (the arrays, C order, little-endian)
 
 A record is its own proof: an item is stored once its records hold all of the model's outputs and
-are on the disk, and whoever opens the part reads it through and believes what its checksums bear
-out. An item's records form a chain from the newest to the oldest, so a stage that ran again
-replaces what it gave before. What is known per item is one offset, so that a file of millions of
-rows takes little memory.
+are on the disk, and opening the part verifies all checksums. An item's records form a chain from
+the newest to the oldest, so a stage that ran again replaces what it gave before. The memory per
+item is one offset, so that a file of millions of rows takes little.
 
 The newest records are the part's *tail*: in memory, until it is long enough or the part is synced.
 So the rows of a batch cost one write, and a small file of one item is made without its part ever
@@ -51,7 +50,7 @@ _ABSENT: Final = -1
 @dataclass(frozen=True, slots=True)
 class ResultFile:
     """A file to be made. Its items are numbered from `first`; one that is not `stacked` has one
-    item, whose arrays stand as they are. `joined` rows have the model's own first axis, of length
+    item, whose arrays are not stacked. `joined` rows have the model's own first axis, of length
     1."""
 
     name: str
@@ -126,7 +125,7 @@ class Part:
     # ---- writing ---------------------------------------------------------------------------------
 
     def add(self, row: int, arrays: Mapping[str, Array]) -> None:
-        """Append some arrays of a row. Trouble is kept until `problem` asks for it."""
+        """Append some arrays of a row. `problem` reports what went wrong."""
         written = [(name, _storable(array)) for name, array in arrays.items()]
         data = [_bytes_of(array) for _, array in written]
         before = self._pending.get(row)
@@ -165,12 +164,12 @@ class Part:
         return start
 
     def flush(self) -> None:
-        """Free the tail's memory; what goes wrong is kept until `problem` asks for it."""
+        """Free the tail's memory; `problem` reports what went wrong."""
         with contextlib.suppress(OSError):
             self._write_tail()
 
     def _write_tail(self) -> None:
-        """Bring the tail to the file. On `OSError` it is gone, and its rows have that problem."""
+        """Write the tail to the file. On `OSError` it is gone, and its rows have that problem."""
         tail, self._tail = self._tail, bytearray()
         try:
             if tail:
@@ -246,7 +245,7 @@ class Part:
 
     def recover(self) -> None:
         """Settle the rows of which the file holds all, whole; the others are as if they had never
-        been. What follows a damaged head cannot be told apart, and is cut away. Raises `OSError`.
+        been. What follows a damaged head cannot be parsed, and is truncated. Raises `OSError`.
         """
         with self.reading() as file:
             while (record := self._record(file, self._written)) is not None:
@@ -297,7 +296,7 @@ class Part:
         try:
             return self._parsed(json.loads(text), at, at + data_bytes)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            return None  # nobody but us writes here, or should; its checksum is no signature
+            return None  # a checksum is no signature: anybody may have written it
 
     def _parsed(self, head: dict[str, Any], at: int, end: int) -> _Record | None:
         arrays: dict[str, _Extent] = {}

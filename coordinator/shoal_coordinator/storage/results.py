@@ -124,7 +124,7 @@ class ResultStore:
             self._resources = undo.pop_all()
 
     def close(self) -> None:
-        """Let go of the folder. What is stored stays."""
+        """Release the folder. What is stored stays."""
         self._resources.close()
 
     def completed(self) -> frozenset[int]:
@@ -140,9 +140,9 @@ class ResultStore:
     # ---- storing ---------------------------------------------------------------------------------
 
     def add(self, item: int, arrays: Mapping[str, Array]) -> None:
-        """Put aside some of an item's results; a later array of the same name replaces an earlier.
+        """Store some of an item's results; a later array of the same name replaces an earlier.
 
-        What goes wrong here is told by `finish`.
+        `finish` reports what goes wrong here.
         """
         part = self._part_of(item)
         part.add(item - part.file.first, arrays)
@@ -153,7 +153,7 @@ class ResultStore:
                 part.flush()
 
     def finish(self, items: Iterable[int]) -> dict[int, str]:
-        """Make the results of these items last. Of those that cannot be stored: why."""
+        """Make the results of these items durable. Of those that cannot be stored: why."""
         failures: dict[int, str] = {}
         touched: dict[int, list[int]] = {}
         for item in items:
@@ -190,13 +190,13 @@ class ResultStore:
             part.fail(failure.item - part.file.first)
             touched.add(self._file_of(failure.item))
         self._make(touched)
-        # Written anew each time the list has grown by a quarter, so that many failures stay cheap.
+        # Written again each time the list has grown by a quarter, so that many failures stay cheap.
         if len(self._failed) > self._listed * 5 // 4:
             with contextlib.suppress(OSError):
                 self._list_failures()
 
     def complete(self) -> str | None:
-        """Bring everything to its end after the job's last item; the reason if that is
+        """Make all files after the job's last item; the reason if that is
         impossible."""
         problems = self._make(list(self._parts))
         try:
@@ -236,7 +236,7 @@ class ResultStore:
             return e
 
     def _note_made(self, numbers: Sequence[int]) -> dict[int, str]:
-        """Make the names of made files last, then let their parts go."""
+        """Make the names of made files durable, then remove their parts."""
         if not numbers:
             return {}
         try:

@@ -23,6 +23,7 @@ from shoal_compiler.graph import Weight
 from shoal_compiler.profile import dtype_name, sha256_of
 from shoal_compiler.safety import Range
 from shoal_compiler.wire import LARGE
+from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.files import MAXIMUM_MANIFEST_BYTES
 from shoal_protocol.partition import Digest, TensorSpec, spec_value
 from shoal_protocol.units import format_bytes
@@ -154,15 +155,6 @@ def _is_whole(folder: Path, files: Mapping[str, Mapping[str, str | int]]) -> boo
         )
     except OSError:
         return False
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames and new files in a folder last."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def layout_weights(weights: list[Weight]) -> tuple[Stored, ...]:

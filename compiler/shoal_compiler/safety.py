@@ -330,18 +330,23 @@ def _own_bytes(tensor: onnx.TensorProto) -> int:
     return len(tensor.int32_data) * max(bits, 8) // 8
 
 
-def _inside(folder: Path, location: str, tensor: str) -> Path:
-    """The file of external data, if it lies in the model's folder and is no link."""
+def leads_outside(location: str) -> bool:
+    """Whether a location of external data is no plain path below the model's folder."""
     parts = PurePosixPath(location).parts
-    if (
+    return (
         not parts
         or location.startswith("/")
         or ".." in parts
-        or any(mark in location for mark in ("\0", "\\", ":"))
-    ):
+        or any(mark in location for mark in "\0\\:")
+    )
+
+
+def _inside(folder: Path, location: str, tensor: str) -> Path:
+    """The file of external data, if it lies in the model's folder and is no link."""
+    if leads_outside(location):
         raise ModelRefused(f"has external data outside of the folder ({location!r})", tensor=tensor)
     path = folder
-    for part in parts:
+    for part in PurePosixPath(location).parts:
         path = path / part
         try:
             status = os.lstat(path)

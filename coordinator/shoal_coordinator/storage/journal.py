@@ -17,6 +17,8 @@ from shoal_coordinator.storage.folders import Folder
 Line = Mapping[str, int]
 
 _CHECKSUM: Final = "crc"
+_MOST_BYTES: Final = 64 << 20
+"""More than a line for each file that a job may have."""
 
 
 class Journal:
@@ -28,7 +30,7 @@ class Journal:
         self._folder, self._name = folder, name
         self._descriptor = folder.open(name, os.O_RDWR | os.O_CREAT)
         with open(self._descriptor, "rb", closefd=False) as file:
-            content = file.read()
+            content = file.read(_MOST_BYTES)
         self._end = content.rfind(b"\n") + 1
         os.ftruncate(self._descriptor, self._end)
         found = [_decode(text) for text in content[: self._end].splitlines()]

@@ -52,8 +52,8 @@ def external(folder: Path, change: Callable[[dict[str, str]], None]) -> Path:
 
 def test_good_models_pass(tmp_path: Path) -> None:
     for made in TOPOLOGIES.values():
-        open_model(made.save(tmp_path))
-    open_model(CHAIN.save(tmp_path, external=True))
+        assert not open_model(made.save(tmp_path)).external
+    assert list(open_model(CHAIN.save(tmp_path, external=True)).external) == ["data.bin"]
 
 
 @pytest.mark.parametrize(

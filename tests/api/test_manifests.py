@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import random
 from pathlib import Path
 
 import pytest
@@ -232,6 +233,21 @@ def test_yaml_that_is_more_than_json_is_refused_with_its_line(
 def test_a_file_that_is_too_large_is_not_parsed() -> None:
     with pytest.raises(YamlRefused, match=f"at most {MAX_BYTES} are read"):
         read_documents(b"#" * (MAX_BYTES + 1))
+
+
+def test_damaged_yaml_is_read_or_refused_and_nothing_else() -> None:
+    chance = random.Random(3)
+    sound = (MODEL + '---\na: &b {c: "d", e: [1, 2.5, ~, true]}\nf: *b\n').encode()
+    refused = 0
+    for _ in range(1000):
+        content = bytearray(sound)
+        for _ in range(chance.randint(1, 4)):
+            content[chance.randrange(len(content))] = chance.choice([chance.randrange(256), 9, 64])
+        try:
+            read_documents(bytes(content))
+        except YamlRefused as error:
+            refused += bool(error.message)
+    assert refused > 500
 
 
 def test_an_alias_is_written_out() -> None:

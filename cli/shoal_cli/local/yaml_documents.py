@@ -72,7 +72,12 @@ def _compose(content: bytes) -> Iterator[yaml.Node]:
         yield from yaml.compose_all(content, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise YamlRefused(mark.line + 1 if mark else 1, f"is not YAML: {error.problem}") from error
+        problem = str(error.problem)
+        if mark and "cannot start any token" in problem:  # libyaml does not say which
+            lines = content.decode(errors="replace").split("\n")[mark.line : mark.line + 1]
+            character = "".join(lines)[mark.column : mark.column + 1]
+            problem = f"found character {character!r} that cannot start any token"
+        raise YamlRefused(mark.line + 1 if mark else 1, f"is not YAML: {problem}") from error
     except yaml.YAMLError as error:
         raise YamlRefused(1, f"is not YAML: {error}".replace("\n", " ")) from error
     except RecursionError as error:

@@ -33,8 +33,9 @@ PATIENCE_SECONDS: Final = 86_400
 NAMESPACE: Final = "scale"
 API: Final = "shoal.dev/v1alpha1"
 ACCOUNT: Final = "system:serviceaccount:shoal-system:shoal-operator"
-# A job that names a Partition has a Placement and two workers of its own. What is told: its plan,
-# and how fast it was in the end; carrying in, running, carrying out, complete; and three Events.
+# A job that names a Partition has a Placement and two workers of its own. What is
+# reported: its plan, and how fast it was in the end; transferring inputs, running, transferring
+# results, complete; and three Events.
 LEAST_WRITES: Final = 3 + 2 + 4 + 3
 
 

@@ -1,9 +1,9 @@
-"""A decision carried out: status, certificates, children, removals, calls, Events, in this order.
+"""Carries out a decision: status, certificates, children, removals, calls, Events, in this order.
 
 Every step writes only what differs, so carrying out the same decision again writes nothing. A step
 that fails does not keep the others from being done, except for the status: where that is out of
 date, so is the decision. What failed is raised at the end; what will fail again is remembered, so
-that the next decision tells it in the object's conditions.
+that the next decision reports it in the object's conditions.
 """
 
 import logging
@@ -96,7 +96,7 @@ class Actions:
                 if isinstance(error, Refused | NameTaken):
                     refused.append(_refusal(what, error))
         changed |= self._remember(own, decision, tuple(refused))
-        await self._events.tell(identity, decision.notes)
+        await self._events.post(identity, decision.notes)
         if decision.delete_self and not failures:
             self._check()
             version = str(identity.version)
@@ -116,10 +116,10 @@ class Actions:
         self._check()
         await self._apply_status(own.identity, status)
         note = Note(reason="Invalid", message=message, warning=True)
-        await self._events.tell(own.identity, [note])
+        await self._events.post(own.identity, [note])
 
     def _remember(self, own: Own, decision: Decision, refused: tuple[str, ...]) -> bool:
-        """Note what was refused; whether the next decision will tell something else for it."""
+        """Remember what was refused; whether the next decision will report something else."""
         before = self.applied(own)
         applied = Applied(generation=own.identity.generation, refused=refused)
         self._applied[own.name] = (own.identity.uid, applied)
@@ -169,7 +169,7 @@ class Actions:
         return await self._apply_status(identity, write(status))
 
     async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:
-        """Apply a status to exactly the object that was looked at; `Conflict` if it has changed."""
+        """Apply a status to exactly the object that was read; `Conflict` if it has changed."""
         manifest = {
             "apiVersion": API_VERSION,
             "kind": identity.kind,

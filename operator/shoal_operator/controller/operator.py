@@ -237,7 +237,7 @@ class _Operator:
     async def _work(self) -> None:
         while True:
             await self._watches.first_list.wait()
-            await self._coordinators.all_asked(FIRST_ANSWERS_SECONDS)
+            await self._coordinators.all_polled(FIRST_ANSWERS_SECONDS)
             await self._leading.wait()
             self._event_router.add_all()
             self._workers = asyncio.create_task(self._controller.run(), name="workers")

@@ -236,7 +236,7 @@ def test_a_file_that_is_too_large_is_not_parsed() -> None:
 
 
 def test_damaged_yaml_is_read_or_refused_and_nothing_else() -> None:
-    chance = random.Random(3)  # noqa: S311 - chance that repeats
+    chance = random.Random(3)  # noqa: S311 - a seeded test
     sound = (MODEL + '---\na: &b {c: "d", e: [1, 2.5, ~, true]}\nf: *b\n').encode()
     refused = 0
     for _ in range(1000):

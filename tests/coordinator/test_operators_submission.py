@@ -37,7 +37,7 @@ async def test_a_submission_says_what_the_job_says(world: World, lossy: bool) ->
     )
     try:
         coordinators.follow("lab", "shelf", world.target)
-        await coordinators.all_asked(20)
+        await coordinators.all_polled(20)
         await coordinators.call("lab", wanted)
         job = world.coordinator.jobs.find("ocr")
         assert job is not None

@@ -78,7 +78,7 @@ class CoordinatorMetrics:
         self._ready.set(sum(queue.waiting for job in jobs for queue in job.queues))
         self._running.set(sum(queue.running for job in jobs for queue in job.queues))
         draining = sum(device.draining for device in state.devices.values())
-        silent = sum(device.probed_at is not None for device in state.devices.values())
+        silent = sum(device.health.probed_at is not None for device in state.devices.values())
         counts = {
             views.DevicePhase.READY: len(state.devices) - draining - silent,
             views.DevicePhase.SILENT: silent,

@@ -350,7 +350,6 @@ class Jobs:
         life.settled.set()
         if job.has_ended:
             assert job.end is not None, "a job that has ended has an end"
-            life.work = None
             life.done.set()
             logger.info("job %s: %s %s", job.name, job.end.outcome.lower(), job.end.message)
 

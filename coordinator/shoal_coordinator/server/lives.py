@@ -33,9 +33,9 @@ class Work:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Life:
-    """One life of a job outside the machine. `work` is set until it has ended. `submitted_at` is by
-    this process's clock. `counts` are the last that the dispatcher gave, `last` is the status of a
-    job that has ended.
+    """One life of a job outside the machine. `work` is None where an earlier coordinator has ended
+    it. `submitted_at` is by this process's clock. `counts` are the last that the dispatcher gave,
+    `last` is the status of a job that has ended.
     """
 
     work: Work | None
@@ -87,7 +87,9 @@ class Lives:
     def fragments(self, job: Job) -> frozenset[Digest]:
         """The fragments of a job that has not ended."""
         life = self._lives.get(job)
-        return frozenset() if life is None or life.work is None else life.work.digests
+        if life is None or life.work is None or job.has_ended:
+            return frozenset()
+        return life.work.digests
 
     def tally(self, job: Job) -> Tally:
         """The statistics of the run under way, or of the last one."""

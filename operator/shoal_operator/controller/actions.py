@@ -13,7 +13,7 @@ from functools import partial
 from shoal_api.kinds import KINDS
 from shoal_api.schema import API_VERSION
 from shoal_api.writing import write
-from shoal_operator.controller.api import Api, ApiError, Refused, Trouble, key_of_manifest
+from shoal_operator.controller.api import Api, ApiError, Rejected, Unavailable, key_of_manifest
 from shoal_operator.controller.cache import Cache, ObjectName, Own, reduce
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children, NameTaken
@@ -89,11 +89,11 @@ class Actions:
             self._check()
             try:
                 changed |= await step()
-            except Trouble:
+            except Unavailable:
                 raise
             except (ApiError, CallFailed, NameTaken) as error:
                 failures.append(error)
-                if isinstance(error, Refused | NameTaken):
+                if isinstance(error, Rejected | NameTaken):
                     refused.append(_refusal(what, error))
         changed |= self._remember(own, decision, tuple(refused))
         await self._events.post(identity, decision.notes)
@@ -200,7 +200,7 @@ def _named(key: ObjectKey) -> str:
     return f"{key.kind} {key.name}"
 
 
-def _refusal(what: str, error: Refused | NameTaken) -> str:
+def _refusal(what: str, error: Rejected | NameTaken) -> str:
     """What is in the way, and what to do."""
     if isinstance(error, NameTaken):
         return str(error)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal_api.schema import API_VERSION
-from shoal_operator.controller.api import Api, Json, Overlap, key_of_manifest
+from shoal_operator.controller.api import Api, ApplyConflict, Json, key_of_manifest
 from shoal_operator.controller.cache import Cache, State, Topic, reduce
 from shoal_operator.controller.drift import matches
 from shoal_operator.controller.foreign import APPLIED, Identity, identity_of
@@ -79,7 +79,7 @@ class Children:
         unknown = (key.api_version, key.kind) in _WATCHED and self._find(key) is None
         try:
             answer = await self._api.apply(full, force=not unknown)
-        except Overlap as error:
+        except ApplyConflict as error:
             raise NameTaken(key) from error
         identity = identity_of(answer)
         if identity.leaving:

@@ -6,6 +6,7 @@ are defaults, and what others have added. Where this is too strict, an object is
 which changes nothing.
 """
 
+import json
 from collections.abc import Mapping
 
 from shoal_api.kinds import KINDS
@@ -19,7 +20,7 @@ def matches(manifest: Manifest, state: State) -> bool:
     """Whether a watched object's spec is still as in its manifest."""
     match state:
         case WorkloadState(spec=spec):
-            return includes(spec, manifest.get("spec"))
+            return includes(json.loads(spec), manifest.get("spec"))
         case Own(value=value) if value is not None:
             wanted = parse(KINDS[state.identity.kind].cls, manifest)
             return not isinstance(wanted, tuple) and wanted.spec == value.spec

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shoal_api.schema import API_VERSION
-from shoal_operator.controller.api import Api, ApiError, Conflict, Gone
+from shoal_operator.controller.api import Api, ApiError, Conflict, NotFound
 from shoal_operator.controller.clock import now_text
 from shoal_operator.controller.foreign import Identity
 from shoal_operator.reconcile.decision import Note
@@ -69,7 +69,7 @@ class Events:
         for key, note in self._history.new(identity.uid, notes, now_text()):
             try:
                 await self._api.create(_event(identity, note, key))
-            except (Conflict, Gone):
+            except (Conflict, NotFound):
                 pass  # It was posted already, or the object is gone.
             except ApiError as error:
                 logger.warning("%s/%s: %s", identity.namespace, identity.name, error)

@@ -19,6 +19,7 @@ from shoal_protocol.channels import open_channel
 from shoal_protocol.frames import join_frame, split_frame
 from shoal_protocol.services import PeerClient
 from shoal_protocol.tensors import encode_activation
+from shoal_protocol.tickets import make_ticket
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest, FrameHeader
 
@@ -312,11 +313,14 @@ async def test_a_peer_that_sends_nonsense_is_cut_off_and_others_are_not(
         outcomes = []
         lie = encode_activation(edge(-1, 0), "pi-4", tensors, transfer=2)
         lie.header.activation.tensors[0].decoded_bytes = 1 << 40
+        true = encode_activation(edge(-1, 0), "pi-4", tensors, transfer=4)
+        key = joined.device.ticket_keys["pi-4"]
+        true.header.activation.ticket = make_ticket(key, edge(-1, 0))
         for frames in (
             encode_activation(edge(-1, 0), "another", tensors, transfer=1),
             lie,
             [join_frame(FrameHeader(transfer=3, offset=9), b"tail")],
-            encode_activation(edge(-1, 0), "pi-4", tensors, transfer=4),
+            true,
         ):
             for frame in frames:
                 await stream.write(frame)

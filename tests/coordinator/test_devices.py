@@ -71,7 +71,7 @@ async def test_a_new_session_of_a_device_takes_the_place_of_the_old(world: World
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"protocol": 1}, "speaks protocol 1; this coordinator speaks 2: install the same version"),
+        ({"protocol": 1}, "speaks protocol 1; this coordinator speaks 3: install the same version"),
         ({"device": "Pi_4"}, "'Pi_4' is no DNS label"),
         ({"budget_bytes": 0}, "device a has a budget of 0 bytes"),
         ({"cached": [{"digest": "sha256:../x"}]}, "is no digest"),
@@ -153,7 +153,9 @@ async def test_a_stream_that_is_no_frames_is_hung_up(world: World) -> None:
     await call.write(b"no frame at all")
     with pytest.raises(grpc.aio.AioRpcError, match="does not start with a header"):
         await call.read()
-    assert (await refusal(running))[0] == grpc.StatusCode.ABORTED
+    # The device's own stream gave way to this one, and its session ends with either.
+    with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+        await running
 
 
 async def test_a_message_beyond_the_limit_is_not_received(world: World) -> None:

@@ -9,7 +9,7 @@ event.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from time import monotonic_ns, perf_counter
 from typing import Final, assert_never
@@ -17,15 +17,16 @@ from typing import Final, assert_never
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
-from shoal_coordinator.server import wire
+from shoal_coordinator.server import claims, wire
 from shoal_coordinator.server.deliveries import Deliveries
 from shoal_coordinator.server.metrics import CoordinatorMetrics
+from shoal_coordinator.server.routes import RelayedPairs
 from shoal_coordinator.server.runs import JobRun
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.frames import TransferError
 from shoal_protocol.partition import Digest
-from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds, seconds
+from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
@@ -33,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS: Final = 0.02
 """How long a release waits for a message that it can go with."""
-DETOUR: Final = nanoseconds(60)
-"""How long activations between two devices are relayed after one could not reach the other."""
 
 
 class Relay(StrEnum):
@@ -77,7 +76,7 @@ class Driver:
         self._stepping = False
         self._released: dict[str, list[pb.Task]] = {}
         self._flushing: asyncio.TimerHandle | None = None
-        self._detours: dict[tuple[str, str], Nanoseconds] = {}
+        self._relayed = RelayedPairs()
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -173,7 +172,7 @@ class Driver:
         message = wire.execute_message(
             order,
             run.wires[order.stage],
-            lambda target: self._address(order.device, target),
+            lambda target: self._way(order.device, target),
             deadline_seconds=self._deadline_seconds(order.job),
             lossy=run.lossy,
             input_frame=frame,
@@ -187,7 +186,7 @@ class Driver:
             message = wire.forward_message(
                 order,
                 run.wires[order.producer],
-                lambda target: self._address(order.device, target),
+                lambda target: self._way(order.device, target),
                 lossy=run.lossy,
             )
             self._give(order, message)
@@ -232,17 +231,14 @@ class Driver:
     def _session(self, device: str) -> DeviceSession | None:
         return self._sessions.get(device)
 
-    def _address(self, device: str, target: str) -> str:
-        """How a device reaches another; empty: through the coordinator."""
+    def _way(self, device: str, target: str) -> wire.Way | None:
+        """How a device reaches another; None: through the coordinator."""
         session = self._session(target)
-        until = self._detours.get((device, target))
-        if self._relay is Relay.ALWAYS or session is None:
-            return ""
-        if until is not None:
-            if self._now() < until:
-                return ""
-            del self._detours[device, target]
-        return session.hello.address
+        if self._relay is Relay.ALWAYS or session is None or not session.hello.address:
+            return None
+        if self._relayed.relayed(device, target, self._now()):
+            return None
+        return wire.Way(session.hello.address, session.ticket_key)
 
     def _peers(self, devices: tuple[str, ...]) -> tuple[str, ...]:
         sessions = (self._session(device) for device in devices)
@@ -300,7 +296,7 @@ class Driver:
             case "telemetry":
                 session.telemetry = message.telemetry
                 telemetry = wire.telemetry_of(message.telemetry)
-                fetched = Bytes(message.telemetry.fetched_bytes)
+                fetched = wire.size(message.telemetry.fetched_bytes)
                 self.feed(
                     ev.DeviceTelemetry(
                         at=at, device=device, session=number, telemetry=telemetry, fetched=fetched
@@ -359,24 +355,36 @@ class Driver:
             case _:
                 return
         for target in missed:
-            self._detours[order.device, target] = Nanoseconds(at + DETOUR)
+            self._relayed.add(order.device, target, at)
 
     # ---- what links tell -------------------------------------------------------------------------
 
     def admit(self, device: str, activation: Activation) -> None:
-        """Raise `TransferError` for a result that nobody waits for."""
+        """Raise `TransferError` for a result that this device is not to give."""
         run = self.runs.get(activation.key.job)
         if run is None or activation.key.consumer != -1:
             raise TransferError(
                 f"job {activation.key.job[:80]!r} does not run here",
                 outcome=Acknowledgement.STALE,
             )
+        claims.check_result_given(self._given(device), activation)
         run.admit(activation)
 
-    def passes(self, activation: Activation) -> bool:
-        """Whether an activation to be relayed is of a job that runs, and of its epoch."""
-        run = self.runs.get(activation.key.job)
-        return run is not None and run.epoch == activation.key.epoch
+    def admit_relay(self, device: str, activation: Activation) -> None:
+        """Raise `TransferError` for an activation that this device is not to send to another."""
+        key = activation.key
+        run = self.runs.get(key.job)
+        if run is None or run.epoch != key.epoch:
+            reason = "the job does not run in this epoch"
+            raise TransferError(reason, outcome=Acknowledgement.STALE)
+        claims.check_route_given(self._given(device), activation)
+        wires = run.wires[key.producer]
+        claims.check_tensors(activation, wires.outgoing[key.consumer], wires.specs)
+
+    def _given(self, device: str) -> Iterable[wire.Given]:
+        """The instructions that a device has not answered."""
+        session = self._session(device)
+        return () if session is None else session.given.values()
 
     async def take(self, device: str, received: ReceivedActivation) -> None:
         """A result has arrived."""

@@ -23,7 +23,6 @@ check: .venv/dev.stamp ## Run every check: style, types, borders, generated code
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy hack examples bench tests
 	$(BIN)/lint-imports
 	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 3
 	@$(CLUSTER) build

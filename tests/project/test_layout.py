@@ -1,6 +1,7 @@
 """Rules about the repository's files, which no other tool checks."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ FORBIDDEN = (
 )
 
 
+@functools.cache
 def repository_files() -> list[Path]:
     """Every file that is committed or would be."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -35,9 +37,15 @@ def repository_files() -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
+@functools.cache
 def python_files() -> list[Path]:
     """Python files that people write."""
     return [path for path in repository_files() if path.suffix == ".py" and "_pb2" not in path.name]
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def shown(path: Path) -> str:
@@ -83,7 +91,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
     long = [
         f"{shown(path)}:{node.lineno} {node.name}"
         for path in python_files()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.body[0].lineno >= FUNCTION_LIMIT_LINES
     ]
@@ -96,7 +104,7 @@ def test_every_module_says_what_it_is() -> None:
         for path in python_files()
         if path.relative_to(ROOT).parts[0] in {*SOURCE_ROOTS, "bench", "examples", "hack"}
     ]
-    silent = [shown(path) for path in sources if not ast.get_docstring(ast.parse(path.read_text()))]
+    silent = [shown(path) for path in sources if not ast.get_docstring(parsed(path))]
     assert not silent
 
 

@@ -38,7 +38,7 @@ def children(folder: Path) -> dict[int, str]:
         except OSError:
             continue
         line = b" ".join(words).decode(errors="replace")
-        if str(folder) in line and ("shoal_agent" in line or " coordinator " in line):
+        if str(folder) in line and ("shoal_agent" in line or "shoal_coordinator" in line):
             found[int(path.parent.name)] = line
     return found
 
@@ -48,7 +48,7 @@ def agents(folder: Path) -> list[int]:
 
 
 def coordinators(folder: Path) -> list[int]:
-    return [number for number, line in children(folder).items() if " coordinator " in line]
+    return [number for number, line in children(folder).items() if "shoal_coordinator" in line]
 
 
 def cgroups_of(run: int) -> list[Path]:

@@ -39,7 +39,7 @@ from shoal_protocol.services import SessionClient
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement
+from shoal_protocol.v1.tensors_pb2 import NONE, Acknowledgement, Codec
 
 logger = logging.getLogger(__name__)
 
@@ -319,6 +319,15 @@ class ScriptedDevice:
         await self._write(*self._encode(task, consumer, device, names, number))
         answer = await answered
         return bool(answer.outcome == Acknowledgement.ACCEPTED)
+
+    async def send_as(
+        self, key: ActivationKey, device: str, tensors: Arrays, codec: Codec = NONE
+    ) -> Acknowledgement:
+        """Send tensors under any key; the answer."""
+        number = next(self._numbers)
+        answered = self._acks[number] = asyncio.get_running_loop().create_future()
+        await self._write(*encode_activation(key, device, tensors, transfer=number, codec=codec))
+        return await asyncio.wait_for(answered, 10)
 
     def _encode(
         self, task: pb.Task, consumer: int, device: str, names: Iterable[str], number: int

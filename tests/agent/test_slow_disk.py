@@ -1,6 +1,7 @@
 """A session in this process, whose disk stands still or whose coordinator does not read."""
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -177,7 +178,7 @@ async def test_probes_are_answered_while_an_activation_is_received_to_disk(
     fragment = write_fragment(coordinator.store, dense_model([64, 512]))
     device = joined.device
     await device.load(fragment.digest, BUDGET - MIB // 8)
-    with stopped(monkeypatch, activations.os, "posix_fallocate") as disk:
+    with stopped(monkeypatch, os, "posix_fallocate") as disk:
         giving = asyncio.create_task(device.give(edge(-1, 0), {"x": ROWS}))
         await answers_probes_while(device, disk)
         assert (await giving).outcome == Acknowledgement.ACCEPTED

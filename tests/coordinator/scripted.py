@@ -207,7 +207,7 @@ class ScriptedDevice:
             for frame in frames:
                 await self._bulk.write(frame)
 
-    async def _say(self, message: pb.AgentMessage) -> None:
+    async def say(self, message: pb.AgentMessage) -> None:
         async with self._speaking:
             await self._control.write(message)
 
@@ -220,14 +220,14 @@ class ScriptedDevice:
         )
 
     async def telemetry(self, **readings: Any) -> None:
-        await self._say(pb.AgentMessage(telemetry=pb.Telemetry(**readings)))
+        await self.say(pb.AgentMessage(telemetry=pb.Telemetry(**readings)))
 
     async def _reply(self, instruction: int, **outcome: object) -> None:
         if self.deaf:
             return
         reply = pb.Reply(instruction=instruction, **outcome)  # type: ignore[arg-type]
         with contextlib.suppress(asyncio.InvalidStateError):
-            await self._say(pb.AgentMessage(reply=reply))
+            await self.say(pb.AgentMessage(reply=reply))
 
     async def _hear(self, message: pb.CoordinatorMessage) -> None:
         kind = message.WhichOneof("message") or ""
@@ -241,7 +241,7 @@ class ScriptedDevice:
                 await self._reply(message.prefetch.instruction, prefetched=pb.Prefetched())
             case "probe":
                 answer = pb.ProbeReply(nonce=message.probe.nonce)
-                await self._say(pb.AgentMessage(probe_reply=answer))
+                await self.say(pb.AgentMessage(probe_reply=answer))
             case "execute":
                 number = message.execute.instruction
                 self._tasks[number] = asyncio.create_task(self._execute(message.execute))

@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 import http.client
 import random
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -11,9 +14,12 @@ import pytest
 
 from coordinator.scripted import connected
 from coordinator.world import World, refusal
-from shoal_coordinator.server import CoordinatorSettings, serving
+from shoal_coordinator.dispatch import events as ev
+from shoal_coordinator.server import CoordinatorSettings, serving, wire
+from shoal_coordinator.server.sessions import UNASKED_AT_ONCE, UNASKED_PER_SECOND
 from shoal_protocol import PROTOCOL
 from shoal_protocol.files import FileReceiver
+from shoal_protocol.pacing import BATCHED_MESSAGES
 from shoal_protocol.services import SessionClient
 from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as api
@@ -231,3 +237,98 @@ async def test_devices_may_come_and_go_at_any_moment(world: World, seed: int) ->
     assert last.state == api.JobStatus.COMPLETE, last.message
     assert last.succeeded == 70, last.failures
     world.check_results(rows)
+
+
+# ---- telemetry -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"cpu_fraction": 1e308},
+        {"cpu_fraction": float("nan")},
+        {"cpu_fraction": -0.1},
+        {"temperature_celsius": 1e308},
+        {"temperature_celsius": float("-inf")},
+        {"battery_fraction": 1e308},
+        {"round_trip_seconds": 1e308},
+        {"round_trip_seconds": float("nan")},
+        {"round_trip_seconds": -1.0},
+    ],
+)
+def test_a_reading_that_no_device_can_have_is_unknown(absurd: dict[str, float]) -> None:
+    readings = wire.telemetry_of(pb.Telemetry(**absurd))  # type: ignore[arg-type]
+    assert readings == wire.telemetry_of(pb.Telemetry())
+
+
+def test_readings_at_their_bounds_are_taken() -> None:
+    message = pb.Telemetry(
+        cpu_fraction=1, temperature_celsius=-40, battery_fraction=0, round_trip_seconds=2
+    )
+    readings = wire.telemetry_of(message)
+    assert (readings.cpu_fraction, readings.temperature_celsius) == (1, -40)
+    assert (readings.battery_fraction, readings.round_trip) == (0, 2_000_000_000)
+
+
+async def test_sizes_of_absurd_devices_do_not_spoil_the_list_of_devices(world: World) -> None:
+    most = (1 << 64) - 1
+    digests = [f"sha256:{number:064x}" for number in range(3)]
+    hello = pb.Hello(
+        protocol=PROTOCOL,
+        device="a",
+        budget_bytes=1 << 40,
+        resident=[pb.ResidentFragment(digest=each, resident_bytes=most) for each in digests],
+    )
+    device = world.device("a", hello=hello)
+    async with connected(device):
+        await device.telemetry(memory_available_bytes=most, fetched_bytes=most)
+        response = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=5)
+    assert [each.name for each in response.devices] == ["a"]
+
+
+async def test_a_device_that_floods_is_read_slowly_and_nobody_else_waits_for_it(
+    world: World,
+) -> None:
+    rows = world.inputs(20)
+    flooding, honest = world.device("a", budget=1), world.device("b")
+    handled = 0
+
+    def count(event: ev.Event, feed: Callable[[ev.Event], None]) -> None:
+        nonlocal handled
+        handled += isinstance(event, ev.DeviceTelemetry) and event.device == "a"
+        feed(event)
+
+    driver = world.coordinator.driver
+    driver.feed = partial(count, feed=driver.feed)  # type: ignore[method-assign]
+
+    async def flood() -> None:
+        message = pb.AgentMessage(telemetry=pb.Telemetry(cpu_fraction=0.5))
+        batch = pb.AgentMessage(batch=pb.AgentBatch(messages=[message] * BATCHED_MESSAGES))
+        for _ in range(500):
+            await flooding.say(batch)
+
+    async with connected(flooding, honest):
+        begun = time.monotonic()
+        flooder = asyncio.create_task(flood())
+        await world.submit()
+        last = await world.ended()
+        response = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=5)
+        most = UNASKED_AT_ONCE + UNASKED_PER_SECOND * (time.monotonic() - begun)
+        assert 0 < handled <= most + 1
+        flooder.cancel()
+        await asyncio.gather(flooder, return_exceptions=True)
+    assert len(response.devices) == 2
+    assert last.state == api.JobStatus.COMPLETE, last.message
+    world.check_results(rows)
+
+
+async def test_a_batch_beyond_the_bound_ends_the_session(world: World) -> None:
+    device = world.device("a")
+    running = asyncio.create_task(device.run())
+    await device.welcome
+    message = pb.AgentMessage(telemetry=pb.Telemetry())
+    batch = pb.AgentBatch(messages=[message] * (BATCHED_MESSAGES + 1))
+    await device.say(pb.AgentMessage(batch=batch))
+    code, details = await refusal(running)
+    assert code == grpc.StatusCode.ABORTED
+    assert details == "65 messages in a batch, at most 64"

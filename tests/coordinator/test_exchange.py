@@ -1,6 +1,7 @@
 """Links and relaying, with wires that can stand still or break."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from shoal_coordinator.server import exchange
 from shoal_coordinator.server.deliveries import ByteBudget
 from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
+from shoal_coordinator.server.routes import MAXIMUM_PAIRS, RelayedPairs
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered
 from shoal_protocol.frames import (
@@ -20,6 +22,7 @@ from shoal_protocol.frames import (
     split_frame,
 )
 from shoal_protocol.tensors import ActivationKey, encode_activation
+from shoal_protocol.units import nanoseconds
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
 
@@ -224,6 +227,48 @@ async def test_results_beyond_what_memory_allows_are_asked_for_again(
     assert hub.receiving_bytes == 0
     await a.hang_up()
     await b.hang_up()
+
+
+async def test_a_receiver_that_refuses_a_relayed_transfer_at_once_gets_the_next_one(
+    hub: ExchangeHub,
+) -> None:
+    """What is still to come of the refused one must not hold its link up."""
+    a, b, c = Wire(hub, "a"), Wire(hub, "b"), Wire(hub, "c")
+    first, *rest = frames("b")
+    a.send(first)
+    header, _ = split_frame(await asyncio.wait_for(b.got.get(), 10))
+    b.send(acknowledgement(header.transfer, Acknowledgement.BUSY, "full"))
+    assert (await a.answer())[1].outcome == Acknowledgement.BUSY
+    c.send(*frames("b", 2))
+    assembler = ActivationAssembler()
+    while True:
+        received = None
+        with contextlib.suppress(TransferError):  # the end of the refused one, without its start
+            received = assembler.feed(await asyncio.wait_for(b.got.get(), 10))
+        if received is not None:
+            break
+    assert received.key.item == 2
+    a.send(*rest, *frames("", 3))
+    b.send(acknowledgement(received.transfer))
+    assert (await c.answer())[1].outcome == Acknowledgement.ACCEPTED
+    assert await a.answer() == (3, Acknowledgement())
+    for wire in (a, b, c):
+        await wire.hang_up()
+
+
+def test_pairs_that_are_relayed_are_forgotten_in_time_and_are_bounded() -> None:
+    pairs = RelayedPairs()
+    pairs.add("a", "b", nanoseconds(0))
+    assert pairs.relayed("a", "b", nanoseconds(59))
+    assert not pairs.relayed("b", "a", nanoseconds(59))
+    assert not pairs.relayed("a", "b", nanoseconds(60))
+    assert len(pairs) == 0
+    for number in range(MAXIMUM_PAIRS + 100):
+        pairs.add("a", str(number), nanoseconds(100))
+        pairs.add("a", "often", nanoseconds(100))
+    assert len(pairs) == MAXIMUM_PAIRS
+    assert not pairs.relayed("a", "0", nanoseconds(100))
+    assert pairs.relayed("a", "often", nanoseconds(100))
 
 
 async def test_a_send_ends_with_the_link(hub: ExchangeHub) -> None:

@@ -8,8 +8,7 @@ into the array); what is encoded is received beside it and decoded at the end.
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from ctypes import addressof, c_char
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -132,32 +131,17 @@ class ActivationAssembler:
     def begin(self, header: pb.FrameHeader) -> bool:
         """Check a frame's header; whether `fill` is to follow. False: it belongs to a transfer that
         was refused."""
-        kind = header.WhichOneof("kind")
-        if kind is None and self._ignored == header.transfer:
-            if header.last:
-                self._ignored = None
-            return False
-        with self._refusing(header):
-            if kind == "activation":
-                if self._current is not None:
-                    number = self._current.number
-                    raise MalformedFrame(f"it begins before transfer {number} has ended")
-                self._ignored = None
-                self._current = self._read_header(header)
-            current = self._current
-            if current is None or current.number != header.transfer:
-                raise MalformedFrame(f"a frame of kind {kind} that belongs to no activation")
-            if kind not in (None, "activation"):
-                raise MalformedFrame(f"a frame of kind {kind} within an activation")
-            if header.offset != current.filled:
-                raise MalformedFrame(f"offset {header.offset} where {current.filled} comes next")
-        return True
+        try:
+            return self._begin(header)
+        except TransferError as error:
+            self._refuse(header, error)
+            raise
 
     def fill(self, header: pb.FrameHeader, payload: memoryview) -> ReceivedActivation | None:
         """Take the payload of a frame that `begin` has accepted."""
         current = self._current
         assert current is not None, "begin comes first"
-        with self._refusing(header):
+        try:
             if current.array is None:
                 _allocate(current)
             _fill(current, payload)
@@ -168,17 +152,32 @@ class ActivationAssembler:
                 return None
             self._current = None
             return _finish(current)
-
-    @contextmanager
-    def _refusing(self, header: pb.FrameHeader) -> Iterator[None]:
-        """Ignore what is still to come of a transfer that is refused."""
-        try:
-            yield
         except TransferError as error:
-            error.transfer = header.transfer
-            self._current = None
-            self._ignored = None if header.last else header.transfer
+            self._refuse(header, error)
             raise
+
+    def _refuse(self, header: pb.FrameHeader, error: TransferError) -> None:
+        """Ignore what is still to come of a transfer."""
+        error.transfer = header.transfer
+        self._current = None
+        self._ignored = None if header.last else header.transfer
+
+    def _begin(self, header: pb.FrameHeader) -> bool:
+        kind, current = header.WhichOneof("kind"), self._current
+        if kind is None and self._ignored == header.transfer:
+            if header.last:
+                self._ignored = None
+            return False
+        if kind == "activation":
+            if current is not None:
+                raise MalformedFrame(f"it begins before transfer {current.number} has ended")
+            self._ignored = None
+            current = self._current = self._read_header(header)
+        elif kind is not None or current is None or current.number != header.transfer:
+            raise MalformedFrame(f"a frame of kind {kind} that belongs to no activation")
+        if header.offset != current.filled:
+            raise MalformedFrame(f"offset {header.offset} where {current.filled} comes next")
+        return True
 
     def _read_header(self, header: pb.FrameHeader) -> _Transfer:
         """Check everything that the header says, then ask for admission."""

@@ -12,6 +12,7 @@ import secrets
 from typing import Final
 
 from shoal_protocol.tensors import ActivationKey
+from shoal_protocol.v1 import tensors_pb2 as pb
 
 _TICKET_BYTES: Final = 16
 _KEY_BYTES: Final = 32
@@ -22,12 +23,12 @@ def new_ticket_key() -> bytes:
     return secrets.token_bytes(_KEY_BYTES)
 
 
-def make_ticket(ticket_key: bytes, key: ActivationKey) -> bytes:
+def make_ticket(ticket_key: bytes, key: ActivationKey | pb.ActivationKey) -> bytes:
     """The ticket for an activation to the device whose session has that key (32 bytes)."""
     text = f"{key.epoch} {key.item} {key.producer} {key.consumer} {key.job}"
     return hashlib.blake2b(text.encode(), key=ticket_key, digest_size=_TICKET_BYTES).digest()
 
 
-def is_ticket(ticket: bytes, ticket_key: bytes, key: ActivationKey) -> bool:
+def is_ticket(ticket: bytes, ticket_key: bytes, key: pb.ActivationKey) -> bool:
     """Whether a ticket is that of an activation. None is, where there is no key."""
     return bool(ticket_key) and hmac.compare_digest(ticket, make_ticket(ticket_key, key))

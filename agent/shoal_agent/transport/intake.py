@@ -8,7 +8,6 @@ from shoal_agent.transport.activations import SpillFull, StoreBuffer
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
 from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer, scratch_bytes
 from shoal_protocol.frames import MalformedFrame, TransferError
-from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.tickets import is_ticket
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
@@ -63,9 +62,7 @@ class _Activations:
             raise MalformedFrame(f"it is for {activation.device!r}, this is {self._device!r}")
         if inbox is None:
             raise TransferError("no session", outcome=Acknowledgement.BUSY)
-        if self._from_peer and not is_ticket(
-            activation.ticket, inbox.ticket_key, ActivationKey.of(key)
-        ):
+        if self._from_peer and not is_ticket(activation.ticket, inbox.ticket_key, key):
             raise TransferError(
                 "its ticket is not of this session: the coordinator has not asked for it",
                 outcome=Acknowledgement.STALE,

@@ -21,7 +21,7 @@ from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.bulk.link import BulkLink, Outgoing, Traffic, Undelivered
 from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer, scratch_bytes
 from shoal_protocol.bulk.transport import Transport
-from shoal_protocol.frames import TransferError, join_frame
+from shoal_protocol.frames import TransferError, acknowledgement, join_frame
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, FrameHeader
 
 RELAY_FRAMES: Final = 4
@@ -162,31 +162,32 @@ class DeviceLink:
             self._break_relay()
             self._intake.close()
 
-    async def take(self, header: FrameHeader, payload: memoryview, link: BulkLink) -> None:
+    async def take(self, header: FrameHeader, payload: memoryview) -> bytes | None:
         """A frame of a result, or of an activation for another device."""
         match header.WhichOneof("kind"):
             case "activation" if header.activation.device:
-                await self._begin_relay(header, payload)
+                return await self._begin_relay(header, payload)
             case None if self._relay is not None and header.transfer == self._relay.source:
                 await self._pass(self._relay, header, payload)
+                return None
             case None if self._ignored == header.transfer:
-                pass
+                return None
             case _:
-                await self._intake.take(header, payload, link)
+                return await self._intake.take(header, payload)
 
-    async def _begin_relay(self, header: FrameHeader, payload: memoryview) -> None:
+    async def _begin_relay(self, header: FrameHeader, payload: memoryview) -> bytes | None:
         self._break_relay()
         source = self._ignored = header.transfer
         relay = _Relay(source)
         try:
             relay.outgoing = outgoing = await self._open(relay, header.activation)
         except TransferError as error:
-            self.bulk.answer(source, error.outcome, error.reason)
-            return
+            return acknowledgement(source, error.outcome, error.reason)
         outgoing.answered.add_done_callback(lambda _: relay.stop())
         outgoing.answered.add_done_callback(lambda answered: self._answered(source, answered))
         self._relay, self._ignored = relay, None
         await self._pass(relay, header, payload)
+        return None
 
     async def _open(self, relay: _Relay, activation: Activation) -> Outgoing:
         """A transfer on the receiver's link. Raises `TransferError`."""
@@ -197,7 +198,7 @@ class DeviceLink:
             raise TransferError(reason, outcome=Acknowledgement.STALE)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                return await target.bulk.enqueue(relay.drain)
+                return await target.bulk.enqueue(stream=relay.drain)
         except (TimeoutError, Undelivered) as error:
             reason = f"{target.device} is behind"
             raise TransferError(reason, outcome=Acknowledgement.BUSY) from error
@@ -223,9 +224,10 @@ class DeviceLink:
     def _answered(self, source: int, answered: asyncio.Future[Acknowledgement]) -> None:
         """The receiver of a relayed transfer has answered, or is gone."""
         if answered.cancelled() or answered.exception() is not None:
-            self.bulk.answer(source, Acknowledgement.BUSY, "the receiver's link broke")
+            outcome, message = Acknowledgement.BUSY, "the receiver's link broke"
         else:
-            self.bulk.answer(source, answered.result().outcome, answered.result().message)
+            outcome, message = answered.result().outcome, answered.result().message
+        self.bulk.answer(acknowledgement(source, outcome, message))
 
     def _break_relay(self) -> None:
         """The transfer that is being relayed will not be completed."""

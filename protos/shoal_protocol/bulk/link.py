@@ -2,8 +2,11 @@
 
 Transfers leave one after the other; several may be unacknowledged. The writer sends what is small
 and waits as one message, acknowledgements between the frames of a large transfer, and one that the
-receiver has no room for (BUSY) again after a while. Reading and writing never wait for each other:
-two peers that send while neither reads would otherwise block each other for ever.
+receiver has no room for (BUSY) again after a while.
+
+Two peers that write while neither reads would block each other for ever. So the reader never waits
+for the writer. It writes itself where nothing of this end is under way: acknowledgements alone, and
+then the other end has none to write.
 
 Everything is bounded. `WAITING_TRANSFERS` may wait for the writer; who sends more waits for room.
 A link ends when one write, or the acknowledgement of a transfer, takes longer than `STEP_SECONDS`,
@@ -13,7 +16,7 @@ and when the other side leaves `UNREAD_ANSWERS` acknowledgements unread.
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from time import perf_counter
@@ -49,8 +52,10 @@ _SMALL_BYTES: Final = 64 << 10
 """Transfers that leave as one message may have so many bytes together."""
 _ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
 
-Frames = Callable[[int], Iterable[bytes] | AsyncIterable[bytes]]
-"""The frames of a transfer, made from its number."""
+Frames = Callable[[int], Iterable[bytes]]
+"""The frames of a transfer that are at hand, made from its number."""
+FrameStream = Callable[[int], AsyncIterator[bytes]]
+"""The frames of a transfer, made from its number, as they come."""
 
 
 class Undelivered(Exception):
@@ -91,12 +96,15 @@ class Traffic:
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """A transfer on its way. `size` counts the bytes that its frames carry, inf: not known yet;
-    `left_at` is when its turn came, `written_at` when the last frame was written."""
+    """A transfer on its way: `frames` that carry `size` bytes, or a `stream` of any length.
+
+    `left_at` is when its turn came, `written_at` when the last frame was written.
+    """
 
     number: int
-    frames: Frames
-    size: float
+    frames: Frames | None = None
+    stream: FrameStream | None = None
+    size: float = math.inf
     answered: asyncio.Future[Acknowledgement] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -113,9 +121,9 @@ class Outgoing:
 class FrameHandler(Protocol):
     """Takes the frames of a stream that are neither acknowledgements nor pings."""
 
-    async def take(self, header: FrameHeader, payload: memoryview, link: "BulkLink") -> None:
-        """Handle one frame; at a transfer's end, call `link.answer`. Raises `MalformedFrame` where
-        the stream must end."""
+    async def take(self, header: FrameHeader, payload: memoryview) -> bytes | None:
+        """Handle one frame; the acknowledgement, if there is one to give now. Raises
+        `MalformedFrame` where the stream must end."""
         ...
 
 
@@ -142,6 +150,7 @@ class BulkLink:
         self._answers: deque[bytes] = deque()
         self._unanswered: dict[int, Outgoing] = {}
         self._writer: asyncio.Task[None] | None = None
+        self._writing = False
         self._writing_since = math.inf
         self._watch: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -192,16 +201,17 @@ class BulkLink:
         """Deliver; the bytes that it took on the wire. Raises `Undelivered`,
         `UnsupportedTensor`."""
         encoded = await self._encode(outbound)
-        size = math.inf if outbound.on_disk else encoded.encoded_bytes
 
-        def frames(number: int) -> Iterable[bytes] | AsyncIterable[bytes]:
-            made = replace(encoded, transfer=number)
-            return _read_in_thread(made) if outbound.on_disk else made
+        def frames(number: int) -> Iterable[bytes]:
+            return replace(encoded, transfer=number)
 
         started, delay = perf_counter(), 0.02
         while True:
             begun = perf_counter()
-            outgoing = await self.enqueue(frames, size)
+            if outbound.on_disk:
+                outgoing = await self.enqueue(stream=lambda n: _read_in_thread(frames(n)))
+            else:
+                outgoing = await self.enqueue(frames, size=encoded.encoded_bytes)
             answer = await outgoing.answered
             if answer.outcome == Acknowledgement.ACCEPTED:
                 self._codec.observe_transfer(encoded.encoded_bytes, perf_counter() - begun)
@@ -215,37 +225,35 @@ class BulkLink:
     async def ping(self) -> float:
         """Seconds to the other side and back, for next to nothing that leaves when it is its turn.
         Raises `Undelivered`."""
-        outgoing = await self.enqueue(lambda number: (ping(number),), 0)
+        outgoing = await self.enqueue(lambda number: (ping(number),), size=0)
         await outgoing.answered
         return perf_counter() - outgoing.left_at
 
-    async def enqueue(self, frames: Frames, size: float = math.inf) -> Outgoing:
-        """Have a transfer sent once, when there is room for it and it is its turn. Raises
-        `Undelivered`; so does waiting for `answered`."""
+    async def enqueue(
+        self,
+        frames: Frames | None = None,
+        *,
+        stream: FrameStream | None = None,
+        size: float = math.inf,
+    ) -> Outgoing:
+        """Have a transfer sent once (see `Outgoing`), when there is room for it and it is its turn.
+        Raises `Undelivered`; so does waiting for `answered`."""
         if self._room.locked():
             self._traffic.full_queues += 1
         await self._room.acquire()
         if self.broken is not None:
             self._room.release()  # wakes the next that waits
             raise Undelivered(self.broken)
-        outgoing = Outgoing(next(self._numbers), frames, size)
+        outgoing = Outgoing(next(self._numbers), frames, stream, size)
         self._waiting.append(outgoing)
         self._wake()
         return outgoing
 
-    def answer(
-        self,
-        transfer: int,
-        outcome: Acknowledgement.Outcome = Acknowledgement.ACCEPTED,
-        message: str = "",
-    ) -> None:
-        """Acknowledge a transfer, as soon as a frame can leave. (The reader must not wait.)"""
-        if self.broken is not None:
-            return
-        self._answers.append(acknowledgement(transfer, outcome, message))
-        self._wake()
-        if len(self._answers) > UNREAD_ANSWERS:
-            self.end("the other side does not read its acknowledgements")
+    def answer(self, frame: bytes) -> None:
+        """Send an acknowledgement, as soon as a frame can leave."""
+        if self.broken is None:
+            self._answers.append(frame)
+            self._wake()
 
     async def _encode(self, outbound: OutboundActivation) -> EncodedActivation:
         def encode() -> EncodedActivation:
@@ -272,10 +280,10 @@ class BulkLink:
     # ---- writing ---------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        if self._writer is None:
+        if not self._writing:
+            self._writing = True
             self._writer = asyncio.create_task(self._write_all(), name="bulk writer")
-            if self._watch is None:
-                self._check_progress()
+            self._watch_progress()
 
     async def _write_all(self) -> None:
         """Write until nothing waits."""
@@ -283,15 +291,15 @@ class BulkLink:
             while self._answers or self._waiting:
                 if self._answers or self._waiting[0].size <= _SMALL_BYTES:
                     await self._write_together()
-                else:
-                    await self._write_transfer(self._next())
+                elif (outgoing := self._next()) is not None:
+                    await self._write_transfer(outgoing)
         except TransportBroken as error:
             self.end(str(error))
         except Exception as error:
             self.end(f"internal error: {error!r}")
             raise
         finally:
-            self._writer = None
+            self._writing = False
 
     async def _write_together(self) -> None:
         """Acknowledgements and small transfers, in one message."""
@@ -303,11 +311,10 @@ class BulkLink:
             room -= self._waiting[0].size
             if room < 0:
                 break
-            outgoing = self._next()
-            made = self._begin(outgoing)
-            assert not isinstance(made, AsyncIterable), "one whose size is known is at hand"
-            transfers.append(outgoing)
-            frames += made
+            if (outgoing := self._next()) is not None:
+                assert outgoing.frames is not None, "what has a size is at hand"
+                transfers.append(outgoing)
+                frames += outgoing.frames(outgoing.number)
         self._pace.leave(len(frames))
         if frames:
             await self._write_message(join_frames(frames))
@@ -315,8 +322,12 @@ class BulkLink:
             outgoing.written_at = perf_counter()
 
     async def _write_transfer(self, outgoing: Outgoing) -> None:
-        frames = self._begin(outgoing)
-        async for frame in frames if isinstance(frames, AsyncIterable) else _each(frames):
+        if outgoing.stream is not None:
+            stream = outgoing.stream(outgoing.number)
+        else:
+            assert outgoing.frames is not None, "a transfer has either"
+            stream = _each(outgoing.frames(outgoing.number))
+        async for frame in stream:
             await self._write_message(frame)
             while answers := self._take_answers():
                 await self._write_message(join_frames(answers))
@@ -327,17 +338,15 @@ class BulkLink:
         if self._writer is not None and not self._waiting and not self._unanswered:
             await asyncio.wait((self._writer,), timeout=STEP_SECONDS)
 
-    def _next(self) -> Outgoing:
+    def _next(self) -> Outgoing | None:
+        """The transfer whose turn it is; None: its sender has given it up."""
         self._room.release()
-        return self._waiting.popleft()
-
-    def _begin(self, outgoing: Outgoing) -> Iterable[bytes] | AsyncIterable[bytes]:
-        """The frames of a transfer whose turn it is; none if its sender has given it up."""
+        outgoing = self._waiting.popleft()
         if outgoing.answered.cancelled():
-            return ()
+            return None
         self._unanswered[outgoing.number] = outgoing
         outgoing.left_at = perf_counter()
-        return outgoing.frames(outgoing.number)
+        return outgoing
 
     def _take_answers(self) -> list[bytes]:
         together = min(len(self._answers), FRAMES_TOGETHER)
@@ -348,6 +357,11 @@ class BulkLink:
         await self._transport.write(message)
         self._writing_since = math.inf
         self._traffic.sent_bytes += len(message)
+
+    def _watch_progress(self) -> None:
+        if self._watch is None and self.broken is None:
+            loop = asyncio.get_running_loop()
+            self._watch = loop.call_later(STEP_SECONDS / 4, self._check_progress)
 
     def _check_progress(self) -> None:
         """End a link that has stalled; again later, while something is under way."""
@@ -360,9 +374,8 @@ class BulkLink:
             if outgoing.written_at < overdue:
                 del self._unanswered[number]
                 outgoing.fail(f"no acknowledgement within {STEP_SECONDS:g} s")
-        if self.broken is None and (self._writer is not None or self._unanswered):
-            loop = asyncio.get_running_loop()
-            self._watch = loop.call_later(STEP_SECONDS / 4, self._check_progress)
+        if self._writing or self._unanswered:
+            self._watch_progress()
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -372,23 +385,45 @@ class BulkLink:
             async for message in self._transport.messages():
                 self._traffic.received_bytes += len(message)
                 for frame in frames_in(message):
-                    await self._take(*split_frame(frame))
+                    if (answer := await self._take(*split_frame(frame))) is not None:
+                        self._answers.append(answer)
+                if self._answers:
+                    await self._acknowledge()
         except TransportBroken as error:
             return str(error)
         return "the other side has closed the stream"
 
-    async def _take(self, header: FrameHeader, payload: memoryview) -> None:
+    async def _take(self, header: FrameHeader, payload: memoryview) -> bytes | None:
         match header.WhichOneof("kind"):
             case "acknowledgement":
                 outgoing = self._unanswered.pop(header.transfer, None)
                 if outgoing is not None and not outgoing.answered.done():
                     outgoing.answered.set_result(header.acknowledgement)
+                return None
             case "ping":
-                self.answer(header.transfer)
+                return acknowledgement(header.transfer)
             case _ if self._handler is None:
                 raise MalformedFrame("a transfer where only acknowledgements belong")
             case _:
-                await self._handler.take(header, payload, self)
+                return await self._handler.take(header, payload)
+
+    async def _acknowledge(self) -> None:
+        """Write acknowledgements here where nothing else is under way: a task of its own would cost
+        as much as the message. Raises `TransportBroken`."""
+        if len(self._answers) > UNREAD_ANSWERS:
+            self.end("the other side does not read its acknowledgements")
+        elif self._writing or self._waiting or self._unanswered:
+            self._wake()
+        else:
+            self._writing = True
+            self._watch_progress()
+            try:
+                while answers := self._take_answers():
+                    await self._write_message(join_frames(answers))
+            finally:
+                self._writing = False
+            if self._waiting:
+                self._wake()
 
 
 async def _each(frames: Iterable[bytes]) -> AsyncIterator[bytes]:

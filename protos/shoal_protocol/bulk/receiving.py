@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
-from shoal_protocol.bulk.link import BulkLink
-from shoal_protocol.frames import TransferError
+from shoal_protocol.frames import TransferError, acknowledgement
 from shoal_protocol.threads import in_thread
 from shoal_protocol.v1.tensors_pb2 import NONE, Activation, FrameHeader
 
@@ -68,15 +67,13 @@ class Intake:
         self._assembler = ActivationAssembler(limits or Limits(), self._admit)
         self._buffer: ReceiveBuffer | None = None
 
-    async def take(self, header: FrameHeader, payload: memoryview, link: BulkLink) -> None:
-        """Take one frame and acknowledge the transfer that it ends."""
+    async def take(self, header: FrameHeader, payload: memoryview) -> bytes | None:
+        """Take one frame; the acknowledgement of the transfer that it ends."""
         try:
             taken = await self.receive(header, payload)
         except TransferError as error:
-            link.answer(header.transfer, error.outcome, error.reason)
-        else:
-            if taken:
-                link.answer(header.transfer)
+            return acknowledgement(header.transfer, error.outcome, error.reason)
+        return acknowledgement(header.transfer) if taken else None
 
     async def receive(self, header: FrameHeader, payload: memoryview) -> bool:
         """Take one frame; whether it ended its transfer. Raises `TransferError`."""

@@ -170,8 +170,9 @@ class Session:
         self._outbox.put(pb.AgentMessage(reply=reply))
 
     def fail(self, error: BaseException) -> None:
-        """A programmer's error: loud, and the session ends, so that its tasks are given again."""
-        log.error("a task failed in a way that nobody foresaw", exc_info=error)
+        """An error of this program: it is logged, and the session ends, so that its tasks are
+        assigned again."""
+        log.error("a task failed with an unexpected error", exc_info=error)
         self.end(f"internal error: {error!r}")
 
     def evicted(self, digest: str, reason: str) -> None:
@@ -306,12 +307,12 @@ class Session:
             case "welcome":
                 self.end("the coordinator welcomed twice")
             case _:
-                pass  # of a newer version of the protocol: what has no number wants no answer
+                pass  # of a newer version of the protocol: what has no number has no reply
 
     def _execute(self, execute: pb.Execute) -> None:
         self._lost_peers.difference_update(route.device for route in execute.routes)
         if self._device.uplink.shaped:
-            execute.reply_bytes = 0  # a pretended link is that of the bulk streams
+            execute.reply_bytes = 0  # a simulated link is that of the bulk streams
         late = None
         if execute.input_frame:
             try:

@@ -34,7 +34,8 @@ class ReplySink(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """A programmer's error: loud, and the session ends, so that its tasks are given again."""
+        """An error of this program: it is logged, and the session ends, so that its tasks are
+        assigned again."""
         ...
 
 

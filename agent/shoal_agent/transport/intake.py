@@ -62,13 +62,13 @@ class _Activations:
             raise MalformedFrame(f"it is for {activation.device!r}, this is {self._device!r}")
         if inbox is None:
             raise TransferError("no session", outcome=Acknowledgement.BUSY)
+        if inbox.stale(key.job, key.epoch):
+            raise TransferError("of an older epoch", outcome=Acknowledgement.STALE)
         if self._from_peer and not is_ticket(activation.ticket, inbox.ticket_key, key):
             raise TransferError(
                 "its ticket is not of this session: the coordinator has not asked for it",
                 outcome=Acknowledgement.STALE,
             )
-        if inbox.stale(key.job, key.epoch):
-            raise TransferError("of an older epoch", outcome=Acknowledgement.STALE)
         if not inbox.has_room(decoded_bytes):
             raise TransferError("no room for activations", outcome=Acknowledgement.BUSY)
         try:

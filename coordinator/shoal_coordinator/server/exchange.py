@@ -104,7 +104,7 @@ class _ResultReceiver:
         buffer.abandon()
 
     def refused(self, error: TransferError) -> None:
-        """The device is told."""
+        """The acknowledgement says it."""
 
 
 @dataclass(slots=True, eq=False)

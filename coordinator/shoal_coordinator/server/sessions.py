@@ -20,7 +20,7 @@ import grpc
 
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
-from shoal_protocol.bulk.transport import GrpcTransport
+from shoal_protocol.bulk.transport import STREAM_ERRORS, GrpcTransport
 from shoal_protocol.channels import peer_name
 from shoal_protocol.frames import MalformedFrame
 from shoal_protocol.pacing import BATCHED_MESSAGES, WRITE_SECONDS, Allowance, Outbox
@@ -136,15 +136,15 @@ class Sessions:
         """Serve a control stream from its Hello to its end."""
         hello = await self._greet(requests, context)
         session = DeviceSession(number=next(self._numbers), hello=hello)
-        await context.write(
-            CoordinatorMessage(
-                welcome=Welcome(
-                    session=session.number,
-                    telemetry_interval_seconds=self._telemetry_seconds,
-                    ticket_key=session.ticket_key,
-                )
-            )
+        welcome = Welcome(
+            session=session.number,
+            telemetry_interval_seconds=self._telemetry_seconds,
+            ticket_key=session.ticket_key,
         )
+        try:
+            await context.write(CoordinatorMessage(welcome=welcome))
+        except STREAM_ERRORS:
+            return  # the device has gone
         before = self.by_device.get(session.device)
         if before is not None:
             self._leave(before, "the device has opened a new session")

@@ -56,6 +56,9 @@ def check_hello(hello: pb.Hello) -> None:
         raise Malformed(f"device {hello.device} has an address or a version of absurd length")
     for digest in (*(c.digest for c in hello.cached), *(r.digest for r in hello.resident)):
         digest_of(digest)
+    sizes = (*(c.bytes for c in hello.cached), *(r.resident_bytes for r in hello.resident))
+    if max(sizes, default=0) > _LARGEST_BYTES:
+        raise Malformed(f"device {hello.device} has a fragment of {max(sizes)} bytes")
 
 
 def digest_of(text: str) -> Digest:
@@ -73,7 +76,7 @@ def device_joined(hello: pb.Hello, session: int, at: Nanoseconds) -> ev.DeviceJo
         session=session,
         budget=Bytes(hello.budget_bytes),
         single=hello.residency == pb.SINGLE,
-        resident={Digest(each.digest): size(each.resident_bytes) for each in hello.resident},
+        resident={Digest(each.digest): Bytes(each.resident_bytes) for each in hello.resident},
         cached=frozenset(Digest(each.digest) for each in hello.cached),
     )
 
@@ -164,12 +167,12 @@ _KINDS: Final[Mapping[pb.FailureCode, ev.FailureKind]] = {
 def failure_of(message: pb.Failure) -> ev.Failure:
     """A device's failure; one of a code that is not known counts as the runtime's."""
     kind = _KINDS.get(message.code, ev.FailureKind.RUNTIME)
-    told = kind is ev.FailureKind.BUDGET and message.need_bytes > 0
+    stated = kind is ev.FailureKind.BUDGET and message.need_bytes > 0
     return ev.Failure(
         kind=kind,
         message=message.message[:_TEXT],
-        need=Bytes(message.need_bytes) if told else None,
-        have=Bytes(message.have_bytes) if told else None,
+        need=Bytes(message.need_bytes) if stated else None,
+        have=Bytes(message.have_bytes) if stated else None,
     )
 
 

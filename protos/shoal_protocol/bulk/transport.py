@@ -37,7 +37,7 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the stream, where this end can, and let go of what serves it."""
+        """End the stream, where this end can, and free what serves it."""
         ...
 
 

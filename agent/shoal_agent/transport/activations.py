@@ -163,7 +163,6 @@ class ActivationStore:
         self._stored: OrderedDict[Key, _Stored] = OrderedDict()
         self.held_bytes = 0
         self.spilled_bytes = 0
-        self.spilled_total_bytes = 0
 
     def has_room(self, size: int) -> bool:
         """Whether tensors of that size have a place, and keep one when memory is wanted back."""
@@ -190,8 +189,6 @@ class ActivationStore:
         granted = min(buffer.size, buffer.granted)
         stored = _Stored(dict(tensors), buffer.size, granted, buffer.file, buffer.mapping)
         self._stored[key] = stored
-        if stored.file is not None:
-            self.spilled_total_bytes += stored.size
         buffer.arrive()
 
     async def put(self, key: Key, tensors: Mapping[str, Array]) -> None:
@@ -324,7 +321,6 @@ class ActivationStore:
                 _remove(path)
         if not written:
             return 0
-        self.spilled_total_bytes += stored.size
         stored.file, stored.mapping = path, mapping
         stored.tensors.update(views)
         text = sum(array.nbytes for array in stored.tensors.values() if array.dtype == object)

@@ -2,8 +2,8 @@
 
 `fragment.json` is a pure function of the sub-graph: it holds the digests of the other two files,
 and its own digest is the fragment's name. So the weights are read twice: once for their digest,
-which shows whether the fragment stands already, and once to copy them, by the kernel where it can
-(`copy_file_range`), or to see that what stands is right. They never pass through more memory than
+which shows whether the fragment exists already, and once to copy them, by the kernel where it can
+(`copy_file_range`), or to verify what exists. They never pass through more memory than
 one buffer.
 """
 
@@ -23,6 +23,7 @@ from shoal_compiler.graph import Weight
 from shoal_compiler.profile import dtype_name, sha256_of
 from shoal_compiler.safety import Range
 from shoal_compiler.wire import LARGE
+from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.files import MAXIMUM_MANIFEST_BYTES
 from shoal_protocol.partition import Digest, TensorSpec, spec_value
 from shoal_protocol.units import format_bytes
@@ -46,7 +47,7 @@ class Stored:
 class FragmentFiles:
     """A fragment, ready to be written.
 
-    `inputs` and `outputs` are what it is sent and gives, `resident_bytes` what it is reckoned with.
+    `inputs` and `outputs` are what it is sent and gives, `resident_bytes` its estimated memory.
     """
 
     model: onnx.ModelProto
@@ -156,15 +157,6 @@ def _is_whole(folder: Path, files: Mapping[str, Mapping[str, str | int]]) -> boo
         return False
 
 
-def sync_folder(path: Path) -> None:
-    """Make renames and new files in a folder last."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def layout_weights(weights: list[Weight]) -> tuple[Stored, ...]:
     """Where each of the large weights goes in weights.bin."""
     stored, end = [], 0
@@ -203,7 +195,7 @@ class Sources:
             at += count
 
     def copy(self, weight: Weight, target: int) -> None:
-        """Copy a weight's bytes to where `target` stands."""
+        """Copy a weight's bytes to the current offset of `target`."""
         place = weight.contents
         if place is None or not self._copy_in_kernel(place, target):
             for piece in self.read(weight):

@@ -1,8 +1,12 @@
-"""What this agent offers to its peers: it takes activations, and gives cached fragments."""
+"""What this agent offers to its peers: it receives activations, and serves cached fragments.
+
+Over TLS only devices and coordinators may call; clients and workers are refused by the common name
+of their certificates.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -13,12 +17,17 @@ from shoal_agent.transport.intake import MAXIMUM_DECODED_BYTES, Inbox, open_inta
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink
 from shoal_protocol.bulk.transport import GrpcTransport
+from shoal_protocol.channels import is_secured, peer_name
 from shoal_protocol.files import file_frames
 from shoal_protocol.frames import MalformedFrame
+from shoal_protocol.identities import RESERVED
+from shoal_protocol.limits import CallLimiter, Stalled, StallWatch, TooManyCalls, end_stalled
 from shoal_protocol.services import FileContext, FrameContext
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
-_FETCHES_AT_ONCE: Final = 4
+_FETCHES: Final = 4
+_FETCHES_EACH: Final = 2
+_FETCHES_WAITING: Final = 14
 
 
 class Peers:
@@ -41,10 +50,11 @@ class Peers:
         self._inbox = inbox
         self._uplink = uplink
         self._counters = counters
-        self._fetches = asyncio.Semaphore(_FETCHES_AT_ONCE)
+        self._fetches = CallLimiter(total=_FETCHES, each=_FETCHES_EACH, waiting=_FETCHES_WAITING)
 
     async def push(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
-        """Take activations until the peer hangs up. A broken frame ends the stream."""
+        """Receive activations until the peer hangs up. A broken frame ends the stream."""
+        await _require_device(context)
         intake = open_intake(
             self._device,
             self._inbox,
@@ -62,7 +72,9 @@ class Peers:
             intake.close()
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
-        """Give a file of a cached fragment, from an offset."""
+        """Send a file of a cached fragment, from an offset on. A peer that takes next to nothing is
+        given up."""
+        await _require_device(context)
         if not is_digest(request.digest) or request.file not in FILES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such kind of file")
         found = await asyncio.to_thread(self._cache.open_for_peer, request.digest, request.file)
@@ -74,14 +86,31 @@ class Peers:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"{request.file} has {size} bytes")
         self._cache.pin(request.digest)
         try:
-            async with self._fetches:
+            async with self._fetches.turn(peer_name(context)):
                 with path.open("rb", buffering=0) as file:
+                    watch = StallWatch()
                     frames = file_frames(file, request, size)
                     while (frame := await asyncio.to_thread(next, frames, None)) is not None:
                         await self._uplink.depart(len(frame))
-                        await context.write(frame)
+                        await watch.wait(context.write(frame))
+                        watch.progress(len(frame))
                         self._counters.sent_bytes += len(frame)
+        except TooManyCalls as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except Stalled as error:
+            await end_stalled(context, error)
         except (OSError, EOFError) as error:
             await context.abort(grpc.StatusCode.DATA_LOSS, f"{request.file}: {error}")
         finally:
             self._cache.unpin(request.digest)
+
+
+async def _require_device(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Abort the call of anyone who is neither a device nor a coordinator."""
+    if not is_secured(context):
+        return
+    name = peer_name(context)
+    if name is None or name in RESERVED:
+        who = "a certificate without exactly one common name" if name is None else repr(name)
+        reason = f"{who} is no device here, and may not exchange data with agents"
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)

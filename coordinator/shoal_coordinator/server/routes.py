@@ -1,12 +1,18 @@
-"""Which activations pass through the coordinator although their devices have addresses: those
-between two devices of which one could not reach the other, for a while."""
+"""How devices reach one another: directly, or through the coordinator."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from enum import StrEnum
 from typing import Final
 
+from shoal_coordinator.dispatch import events as ev
+from shoal_coordinator.dispatch import instructions as ins
+from shoal_coordinator.server import wire
+from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.units import Nanoseconds, nanoseconds
 
-RELAY_FOR: Final = nanoseconds(60)
+RELAYED: Final = nanoseconds(60)
+"""How long activations between two devices are relayed after one could not reach the other."""
 MAXIMUM_PAIRS: Final = 4096
 """Beyond these, the pair that failed longest ago tries the direct way again."""
 
@@ -22,7 +28,7 @@ class RelayedPairs:
 
     def add(self, source: str, target: str, now: Nanoseconds) -> None:
         """A device could not reach another."""
-        self._until[source, target] = Nanoseconds(now + RELAY_FOR)
+        self._until[source, target] = Nanoseconds(now + RELAYED)
         self._until.move_to_end((source, target))
         if len(self._until) > MAXIMUM_PAIRS:
             self._until.popitem(last=False)
@@ -36,3 +42,61 @@ class RelayedPairs:
             del self._until[source, target]
             return False
         return True
+
+
+class Relay(StrEnum):
+    """Which activations pass through the coordinator: those that cannot do otherwise, or all."""
+
+    AUTO = "Auto"
+    ALWAYS = "Always"
+
+
+class Routes:
+    """The addresses that devices are given of one another."""
+
+    def __init__(
+        self, sessions: Mapping[str, DeviceSession], relay: Relay, *, named_peers: bool
+    ) -> None:
+        """`named_peers`: peers are secured by TLS, so that a target needs the device's name."""
+        self._sessions = sessions
+        self._relay = relay
+        self._named_peers = named_peers
+        self._relayed = RelayedPairs()
+
+    def way(self, device: str, target: str, now: Nanoseconds) -> wire.Way | None:
+        """How a device reaches another; None: through the coordinator."""
+        session = self._sessions.get(target)
+        if self._relay is Relay.ALWAYS or session is None or not session.hello.address:
+            return None
+        if self._relayed.relayed(device, target, now):
+            return None
+        return wire.Way(session.hello.address, session.ticket_key)
+
+    def peers(self, devices: tuple[str, ...]) -> tuple[str, ...]:
+        """Where fragments can be fetched: the targets of those devices that have one."""
+        sessions = (self._sessions.get(device) for device in devices)
+        return tuple(
+            f"{session.device}@{session.hello.address}"
+            if self._named_peers and not session.hello.address.startswith("unix:")
+            else session.hello.address
+            for session in sessions
+            if session is not None and session.hello.address
+        )
+
+    def note(self, order: wire.Given, event: ev.Event, at: Nanoseconds) -> None:
+        """Where a device could not reach another, the coordinator relays for a while."""
+        for target in _missed_targets(order, event):
+            self._relayed.add(order.device, target, at)
+
+
+def _missed_targets(order: ins.Instruction, event: ev.Event) -> list[str]:
+    """The devices that the sender could not reach, by its answer to an instruction."""
+    match order, event:
+        case ins.Execute(), ev.TaskFinished():
+            return [target for stage, target in order.routes if stage not in event.delivered]
+        case ins.Forward(), ev.InstructionFailed() if (
+            event.failure.kind is ev.FailureKind.UNREACHABLE
+        ):
+            return [order.target]
+        case _:
+            return []

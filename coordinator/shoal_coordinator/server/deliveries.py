@@ -122,7 +122,8 @@ class Deliveries:
                 async with asyncio.timeout(LINK_SECONDS):
                     await session.linked.wait()
                 assert session.link is not None
-                await session.link.bulk.send(_outbound(order, run, arrays))
+                link = session.link.bulk
+                await link.send(_outbound(order, run, arrays))
             return
         except (InputUnsuitable, UnsupportedTensor) as error:
             kind, reason = ev.FailureKind.INVALID_INPUT, str(error)
@@ -130,6 +131,10 @@ class Deliveries:
             kind = ev.FailureKind.MISSING_ACTIVATION
             reason = f"{session.device} opened no bulk stream within {LINK_SECONDS:g} s"
         except Undelivered as error:
+            if session.link is not None and session.link.bulk is link and link.broken is not None:
+                # The device is lost, and the task with it: that is no failed try.
+                session.end(f"the bulk stream broke: {error}")
+                return
             kind, reason = _undelivered(error, session.device, run.inputs.place(order.item))
         except Exception as error:  # inputs come from strangers: one item fails, nothing else
             logger.exception("inputs of %s, item %d", order.job, order.item)

@@ -28,11 +28,12 @@ from measurement import RATIO, Measurement, alternate, compared
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.execution.queue import Sent
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.transport.activations import ActivationStore, ReceiveBuffer
-from shoal_agent.transport.links import OutboundActivation, PeerLink
+from shoal_agent.transport.activations import ActivationStore, StoreBuffer
+from shoal_agent.transport.links import PeerLink
 from shoal_agent.transport.serving import Peers
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
+from shoal_protocol.bulk.link import OutboundActivation
 from shoal_protocol.channels import open_channel, server_options
 from shoal_protocol.frames import acknowledgement, split_frame
 from shoal_protocol.services import (
@@ -43,6 +44,7 @@ from shoal_protocol.services import (
     add_peer_service,
 )
 from shoal_protocol.tensors import ActivationKey, Array, encode_activation
+from shoal_protocol.tickets import make_ticket
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
 
@@ -55,6 +57,8 @@ _UNLIMITED: Final = [
     ("grpc.max_send_message_length", -1),
 ]
 _KEY: Final = ActivationKey(job="bench", epoch=1, item=1, producer=0, consumer=1)
+_TICKET_KEY: Final = bytes(range(32))
+_TICKET: Final = make_ticket(_TICKET_KEY, _KEY)
 _LAST: Final = 1
 """First byte of the bare message that is to be answered."""
 
@@ -168,7 +172,7 @@ class _Streams:
     async def agent(self, tensor: Array) -> None:
         """Ours as agents do it."""
         await self._link.send(
-            OutboundActivation(key=_KEY, device="receiver", tensors={"x": tensor})
+            OutboundActivation(key=_KEY, device="receiver", tensors={"x": tensor}, ticket=_TICKET)
         )
 
     async def push(self, tensor: Array) -> None:
@@ -241,6 +245,7 @@ class _Accepting:
     """Stands for an agent's `Tasks`: takes everything, and lets it go when the next has come."""
 
     _LAST: Final = Sent("bench", 1, 1, 0, 1)
+    ticket_key = _TICKET_KEY
 
     def __init__(self, folder: Path) -> None:
         self._store = ActivationStore(folder, 0, _Space())
@@ -251,11 +256,11 @@ class _Accepting:
     def has_room(self, size: int) -> bool:
         return True
 
-    def land(self, decoded_bytes: int, encoded_bytes: int) -> ReceiveBuffer:
-        return self._store.land(decoded_bytes, encoded_bytes)
+    def open_buffer(self, decoded_bytes: int, scratch_bytes: int) -> StoreBuffer:
+        return self._store.open_buffer(decoded_bytes, scratch_bytes)
 
-    def take(self, received: ReceivedActivation, landing: ReceiveBuffer) -> bool:
-        self._store.receive(self._LAST, received.tensors, landing)
+    def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool:
+        self._store.receive(self._LAST, received.tensors, buffer)
         return True
 
 

@@ -59,7 +59,9 @@ class Agent:
         self.counters = Counters()
         self.uplink = Uplink(settings.link_rate, settings.link_latency_seconds)
         self._downlink = Uplink(settings.link_rate)
-        self.links = PeerLinks(settings.credentials, self.uplink, insecure=settings.insecure)
+        self.links = PeerLinks(
+            settings.credentials, self.uplink, self.counters, insecure=settings.insecure
+        )
         self._incarnation = time.time_ns()
         self._machine = Machine()
         self._meter = MemoryMeter()
@@ -249,6 +251,7 @@ class Agent:
             cached_bytes=sum(cached.values()),
             spilled_bytes=0 if session is None else session.tasks.spilled_bytes,
             queued_tasks=0 if session is None else session.tasks.queued,
+            peer_links=len(self.links),
             connected=session is not None,
         )
 

@@ -1,6 +1,6 @@
-"""Receiving: the frames of a stream put together again as tensors.
+"""Frames put together again as tensors.
 
-The receiver believes nothing: counts are bounded, shape times element size must be the decoded size
+The receiver trusts nothing: counts are bounded, shape times element size must be the decoded size
 that the header states, the sum must be within the receiver's limit, all before anything is
 allocated; offsets must be contiguous. Then there is one allocation and one copy (out of the frame
 into the array); what is encoded is received beside it and decoded at the end.
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from ctypes import addressof, c_char
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,11 +52,18 @@ class ReceivedActivation:
 
 _NOTHING: Final = memoryview(b"")
 
-Allocate = Callable[[int], NDArray[np.uint8]]
-"""Gives so many bytes of writable memory."""
-Admission = Callable[[pb.Activation, int], Allocate | None]
-"""Sees an activation's header and decoded bytes before anything is allocated for it; says where the
-bytes are to go (None: plain memory). May refuse it by raising `TransferError` (STALE, BUSY)."""
+
+class Buffer(Protocol):
+    """Where an activation is received into."""
+
+    def allocate(self, size: int) -> NDArray[np.uint8]:
+        """So many writable bytes. Raises `TransferError`."""
+        ...
+
+
+Admission = Callable[[pb.Activation, int], Buffer | None]
+"""Sees an activation's header and decoded bytes before anything is allocated for it; returns the
+buffer (None: plain memory). May refuse it by raising `TransferError` (STALE, BUSY)."""
 
 
 @dataclass(slots=True)
@@ -81,9 +88,10 @@ class _Transfer:
     number: int
     activation: pb.Activation
     tensors: list[_Tensor]
-    buffer: NDArray[np.uint8]
+    into: Buffer | None
     decoded_bytes: int
     size: int
+    array: NDArray[np.uint8] | None = None
     filled: int = 0
     target: int = 0
     position: int = 0
@@ -92,17 +100,25 @@ class _Transfer:
 class ActivationAssembler:
     """Puts the frames of one stream together again.
 
-    `feed` raises `TransferError` (`MalformedFrame` when the sender is wrong) with the transfer's
-    number; what is still to come of that transfer is then passed over in silence, so the caller
-    answers with an acknowledgement of the error's outcome and goes on. Other streams, other
-    assemblers.
+    Each frame takes two steps: `begin` checks its header and asks for admission, `fill` allocates,
+    copies and decodes, and may run in a thread; `add` is both. All raise `TransferError`
+    (`MalformedFrame` when the sender is wrong) with the transfer's number; what is still to come of
+    that transfer is then ignored, so the caller answers with an acknowledgement of the error's
+    outcome and continues. Other streams, other assemblers.
     """
 
     def __init__(self, limits: Limits = Limits(), admit: Admission | None = None) -> None:
         self._limits = limits
         self._admit = admit
         self._current: _Transfer | None = None
-        self._passed_over: int | None = None
+        self._ignored: int | None = None
+
+    @property
+    def bytes_to_decode(self) -> int:
+        """Decoded bytes that `fill` will make of what has come, with the transfer's last frame."""
+        tensors = () if self._current is None else self._current.tensors
+        slow = (t for t in tensors if t.codec != pb.NONE or t.data_type in (pb.STRING, pb.BOOL))
+        return sum(tensor.decoded_bytes for tensor in slow)
 
     def feed(self, message: bytes) -> ReceivedActivation | None:
         """Take the next frame; the activation when it was the last one."""
@@ -110,41 +126,61 @@ class ActivationAssembler:
 
     def add(self, header: pb.FrameHeader, payload: memoryview) -> ReceivedActivation | None:
         """`feed` for a frame that is split already."""
+        return self.fill(header, payload) if self.begin(header) else None
+
+    def begin(self, header: pb.FrameHeader) -> bool:
+        """Check a frame's header; whether `fill` is to follow. False: it belongs to a transfer that
+        was refused."""
         try:
-            return self._add(header, payload)
+            return self._begin(header)
         except TransferError as error:
-            error.transfer = header.transfer
-            self._current = None
-            self._passed_over = None if header.last else header.transfer
+            self._refuse(header, error)
             raise
 
-    def _add(self, header: pb.FrameHeader, payload: memoryview) -> ReceivedActivation | None:
-        kind = header.WhichOneof("kind")
-        if kind is None and self._passed_over == header.transfer:
+    def fill(self, header: pb.FrameHeader, payload: memoryview) -> ReceivedActivation | None:
+        """Take the payload of a frame that `begin` has accepted."""
+        current = self._current
+        assert current is not None, "begin comes first"
+        try:
+            if current.array is None:
+                _allocate(current)
+            _fill(current, payload)
+            if header.last != (current.filled == current.size):
+                text = f"{current.filled} of {current.size} bytes, last: {header.last}"
+                raise MalformedFrame(text)
+            if not header.last:
+                return None
+            self._current = None
+            return _finish(current)
+        except TransferError as error:
+            self._refuse(header, error)
+            raise
+
+    def _refuse(self, header: pb.FrameHeader, error: TransferError) -> None:
+        """Ignore what is still to come of a transfer."""
+        error.transfer = header.transfer
+        self._current = None
+        self._ignored = None if header.last else header.transfer
+
+    def _begin(self, header: pb.FrameHeader) -> bool:
+        kind, current = header.WhichOneof("kind"), self._current
+        if kind is None and self._ignored == header.transfer:
             if header.last:
-                self._passed_over = None
-            return None
+                self._ignored = None
+            return False
         if kind == "activation":
-            if self._current is not None:
-                raise MalformedFrame(f"it begins before transfer {self._current.number} has ended")
-            self._passed_over = None
-            current = self._current = self._begin(header)
-        elif kind is None and self._current is not None and self._current.number == header.transfer:
-            current = self._current
-        else:
+            if current is not None:
+                raise MalformedFrame(f"it begins before transfer {current.number} has ended")
+            self._ignored = None
+            current = self._current = self._read_header(header)
+        elif kind is not None or current is None or current.number != header.transfer:
             raise MalformedFrame(f"a frame of kind {kind} that belongs to no activation")
         if header.offset != current.filled:
             raise MalformedFrame(f"offset {header.offset} where {current.filled} comes next")
-        _fill(current, payload)
-        if header.last != (current.filled == current.size):
-            raise MalformedFrame(f"{current.filled} of {current.size} bytes, last: {header.last}")
-        if not header.last:
-            return None
-        self._current = None
-        return _finish(current)
+        return True
 
-    def _begin(self, header: pb.FrameHeader) -> _Transfer:
-        """Check everything that the header says, then allocate."""
+    def _read_header(self, header: pb.FrameHeader) -> _Transfer:
+        """Check everything that the header says, then ask for admission."""
         activation, limits = header.activation, self._limits
         messages = activation.tensors[:]
         if len(messages) > limits.tensors:
@@ -162,8 +198,14 @@ class ActivationAssembler:
                 )
         if len(tensors) > 1 and len({tensor.name for tensor in tensors}) != len(tensors):
             raise MalformedFrame("two tensors of one name")
-        allocate = None if self._admit is None else self._admit(activation, decoded_bytes)
-        return _allocate(header.transfer, activation, tensors, allocate or _plain)
+        return _Transfer(
+            number=header.transfer,
+            activation=activation,
+            tensors=tensors,
+            into=None if self._admit is None else self._admit(activation, decoded_bytes),
+            decoded_bytes=decoded_bytes,
+            size=sum(tensor.encoded_bytes for tensor in tensors),
+        )
 
 
 def _read_tensor(message: pb.TensorHeader, limits: Limits) -> tuple[_Tensor, int]:
@@ -223,37 +265,23 @@ def _suits_codec(tensor: _Tensor) -> bool:
             return False
 
 
-def _plain(size: int) -> NDArray[np.uint8]:
-    return np.empty(size, np.uint8)
-
-
-def _allocate(
-    number: int, activation: pb.Activation, tensors: list[_Tensor], allocate: Allocate
-) -> _Transfer:
+def _allocate(current: _Transfer) -> None:
     """One buffer for all decoded tensors; bytes yet to be decoded go beside it."""
-    end = decoded_bytes = size = 0
-    for tensor in tensors:
+    end = 0
+    for tensor in current.tensors:
         tensor.start = end
         end += -(-tensor.decoded_bytes // _ALIGNMENT) * _ALIGNMENT
-        decoded_bytes += tensor.decoded_bytes
-        size += tensor.encoded_bytes
-    buffer = allocate(end + _ALIGNMENT)
-    shift = -addressof(c_char.from_buffer(buffer.data)) % _ALIGNMENT
-    view = buffer.data
-    for tensor in tensors:
+    size = end + _ALIGNMENT
+    into = current.into
+    array = current.array = np.empty(size, np.uint8) if into is None else into.allocate(size)
+    shift = -addressof(c_char.from_buffer(array.data)) % _ALIGNMENT
+    view = array.data
+    for tensor in current.tensors:
         tensor.start += shift
         if tensor.codec == pb.NONE:
             tensor.target = view[tensor.start : tensor.start + tensor.decoded_bytes]
         else:
             tensor.target = np.empty(tensor.encoded_bytes, np.uint8).data
-    return _Transfer(
-        number=number,
-        activation=activation,
-        tensors=tensors,
-        buffer=buffer,
-        decoded_bytes=decoded_bytes,
-        size=size,
-    )
 
 
 def _fill(current: _Transfer, payload: memoryview) -> None:
@@ -278,12 +306,13 @@ def _fill(current: _Transfer, payload: memoryview) -> None:
 
 def _finish(current: _Transfer) -> ReceivedActivation:
     """Decode what is encoded and make the arrays."""
-    activation = current.activation
+    activation, array = current.activation, current.array
+    assert array is not None, "it has been filled"
     return ReceivedActivation(
         transfer=current.number,
         key=ActivationKey.of(activation.key),
         device=activation.device,
-        tensors={tensor.name: _array(tensor, current.buffer) for tensor in current.tensors},
+        tensors={tensor.name: _array(tensor, array) for tensor in current.tensors},
         data_types={tensor.name: tensor.data_type for tensor in current.tensors},
         decoded_bytes=current.decoded_bytes,
         encoded_bytes=current.size,

@@ -28,7 +28,7 @@ LZ4_LIMIT_BYTES: Final = 0x7E000000
 """The most that one LZ4 block may hold."""
 
 LOSSLESS: Final = (pb.LZ4, pb.ZSTD)
-"""What `LinkCodec` tries unless told otherwise; zlib loses to zstd on every link."""
+"""What `LinkCodec` tries by default; zlib loses to zstd on every link."""
 
 
 class CodecError(ValueError):
@@ -177,9 +177,9 @@ class LinkCodec:
 
     The caller feeds it: `observe_transfer` after each acknowledged transfer, `observe_encoding`
     after each encoding (`encode_activation` does that). Until the link's speed is known, and on a
-    link faster than any codec, everything travels as it is. On a slow link each candidate is tried
-    once, then what pays most is used; every `PROBE_INTERVAL` choices each is tried again, as
-    tensors, processors and links change, and so is no codec at all.
+    link faster than any codec, everything is sent unencoded. On a slow link each candidate is tried
+    once, then the fastest is used; every `PROBE_INTERVAL` choices each is tried again, as tensors,
+    processors and links change, and so is no codec at all.
     """
 
     FAST_BYTES_PER_SECOND: Final = 200_000_000

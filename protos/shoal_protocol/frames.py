@@ -1,4 +1,4 @@
-"""Frames: one gRPC message of a bulk stream, written and read by hand (see `v1/tensors.proto`).
+"""Frames: one message of a bulk stream, written and read without protobuf (`v1/tensors.proto`).
 
 A frame is a small protobuf header followed by payload bytes. Only the header is parsed; the payload
 is joined in once on the way out and is a view of the received message on the way in. A relay that
@@ -27,7 +27,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class TransferError(Exception):
-    """A transfer that is not taken.
+    """A transfer that is not accepted.
 
     `transfer` is its number, or None where not even that could be read; `outcome` is what to put
     into the acknowledgement (an `Acknowledgement.Outcome`).
@@ -125,7 +125,7 @@ def acknowledgement(
 
 
 def ping(transfer: int) -> bytes:
-    """The frame of a transfer that only wants its answer."""
+    """The frame of a transfer that carries nothing and is acknowledged."""
     header = FrameHeader(transfer=transfer, last=True)
     header.ping.SetInParent()
     return join_frame(header)

@@ -22,6 +22,7 @@ from shoal_protocol.services import (
     device_metadata,
 )
 from shoal_protocol.tensors import ActivationKey, Array, encode_activation
+from shoal_protocol.tickets import make_ticket, new_ticket_key
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.session_pb2 import AgentMessage, CoordinatorMessage
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
@@ -35,6 +36,8 @@ class ConnectedDevice:
 
     hello: pb.Hello
     session: int
+    ticket_keys: dict[str, bytes]
+    """Of every device's session."""
     down: asyncio.Queue[CoordinatorMessage | None] = field(default_factory=asyncio.Queue)
     telemetry: asyncio.Queue[pb.Telemetry] = field(default_factory=asyncio.Queue)
     probe_replies: asyncio.Queue[pb.ProbeReply] = field(default_factory=asyncio.Queue)
@@ -61,8 +64,24 @@ class ConnectedDevice:
         message.instruction = next(self.numbers)
         future = asyncio.get_running_loop().create_future()
         self.replies[message.instruction] = future
+        if kind in ("execute", "forward"):
+            for route in message.routes if kind == "execute" else [message.route]:
+                route.ticket = self.ticket(message.task, route)
         self.send(**{kind: message})
         return future
+
+    def ticket(self, task: pb.Task, route: pb.Route) -> bytes:
+        """What the device at a route's end takes an activation with; empty: there is none."""
+        if route.device not in self.ticket_keys:
+            return b""
+        key = ActivationKey(
+            job=task.job,
+            epoch=task.epoch,
+            item=task.item,
+            producer=task.stage,
+            consumer=route.consumer,
+        )
+        return make_ticket(self.ticket_keys[route.device], key)
 
     async def ask(self, kind: str, message: Any) -> pb.Reply:
         return await asyncio.wait_for(self.begin(kind, message), PATIENCE_SECONDS)
@@ -105,6 +124,7 @@ class ScriptedCoordinator:
         self.store = store
         self.joined: asyncio.Queue[ConnectedDevice] = asyncio.Queue()
         self.devices: dict[str, ConnectedDevice] = {}
+        self.ticket_keys: dict[str, bytes] = {}
         self.fetches: list[FetchFragmentRequest] = []
         self.interval_seconds = 0.2
         self.outcomes: list[Any] = []
@@ -134,10 +154,13 @@ class ScriptedCoordinator:
 
     async def connect(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> None:
         first = await anext(aiter(requests))
-        device = ConnectedDevice(first.hello, next(self._sessions))
+        device = ConnectedDevice(first.hello, next(self._sessions), self.ticket_keys)
         self.devices[device.hello.device] = device
+        ticket_key = self.ticket_keys[device.hello.device] = new_ticket_key()
         welcome = pb.Welcome(
-            session=device.session, telemetry_interval_seconds=self.interval_seconds
+            session=device.session,
+            telemetry_interval_seconds=self.interval_seconds,
+            ticket_key=ticket_key,
         )
         await context.write(CoordinatorMessage(welcome=welcome))
         reader = asyncio.create_task(self._read(requests, device))

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,16 @@ from agent.fragment_making import MadeFragment, dense_model, slow_model, write_f
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from agent.test_memory_of_fragments import run
 from agent.test_running import edge, task
+from shoal_agent.telemetry.counters import Counters
+from shoal_agent.transport import links
+from shoal_agent.transport.links import PeerLinks
+from shoal_agent.transport.shaping import Uplink
+from shoal_protocol.bulk.link import OutboundActivation, Undelivered
 from shoal_protocol.channels import open_channel
 from shoal_protocol.frames import join_frame, split_frame
 from shoal_protocol.services import PeerClient
-from shoal_protocol.tensors import encode_activation
+from shoal_protocol.tensors import ActivationKey, encode_activation
+from shoal_protocol.tickets import make_ticket, new_ticket_key
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest, FrameHeader
 
@@ -312,11 +319,14 @@ async def test_a_peer_that_sends_nonsense_is_cut_off_and_others_are_not(
         outcomes = []
         lie = encode_activation(edge(-1, 0), "pi-4", tensors, transfer=2)
         lie.header.activation.tensors[0].decoded_bytes = 1 << 40
+        true = encode_activation(edge(-1, 0), "pi-4", tensors, transfer=4)
+        key = joined.device.ticket_keys["pi-4"]
+        true.header.activation.ticket = make_ticket(key, edge(-1, 0))
         for frames in (
             encode_activation(edge(-1, 0), "another", tensors, transfer=1),
             lie,
             [join_frame(FrameHeader(transfer=3, offset=9), b"tail")],
-            encode_activation(edge(-1, 0), "pi-4", tensors, transfer=4),
+            true,
         ):
             for frame in frames:
                 await stream.write(frame)
@@ -327,6 +337,83 @@ async def test_a_peer_that_sends_nonsense_is_cut_off_and_others_are_not(
         stream.cancel()
     reply = await joined.device.ask("execute", execute(fragment))
     assert reply.HasField("executed"), reply
+
+
+async def test_a_peer_s_activation_is_taken_only_with_the_ticket_of_its_route(
+    join: Join, fragment: MadeFragment
+) -> None:
+    """Any device of the pool can open a stream to any other; the coordinator says who sends."""
+    joined = await join()
+    await joined.device.load(fragment.digest, fragment.resident_bytes)
+    key = joined.device.ticket_keys["pi-4"]
+    right, other_item = edge(-1, 0), edge(-1, 0, 1)
+    forged = {"x": np.full((1, 64), 666, np.float32)}
+    true = {"x": np.ones((1, 64), np.float32)}
+    async with open_channel(joined.device.hello.address) as channel:
+        stream = PeerClient(channel).push()
+        answers = []
+        for number, (tensors, ticket) in enumerate(
+            (
+                (forged, b""),
+                (forged, bytes(16)),
+                (forged, make_ticket(key, other_item)),
+                (forged, make_ticket(key, edge(-1, 1))),
+                (forged, make_ticket(new_ticket_key(), right)),
+                (true, make_ticket(key, right)),
+                (forged, b""),
+            )
+        ):
+            encoded = encode_activation(right, "pi-4", tensors, transfer=number)
+            encoded.header.activation.ticket = ticket
+            for frame in encoded:
+                await stream.write(frame)
+            header, _ = split_frame(await anext(aiter(stream)))
+            answers.append(header.acknowledgement)
+        stream.cancel()
+    stale, accepted = Acknowledgement.STALE, Acknowledgement.ACCEPTED
+    assert [a.outcome for a in answers] == [stale] * 5 + [accepted, stale]
+    assert "the coordinator has not asked for it" in answers[0].message
+    assert (await joined.device.ask("execute", execute(fragment))).HasField("executed")
+    result = (await joined.device.result()).tensors["y"]
+    await runs(joined.device, fragment, 1)
+    reply = await joined.device.ask(
+        "execute", execute(fragment, 2, input_frame=inline(edge(-1, 0, 2), true))
+    )
+    assert reply.HasField("executed"), reply
+    np.testing.assert_array_equal(result, (await joined.device.result()).tensors["y"])
+
+
+def inline(key: ActivationKey, tensors: dict[str, np.ndarray]) -> bytes:
+    (frame,) = encode_activation(key, "pi-4", tensors, transfer=0)
+    return frame
+
+
+async def test_streams_to_peers_are_bounded_and_the_idle_ones_give_way(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "MAXIMUM_LINKS", 2)
+    counters = Counters()
+    peers = PeerLinks(None, Uplink(), counters, insecure=False)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{folder}/silent.sock")
+        silent.listen()
+        tensors = {"x": np.ones((1, 64), np.float32)}
+        busy = [peers.link(name, f"unix:{folder}/silent.sock") for name in ("a", "b")]
+        outbound = OutboundActivation(key=edge(0, 1), device="a", tensors=tensors)
+        sending = [asyncio.create_task(link.send(outbound)) for link in busy]
+        await asyncio.sleep(0)
+        with pytest.raises(Undelivered, match="streams to 2 peers are busy already"):
+            peers.link("c", f"unix:{folder}/silent.sock")
+        peers.hang_up("a")
+        with pytest.raises(Undelivered, match="the coordinator has lost a"):
+            await sending[0]
+        peers.link("c", f"unix:{folder}/silent.sock")
+        assert len(peers) == 2
+        assert peers.link("b", f"unix:{folder}/silent.sock") is busy[1], "it is not idle"
+        assert counters.full_queues["peers"] == 2
+        await peers.close()
+        with pytest.raises(Undelivered, match="closed"):
+            await sending[1]
 
 
 @pytest.mark.parametrize(

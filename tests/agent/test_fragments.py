@@ -193,7 +193,7 @@ async def test_a_load_whose_room_cannot_be_made_books_nothing_and_works_later(
     fragments.spill = store.spill
     keys = [Made("j", 1, item, 0) for item in range(12)]
     for key in keys:
-        store.put(key, {"y": np.zeros(MIB, np.uint8)})
+        await store.put(key, {"y": np.zeros(MIB, np.uint8)})
     assert fragments.ledger.reserved == 12 * MIB
     with pytest.raises(SpillFull, match=r"need 4 MiB on disk, have 3 MiB: raise --cache-size"):
         await fragments.load(dense.digest, 8 * MIB, [])

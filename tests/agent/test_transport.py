@@ -15,10 +15,11 @@ from agent.conftest import AgentProcess, Joined
 from agent.fragment_making import MadeFragment, cut, dense_model, write_fragment
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
-from shoal_agent.transport.links import OutboundActivation, Sender, Undelivered
-from shoal_agent.transport.shaping import DelayLine, Uplink
+from shoal_agent.transport.shaping import Uplink
+from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
+from shoal_protocol.bulk.transport import TransportBroken
 from shoal_protocol.channels import Credentials
-from shoal_protocol.codecs import LinkCodec
+from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
@@ -203,51 +204,88 @@ async def test_over_tls_a_peer_must_be_the_device_that_is_meant(
     assert reply.loaded.fetched_bytes > 0, reply
 
 
-# ---- the sender and the pretended link, without a network ----------------------------------------
+# ---- links and the simulated uplink, without a network -------------------------------------------
+
+
+class Wire:
+    """A transport to nobody: `arrived` has what was written, and when."""
+
+    frame_bytes = MAXIMUM_PAYLOAD_BYTES
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.arrived: list[tuple[float, bytes]] = []
+        self.closed = asyncio.Event()
+        self.flows = asyncio.Event()
+        self.flows.set()
+        self._fails_at = fails_at
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        await self.closed.wait()
+        yield b""
+
+    async def write(self, message: bytes) -> None:
+        await self.flows.wait()
+        self.arrived.append((time.monotonic(), message))
+        await asyncio.sleep(0)
+        if len(self.arrived) == self._fails_at:
+            raise TransportBroken("gone")
+
+    async def close(self) -> None:
+        self.closed.set()
 
 
 async def test_transfers_do_not_interleave_and_a_broken_one_ends_the_stream() -> None:
-    frames: list[bytes] = []
-    aborted = asyncio.Event()
-
-    async def write(frame: bytes) -> None:
-        frames.append(frame)
-        await asyncio.sleep(0)
-        if len(frames) == 4:
-            raise asyncio.InvalidStateError("gone")
-
-    sender = Sender(write, Uplink(), LinkCodec(), aborted.set)
+    wire = Wire(fails_at=4)
+    link = BulkLink(wire)
+    running = asyncio.create_task(link.run())
     large = {"x": np.zeros(600_000, np.float32)}  # three frames
-    parcels = [
+    activations = [
         OutboundActivation(key=edge(0, consumer), device="", tensors=large) for consumer in (1, 2)
     ]
-    answers = await asyncio.gather(
-        *(sender.send(parcel) for parcel in parcels), return_exceptions=True
-    )
+    answers = await asyncio.gather(*map(link.send, activations), return_exceptions=True)
     assert all(isinstance(answer, Undelivered) for answer in answers)
-    assert aborted.is_set()
-    assert len(frames) == 4
-    await sender.close()
+    assert await running == "gone"
+    assert wire.closed.is_set()
+    assert len(wire.arrived) == 4
 
 
-async def test_a_pretended_uplink_lets_bytes_out_at_its_rate_and_late_but_in_order() -> None:
+async def test_a_simulated_uplink_lets_bytes_out_at_its_rate_and_late_but_in_order() -> None:
     uplink = Uplink(rate_bits_per_second=80_000_000, latency_seconds=0.02)  # 10 MB/s
-    arrived: list[tuple[float, bytes]] = []
-
-    async def write(frame: bytes) -> None:
-        arrived.append((time.monotonic(), frame))
-
-    line = DelayLine(uplink, write)
+    wire = Wire()
+    shaped = uplink.shape(wire)
     begun = time.monotonic()
     for number in range(10):
-        await line.write(bytes([number]) * 100_000)
+        await shaped.write(bytes([number]) * 100_000)
     left = time.monotonic()
-    while len(arrived) < 10:
+    while len(wire.arrived) < 10:
         await asyncio.sleep(0.001)
-    await line.close()
-    assert [frame[0] for _, frame in arrived] == list(range(10))
-    # A pace is a lower bound; how much later a busy machine is, is no matter.
+    await shaped.close()
+    assert [message[0] for _, message in wire.arrived] == list(range(10))
+    # A rate is a lower bound; how much later a busy machine is, is no matter.
     assert left - begun >= 0.099
-    for number, (at, _) in enumerate(arrived):
+    for number, (at, _) in enumerate(wire.arrived):
         assert at - begun >= 0.02 + (number + 1) * 0.01 - 0.001
-    assert all(later[0] >= earlier[0] for earlier, later in itertools.pairwise(arrived))
+    assert all(later[0] >= earlier[0] for earlier, later in itertools.pairwise(wire.arrived))
+
+
+async def test_a_simulated_uplink_whose_receiver_does_not_read_takes_a_bounded_number() -> None:
+    wire = Wire()
+    wire.flows.clear()
+    shaped = Uplink(latency_seconds=0.0001).shape(wire)
+    written = 0
+
+    async def write() -> None:
+        nonlocal written
+        while True:
+            await shaped.write(b"x")
+            written += 1
+
+    writing = asyncio.create_task(write())
+    while written < 250:
+        await asyncio.sleep(0)
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert written <= 257
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    await shaped.close()

@@ -39,7 +39,7 @@ from shoal_protocol.services import SessionClient
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement
+from shoal_protocol.v1.tensors_pb2 import NONE, Acknowledgement, Codec
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class ScriptedDevice:
             for frame in frames:
                 await self._bulk.write(frame)
 
-    async def _say(self, message: pb.AgentMessage) -> None:
+    async def say(self, message: pb.AgentMessage) -> None:
         async with self._speaking:
             await self._control.write(message)
 
@@ -221,18 +221,18 @@ class ScriptedDevice:
         )
 
     async def telemetry(self, **readings: Any) -> None:
-        await self._say(pb.AgentMessage(telemetry=pb.Telemetry(**readings)))
+        await self.say(pb.AgentMessage(telemetry=pb.Telemetry(**readings)))
 
     async def drain(self) -> None:
         """Report that the device is draining."""
-        await self._say(pb.AgentMessage(draining=pb.Draining()))
+        await self.say(pb.AgentMessage(draining=pb.Draining()))
 
     async def _reply(self, instruction: int, **outcome: object) -> None:
         if self.deaf:
             return
         reply = pb.Reply(instruction=instruction, **outcome)  # type: ignore[arg-type]
         with contextlib.suppress(asyncio.InvalidStateError):
-            await self._say(pb.AgentMessage(reply=reply))
+            await self.say(pb.AgentMessage(reply=reply))
 
     async def _hear(self, message: pb.CoordinatorMessage) -> None:
         kind = message.WhichOneof("message") or ""
@@ -246,7 +246,7 @@ class ScriptedDevice:
                 await self._reply(message.prefetch.instruction, prefetched=pb.Prefetched())
             case "probe":
                 answer = pb.ProbeReply(nonce=message.probe.nonce)
-                await self._say(pb.AgentMessage(probe_reply=answer))
+                await self.say(pb.AgentMessage(probe_reply=answer))
             case "execute":
                 number = message.execute.instruction
                 self._tasks[number] = asyncio.create_task(self._execute(message.execute))
@@ -324,6 +324,15 @@ class ScriptedDevice:
         await self._write(*self._encode(task, consumer, device, names, number))
         answer = await answered
         return bool(answer.outcome == Acknowledgement.ACCEPTED)
+
+    async def send_as(
+        self, key: ActivationKey, device: str, tensors: Arrays, codec: Codec = NONE
+    ) -> Acknowledgement:
+        """Send tensors under any key; the answer."""
+        number = next(self._numbers)
+        answered = self._acks[number] = asyncio.get_running_loop().create_future()
+        await self._write(*encode_activation(key, device, tensors, transfer=number, codec=codec))
+        return await asyncio.wait_for(answered, 10)
 
     def _encode(
         self, task: pb.Task, consumer: int, device: str, names: Iterable[str], number: int

@@ -1,6 +1,7 @@
 """Links and relaying, with wires that can stand still or break."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -8,15 +9,25 @@ import pytest
 
 from shoal_coordinator.server import exchange
 from shoal_coordinator.server.deliveries import ByteBudget
-from shoal_coordinator.server.exchange import ExchangeHub, ExchangeLink, LinkBroken
+from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
+from shoal_coordinator.server.routes import MAXIMUM_PAIRS, RelayedPairs
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
-from shoal_protocol.frames import TransferError, acknowledgement, frames_in, ping, split_frame
+from shoal_protocol.bulk.link import OutboundActivation, Undelivered
+from shoal_protocol.frames import (
+    MAXIMUM_PAYLOAD_BYTES,
+    TransferError,
+    acknowledgement,
+    frames_in,
+    ping,
+    split_frame,
+)
 from shoal_protocol.tensors import ActivationKey, encode_activation
+from shoal_protocol.units import nanoseconds
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
 
 class Taker:
-    """Takes every result and passes everything, unless it is told otherwise."""
+    """Takes every result and lets everything pass, unless a test says otherwise."""
 
     def __init__(self) -> None:
         self.taken: list[ReceivedActivation] = []
@@ -26,34 +37,36 @@ class Taker:
         if not self.knows:
             raise TransferError("unknown", outcome=Acknowledgement.STALE)
 
-    def passes(self, activation: Activation) -> bool:
-        return self.knows
+    def admit_relay(self, device: str, activation: Activation) -> None:
+        self.admit(device, activation)
 
     async def take(self, device: str, received: ReceivedActivation) -> None:
         self.taken.append(received)
 
 
 class Wire:
-    """A device's end of a link: what it sends, and what comes to it."""
+    """A device's end of a link, and the transport between: what it sends, and what it gets."""
+
+    frame_bytes = MAXIMUM_PAYLOAD_BYTES
 
     def __init__(self, hub: ExchangeHub, device: str) -> None:
         self.sent: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.got: asyncio.Queue[bytes] = asyncio.Queue()
         self.flows = asyncio.Event()
         self.flows.set()
-        self.link = ExchangeLink(device, hub, self._write)
+        self.link = DeviceLink(device, hub, self)
         hub.links[device] = self.link
-        self.tasks = [
-            asyncio.create_task(self.link.read_all(self._requests())),
-            asyncio.create_task(self.link.write_all()),
-        ]
+        self.serving = asyncio.create_task(self.link.run())
 
-    async def _write(self, message: bytes) -> None:
+    async def write(self, message: bytes) -> None:
         await self.flows.wait()
         for frame in frames_in(message):
             self.got.put_nowait(frame)
 
-    async def _requests(self) -> AsyncIterator[bytes]:
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    async def messages(self) -> AsyncIterator[bytes]:
         while (frame := await self.sent.get()) is not None:
             yield frame
 
@@ -77,10 +90,8 @@ class Wire:
                 return received
 
     async def hang_up(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        self.link.close("gone")
+        self.link.bulk.end("gone")
+        await asyncio.gather(self.serving, return_exceptions=True)
 
 
 def frames(device: str, transfer: int = 1, size: int = 1000) -> list[bytes]:
@@ -118,20 +129,20 @@ async def test_a_ping_is_answered_and_nobody_else_learns_of_it(hub: ExchangeHub)
     a = Wire(hub, "a")
     a.send(ping(3), *frames("", 4), ping(5))
     assert [(await a.answer())[0] for _ in range(3)] == [3, 4, 5]
-    assert len(hub.taker.taken) == 1  # type: ignore[attr-defined]
+    assert len(hub.results.taken) == 1  # type: ignore[attr-defined]
     await a.hang_up()
 
 
 async def test_two_devices_that_relay_to_each_other_do_not_hold_each_other_up(
     hub: ExchangeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "STEP_SECONDS", 0.1)
+    monkeypatch.setattr(exchange, "FRAME_SECONDS", 0.1)
     a, b = Wire(hub, "a"), Wire(hub, "b")
     for wire, other in ((a, "b"), (b, "a")):
         wire.flows.clear()
         wire.send(*frames(other), *frames("", 2))
     # Nobody takes what is relayed: the readers give it up, and the results behind it arrive.
-    taken = hub.taker.taken  # type: ignore[attr-defined]
+    taken = hub.results.taken  # type: ignore[attr-defined]
     async with asyncio.timeout(10):
         while len(taken) < 2:
             await asyncio.sleep(0.01)
@@ -185,18 +196,16 @@ async def test_a_receiver_that_breaks_off_is_answered_for(hub: ExchangeHub) -> N
 
 async def test_what_nobody_waits_for_is_stale(hub: ExchangeHub) -> None:
     a = Wire(hub, "a")
-    hub.taker.knows = False  # type: ignore[attr-defined]
+    hub.results.knows = False  # type: ignore[attr-defined]
     a.send(*frames(""), *frames("a", 2))
     assert [await a.answer(), await a.answer()] == [
         (1, Acknowledgement(outcome=Acknowledgement.STALE, message="unknown")),
         (
             2,
-            Acknowledgement(
-                outcome=Acknowledgement.STALE, message="the job does not run in this epoch"
-            ),
+            Acknowledgement(outcome=Acknowledgement.STALE, message="unknown"),
         ),
     ]
-    assert hub.bytes_receiving() == 0
+    assert hub.receiving_bytes == 0
     await a.hang_up()
 
 
@@ -207,7 +216,7 @@ async def test_results_beyond_what_memory_allows_are_asked_for_again(
     a, b = Wire(hub, "a"), Wire(hub, "b")
     first, *rest = frames("")
     a.send(first)
-    while not hub.bytes_receiving():
+    while not hub.receiving_bytes:
         await asyncio.sleep(0)
     b.send(*frames("", 5))
     assert (await b.answer())[1].outcome == Acknowledgement.BUSY
@@ -215,20 +224,64 @@ async def test_results_beyond_what_memory_allows_are_asked_for_again(
     assert (await a.answer())[1].outcome == Acknowledgement.ACCEPTED
     b.send(*frames("", 6))
     assert (await b.answer())[1].outcome == Acknowledgement.ACCEPTED
-    assert hub.bytes_receiving() == 0
+    assert hub.receiving_bytes == 0
     await a.hang_up()
     await b.hang_up()
 
 
+async def test_a_receiver_that_refuses_a_relayed_transfer_at_once_gets_the_next_one(
+    hub: ExchangeHub,
+) -> None:
+    """What is still to come of the refused one must not hold its link up."""
+    a, b, c = Wire(hub, "a"), Wire(hub, "b"), Wire(hub, "c")
+    first, *rest = frames("b")
+    a.send(first)
+    header, _ = split_frame(await asyncio.wait_for(b.got.get(), 10))
+    b.send(acknowledgement(header.transfer, Acknowledgement.BUSY, "full"))
+    assert (await a.answer())[1].outcome == Acknowledgement.BUSY
+    c.send(*frames("b", 2))
+    assembler = ActivationAssembler()
+    while True:
+        received = None
+        with contextlib.suppress(TransferError):  # the end of the refused one, without its start
+            received = assembler.feed(await asyncio.wait_for(b.got.get(), 10))
+        if received is not None:
+            break
+    assert received.key.item == 2
+    a.send(*rest, *frames("", 3))
+    b.send(acknowledgement(received.transfer))
+    assert (await c.answer())[1].outcome == Acknowledgement.ACCEPTED
+    assert await a.answer() == (3, Acknowledgement())
+    for wire in (a, b, c):
+        await wire.hang_up()
+
+
+def test_pairs_that_are_relayed_are_forgotten_in_time_and_are_bounded() -> None:
+    pairs = RelayedPairs()
+    pairs.add("a", "b", nanoseconds(0))
+    assert pairs.relayed("a", "b", nanoseconds(59))
+    assert not pairs.relayed("b", "a", nanoseconds(59))
+    assert not pairs.relayed("a", "b", nanoseconds(60))
+    assert len(pairs) == 0
+    for number in range(MAXIMUM_PAIRS + 100):
+        pairs.add("a", str(number), nanoseconds(100))
+        pairs.add("a", "often", nanoseconds(100))
+    assert len(pairs) == MAXIMUM_PAIRS
+    assert not pairs.relayed("a", "0", nanoseconds(100))
+    assert pairs.relayed("a", "often", nanoseconds(100))
+
+
 async def test_a_send_ends_with_the_link(hub: ExchangeHub) -> None:
     a = Wire(hub, "a")
-    sending = asyncio.create_task(a.link.send(lambda number: frames("a", number)))
+    key = ActivationKey(job="job", epoch=1, item=1, producer=0, consumer=1)
+    outbound = OutboundActivation(key=key, device="a", tensors={"a": np.zeros(9)})
+    sending = asyncio.create_task(a.link.bulk.send(outbound))
     await a.receive()
     await a.hang_up()
-    with pytest.raises(LinkBroken, match="gone"):
+    with pytest.raises(Undelivered, match="gone"):
         await sending
-    with pytest.raises(LinkBroken, match="gone"):
-        await a.link.send(lambda number: frames("a", number))
+    with pytest.raises(Undelivered, match="gone"):
+        await a.link.bulk.send(outbound)
 
 
 async def test_bytes_in_flight_are_bounded_and_given_in_order() -> None:

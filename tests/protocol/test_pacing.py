@@ -2,17 +2,17 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_agent.transport.links import OutboundActivation, Sender
-from shoal_agent.transport.shaping import Uplink
-from shoal_protocol.codecs import LinkCodec
+from shoal_protocol.bulk.link import BulkLink, OutboundActivation
 from shoal_protocol.frames import (
     FRAMES_TOGETHER,
+    MAXIMUM_PAYLOAD_BYTES,
     MalformedFrame,
     acknowledgement,
     frames_in,
@@ -110,31 +110,51 @@ async def test_a_writer_waits_only_while_something_is_unanswered() -> None:
     assert loop.time() - began >= gap > 0
 
 
-def parcel(item: int, size: int = 16) -> OutboundActivation:
+def outbound(item: int, size: int = 16) -> OutboundActivation:
     key = ActivationKey(job="j", epoch=1, item=item, producer=0, consumer=1)
     return OutboundActivation(key=key, device="b", tensors={"x": np.full(size, item, np.uint8)})
 
 
-async def test_small_transfers_that_wait_go_as_one_message_and_large_ones_alone() -> None:
-    messages: list[list[pb.FrameHeader]] = []
+class Answering:
+    """A transport whose other side accepts every transfer; `written` has the headers of each
+    message."""
 
-    async def write(message: bytes) -> None:
+    frame_bytes = MAXIMUM_PAYLOAD_BYTES
+
+    def __init__(self) -> None:
+        self.written: list[list[pb.FrameHeader]] = []
+        self._answers: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        while True:
+            yield await self._answers.get()
+
+    async def write(self, message: bytes) -> None:
         headers = [split_frame(frame)[0] for frame in frames_in(message)]
-        messages.append(headers)
+        self.written.append(headers)
         for header in headers:
             if header.last:
-                answer = pb.Acknowledgement(outcome=pb.Acknowledgement.ACCEPTED)
-                sender.acknowledge(pb.FrameHeader(transfer=header.transfer, acknowledgement=answer))
+                self._answers.put_nowait(acknowledgement(header.transfer))
 
-    sender = Sender(write, Uplink(), LinkCodec(), lambda: None)
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+
+async def test_small_transfers_that_wait_go_as_one_message_and_large_ones_alone() -> None:
+    transport = Answering()
+    link = BulkLink(transport)
+    running = asyncio.create_task(link.run())
     sizes = [16] * 10 + [3 << 20] + [16] * 5
     sent = await asyncio.wait_for(
-        asyncio.gather(*(sender.send(parcel(item, size)) for item, size in enumerate(sizes))), 20
+        asyncio.gather(*(link.send(outbound(item, size)) for item, size in enumerate(sizes))), 20
     )
-    await sender.close()
+    link.end("done")
+    assert await running == "done"
     assert list(sent) == sizes
-    assert [len(headers) for headers in messages] == [10, 1, 1, 1, 5]
-    begun = [each for headers in messages for each in headers if each.HasField("activation")]
+    assert [len(headers) for headers in transport.written] == [10, 1, 1, 1, 5]
+    begun = [
+        each for headers in transport.written for each in headers if each.HasField("activation")
+    ]
     assert [header.activation.key.item for header in begun] == list(range(16))
     numbers = [header.transfer for header in begun]
     assert numbers == sorted(set(numbers))

@@ -20,8 +20,8 @@ that would fit but for that is postponed.
 The ledger holds what is so, not what is hoped for: spilled bytes are subtracted when they are on
 disk (`SpaceReturned`). Where something that has happened leaves too little room for what waits in
 memory, the step says what to spill (`Spill`), and the invariant holds again when that is done; if
-it cannot be done (`SpillFailed`), fragments go instead. The shell carries effects out in their
-order before it does anything else.
+it cannot be done (`SpillFailed`), fragments go instead. Other steps may come before that: nothing
+is granted meanwhile.
 
 An estimate is corrected upwards only. A fragment that was measured below its estimate keeps it: the
 estimate is for the largest item of the plan, the measurement for the items seen so far.
@@ -61,6 +61,12 @@ class Ledger:
     def free(self) -> Bytes:
         """What nobody has; never below zero."""
         return Bytes(max(0, self.free_for_fragments - self.reserved))
+
+    @property
+    def excess(self) -> Bytes:
+        """What of the reserved bytes has to leave memory for the invariant to hold."""
+        wanted = self.fragments + self.moving + self.reserved
+        return Bytes(min(self.reserved, max(0, wanted - self.budget)))
 
 
 # ---- events --------------------------------------------------------------------------------------
@@ -407,8 +413,7 @@ def _give_up(
 
 def _spills(ledger: Ledger, digest: str | None = None) -> tuple[Spill, ...]:
     """What of the activations has to leave memory, now that others have its room."""
-    wanted = ledger.fragments + ledger.moving + ledger.reserved
-    excess = Bytes(min(ledger.reserved, max(0, wanted - ledger.budget)))
+    excess = ledger.excess
     return (Spill(size=excess, digest=digest),) if excess else ()
 
 

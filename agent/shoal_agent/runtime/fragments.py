@@ -7,7 +7,7 @@ Everything that touches ONNX Runtime runs in one thread, the processor.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
@@ -23,6 +23,7 @@ from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import SpillFull
 from shoal_protocol.tensors import Array
+from shoal_protocol.threads import in_executor
 from shoal_protocol.units import Bytes, format_bytes
 
 _FETCHES_AFTER_DAMAGE = 2
@@ -88,7 +89,9 @@ class Fragments:
         self._planned: dict[str, Bytes] = {}
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
-        self.spill: Callable[[int], None] = lambda _: None
+        self._spill_turn = asyncio.Lock()
+        self._spilling: set[asyncio.Task[None]] = set()
+        self.spill: Callable[[int], Awaitable[None]] = _nothing_to_spill
 
     # ---- what sessions ask for ---------------------------------------------------------------
 
@@ -165,6 +168,8 @@ class Fragments:
             # What the process took beyond what is reckoned for all else is put to this fragment.
             measured = max(0, result.peak_bytes - others - beside)
             self._apply(residency.Measured(digest=digest, measured=Bytes(measured)))
+            while self._spilling:
+                await asyncio.gather(*self._spilling)
             if self.ledger.resident.get(digest, 0) >= measured:
                 self._measured.add(digest)
             if digest not in self.ledger.resident:
@@ -283,28 +288,19 @@ class Fragments:
         What was asked for is done, also when whoever waits for it is cancelled: they see that when
         it has been done, so that they can say what is so now.
         """
-        loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(self._processor, function, *arguments)
         self._in_processor += 1
-        call.add_done_callback(self._left_processor)
-        cancelled: asyncio.CancelledError | None = None
-        while not call.done():
-            try:
-                await asyncio.wait((call,))
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            if not call.cancelled():
-                call.exception()  # seen, so that nobody is warned of it
-            raise cancelled
-        return call.result()
 
-    def _left_processor(self, _: object) -> None:
-        self._in_processor -= 1
+        def call() -> Result:
+            return function(*arguments)
+
+        try:
+            return await in_executor(self._processor, call)
+        finally:
+            self._in_processor -= 1
 
     async def close(self) -> None:
         """Wait for what is being given up."""
-        await asyncio.gather(*self._evicting, return_exceptions=True)
+        await asyncio.gather(*self._evicting, *self._spilling, return_exceptions=True)
         await self._fetcher.close()
 
     async def _admit(self, digest: str, need_bytes: int) -> bool:
@@ -325,7 +321,7 @@ class Fragments:
                     case residency.Admit():
                         return True
                     case residency.MakeRoom(size=size):
-                        self.spill(size)
+                        await self._make_room(size)
                     case residency.Postpone():
                         await self._change()
 
@@ -364,12 +360,8 @@ class Fragments:
         self.ledger, effects = residency.step(self.ledger, event)
         for effect in effects:
             match effect:
-                case residency.Spill(size=size, digest=needs):
-                    try:
-                        self.spill(size)
-                    except SpillFull as error:
-                        log.warning("fragments give way to activations: %s", error)
-                        self._apply(residency.SpillFailed(digest=needs))
+                case residency.Spill(digest=needs):
+                    self._start_spill(needs)
                 case residency.Evict(digest=digest, reason=reason):
                     # A load under way sees that it lost its place, and closes what it opened.
                     if digest not in self._loading:
@@ -388,6 +380,30 @@ class Fragments:
                     assert_never(effect)
         return effects
 
+    async def _make_room(self, size: int) -> None:
+        """Spill; where somebody else does already, less may be needed then: ask again."""
+        waited = self._spill_turn.locked()
+        async with self._spill_turn:
+            if not waited:
+                await self.spill(size)
+
+    def _start_spill(self, needs: str | None) -> None:
+        """Bring activations to disk until the ledger's invariant holds again."""
+
+        async def spill() -> None:
+            async with self._spill_turn:
+                if (size := self.ledger.excess) == 0:
+                    return
+                try:
+                    await self.spill(size)
+                except SpillFull as error:
+                    log.warning("fragments give way to activations: %s", error)
+                    self._apply(residency.SpillFailed(digest=needs))
+
+        task = asyncio.create_task(spill(), name="spill")
+        self._spilling.add(task)
+        task.add_done_callback(self._spilling.discard)
+
     def _start_eviction(self, digest: str, reason: str) -> None:
         async def evict() -> None:
             # Loads that come after this wait until the memory is back.
@@ -399,3 +415,7 @@ class Fragments:
         task = asyncio.create_task(evict(), name=f"evict {short(digest)}")
         self._evicting.add(task)
         task.add_done_callback(self._evicting.discard)
+
+
+async def _nothing_to_spill(_: int) -> None:
+    """There is no session, so there are no activations."""

@@ -25,13 +25,14 @@ import grpc
 import numpy as np
 
 from shoal_agent.telemetry.logs import log
-from shoal_agent.transport.links import OutboundActivation, PeerLink, Undelivered
+from shoal_agent.transport.links import PeerLink
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.assembly import ActivationAssembler
+from shoal_protocol.bulk.link import OutboundActivation, Undelivered
 from shoal_protocol.channels import client_options, server_options
 from shoal_protocol.files import FileReceiver, file_frames
 from shoal_protocol.frames import acknowledgement, split_frame
-from shoal_protocol.services import FileContext, FrameContext, PeerClient, add_peer_service
+from shoal_protocol.services import FileContext, FrameContext, add_peer_service
 from shoal_protocol.tensors import ActivationKey, Array, encode_activation
 from shoal_protocol.v1 import tensors_pb2 as pb
 
@@ -92,12 +93,12 @@ async def _perform(channel: grpc.aio.Channel) -> None:
     link = PeerLink(channel, Uplink())
     try:
         await link.send(OutboundActivation(key=_KEY, device="", tensors=_tensors()))
-        await _fetch(link.client)
+        await _fetch(link)
     finally:
         await link.close()
 
 
-async def _fetch(client: PeerClient) -> None:
+async def _fetch(client: PeerLink) -> None:
     request = pb.FetchFragmentRequest(digest="", file="")
     receiver = FileReceiver(request, _FILE_BYTES)
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Failures as the protocol says them: which exception becomes which code."""
+"""Failures in the protocol's terms: which exception becomes which code."""
 
 from shoal_agent.cache.disk import CacheFull, CorruptFragment, is_disk_full
 from shoal_agent.cache.fetching import FragmentCorrupt, FragmentUnavailable
@@ -6,7 +6,7 @@ from shoal_agent.execution.queue import Reason
 from shoal_agent.runtime.fragments import NotResident, OverBudget
 from shoal_agent.runtime.onnx_runtime import InputMismatch, NotOpen, OutOfBudget, RuntimeFailed
 from shoal_agent.transport.activations import SpillFull
-from shoal_agent.transport.links import Undelivered
+from shoal_protocol.bulk.link import Undelivered
 from shoal_protocol.frames import TransferError
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
@@ -23,7 +23,7 @@ EXPECTED = (
     RuntimeFailed,
     OSError,
 )
-"""What can go wrong without anybody's mistake in this program."""
+"""What can go wrong without a mistake in this program."""
 
 _MESSAGE_CHARACTERS = 1000
 

@@ -1,12 +1,13 @@
 """One session: the control stream to the coordinator and the bulk stream beside it.
 
 Instructions are taken in the order in which they come. What takes long (a load, a fetch, a
-transfer) goes on beside the stream, so that a probe is always answered at once. When either
-stream breaks, the session is over, and with it everything that it was asked for.
+transfer) runs beside the stream, so that a probe is always answered at once. While the outbox is
+full, no further instructions are read. When either stream breaks, the session is over, and all its
+instructions are void.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Final, Protocol
@@ -22,21 +23,24 @@ from shoal_agent.session.tasks import Tasks
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import ActivationStore
-from shoal_agent.transport.intake import Intake
-from shoal_agent.transport.links import OutboundActivation, PeerLinks, Sender, Undelivered, describe
-from shoal_agent.transport.shaping import STREAM_ERRORS, Uplink
-from shoal_protocol.codecs import LinkCodec
-from shoal_protocol.frames import MalformedFrame, TransferError, frames_in, split_frame
-from shoal_protocol.pacing import BATCHED_MESSAGES, Pace
-from shoal_protocol.services import Connection, FrameStream, SessionClient
+from shoal_agent.transport.intake import InlineInputs, open_intake
+from shoal_agent.transport.links import PeerLinks
+from shoal_agent.transport.shaping import Uplink
+from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
+from shoal_protocol.bulk.receiving import Intake
+from shoal_protocol.bulk.transport import STREAM_ERRORS, GrpcTransport, describe
+from shoal_protocol.frames import MalformedFrame, TransferError, split_frame
+from shoal_protocol.pacing import Outbox
+from shoal_protocol.services import Connection, SessionClient
+from shoal_protocol.tensors import UnsupportedTensor
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 _WELCOME_SECONDS: Final = 10.0
-_LAST_WORDS_SECONDS: Final = 2.0
+_FLUSH_SECONDS: Final = 2.0
 _DEFAULT_TELEMETRY_SECONDS: Final = 2.0
 _ROOM_SECONDS: Final = 0.05
-"""How often inputs that came with their task are offered again where there was no room."""
+"""How often inputs that came with their task are tried again where there was no room."""
 _COORDINATOR: Final = "coordinator"
 
 
@@ -45,7 +49,7 @@ class SessionBroken(Exception):
 
 
 class Device(Protocol):
-    """What a session needs to know of the agent that it belongs to."""
+    """The agent that a session belongs to."""
 
     name: str
     fragments: Fragments
@@ -75,11 +79,11 @@ class Session:
         self._device = device
         self._client = client
         self._interval_seconds = interval_seconds
-        self._outbox: asyncio.Queue[pb.AgentMessage] = asyncio.Queue()
+        self._outbox: Outbox[pb.AgentMessage] = Outbox(_batch)
         self._work: dict[int, asyncio.Task[None]] = {}
         self._late: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._sender: Sender | None = None
+        self._bulk: BulkLink | None = None
         self._draining = False
         self._lost_peers: set[str] = set()
         self.round_trip_seconds: float | None = None
@@ -89,19 +93,18 @@ class Session:
         self.tasks = Tasks(
             device.name, device.fragments, device.open_store(), self, device.counters
         )
-        self._inputs = self._intake()
+        self._inline_inputs = InlineInputs(device.name, lambda: self.tasks, device.counters)
 
     # ---- life --------------------------------------------------------------------------------
 
     async def run(self, on_open: Callable[[], None]) -> None:
         """Open, serve until the session breaks, clean up. Raises `SessionBroken`."""
         call = self._client.connect()
-        exchange: FrameStream | None = None
         parts: list[asyncio.Task[None]] = []
         try:
             welcome = await self._introduce(call)
-            exchange = self._client.exchange(self._device.name)
-            self._sender = Sender(exchange.write, self._device.uplink, LinkCodec(), exchange.cancel)
+            intake = self._intake()
+            bulk = self._bulk = self._open_bulk(intake)
             on_open()
             interval = (
                 self._interval_seconds
@@ -111,27 +114,27 @@ class Session:
             for part in (
                 self._read(call),
                 self._write(call),
-                self._read_exchange(exchange, self._sender),
+                self._serve_bulk(bulk, intake),
                 self._report(interval),
-                self._ping(interval, self._sender),
+                self._ping(interval, bulk),
             ):
                 parts.append(asyncio.create_task(self._guard(part)))
             reason = await self._broken
         finally:
-            await self._close(call, exchange, parts)
+            await self._close(call, parts)
         raise SessionBroken(reason)
 
     async def drain(self) -> None:
-        """Say goodbye; returns when everything that runs has been answered and sent."""
+        """Take no new tasks; returns when every running one has been answered and sent."""
         self._draining = True
-        self._outbox.put_nowait(pb.AgentMessage(draining=pb.Draining()))
+        self._outbox.put(pb.AgentMessage(draining=pb.Draining()))
         self.tasks.drain()
         while not (self.tasks.idle or self._broken.done()):
             await asyncio.sleep(0.01)
-        self._tell()
+        self._send_telemetry()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                await self._outbox.join()
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                await self._outbox.sent()
         self.end("drained")
 
     def end(self, reason: str) -> None:
@@ -146,31 +149,35 @@ class Session:
 
     # ---- what tasks send through (ReplySink) ----------------------------------------------------
 
-    async def deliver(self, parcel: OutboundActivation, address: str) -> int:
+    async def deliver(self, outbound: OutboundActivation, address: str) -> int:
         """Send to a peer, or with no address through the coordinator."""
-        if parcel.device in self._lost_peers:
-            raise Undelivered(f"the coordinator has lost {parcel.device}")
-        if address:
-            size = await self._device.links.link(parcel.device, address).send(parcel)
-        elif self._sender is None:
-            raise Undelivered("the session is not open")
-        else:
-            size = await self._sender.send(parcel)
+        if outbound.device in self._lost_peers:
+            raise Undelivered(f"the coordinator has lost {outbound.device}")
+        try:
+            if address:
+                size = await self._device.links.link(outbound.device, address).send(outbound)
+            elif self._bulk is None:
+                raise Undelivered("the session is not open")
+            else:
+                size = await self._bulk.send(outbound)
+        except UnsupportedTensor as error:
+            raise Undelivered(str(error), Acknowledgement.REFUSED) from error
         self._device.counters.sent_bytes += size
         return size
 
     def reply(self, reply: pb.Reply) -> None:
         """Answer an instruction."""
-        self._outbox.put_nowait(pb.AgentMessage(reply=reply))
+        self._outbox.put(pb.AgentMessage(reply=reply))
 
     def fail(self, error: BaseException) -> None:
-        """A programmer's error: loud, and the session ends, so that its tasks are given again."""
-        log.error("a task failed in a way that nobody foresaw", exc_info=error)
+        """An error of this program: it is logged, and the session ends, so that its tasks are
+        assigned again."""
+        log.error("a task failed with an unexpected error", exc_info=error)
         self.end(f"internal error: {error!r}")
 
     def evicted(self, digest: str, reason: str) -> None:
-        """A fragment was given up unasked."""
-        self._outbox.put_nowait(pb.AgentMessage(evicted=pb.Evicted(digest=digest, reason=reason)))
+        """This device evicted a fragment by itself."""
+        self._outbox.put(pb.AgentMessage(evicted=pb.Evicted(digest=digest, reason=reason)))
 
     # ---- the streams -------------------------------------------------------------------------
 
@@ -188,6 +195,7 @@ class Session:
         if answer.WhichOneof("message") != "welcome":
             raise SessionBroken("the coordinator's first message is no welcome")
         self.number = answer.welcome.session
+        self.tasks.ticket_key = answer.welcome.ticket_key
         return answer.welcome
 
     async def _read(self, call: Connection) -> None:
@@ -195,63 +203,59 @@ class Session:
             self.last_contact = perf_counter()
             for each in message.batch.messages or (message,):
                 self._take(each)
+            if self._outbox.full:
+                self._device.counters.full_queues["outbox"] += 1
+                await self._outbox.sent()
         self.end(await _status(call) or "the coordinator closed the stream")
 
     async def _write(self, call: Connection) -> None:
-        pace = Pace()
-        while True:
-            message = await self._outbox.get()
-            await pace.turn(busy=self.tasks.unanswered > 0)
-            waiting = min(self._outbox.qsize(), BATCHED_MESSAGES - 1)
-            if waiting:
-                messages = [message, *(self._outbox.get_nowait() for _ in range(waiting))]
-                message = pb.AgentMessage(batch=pb.AgentBatch(messages=messages))
-            pace.leave(1 + waiting)
+        async def write(message: pb.AgentMessage) -> None:
             await call.write(message)
             self.last_contact = perf_counter()
-            for _ in range(1 + waiting):
-                self._outbox.task_done()
 
-    async def _read_exchange(self, exchange: FrameStream, sender: Sender) -> None:
-        intake = self._intake()
+        await self._outbox.write_all(write, lambda: self.tasks.unanswered > 0)
+
+    def _open_bulk(self, intake: Intake) -> BulkLink:
+        device = self._device
+        transport = device.uplink.shape(GrpcTransport.of_call(self._client.exchange(device.name)))
+        return BulkLink(transport, intake, traffic=device.counters.traffic)
+
+    async def _serve_bulk(self, bulk: BulkLink, intake: Intake) -> None:
         try:
-            async for message in exchange:
-                for frame in frames_in(message):
-                    header, payload = split_frame(frame)
-                    if header.WhichOneof("kind") == "acknowledgement":
-                        sender.acknowledge(header)
-                    elif (answer := intake.feed(header, payload)) is not None:
-                        sender.answer(answer)
+            reason = await bulk.run()
         finally:
             intake.close()
-        self.end("the coordinator closed the bulk stream")
+        self.end(reason)
 
     def _intake(self) -> Intake:
         device = self._device
         budget = device.fragments.ledger.budget
-        return Intake(device.name, lambda: self.tasks, device.counters, budget)
+        return open_intake(device.name, lambda: self.tasks, device.counters, limit_bytes=budget)
 
     async def _report(self, interval_seconds: float) -> None:
         while True:
-            self._tell()
+            self._send_telemetry()
             self.tasks.tick()
             await asyncio.sleep(interval_seconds)
 
-    async def _ping(self, interval_seconds: float, sender: Sender) -> None:
-        """Know how far the coordinator is. An answer that takes longer than the interval is waited
-        for: pings never gather on a slow link."""
+    async def _ping(self, interval_seconds: float, bulk: BulkLink) -> None:
+        """Measure the way to the coordinator. A ping leaves when the last one was answered: they
+        never pile up on a slow link."""
         while True:
             try:
-                self.round_trip_seconds = await sender.ping()
+                self.round_trip_seconds = await bulk.ping()
             except Undelivered:
-                self.round_trip_seconds = None  # whether the stream still lives, its reader says
+                self.round_trip_seconds = None  # `_serve_bulk` ends the session where it must
             await asyncio.sleep(interval_seconds)
 
-    def _tell(self) -> None:
-        """Send the readings of now; those of the end make the sums of a run complete."""
+    def _send_telemetry(self) -> None:
+        """Send the present readings, unless the outbox is full; the last ones make the sums of a
+        run complete."""
+        if self._outbox.full:
+            return
         telemetry = self._device.telemetry()
         telemetry.queued_tasks = self.tasks.queued
-        self._outbox.put_nowait(pb.AgentMessage(telemetry=telemetry))
+        self._outbox.put(pb.AgentMessage(telemetry=telemetry))
 
     async def _guard(self, part: Coroutine[None, None, None]) -> None:
         """Any part that ends, ends the session."""
@@ -264,20 +268,14 @@ class Session:
         except Exception as error:
             self.fail(error)
 
-    async def _close(
-        self, call: Connection, exchange: FrameStream | None, parts: list[asyncio.Task[None]]
-    ) -> None:
+    async def _close(self, call: Connection, parts: list[asyncio.Task[None]]) -> None:
         self.end("closed")
         self.tasks.close()
         running = [*parts, *self._work.values(), *self._late]
         for task in running:
             task.cancel()
         call.cancel()
-        if exchange is not None:
-            exchange.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        if self._sender is not None:
-            await self._sender.close()
 
     # ---- instructions ------------------------------------------------------------------------
 
@@ -286,7 +284,7 @@ class Session:
         match message.WhichOneof("message"):
             case "probe":
                 answer = pb.ProbeReply(nonce=message.probe.nonce)
-                self._outbox.put_nowait(pb.AgentMessage(probe_reply=answer))
+                self._outbox.put(pb.AgentMessage(probe_reply=answer))
             case "execute":
                 self._execute(message.execute)
             case "forward":
@@ -309,16 +307,16 @@ class Session:
             case "welcome":
                 self.end("the coordinator welcomed twice")
             case _:
-                pass  # of a newer version of the protocol: what has no number wants no answer
+                pass  # of a newer version of the protocol: what has no number has no reply
 
     def _execute(self, execute: pb.Execute) -> None:
         self._lost_peers.difference_update(route.device for route in execute.routes)
         if self._device.uplink.shaped:
-            execute.reply_bytes = 0  # a pretended link is that of the bulk streams
+            execute.reply_bytes = 0  # a simulated link is that of the bulk streams
         late = None
         if execute.input_frame:
             try:
-                self._take_inputs(execute)
+                self._inline_inputs.take(execute.input_frame)
             except TransferError as error:
                 if error.outcome != Acknowledgement.BUSY:
                     self.tasks.refuse(execute.instruction, refused_inputs(error))
@@ -331,18 +329,14 @@ class Session:
         if self._draining:
             self.tasks.cancel(execute.instruction)
 
-    def _take_inputs(self, execute: pb.Execute) -> None:
-        """Take what came with the message. Raises `TransferError`."""
-        if not self._inputs.take(*split_frame(execute.input_frame)):
-            self._inputs.close()
-            raise MalformedFrame("the inputs end within their frame")
-
     async def _take_inputs_later(self, execute: pb.Execute) -> None:
-        """There is no room yet: the task waits until there is, or to its own end."""
+        """There is no room in memory: the task waits until its inputs are on disk, or until its own
+        end."""
+        header, payload = split_frame(execute.input_frame)
         while self.tasks.waits(execute.instruction):
             await asyncio.sleep(_ROOM_SECONDS)
             with suppress(TransferError):
-                self._take_inputs(execute)
+                await self._intake().receive(header, payload)
                 return
 
     def _cancel(self, cancel: pb.Cancel) -> None:
@@ -422,12 +416,16 @@ class Session:
         for peer in peers:
             device, _, target = peer.rpartition("@")
             try:
-                client = self._device.links.link(device, target).client
+                link = self._device.links.link(device, target)
             except Undelivered as error:
-                log.warning("peer %s is left out: %s", peer, error)
+                log.warning("skipped peer %s: %s", peer, error)
                 continue
-            sources.append(Source(peer, client.fetch_fragment))
+            sources.append(Source(peer, link.fetch_fragment))
         return [*sources, Source(_COORDINATOR, self._client.fetch_fragment)]
+
+
+def _batch(messages: Sequence[pb.AgentMessage]) -> pb.AgentMessage:
+    return pb.AgentMessage(batch=pb.AgentBatch(messages=messages))
 
 
 async def _status(call: Connection) -> str | None:

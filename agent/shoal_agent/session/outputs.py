@@ -1,5 +1,5 @@
-"""What tasks made, on its way: results up with the answer or before it, activations along the
-routes that are known when the task ends, and kept ones when a route is named later.
+"""The outputs of tasks: results go up with the reply or before it, activations along the routes
+that are known when the task ends, and kept ones when the coordinator names a route later.
 
 Everything that leaves takes memory until it has left: the ledger is asked first.
 """
@@ -23,7 +23,7 @@ from shoal_agent.session.answers import failure, failure_of
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.machine import steady_nanoseconds
 from shoal_agent.transport.activations import ActivationStore, frame_bytes
-from shoal_agent.transport.links import OutboundActivation, Undelivered
+from shoal_protocol.bulk.link import OutboundActivation, Undelivered
 from shoal_protocol.tensors import (
     MODEL,
     ActivationKey,
@@ -54,9 +54,9 @@ class Outputs:
         self._store = store
         self._deliver = deliver
         self._counters = counters
-        self._narrow = asyncio.Lock()
+        self._one_by_one = asyncio.Lock()
 
-    def keep(self, message: pb.Execute, outputs: dict[str, Array]) -> tuple[str, ...]:
+    async def keep(self, message: pb.Execute, outputs: dict[str, Array]) -> tuple[str, ...]:
         """Keep what later stages need; the names. Raises `SpillFull`, `OSError`."""
         names = tuple(message.kept)
         if not names:
@@ -65,7 +65,7 @@ class Outputs:
             names = tuple(name for name in outputs if name not in results or name in routed)
         kept = {name: outputs[name] for name in names if name in outputs}
         if kept:
-            self._store.put(made(message.task), kept)
+            await self._store.put(made(message.task), kept)
         return tuple(kept)
 
     @contextmanager
@@ -90,7 +90,7 @@ class Outputs:
                 self._fragments.let_go(message.digest)
 
     async def hand_on(self, message: pb.Execute, result: RunResult) -> pb.Reply:
-        """Results up, activations along the routes that are known; what to answer then."""
+        """Send results up and activations along the routes that are known; the reply."""
         asked = [name for route in message.routes for name in route.tensors] + list(message.results)
         unknown = sorted(set(asked) - result.outputs.keys())
         if unknown:
@@ -106,8 +106,10 @@ class Outputs:
         ways = [*remote]
         if message.results and not frame:
             ways.append(pb.Route(consumer=MODEL, tensors=message.results))
+        on_disk = bool(kept) and not self._store.in_memory(made(message.task))
         work = [
-            self._deliver(parcel, way.address) for parcel, way in _parcels(message, ways, outputs)
+            self._deliver(_outbound(message, way, outputs, on_disk=on_disk), way.address)
+            for way in ways
         ]
         result.outputs.clear()
         answers = await _all_delivered(work)
@@ -142,38 +144,31 @@ class Outputs:
 
     async def _send_kept(self, message: pb.Forward, held: Mapping[str, Array]) -> pb.Reply:
         began, route = steady_nanoseconds(), message.route
-        tensors = {name: held[name] for name in route.tensors}
-        parcel = OutboundActivation(
-            key=_edge(message.task, route.consumer),
-            device=route.device,
-            tensors=tensors,
-            lossy=message.lossy,
-        )
-        size = sum(array.nbytes for array in tensors.values())
-        needed = frame_bytes(size)
-        if not self._store.in_memory(made(message.task)):
-            needed += size  # it is read from the disk
+        on_disk = not self._store.in_memory(made(message.task))
+        outbound = _outbound(message, route, held, on_disk=on_disk)
+        size = sum(array.nbytes for array in outbound.tensors.values())
+        needed = frame_bytes(size) + (size if on_disk else 0)
         sent_bytes = 0
         try:
             if route.device != self._device:
-                async with self._passage(needed):
-                    sent_bytes = await self._deliver(parcel, route.address)
+                async with self._room_to_send(needed):
+                    sent_bytes = await self._deliver(outbound, route.address)
         except Undelivered as error:
             return pb.Reply(failure=failure_of(error))
         spent = seconds(Nanoseconds(steady_nanoseconds() - began))
         return pb.Reply(forwarded=pb.Forwarded(sent_bytes=sent_bytes, seconds=spent))
 
     @asynccontextmanager
-    async def _passage(self, size: int) -> AsyncIterator[None]:
-        """Room for what is sent on. Where there is none, one after the other goes without: nothing
-        would ever leave a device that is full of fragments otherwise."""
+    async def _room_to_send(self, size: int) -> AsyncIterator[None]:
+        """Room for what is sent on. Where there is none, one at a time is sent without: otherwise
+        nothing would ever leave a device that is full of fragments."""
         if self._fragments.request_move(size):
             try:
                 yield
             finally:
                 self._fragments.end_move(size)
         else:
-            async with self._narrow:
+            async with self._one_by_one:
                 yield
 
 
@@ -189,17 +184,22 @@ def _leaving_bytes(
     return frames + sum(sizes.get(name, 0) for name in leaving)
 
 
-def _parcels(
-    message: pb.Execute, ways: Iterable[pb.Route], outputs: Mapping[str, Array]
-) -> Iterator[tuple[OutboundActivation, pb.Route]]:
-    """One for each way."""
-    for way in ways:
-        tensors = {name: outputs[name] for name in way.tensors}
-        key = _edge(message.task, way.consumer)
-        yield (
-            OutboundActivation(key=key, device=way.device, tensors=tensors, lossy=message.lossy),
-            way,
-        )
+def _outbound(
+    message: pb.Execute | pb.Forward,
+    way: pb.Route,
+    outputs: Mapping[str, Array],
+    *,
+    on_disk: bool,
+) -> OutboundActivation:
+    """What is sent one way."""
+    return OutboundActivation(
+        key=_edge(message.task, way.consumer),
+        device=way.device,
+        tensors={name: outputs[name] for name in way.tensors},
+        lossy=message.lossy,
+        ticket=way.ticket,
+        on_disk=on_disk,
+    )
 
 
 def _result_frame(message: pb.Execute, outputs: Mapping[str, Array]) -> bytes:
@@ -210,7 +210,7 @@ def _result_frame(message: pb.Execute, outputs: Mapping[str, Array]) -> bytes:
     try:
         encoded = encode_activation(_edge(message.task, MODEL), "", tensors, transfer=0)
     except UnsupportedTensor:
-        return b""  # on its own way it fails with the reason
+        return b""  # sending it on the bulk stream fails with the reason
     return next(iter(encoded)) if encoded.encoded_bytes <= message.reply_bytes else b""
 
 

@@ -1,4 +1,4 @@
-"""Tasks of one session: the queue decides, this runs them, keeps what they make and hands it on."""
+"""Tasks of one session: the queue decides; this runs them, stores their outputs and sends them."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -14,18 +14,18 @@ from shoal_agent.session.outputs import Outputs, made
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import steady_nanoseconds
-from shoal_agent.transport.activations import ActivationStore, ReceiveBuffer, SpillFull
-from shoal_agent.transport.links import OutboundActivation
+from shoal_agent.transport.activations import ActivationStore, SpillFull, StoreBuffer
 from shoal_protocol.assembly import ReceivedActivation
+from shoal_protocol.bulk.link import OutboundActivation
 from shoal_protocol.tensors import ActivationKey, Array
 from shoal_protocol.units import Nanoseconds, nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 
 
 class ReplySink(Protocol):
-    """Where tasks send to."""
+    """Takes what tasks send."""
 
-    async def deliver(self, parcel: OutboundActivation, address: str) -> int:
+    async def deliver(self, outbound: OutboundActivation, address: str) -> int:
         """Send to a peer, or with no address through the coordinator; raises `Undelivered`."""
         ...
 
@@ -34,7 +34,8 @@ class ReplySink(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """A programmer's error: loud, and the session ends, so that its tasks are given again."""
+        """An error of this program: it is logged, and the session ends, so that its tasks are
+        assigned again."""
         ...
 
 
@@ -47,28 +48,29 @@ class _Order:
 
 
 class Tasks:
-    """What one session asked this device to run."""
+    """The tasks that one session gave to this device. `ticket_key` is that of the session."""
 
     def __init__(
         self,
         device: str,
         fragments: Fragments,
         store: ActivationStore,
-        outlet: ReplySink,
+        sink: ReplySink,
         counters: Counters,
     ) -> None:
         self._device = device
         self._fragments = fragments
         self._store = store
-        self._outlet = outlet
+        self._sink = sink
         self._counters = counters
         self._queue = TaskQueue()
         self._orders: dict[int, _Order] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = Nanoseconds(0)
-        self._outputs = Outputs(device, fragments, store, outlet.deliver, counters)
+        self._outputs = Outputs(device, fragments, store, sink.deliver, counters)
         self._closed = False
+        self.ticket_key = b""
 
     @property
     def queued(self) -> int:
@@ -133,7 +135,7 @@ class Tasks:
         self._spawn(self._forward(message))
 
     def release(self, tasks: Iterable[pb.Task]) -> None:
-        """Let kept activations go."""
+        """Drop kept activations."""
         self._do(self._queue.release(made(task) for task in tasks))
 
     def cancel(self, instruction: int) -> None:
@@ -165,16 +167,16 @@ class Tasks:
         """Whether an activation of that size has a place."""
         return self._store.has_room(size)
 
-    def land(self, decoded_bytes: int, encoded_bytes: int) -> ReceiveBuffer:
-        """A place for an activation that begins to come; raises `SpillFull`."""
-        return self._store.land(decoded_bytes, encoded_bytes)
+    def open_buffer(self, decoded_bytes: int, scratch_bytes: int) -> StoreBuffer:
+        """A buffer for an activation that begins to come; raises `SpillFull`."""
+        return self._store.open_buffer(decoded_bytes, scratch_bytes)
 
-    def take(self, received: ReceivedActivation, landing: ReceiveBuffer) -> bool:
+    def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool:
         """Take an activation that has come whole. False: it is of an older epoch or session."""
         key = sent(received.key)
-        if self.stale(key.job, key.epoch) or landing.store is not self._store:
+        if self.stale(key.job, key.epoch) or buffer.store is not self._store:
             return False
-        self._store.receive(key, received.tensors, landing)
+        self._store.receive(key, received.tensors, buffer)
         now = Nanoseconds(steady_nanoseconds())
         effects = self._queue.arrive(now, key, received.tensors)
         assert effects is not None, "it was not stale"
@@ -182,7 +184,7 @@ class Tasks:
         return True
 
     def close(self) -> None:
-        """The session broke: nothing of it is wanted any more."""
+        """The session broke: nothing of it is needed any more."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -224,23 +226,23 @@ class Tasks:
             if stopped is not None:
                 ran = seconds(Nanoseconds(steady_nanoseconds() - started))
                 outcome = _stopped(stopped, start.assignment, order.message, ran, outcome.message)
-            self._computed(start)
+            await self._computed(start)
             self._fail(instruction, outcome)
         self._do(self._queue.delivered(instruction))
 
     async def _finish(self, start: execution.Start, order: _Order, result: RunResult) -> None:
-        """Keep, send and answer what a task made."""
+        """Store and send what a task made, and answer it."""
         task, message = start.assignment.task, order.message
         try:
-            kept = self._outputs.keep(message, result.outputs)
+            kept = await self._outputs.keep(message, result.outputs)
         except (SpillFull, OSError) as error:
-            self._computed(start)
+            await self._computed(start)
             self._fail(
                 message.instruction, failure(pb.DISK_FULL, f"cannot keep the outputs: {error}")
             )
             return
         with self._outputs.room(message, result.outputs, kept) as room, self._store.lend(task):
-            self._computed(start, kept, in_the_way=not room)
+            await self._computed(start, kept, in_the_way=not room)
             if not self._queue.holds(task):
                 self._store.drop([task])  # a newer epoch came meanwhile
             reply = await self._outputs.hand_on(message, result)
@@ -252,18 +254,18 @@ class Tasks:
                 self._counters.task.observe(total)
             self._answer(reply)
 
-    def _computed(
+    async def _computed(
         self, start: execution.Start, kept: tuple[str, ...] = (), *, in_the_way: bool = False
     ) -> None:
-        """Go on with the queue; inputs that others want as well have places of their own again."""
+        """Continue with the queue; inputs that other tasks need too get places of their own."""
         instruction = start.assignment.instruction
         self._do(self._queue.computed(instruction, kept, in_the_way=in_the_way))
         for key, _ in start.inputs:
             try:
-                self._store.uncover(key)
+                await self._store.uncover(key)
             except (SpillFull, OSError) as error:
-                # Whoever asks for it is told that it is missing, and has it made again.
-                log.warning("let the activation %s go: %s", key, error)
+                # Whoever needs it learns that it is missing, and has it made again.
+                log.warning("dropped the activation %s: %s", key, error)
 
     async def _compute(self, start: execution.Start) -> RunResult | pb.Failure:
         if self._queue.stopped_because(start.assignment.instruction) is not None:
@@ -281,7 +283,7 @@ class Tasks:
             return failure_of(error)
 
     async def _forward(self, message: pb.Forward) -> None:
-        self._outlet.reply(await self._outputs.forward(message))
+        self._sink.reply(await self._outputs.forward(message))
 
     def _fail(self, instruction: int, what: pb.Failure) -> None:
         self._answer(pb.Reply(instruction=instruction, failure=what))
@@ -292,7 +294,7 @@ class Tasks:
         outcome = pb.FailureCode.Name(reply.failure.code).lower() if failed else "executed"
         self._counters.tasks[outcome] += 1
         if not self._closed:
-            self._outlet.reply(reply)
+            self._sink.reply(reply)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -302,7 +304,7 @@ class Tasks:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._outlet.fail(error)
+            self._sink.fail(error)
 
     def _wake_at(self, due: Nanoseconds) -> None:
         """Have `tick` called then, or earlier. (Most tasks end long before their deadline: a timer

@@ -5,6 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+from shoal_protocol.bulk.link import Traffic
+
 _BOUNDS_SECONDS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
@@ -41,6 +43,8 @@ class Counters:
     tasks: Counter[str] = field(default_factory=Counter)
     loads: Counter[str] = field(default_factory=Counter)
     transfers_refused: Counter[str] = field(default_factory=Counter)
+    full_queues: Counter[str] = field(default_factory=Counter)
+    traffic: Traffic = field(default_factory=Traffic)
     evictions: int = 0
     sessions: int = 0
     over_budget: int = 0

@@ -3,6 +3,7 @@
 Loaded only where metrics are served: the client library is a part of the idle agent's memory.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ class Gauges:
     cached_bytes: int
     spilled_bytes: int
     queued_tasks: int
+    peer_links: int
     connected: bool
 
 
@@ -82,6 +84,7 @@ def _gauges(now: Gauges) -> Iterator[Metric]:
         ("cached_bytes", "Bytes of fragments on disk.", now.cached_bytes),
         ("spilled_bytes", "Bytes of activations on disk.", now.spilled_bytes),
         ("queued_tasks", "Tasks that wait or are ready.", now.queued_tasks),
+        ("peer_links", "Streams to peers.", now.peer_links),
         ("session_connected", "1 while the agent has a session.", int(now.connected)),
     ):
         yield GaugeMetricFamily(f"shoal_agent_{name}", text, value=value)
@@ -96,11 +99,13 @@ def _counters(counters: Counters) -> Iterator[Metric]:
         ("over_budget_runs", "Runs that were measured above the budget.", counters.over_budget),
     ):
         yield CounterMetricFamily(f"shoal_agent_{name}", text, value=value)
+    full_queues = counters.full_queues | Counter(transfers=counters.traffic.full_queues)
     for name, text, label, values in (
         ("fetched_bytes", "Bytes of fragments fetched.", "source", counters.fetched_bytes),
         ("tasks", "Tasks answered.", "outcome", counters.tasks),
         ("loads", "Loads answered.", "outcome", counters.loads),
         ("transfers_refused", "Activations not taken.", "outcome", counters.transfers_refused),
+        ("full_queues", "Times that a queue was full.", "queue", full_queues),
     ):
         family = CounterMetricFamily(f"shoal_agent_{name}", text, labels=[label])
         for key, number in list(values.items()):

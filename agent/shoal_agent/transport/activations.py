@@ -2,23 +2,28 @@
 room, else on disk.
 
 What the ledger grants stays in memory. What it does not, and what a load needs the room of, is
-written to a file and mapped back when it is wanted, so that a full device slows down instead of
-failing or deadlocking. The disk's share is bounded too; beyond it a sender is told to come again
-(BUSY). What has memory counts there as well, since it may have to leave for a fragment.
+written to a file and mapped back when it is needed, so that a full device slows down instead of
+failing or deadlocking. The disk's share is bounded too; beyond it a sender is answered BUSY. What
+has memory counts there as well, since it may have to leave for a fragment.
 
 What is received goes where it will be: into memory that was granted before the first byte, or into
-a mapped file whose pages are let go after every frame (`ReceiveBuffer`). What is sent is lent
+a mapped file whose pages are released after every frame (`StoreBuffer`). What is sent is lent
 (`ActivationStore.lend`): it counts as moving, and is not spilled meanwhile.
+
+All methods belong to the event loop's thread; files are written, allocated and removed in other
+threads. So tensors may be used, lent or dropped while they are being written; then the file is of
+no use and is removed.
 
 Text cannot be mapped: tensors of strings stay in memory, and count.
 """
 
+import asyncio
 import mmap
 import os
 import shutil
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -28,9 +33,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_agent.execution.queue import Key
-from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES
+from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, TransferError
 from shoal_protocol.tensors import Array
+from shoal_protocol.threads import in_thread
 from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 _ALIGNMENT: Final = 64
 _NUMBERS: Final = count(1)
@@ -54,12 +61,13 @@ class Space(Protocol):
     def arrive(self, size: int) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Stored:
     """Tensors under one key.
 
     `granted` are the ledger's bytes, `file` where they are on disk and `mapping` that file's;
-    `lent` counts who sends them now, `dropped` says that they go when nobody does any more.
+    `writing` says that they are being written there; `lent` counts who sends them now, `dropped`
+    says that they go when nobody does any more.
     """
 
     tensors: dict[str, Array]
@@ -67,12 +75,13 @@ class _Stored:
     granted: int
     file: Path | None = None
     mapping: mmap.mmap | None = None
+    writing: bool = False
     lent: int = 0
     dropped: bool = False
 
 
-class ReceiveBuffer:
-    """Where one activation that is being received goes."""
+class StoreBuffer:
+    """Where one activation that is being received goes (a `ReceiveBuffer`)."""
 
     def __init__(
         self, store: "ActivationStore", space: Space, size: int, granted: int, file: Path | None
@@ -84,19 +93,27 @@ class ReceiveBuffer:
         self.file = file
         self.mapping: mmap.mmap | None = None
 
+    @property
+    def blocks(self) -> bool:
+        """See `ReceiveBuffer`."""
+        return self.file is not None
+
     def allocate(self, size: int) -> NDArray[np.uint8]:
-        """The buffer; raises `OSError` where the disk has no room."""
+        """See `ReceiveBuffer`."""
         if self.file is None:
             return np.empty(size, np.uint8)
-        with self.file.open("w+b") as file:
-            # Writing to a mapping that the disk has no room for would end the process.
-            os.posix_fallocate(file.fileno(), 0, size)
-            self.mapping = mmap.mmap(file.fileno(), size)
+        try:
+            with self.file.open("w+b") as file:
+                # Writing to a mapping that the disk has no room for would end the process.
+                os.posix_fallocate(file.fileno(), 0, size)
+                self.mapping = mmap.mmap(file.fileno(), size)
+        except OSError as error:
+            raise TransferError(f"no room: {error}", outcome=Acknowledgement.BUSY) from error
         return np.frombuffer(self.mapping, np.uint8)
 
     def settle(self) -> None:
-        """A frame has come: what went to the file needs no memory any more."""
-        _let_go(self.mapping)
+        """See `ReceiveBuffer`: what went to the file needs no memory any more."""
+        _release_pages(self.mapping)
 
     def arrive(self) -> None:
         """All has come, and waits from now on."""
@@ -107,13 +124,13 @@ class ReceiveBuffer:
         self.settle()
 
     def abandon(self) -> None:
-        """It will not come whole."""
+        """See `ReceiveBuffer`."""
         self._space.end_move(self.granted)
         self.granted = 0
         self.store.held_bytes -= self.size
         if self.file is not None:
-            self.file.unlink(missing_ok=True)
             self.store.spilled_bytes -= self.size
+            _remove(self.file)
 
 
 class SpillFull(Exception):
@@ -129,7 +146,7 @@ class SpillFull(Exception):
 
 
 class ActivationStore:
-    """Keeps tensors by key. Used from the event loop's thread: spilling is quick writes."""
+    """Keeps tensors by key."""
 
     def __init__(
         self,
@@ -146,38 +163,35 @@ class ActivationStore:
         self._stored: OrderedDict[Key, _Stored] = OrderedDict()
         self.held_bytes = 0
         self.spilled_bytes = 0
-        self.spilled_total_bytes = 0
 
     def has_room(self, size: int) -> bool:
         """Whether tensors of that size have a place, and keep one when memory is wanted back."""
         return self.held_bytes + size <= self._limit_bytes
 
-    def land(self, decoded_bytes: int, encoded_bytes: int) -> ReceiveBuffer:
-        """A place for an activation that is to be received; raises `SpillFull`.
+    def open_buffer(self, decoded_bytes: int, scratch_bytes: int) -> StoreBuffer:
+        """A buffer for an activation that is to be received; raises `SpillFull`.
 
-        `encoded_bytes` are those of what is to be decoded beside it.
+        `scratch_bytes` is what decoding takes beside it.
         """
         # Frames there must be, wherever their contents go: a full device takes them without.
-        for beside in (encoded_bytes + frame_bytes(decoded_bytes), 0):
+        for beside in (scratch_bytes + frame_bytes(decoded_bytes), 0):
             if self._space.request_move(decoded_bytes + beside):
                 self.held_bytes += decoded_bytes
-                return ReceiveBuffer(self, self._space, decoded_bytes, decoded_bytes + beside, None)
+                return StoreBuffer(self, self._space, decoded_bytes, decoded_bytes + beside, None)
         self._check_disk(decoded_bytes)
         self.held_bytes += decoded_bytes
         self.spilled_bytes += decoded_bytes
-        return ReceiveBuffer(self, self._space, decoded_bytes, 0, self._path())
+        return StoreBuffer(self, self._space, decoded_bytes, 0, self._path())
 
-    def receive(self, key: Key, tensors: Mapping[str, Array], landing: ReceiveBuffer) -> None:
+    def receive(self, key: Key, tensors: Mapping[str, Array], buffer: StoreBuffer) -> None:
         """Keep what has come."""
         self.drop([key])
-        granted = min(landing.size, landing.granted)
-        stored = _Stored(dict(tensors), landing.size, granted, landing.file, landing.mapping)
+        granted = min(buffer.size, buffer.granted)
+        stored = _Stored(dict(tensors), buffer.size, granted, buffer.file, buffer.mapping)
         self._stored[key] = stored
-        if stored.file is not None:
-            self.spilled_total_bytes += stored.size
-        landing.arrive()
+        buffer.arrive()
 
-    def put(self, key: Key, tensors: Mapping[str, Array]) -> None:
+    async def put(self, key: Key, tensors: Mapping[str, Array]) -> None:
         """Keep tensors; those under the key before are replaced. Raises `SpillFull`, `OSError`.
 
         They are here already, so memory is enough for them: `has_room` is not asked.
@@ -185,11 +199,10 @@ class ActivationStore:
         self.drop([key])
         size = sum(tensor.nbytes for tensor in tensors.values())
         granted = size if self._space.request_space(size) else 0
-        stored = _Stored(dict(tensors), size, granted)
-        if not granted and size:
-            self._spill(stored)
-        self._stored[key] = stored
+        stored = self._stored[key] = _Stored(dict(tensors), size, granted)
         self.held_bytes += size
+        if not granted and size:
+            await self._spill_or_drop(key, stored)
 
     def get(self, key: Key) -> Mapping[str, Array] | None:
         """The tensors under a key, mapped back where they are on disk; None if there are none."""
@@ -212,7 +225,7 @@ class ActivationStore:
             stored.lent -= 1
             if not stored.lent:
                 self._space.arrive(stored.granted)
-                _let_go(stored.mapping)
+                _release_pages(stored.mapping)
                 if stored.dropped:
                     self._discard(stored)
 
@@ -228,7 +241,7 @@ class ActivationStore:
             self._space.return_space(stored.granted)
             stored.granted = 0
 
-    def uncover(self, key: Key) -> None:
+    async def uncover(self, key: Key) -> None:
         """The task has ended: what is still wanted of its inputs has a place of its own again.
 
         Raises `SpillFull`, `OSError` where it has not; it is not kept any longer then.
@@ -237,16 +250,12 @@ class ActivationStore:
         if stored is None:
             return
         if stored.file is not None:
-            _let_go(stored.mapping)
-        elif not stored.granted and stored.size:
+            _release_pages(stored.mapping)
+        elif not stored.granted and stored.size and not stored.writing:
             if self._space.request_space(stored.size):
                 stored.granted = stored.size
-                return
-            try:
-                self._spill(stored)
-            except (SpillFull, OSError):
-                self.drop([key])
-                raise
+            else:
+                await self._spill_or_drop(key, stored)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Forget tensors."""
@@ -260,64 +269,65 @@ class ActivationStore:
         """Forget all."""
         self.drop(list(self._stored))
 
-    def spill(self, size: int) -> None:
+    async def spill(self, size: int) -> None:
         """Bring at least that many granted bytes to disk, and return them to the ledger.
 
         Raises `SpillFull` where only a part of them, or none, could be: that part is returned.
         """
         freed, why = 0, "what is left in memory is text, or on its way"
-        for stored in self._stored.values():
+        for stored, granted in [(each, each.granted) for each in self._stored.values()]:
             if freed >= size:
                 return
-            if not stored.granted or stored.lent or stored.file is not None:
+            if stored.dropped:
+                freed += granted  # while another was written
+                continue
+            if not stored.granted or stored.lent or stored.file is not None or stored.writing:
                 continue
             try:
-                self._spill(stored)
+                freed += await self._spill(stored)
             except SpillFull:
                 why = "raise --cache-size"  # a smaller one may have a place
-                continue
             except OSError as error:
                 raise SpillFull(size, freed, str(error)) from error
-            text = sum(array.nbytes for array in stored.tensors.values() if array.dtype == object)
-            gone = max(0, stored.granted - text)
-            stored.granted -= gone
-            self._space.return_space(gone)
-            freed += gone
         if freed < size:
             raise SpillFull(size, freed, why)
 
-    def _spill(self, stored: _Stored) -> None:
-        """Write to a file and replace the arrays by views of its mapping; nothing has changed where
-        that fails."""
+    async def _spill_or_drop(self, key: Key, stored: _Stored) -> None:
+        try:
+            await self._spill(stored)
+        except (SpillFull, OSError):
+            if self._stored.get(key) is stored:
+                self.drop([key])
+            raise
+
+    async def _spill(self, stored: _Stored) -> int:
+        """Write to a file and replace the arrays by views of its mapping; the bytes that the ledger
+        has got back. Nothing has changed where that fails."""
         arrays = {name: array for name, array in stored.tensors.items() if array.dtype != object}
         if not arrays:
-            return
+            return 0
         self._check_disk(stored.size)
         path = self._path()
-        starts: dict[str, int] = {}
-        try:
-            with path.open("w+b") as file:
-                for name, array in arrays.items():
-                    file.write(bytes(-file.tell() % _ALIGNMENT))
-                    starts[name] = file.tell()
-                    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-                length = file.tell()
-                file.flush()
-                if length:
-                    stored.mapping = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ)
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-        stored.file = path
         self.spilled_bytes += stored.size
-        self.spilled_total_bytes += stored.size
-        if stored.mapping is None:
-            return
-        mapped = np.frombuffer(stored.mapping, np.uint8)
-        for name, array in arrays.items():
-            start = starts[name]
-            view = mapped[start : start + array.nbytes].view(array.dtype)
-            stored.tensors[name] = view.reshape(array.shape)
+        stored.writing = True
+        written = False
+        try:
+            mapping, views = await in_thread(_write, path, arrays)
+            written = not stored.dropped and not stored.lent
+        finally:
+            stored.writing = False
+            if not written:
+                self.spilled_bytes -= stored.size
+                _remove(path)
+        if not written:
+            return 0
+        stored.file, stored.mapping = path, mapping
+        stored.tensors.update(views)
+        text = sum(array.nbytes for array in stored.tensors.values() if array.dtype == object)
+        gone = max(0, stored.granted - text)
+        stored.granted -= gone
+        self._space.return_space(gone)
+        return gone
 
     def _check_disk(self, size: int) -> None:
         have = self._limit_bytes - self.spilled_bytes
@@ -333,11 +343,43 @@ class ActivationStore:
         self.held_bytes -= stored.size
         if stored.file is not None:
             self.spilled_bytes -= stored.size
-            # Who uses the mapping still may go on: the pages live as long as it does.
-            stored.file.unlink(missing_ok=True)
+            # Whoever still uses the mapping may: its pages live as long as it does.
+            _remove(stored.file)
 
 
-def _let_go(mapping: mmap.mmap | None) -> None:
+def _write(path: Path, arrays: Mapping[str, Array]) -> tuple[mmap.mmap | None, dict[str, Array]]:
+    """Write arrays to a file; its mapping, and the arrays as views of that."""
+    starts: dict[str, int] = {}
+    with path.open("w+b") as file:
+        for name, array in arrays.items():
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            starts[name] = file.tell()
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        length = file.tell()
+        file.flush()
+        if not length:
+            return None, {}
+        mapping = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ)
+    mapped = np.frombuffer(mapping, np.uint8)
+    views: dict[str, Array] = {}
+    for name, array in arrays.items():
+        view = mapped[starts[name] : starts[name] + array.nbytes].view(array.dtype)
+        views[name] = view.reshape(array.shape)
+    return mapping, views
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, some time."""
+    asyncio.get_running_loop().run_in_executor(None, _unlink, path)
+
+
+def _unlink(path: Path) -> None:
+    # An OSError leaves the file to the next session, which begins with an empty folder.
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _release_pages(mapping: mmap.mmap | None) -> None:
     """Take a mapped file's pages out of this process; what was written is in the file."""
     if mapping is not None:
         mapping.madvise(mmap.MADV_DONTNEED)

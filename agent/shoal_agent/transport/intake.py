@@ -1,28 +1,26 @@
-"""Activations on their way in, from any stream: assembled, admitted, stored, acknowledged.
-
-A sender learns one of four things: taken, stale (drop it), busy (come again), refused (malformed,
-or not for this device: do not come again). Nothing is allocated before the header has been checked
-and a place been found.
-"""
+"""Which activations this device takes, from the coordinator and from peers."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final, Protocol
 
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.transport.activations import ReceiveBuffer, SpillFull
-from shoal_protocol.assembly import ActivationAssembler, Allocate, Limits, ReceivedActivation
-from shoal_protocol.frames import MalformedFrame, TransferError, acknowledgement
-from shoal_protocol.v1.tensors_pb2 import NONE, Acknowledgement, Activation, FrameHeader
+from shoal_agent.transport.activations import SpillFull, StoreBuffer
+from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
+from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer, scratch_bytes
+from shoal_protocol.frames import MalformedFrame, TransferError
+from shoal_protocol.tickets import is_ticket
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
-MAXIMUM_DECODED_BYTES = 1 << 30
+MAXIMUM_DECODED_BYTES: Final = 1 << 30
 
 
-class Receiver(Protocol):
-    """Who takes what has come: the present session's `Tasks`."""
+class Inbox(Protocol):
+    """Takes what has come: the present session's `Tasks`.
+
+    `ticket_key` is that of the session (see `tickets`).
+    """
+
+    ticket_key: bytes
 
     def stale(self, job: str, epoch: int) -> bool:
         """Whether a newer epoch of the job is known."""
@@ -32,96 +30,107 @@ class Receiver(Protocol):
         """Whether an activation of that size has a place."""
         ...
 
-    def land(self, decoded_bytes: int, encoded_bytes: int) -> ReceiveBuffer:
-        """A place for an activation that begins to come; raises `SpillFull`."""
+    def open_buffer(self, decoded_bytes: int, scratch_bytes: int) -> StoreBuffer:
+        """A buffer for an activation that begins to come; raises `SpillFull`."""
         ...
 
-    def take(self, received: ReceivedActivation, landing: ReceiveBuffer) -> bool:
+    def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool:
         """Take one that has come whole. False: it is of an older epoch or session."""
         ...
 
 
-class Intake:
-    """The receiving half of one stream."""
+class _Activations:
+    """The `Receiver` of one stream."""
 
     def __init__(
         self,
         device: str,
-        receiver: Callable[[], Receiver | None],
+        inbox: Callable[[], Inbox | None],
         counters: Counters,
-        limit_bytes: int = MAXIMUM_DECODED_BYTES,
+        *,
+        from_peer: bool,
     ) -> None:
-        """`receiver` gives that of the present session, None without one.
-
-        What would be larger than `limit_bytes` (the device's budget) is refused for good.
-        """
         self._device = device
-        self._receiver = receiver
+        self._inbox = inbox
         self._counters = counters
-        limits = Limits(decoded_bytes=min(limit_bytes, MAXIMUM_DECODED_BYTES))
-        self._assembler = ActivationAssembler(limits, self._admit)
-        self._landing: ReceiveBuffer | None = None
+        self._from_peer = from_peer
 
-    def feed(self, header: FrameHeader, payload: memoryview) -> bytes | None:
-        """Take one frame that is no acknowledgement; the frame that answers its transfer."""
-        try:
-            taken = self.take(header, payload)
-        except TransferError as error:
-            return acknowledgement(header.transfer, error.outcome, error.reason)
-        return acknowledgement(header.transfer) if taken else None
-
-    def take(self, header: FrameHeader, payload: memoryview) -> bool:
-        """Take one frame; whether it was a transfer's last. Raises `TransferError`."""
-        try:
-            received = self._assembler.add(header, payload)
-            landing = self._landing
-            if received is None or landing is None:
-                if landing is not None:
-                    landing.settle()
-                return False
-            receiver = self._receiver()
-            try:
-                taken = receiver is not None and receiver.take(received, landing)
-            except (SpillFull, OSError) as error:
-                raise TransferError(f"no room: {error}", outcome=Acknowledgement.BUSY) from error
-            if not taken:
-                raise TransferError("of an older epoch", outcome=Acknowledgement.STALE)
-        except TransferError as error:
-            self._counters.transfers_refused[Acknowledgement.Outcome.Name(error.outcome)] += 1
-            self.close()
-            raise
-        self._landing = None
-        self._counters.received_bytes += received.encoded_bytes
-        return True
-
-    def close(self) -> None:
-        """The stream has ended: what has come in part will not come whole."""
-        if self._landing is not None:
-            self._landing.abandon()
-            self._landing = None
-
-    def _admit(self, activation: Activation, decoded_bytes: int) -> Allocate:
-        key, receiver = activation.key, self._receiver()
+    def admit(self, activation: Activation, decoded_bytes: int) -> StoreBuffer:
+        """See `Receiver`."""
+        key, inbox = activation.key, self._inbox()
         if activation.device != self._device:
             raise MalformedFrame(f"it is for {activation.device!r}, this is {self._device!r}")
-        if receiver is None:
+        if inbox is None:
             raise TransferError("no session", outcome=Acknowledgement.BUSY)
-        if receiver.stale(key.job, key.epoch):
+        if inbox.stale(key.job, key.epoch):
             raise TransferError("of an older epoch", outcome=Acknowledgement.STALE)
-        if not receiver.has_room(decoded_bytes):
+        if self._from_peer and not is_ticket(activation.ticket, inbox.ticket_key, key):
+            raise TransferError(
+                "its ticket is not of this session: the coordinator has not asked for it",
+                outcome=Acknowledgement.STALE,
+            )
+        if not inbox.has_room(decoded_bytes):
             raise TransferError("no room for activations", outcome=Acknowledgement.BUSY)
-        encoded = [each for each in activation.tensors if each.codec != NONE]
-        beside = sum(each.encoded_bytes for each in encoded)
-        beside += max((each.decoded_bytes for each in encoded), default=0)  # as a codec gives it
         try:
-            landing = self._landing = receiver.land(decoded_bytes, beside)
+            return inbox.open_buffer(decoded_bytes, scratch_bytes(activation))
         except SpillFull as error:
             raise TransferError(str(error), outcome=Acknowledgement.BUSY) from error
-        return partial(_allocate, landing)
+
+    async def take(self, received: ReceivedActivation, buffer: ReceiveBuffer) -> None:
+        """See `Receiver`."""
+        assert isinstance(buffer, StoreBuffer), "it was opened by an inbox"
+        self.take_now(received, buffer)
+
+    def take_now(self, received: ReceivedActivation, buffer: StoreBuffer) -> None:
+        """`take`, which waits for nothing."""
+        inbox = self._inbox()
+        if inbox is None or not inbox.take(received, buffer):
+            raise TransferError("of an older epoch", outcome=Acknowledgement.STALE)
+        self._counters.received_bytes += received.encoded_bytes
+
+    def refused(self, error: TransferError) -> None:
+        """See `Receiver`."""
+        self._counters.transfers_refused[Acknowledgement.Outcome.Name(error.outcome)] += 1
 
 
-def _allocate(landing: ReceiveBuffer, size: int) -> NDArray[np.uint8]:
-    try:
-        return landing.allocate(size)
-    except OSError as error:
-        raise TransferError(f"no room: {error}", outcome=Acknowledgement.BUSY) from error
+def open_intake(
+    device: str,
+    inbox: Callable[[], Inbox | None],
+    counters: Counters,
+    *,
+    limit_bytes: int = MAXIMUM_DECODED_BYTES,
+    from_peer: bool = False,
+) -> Intake:
+    """The receiving half of one stream. `inbox` gives that of the present session, None without
+    one. What would be larger than `limit_bytes` (the device's budget) is refused for good, and so
+    is what a peer sends without a ticket."""
+    receiver = _Activations(device, inbox, counters, from_peer=from_peer)
+    return Intake(receiver, Limits(decoded_bytes=min(limit_bytes, MAXIMUM_DECODED_BYTES)))
+
+
+class InlineInputs:
+    """Takes inputs that come with their task, in one frame, where memory has room for them."""
+
+    def __init__(self, device: str, inbox: Callable[[], Inbox | None], counters: Counters) -> None:
+        self._receiver = _Activations(device, inbox, counters, from_peer=False)
+
+    def take(self, frame: bytes) -> None:
+        """Take them, at once. Raises `TransferError`; BUSY: only the disk has room, or nothing."""
+        opened: list[StoreBuffer] = []
+
+        def admit(activation: Activation, decoded_bytes: int) -> StoreBuffer:
+            opened.append(self._receiver.admit(activation, decoded_bytes))
+            if opened[0].blocks:
+                raise TransferError("memory is full", outcome=Acknowledgement.BUSY)
+            return opened[0]
+
+        try:
+            received = ActivationAssembler(Limits(), admit).feed(frame)
+            if received is None:
+                raise MalformedFrame("the inputs end within their frame")
+            self._receiver.take_now(received, opened[0])
+        except TransferError as error:
+            self._receiver.refused(error)
+            for buffer in opened:
+                buffer.abandon()
+            raise

@@ -13,11 +13,13 @@ import grpc
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.manifest import FILES, is_digest
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.transport.intake import MAXIMUM_DECODED_BYTES, Intake, Receiver
+from shoal_agent.transport.intake import MAXIMUM_DECODED_BYTES, Inbox, open_intake
 from shoal_agent.transport.shaping import Uplink
+from shoal_protocol.bulk.link import BulkLink
+from shoal_protocol.bulk.transport import GrpcTransport
 from shoal_protocol.channels import is_secured, peer_name
 from shoal_protocol.files import file_frames
-from shoal_protocol.frames import MalformedFrame, frames_in, join_frames, split_frame
+from shoal_protocol.frames import MalformedFrame
 from shoal_protocol.identities import RESERVED
 from shoal_protocol.limits import CallLimiter, Stalled, StallWatch, TooManyCalls, end_stalled
 from shoal_protocol.services import FileContext, FrameContext
@@ -35,7 +37,7 @@ class Peers:
         self,
         device: str,
         cache: FragmentCache,
-        receiver: Callable[[], Receiver | None],
+        inbox: Callable[[], Inbox | None],
         uplink: Uplink,
         counters: Counters,
         *,
@@ -45,7 +47,7 @@ class Peers:
         self._limit_bytes = limit_bytes
         self._device = device
         self._cache = cache
-        self._receiver = receiver
+        self._inbox = inbox
         self._uplink = uplink
         self._counters = counters
         self._fetches = CallLimiter(total=_FETCHES, each=_FETCHES_EACH, waiting=_FETCHES_WAITING)
@@ -53,13 +55,17 @@ class Peers:
     async def push(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
         """Receive activations until the peer hangs up. A broken frame ends the stream."""
         await _require_device(context)
-        intake = Intake(self._device, self._receiver, self._counters, self._limit_bytes)
+        intake = open_intake(
+            self._device,
+            self._inbox,
+            self._counters,
+            limit_bytes=self._limit_bytes,
+            from_peer=True,
+        )
+        transport = GrpcTransport(requests, context.write)
+        link = BulkLink(transport, intake, traffic=self._counters.traffic)
         try:
-            async for message in requests:
-                # A peer that does not read its answers is not read from either: its own harm.
-                answers = (intake.feed(*split_frame(frame)) for frame in frames_in(message))
-                if told := [answer for answer in answers if answer is not None]:
-                    await context.write(join_frames(told))
+            await link.run()
         except MalformedFrame as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:

@@ -1,26 +1,24 @@
-"""A slow link, pretended: the bulk that leaves the agent, and fragments that come, are paced.
+"""Simulated slow links: the bulk that leaves the agent, and fragments that come, are slowed down.
 
-For the devices that one machine pretends to be in local mode, in user space. The rate is that of
-one shared link in each direction (what comes from another agent was paced by that one); the latency
-is a delay of each frame that leaves, during which others are under way already, as on a real link.
+For the devices that one machine simulates in local mode, in user space. The rate is that of one
+shared link in each direction (what comes from another agent was slowed down by that one); the
+latency delays each message that leaves, while others are on their way already, as on a real link.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from time import monotonic
+from typing import Final
 
-import grpc
+from shoal_protocol.bulk.transport import Transport, TransportBroken
 
-STREAM_ERRORS = (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
-"""What writing to or reading from a stream that has broken raises."""
-
-Write = Callable[[bytes], Awaitable[None]]
+_MESSAGES_ON_THE_WAY: Final = 256
+"""What a simulated link holds at most: 16 MiB. Who sends more waits."""
 
 
 class Uplink:
-    """The pretended link: bits per second, and seconds one way. Zero is none of either."""
+    """The simulated link: bits per second, and seconds one way. Zero means unlimited, and none."""
 
     def __init__(self, rate_bits_per_second: float = 0.0, latency_seconds: float = 0.0) -> None:
         self._seconds_per_byte = 8 / rate_bits_per_second if rate_bits_per_second else 0.0
@@ -40,41 +38,56 @@ class Uplink:
         self._free_at = max(now, self._free_at) + size * self._seconds_per_byte
         await asyncio.sleep(self._free_at - now)
 
+    def shape(self, transport: Transport) -> Transport:
+        """The transport as it is over this link."""
+        return _ShapedTransport(transport, self) if self.shaped else transport
 
-class DelayLine:
-    """Writes frames in order, each `latency_seconds` after it left."""
 
-    def __init__(self, uplink: Uplink, write: Write) -> None:
+class _ShapedTransport:
+    """Writes messages in order, each `latency_seconds` after it left."""
+
+    frame_bytes = 64 << 10
+
+    def __init__(self, transport: Transport, uplink: Uplink) -> None:
+        self._transport = transport
         self._uplink = uplink
-        self._write = write
-        self._under_way: deque[tuple[float, bytes]] = deque()
-        self._wake = asyncio.Event()
-        self._failure: BaseException | None = None
-        self._task = asyncio.create_task(self._run(), name="delay line")
+        self._on_the_way: deque[tuple[float, bytes]] = deque()
+        self._room = asyncio.Semaphore(_MESSAGES_ON_THE_WAY)
+        self._filled = asyncio.Event()
+        self._broken: TransportBroken | None = None
+        self._task = asyncio.create_task(self._deliver(), name="simulated link")
 
-    async def write(self, frame: bytes) -> None:
-        """Take a frame; returns when it has left. Raises what an earlier write raised."""
-        if self._failure is not None:
-            raise self._failure
-        await self._uplink.depart(len(frame))
-        self._under_way.append((monotonic() + self._uplink.latency_seconds, frame))
-        self._wake.set()
+    def messages(self) -> AsyncIterator[bytes]:
+        """Those of the transport: the other side slows its own down."""
+        return self._transport.messages()
+
+    async def write(self, message: bytes) -> None:
+        """Returns when the message has left. Raises what delivering an earlier one raised."""
+        await self._room.acquire()
+        if self._broken is not None:
+            self._room.release()
+            raise self._broken
+        await self._uplink.depart(len(message))
+        self._on_the_way.append((monotonic() + self._uplink.latency_seconds, message))
+        self._filled.set()
 
     async def close(self) -> None:
-        """Forget what is under way."""
+        """Forget what is on its way."""
         self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._transport.close()
 
-    async def _run(self) -> None:
+    async def _deliver(self) -> None:
         while True:
-            while not self._under_way:
-                self._wake.clear()
-                await self._wake.wait()
-            due, frame = self._under_way.popleft()
+            while not self._on_the_way:
+                self._filled.clear()
+                await self._filled.wait()
+            due, message = self._on_the_way.popleft()
             await asyncio.sleep(max(0.0, due - monotonic()))
             try:
-                await self._write(frame)
-            except STREAM_ERRORS as error:  # told to whoever writes next
-                self._failure = error
+                await self._transport.write(message)
+            except TransportBroken as error:
+                self._broken = error
                 return
+            finally:
+                self._room.release()

@@ -1,31 +1,26 @@
-"""The model's inputs on their way to devices: read when a task wants them, bounded in bytes, sent
-again while the device says BUSY. What cannot be delivered is told to the dispatcher."""
+"""The model's inputs on their way to devices: read when a task needs them, bounded in bytes. The
+dispatcher gets an event for what cannot be delivered."""
 
 import asyncio
 import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
-from time import perf_counter
 from typing import Final
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
-from shoal_coordinator.server.exchange import ExchangeLink, LinkBroken
 from shoal_coordinator.server.runs import JobRun
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_coordinator.storage.inputs import InputUnsuitable
-from shoal_protocol.codecs import LinkCodec
+from shoal_protocol.bulk.link import OutboundActivation, Undelivered
 from shoal_protocol.partition import MODEL
 from shoal_protocol.tensors import (
     ActivationKey,
     Array,
-    EncodedActivation,
     UnsupportedTensor,
     encode_activation,
 )
-from shoal_protocol.v1 import tensors_pb2 as pb
 from shoal_protocol.v1.session_pb2 import Cancel, CoordinatorMessage
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
@@ -33,9 +28,8 @@ logger = logging.getLogger(__name__)
 
 BYTES_IN_FLIGHT: Final = 1 << 28
 """Inputs of all devices together; one alone may be larger."""
-BUSY_SECONDS: Final = 60.0
 LINK_SECONDS: Final = 10.0
-_ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
+"""How long a device may take to open its bulk stream."""
 
 Undeliverable = Callable[[DeviceSession, ins.Execute, ev.Failure], None]
 Unreadable = Callable[[ins.Execute, ev.Failure], None]
@@ -96,7 +90,9 @@ class Deliveries:
         if arrays is None:
             return b""
         try:
-            (frame,) = _encoded(order, run, arrays, pb.NONE)
+            (frame,) = encode_activation(
+                _key(order), order.device, arrays, transfer=0, bfloat16=run.bfloat16
+            )
         except UnsupportedTensor:
             return b""
         return frame
@@ -119,87 +115,68 @@ class Deliveries:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _deliver(self, session: DeviceSession, order: ins.Execute, run: JobRun) -> None:
-        names = run.wires[order.stage].model_inputs
-        kind, reason = ev.FailureKind.MISSING_ACTIVATION, ""
+        """Read, send, and report what could not be delivered."""
         try:
             async with self.budget.reserve(run.inputs.item_bytes(order.item)):
-                arrays = await run.read(order.item, names)
+                arrays = await run.read(order.item, run.wires[order.stage].model_inputs)
                 async with asyncio.timeout(LINK_SECONDS):
                     await session.linked.wait()
                 assert session.link is not None
-                answer = await self._send(session.link, order, run, arrays)
+                link = session.link.bulk
+                await link.send(_outbound(order, run, arrays))
+            return
         except (InputUnsuitable, UnsupportedTensor) as error:
             kind, reason = ev.FailureKind.INVALID_INPUT, str(error)
         except TimeoutError:
+            kind = ev.FailureKind.MISSING_ACTIVATION
             reason = f"{session.device} opened no bulk stream within {LINK_SECONDS:g} s"
-        except LinkBroken as error:
-            reason = str(error)
+        except Undelivered as error:
+            if session.link is not None and session.link.bulk is link and link.broken is not None:
+                # The device is lost, and the task with it: that is no failed try.
+                session.end(f"the bulk stream broke: {error}")
+                return
+            kind, reason = _undelivered(error, session.device, run.inputs.place(order.item))
         except Exception as error:  # inputs come from strangers: one item fails, nothing else
             logger.exception("inputs of %s, item %d", order.job, order.item)
             place = run.inputs.place(order.item)
             kind, reason = ev.FailureKind.INVALID_INPUT, f"{place}: cannot be sent: {error!r}"
-        else:
-            match answer.outcome:
-                case Acknowledgement.ACCEPTED:
-                    return
-                case Acknowledgement.REFUSED:
-                    kind = ev.FailureKind.INVALID_INPUT
-                    reason = f"{run.inputs.place(order.item)}: refused by {session.device}: "
-                case _:
-                    reason = f"{session.device} did not take the inputs: "
-            reason += answer.message
         failure = ev.Failure(kind=kind, message=reason)
         if kind is ev.FailureKind.INVALID_INPUT:
             self._unreadable(order, failure)
         elif session.given.pop(order.instruction, None) is not None:
-            # The device waits for what will not come; it is to forget the task before it hears of
-            # the next try.
+            # The device waits for what will not come; it must forget the task before it gets the
+            # next try.
             session.tell(CoordinatorMessage(cancel=Cancel(instruction=order.instruction)))
             self._undeliverable(session, order, failure)
 
-    async def _send(
-        self, link: ExchangeLink, order: ins.Execute, run: JobRun, arrays: dict[str, Array]
-    ) -> Acknowledgement:
-        encoded = await _encode(link.codec, order, run, arrays)
-        started, delay = perf_counter(), 0.02
-        while True:
-            begun = perf_counter()
-            answer = await link.send(lambda number: replace(encoded, transfer=number))
-            if answer.outcome == Acknowledgement.ACCEPTED:
-                link.codec.observe_transfer(encoded.encoded_bytes, perf_counter() - begun)
-            late = perf_counter() - started > BUSY_SECONDS
-            if answer.outcome != Acknowledgement.BUSY or late:
-                return answer
-            await asyncio.sleep(delay)
-            delay = min(1.0, 2 * delay)
+
+def _undelivered(error: Undelivered, device: str, place: str) -> tuple[ev.FailureKind, str]:
+    """Whose fault it is that inputs were not taken, and what to say."""
+    match error.outcome:
+        case None:
+            return ev.FailureKind.MISSING_ACTIVATION, str(error)
+        case Acknowledgement.REFUSED:
+            return ev.FailureKind.INVALID_INPUT, f"{place}: refused by {device}: {error}"
+        case _:
+            text = f"{device} did not take the inputs: {error}"
+            return ev.FailureKind.MISSING_ACTIVATION, text
 
 
-async def _encode(
-    codec: LinkCodec, order: ins.Execute, run: JobRun, arrays: dict[str, Array]
-) -> EncodedActivation:
-    speed = codec.bytes_per_second
-    plain = speed is None or speed >= LinkCodec.FAST_BYTES_PER_SECOND
-    size = sum(array.nbytes for array in arrays.values())
-    if plain or size < _ENCODE_IN_THREAD_FROM_BYTES:
-        return _encoded(order, run, arrays, codec)
-    return await asyncio.to_thread(_encoded, order, run, arrays, codec)
-
-
-def _encoded(
-    order: ins.Execute, run: JobRun, arrays: Mapping[str, Array], codec: pb.Codec | LinkCodec
-) -> EncodedActivation:
-    return encode_activation(
-        ActivationKey(
-            job=order.job,
-            epoch=order.epoch,
-            item=order.item,
-            producer=MODEL,
-            consumer=order.stage,
-        ),
-        order.device,
-        arrays,
-        transfer=0,
-        codec=codec,
+def _outbound(order: ins.Execute, run: JobRun, arrays: Mapping[str, Array]) -> OutboundActivation:
+    return OutboundActivation(
+        key=_key(order),
+        device=order.device,
+        tensors=arrays,
         lossy=run.lossy,
         bfloat16=run.bfloat16,
+    )
+
+
+def _key(order: ins.Execute) -> ActivationKey:
+    return ActivationKey(
+        job=order.job,
+        epoch=order.epoch,
+        item=order.item,
+        producer=MODEL,
+        consumer=order.stage,
     )

@@ -11,7 +11,7 @@ counts, and fails after some in a row.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from time import monotonic_ns, perf_counter
 from typing import Final, assert_never
@@ -19,7 +19,7 @@ from typing import Final, assert_never
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
-from shoal_coordinator.server import wire
+from shoal_coordinator.server import claims, wire
 from shoal_coordinator.server.concerns import device_of, job_of
 from shoal_coordinator.server.deliveries import Deliveries
 from shoal_coordinator.server.metrics import CoordinatorMetrics
@@ -29,7 +29,7 @@ from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.frames import TransferError
 from shoal_protocol.partition import Digest
-from shoal_protocol.units import Bytes, Nanoseconds, seconds
+from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
@@ -233,7 +233,7 @@ class Driver:
         message = wire.execute_message(
             order,
             run.wires[order.stage],
-            lambda target: self._routes.address(order.device, target, self._now()),
+            lambda target: self._routes.way(order.device, target, self._now()),
             deadline_seconds=self._deadline_seconds(order.job),
             lossy=run.lossy,
             input_frame=frame,
@@ -254,7 +254,7 @@ class Driver:
             message = wire.forward_message(
                 order,
                 run.wires[order.producer],
-                lambda target: self._routes.address(order.device, target, self._now()),
+                lambda target: self._routes.way(order.device, target, self._now()),
                 lossy=run.lossy,
             )
             self._give(order, message)
@@ -348,7 +348,7 @@ class Driver:
             case "telemetry":
                 session.telemetry = message.telemetry
                 telemetry = wire.telemetry_of(message.telemetry)
-                fetched = Bytes(message.telemetry.fetched_bytes)
+                fetched = wire.size(message.telemetry.fetched_bytes)
                 self.feed(
                     ev.DeviceTelemetry(
                         at=at, device=device, session=number, telemetry=telemetry, fetched=fetched
@@ -398,19 +398,31 @@ class Driver:
     # ---- activations of links --------------------------------------------------------------------
 
     def admit(self, device: str, activation: Activation) -> None:
-        """Raise `TransferError` for a result that nobody waits for."""
+        """Raise `TransferError` for a result that this device is not to give."""
         run = self.runs.get(activation.key.job)
         if run is None or activation.key.consumer != -1:
             raise TransferError(
                 f"job {activation.key.job[:80]!r} does not run here",
                 outcome=Acknowledgement.STALE,
             )
+        claims.check_result_given(self._given(device), activation)
         run.admit(activation)
 
-    def passes(self, activation: Activation) -> bool:
-        """Whether an activation to be relayed is of a job that runs, and of its epoch."""
-        run = self.runs.get(activation.key.job)
-        return run is not None and run.epoch == activation.key.epoch
+    def admit_relay(self, device: str, activation: Activation) -> None:
+        """Raise `TransferError` for an activation that this device is not to send to another."""
+        key = activation.key
+        run = self.runs.get(key.job)
+        if run is None or run.epoch != key.epoch:
+            reason = "the job does not run in this epoch"
+            raise TransferError(reason, outcome=Acknowledgement.STALE)
+        claims.check_route_given(self._given(device), activation)
+        wires = run.wires[key.producer]
+        claims.check_tensors(activation, wires.outgoing[key.consumer], wires.specs)
+
+    def _given(self, device: str) -> Iterable[wire.Given]:
+        """The instructions that a device has not answered."""
+        session = self._session(device)
+        return () if session is None else session.given.values()
 
     async def take(self, device: str, received: ReceivedActivation) -> None:
         """A result has arrived."""

@@ -60,7 +60,10 @@ class CoordinatorMetrics:
         self._inputs = self._gauge("input_bytes_in_flight", "Inputs read and not delivered yet.")
         self._results = self._gauge("result_bytes_in_flight", "Results being received.")
         self._by_tier = {tier: self._tasks.labels(tier=tier.name.lower()) for tier in ins.Tier}
-        self._counted = (0, 0, 0)
+        self._full = self._counter(
+            "full_queues", "Transfers that had to wait because a device's queue was full."
+        )
+        self._counted = (0, 0, 0, 0)
 
     def count_task(self, order: ins.Execute) -> None:
         """A task was given to a device."""
@@ -88,9 +91,15 @@ class CoordinatorMetrics:
         for phase, count in counts.items():
             self._devices.labels(state=phase.value).set(count)
         self._inputs.set(input_bytes)
-        self._results.set(hub.bytes_receiving())
-        now = (hub.relayed_bytes, hub.received_bytes, hub.sent_bytes)
-        counters = (self._relayed, self._received, self._sent)
+        self._results.set(hub.receiving_bytes)
+        traffic = hub.traffic
+        now = (
+            hub.relayed_bytes,
+            traffic.received_bytes,
+            traffic.sent_bytes,
+            traffic.full_queues,
+        )
+        counters = (self._relayed, self._received, self._sent, self._full)
         for counter, before, after in zip(counters, self._counted, now, strict=True):
             counter.inc(after - before)
         self._counted = now

@@ -1,5 +1,6 @@
 """How devices reach one another: directly, or through the coordinator."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
@@ -12,6 +13,35 @@ from shoal_protocol.units import Nanoseconds, nanoseconds
 
 RELAYED: Final = nanoseconds(60)
 """How long activations between two devices are relayed after one could not reach the other."""
+MAXIMUM_PAIRS: Final = 4096
+"""Beyond these, the pair that failed longest ago tries the direct way again."""
+
+
+class RelayedPairs:
+    """Pairs of devices, and until when activations from the one to the other are relayed."""
+
+    def __init__(self) -> None:
+        self._until: OrderedDict[tuple[str, str], Nanoseconds] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, source: str, target: str, now: Nanoseconds) -> None:
+        """A device could not reach another."""
+        self._until[source, target] = Nanoseconds(now + RELAYED)
+        self._until.move_to_end((source, target))
+        if len(self._until) > MAXIMUM_PAIRS:
+            self._until.popitem(last=False)
+
+    def relayed(self, source: str, target: str, now: Nanoseconds) -> bool:
+        """Whether what goes from one to the other is relayed now."""
+        until = self._until.get((source, target))
+        if until is None:
+            return False
+        if now >= until:
+            del self._until[source, target]
+            return False
+        return True
 
 
 class Relay(StrEnum):
@@ -31,19 +61,16 @@ class Routes:
         self._sessions = sessions
         self._relay = relay
         self._named_peers = named_peers
-        self._relay_until: dict[tuple[str, str], Nanoseconds] = {}
+        self._relayed = RelayedPairs()
 
-    def address(self, device: str, target: str, now: Nanoseconds) -> str:
-        """How a device reaches another; empty: through the coordinator."""
+    def way(self, device: str, target: str, now: Nanoseconds) -> wire.Way | None:
+        """How a device reaches another; None: through the coordinator."""
         session = self._sessions.get(target)
-        if self._relay is Relay.ALWAYS or session is None:
-            return ""
-        until = self._relay_until.get((device, target))
-        if until is not None:
-            if now < until:
-                return ""
-            del self._relay_until[device, target]
-        return session.hello.address
+        if self._relay is Relay.ALWAYS or session is None or not session.hello.address:
+            return None
+        if self._relayed.relayed(device, target, now):
+            return None
+        return wire.Way(session.hello.address, session.ticket_key)
 
     def peers(self, devices: tuple[str, ...]) -> tuple[str, ...]:
         """Where fragments can be fetched: the targets of those devices that have one."""
@@ -59,7 +86,7 @@ class Routes:
     def note(self, order: wire.Given, event: ev.Event, at: Nanoseconds) -> None:
         """Where a device could not reach another, the coordinator relays for a while."""
         for target in _missed_targets(order, event):
-            self._relay_until[order.device, target] = Nanoseconds(at + RELAYED)
+            self._relayed.add(order.device, target, at)
 
 
 def _missed_targets(order: ins.Instruction, event: ev.Event) -> list[str]:

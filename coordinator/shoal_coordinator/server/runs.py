@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
-from shoal_coordinator.server import wire
+from shoal_coordinator.server import claims, wire
 from shoal_coordinator.storage.inputs import FolderLimits, InputSet, InputUnsuitable, scan_inputs
 from shoal_coordinator.storage.locations import local_folder
 from shoal_coordinator.storage.parts import ResultFile
@@ -149,13 +149,8 @@ class JobRun:
                 f"nobody waits for item {key.item} of {self.name} in epoch {key.epoch}",
                 outcome=Acknowledgement.STALE,
             )
-        names = tuple(tensor.name for tensor in activation.tensors)
-        wanted = self.wires[key.producer].results
-        if sorted(names) != sorted(wanted):
-            raise TransferError(
-                f"results {', '.join(names)} where {', '.join(wanted)} belong",
-                outcome=Acknowledgement.REFUSED,
-            )
+        wires = self.wires[key.producer]
+        claims.check_tensors(activation, wires.results, wires.specs)
 
     async def take(self, received: ReceivedActivation, feed: Feed) -> None:
         """Buffer a result, and pass on the reply that waited for it."""

@@ -1,16 +1,16 @@
 """Sessions: one control stream per connected device.
 
 A session begins with the device's Hello and ends with its stream; a new session of a device ends
-the one before. What was asked on a session is answered on it or never: a reply to something that
-this session was not asked is passed over.
+the one before. An instruction is answered on the session on which it was given, or never: a reply
+to anything else is ignored. A device that sends more than its instructions explain is read slowly:
+what it floods is its own stream.
 """
 
 import asyncio
 import contextlib
 import logging
 import re
-from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
@@ -19,11 +19,13 @@ from typing import Any, Final, Protocol
 import grpc
 
 from shoal_coordinator.server import wire
-from shoal_coordinator.server.exchange import ExchangeHub, ExchangeLink, LinkBroken, StallWatch
+from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
+from shoal_protocol.bulk.transport import STREAM_ERRORS, GrpcTransport
 from shoal_protocol.channels import peer_name
 from shoal_protocol.frames import MalformedFrame
-from shoal_protocol.pacing import BATCHED_MESSAGES, Pace
+from shoal_protocol.pacing import BATCHED_MESSAGES, WRITE_SECONDS, Allowance, Outbox
 from shoal_protocol.services import ConnectContext, FrameContext, device_metadata
+from shoal_protocol.tickets import new_ticket_key
 from shoal_protocol.v1.session_pb2 import (
     AgentMessage,
     CoordinatorBatch,
@@ -36,14 +38,15 @@ from shoal_protocol.v1.session_pb2 import (
 logger = logging.getLogger(__name__)
 
 HELLO_SECONDS: Final = 10.0
-WRITE_SECONDS: Final = 30.0
 MAXIMUM_SESSIONS: Final = 10_000
-UNSENT_MESSAGES: Final = 4096
-"""A device that is this far behind is cut off."""
+UNASKED_PER_SECOND: Final = 50.0
+"""Messages that answer no instruction (telemetry, mostly): a device that sends more is read at this
+rate."""
+UNASKED_AT_ONCE: Final = 200.0
 
 
 class SessionEvents(Protocol):
-    """What the dispatcher's driver wants to hear."""
+    """Takes what happens on sessions: the dispatcher's driver."""
 
     def joined(self, session: "DeviceSession") -> None: ...
 
@@ -59,7 +62,7 @@ class DeviceSession:
     number: int
     hello: Hello
     given: dict[int, wire.Given] = field(default_factory=dict)
-    link: ExchangeLink | None = None
+    link: DeviceLink | None = None
     linked: asyncio.Event = field(default_factory=asyncio.Event)
     telemetry: Telemetry = field(default_factory=Telemetry)
     heard_at: float = field(default_factory=monotonic)
@@ -67,9 +70,9 @@ class DeviceSession:
     ended: asyncio.Future[str] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    _outbox: deque[CoordinatorMessage] = field(default_factory=deque)
-    _work: asyncio.Event = field(default_factory=asyncio.Event)
-    _writes: StallWatch = field(default_factory=lambda: StallWatch(WRITE_SECONDS))
+    ticket_key: bytes = field(default_factory=new_ticket_key)
+    outbox: Outbox[CoordinatorMessage] = field(default_factory=lambda: Outbox(_batch))
+    """Messages that have not been sent. A device that leaves it full is cut off."""
 
     @property
     def device(self) -> str:
@@ -77,38 +80,27 @@ class DeviceSession:
 
     def tell(self, message: CoordinatorMessage) -> None:
         """Send a message, in order, some time."""
-        if len(self._outbox) >= UNSENT_MESSAGES:
-            self.end(f"{UNSENT_MESSAGES} messages are unsent")
-            return
-        self._outbox.append(message)
-        self._work.set()
+        if self.outbox.full:
+            self.end(f"{len(self.outbox)} messages are unsent")
+        else:
+            self.outbox.put(message)
 
     def end(self, reason: str) -> None:
         """Close the session."""
         if not self.ended.done():
             self.ended.set_result(reason)
 
-    async def write_all(self, context: ConnectContext) -> None:
-        """Write what is told, until the stream breaks. What waits goes as one message."""
-        outbox, pace = self._outbox, Pace()
-        while True:
-            if not outbox:
-                self._work.clear()
-                await self._work.wait()
-            await pace.turn(busy=len(self.given) > 1)
-            pace.leave(len(outbox))
-            message = outbox.popleft()
-            if outbox and not message.HasField("welcome"):
-                waiting = min(len(outbox), BATCHED_MESSAGES - 1)
-                messages = [message, *(outbox.popleft() for _ in range(waiting))]
-                message = CoordinatorMessage(batch=CoordinatorBatch(messages=messages))
-            self._writes.begin()
-            await context.write(message)
-            self._writes.end()
+    def waits_for(self, message: AgentMessage) -> bool:
+        """Whether a message answers an instruction."""
+        return message.HasField("reply") and message.reply.instruction in self.given
 
-    async def watch_writes(self) -> None:
-        """Raise `TimeoutError` once the device does not read."""
-        await self._writes.watch()
+    async def write_all(self, context: ConnectContext) -> None:
+        """Write what is in the outbox, until the stream breaks."""
+        await self.outbox.write_all(context.write, lambda: len(self.given) > 1)
+
+
+def _batch(messages: Sequence[CoordinatorMessage]) -> CoordinatorMessage:
+    return CoordinatorMessage(batch=CoordinatorBatch(messages=messages))
 
 
 class Sessions:
@@ -144,13 +136,15 @@ class Sessions:
         """Serve a control stream from its Hello to its end."""
         hello = await self._greet(requests, context)
         session = DeviceSession(number=next(self._numbers), hello=hello)
-        session.tell(
-            CoordinatorMessage(
-                welcome=Welcome(
-                    session=session.number, telemetry_interval_seconds=self._telemetry_seconds
-                )
-            )
+        welcome = Welcome(
+            session=session.number,
+            telemetry_interval_seconds=self._telemetry_seconds,
+            ticket_key=session.ticket_key,
         )
+        try:
+            await context.write(CoordinatorMessage(welcome=welcome))
+        except STREAM_ERRORS:
+            return  # the device has gone
         before = self.by_device.get(session.device)
         if before is not None:
             self._leave(before, "the device has opened a new session")
@@ -209,7 +203,7 @@ class Sessions:
         """Read and write until either ends; why it ended."""
         reader = asyncio.create_task(self._read(session, requests))
         writer = asyncio.create_task(session.write_all(context))
-        watch = asyncio.create_task(session.watch_writes())
+        watch = asyncio.create_task(session.outbox.watch())
         tasks = (reader, watch, writer)
         try:
             waited: set[asyncio.Future[Any]] = {*tasks, session.ended}
@@ -223,9 +217,17 @@ class Sessions:
         return _reason(results, session.device)
 
     async def _read(self, session: DeviceSession, requests: AsyncIterator[AgentMessage]) -> None:
+        unasked = Allowance(UNASKED_PER_SECOND, UNASKED_AT_ONCE)
         async for message in requests:
             session.heard_at = monotonic()
-            for each in message.batch.messages or (message,):
+            messages = message.batch.messages or (message,)
+            if len(messages) > BATCHED_MESSAGES:
+                raise wire.Malformed(
+                    f"{len(messages)} messages in a batch, at most {BATCHED_MESSAGES}"
+                )
+            for each in messages:
+                if not session.waits_for(each):
+                    await unasked.take()
                 self._events.heard(session, each)
 
     def _remember(self, session: DeviceSession) -> None:
@@ -252,24 +254,20 @@ class Sessions:
         session = await self._session_of(context)
         if session.link is not None:
             self._detach(session.link, "the device has opened another stream")
-        link = ExchangeLink(session.device, self._hub, context.write)
+        transport = GrpcTransport(requests, context.write)
+        link = DeviceLink(session.device, self._hub, transport)
         session.link = link
         session.linked.set()
         self._hub.links[session.device] = link
-        tasks = (
-            asyncio.create_task(link.read_all(requests)),
-            asyncio.create_task(link.watch_writes()),
-            asyncio.create_task(link.write_all()),
-        )
+        serving = asyncio.create_task(link.run())
         reason = "the stream ended"
         try:
-            waited: set[asyncio.Future[Any]] = {*tasks, session.ended}
+            waited: set[asyncio.Future[Any]] = {serving, session.ended}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-            reason = _reason(results, session.device)
+            serving.cancel()
+            (result,) = await asyncio.gather(serving, return_exceptions=True)
+            reason = result if isinstance(result, str) else _reason([result], session.device)
             self._detach(link, reason)
             if session.link is link:
                 # What was under way on it is lost, and both sides have to agree on that.
@@ -292,8 +290,8 @@ class Sessions:
         await context.abort(code, reason)
         raise AssertionError("abort always raises")
 
-    def _detach(self, link: ExchangeLink, reason: str) -> None:
-        link.close(reason)
+    def _detach(self, link: DeviceLink, reason: str) -> None:
+        link.bulk.end(reason)
         if self._hub.links.get(link.device) is link:
             with contextlib.suppress(KeyError):
                 del self._hub.links[link.device]
@@ -303,10 +301,10 @@ def _reason(results: Iterable[BaseException | None], device: str) -> str:
     """Why the tasks of a stream ended."""
     for result in results:
         match result:
-            case wire.Malformed() | MalformedFrame() | LinkBroken():
+            case wire.Malformed() | MalformedFrame():
                 return str(result)
             case TimeoutError():
-                return f"{device} does not read"
+                return f"{device} has not read for {WRITE_SECONDS:g} s"
             case None | asyncio.CancelledError() | grpc.aio.BaseError():
                 pass  # the other side hung up, at whatever moment
             case _:

@@ -4,16 +4,17 @@ Numbers and texts from the wire were not checked by anybody before: what cannot 
 `Malformed`, and every enum has a value for what this version does not know.
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_protocol import PROTOCOL
-from shoal_protocol.partition import MODEL, Digest, PartitionDocument
+from shoal_protocol.partition import MODEL, Digest, PartitionDocument, TensorSpec
+from shoal_protocol.tensors import ActivationKey
+from shoal_protocol.tickets import make_ticket
 from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
@@ -28,6 +29,7 @@ _JOB: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _TEXT: Final = 2000
 _LONGEST_SECONDS: Final = 10.0**9
+_LARGEST_BYTES: Final = 1 << 50
 
 
 class Malformed(ValueError):
@@ -46,7 +48,7 @@ def check_hello(hello: pb.Hello) -> None:
         )
     if not _LABEL.fullmatch(hello.device):
         raise Malformed(f"{hello.device[:70]!r} is no DNS label, such as pi-4")
-    if not 0 < hello.budget_bytes < 1 << 62:
+    if not 0 < hello.budget_bytes <= _LARGEST_BYTES:
         raise Malformed(f"device {hello.device} has a budget of {hello.budget_bytes} bytes")
     if max(len(hello.cached), len(hello.resident)) > MAXIMUM_FRAGMENTS:
         raise Malformed(f"device {hello.device} lists more than {MAXIMUM_FRAGMENTS} fragments")
@@ -54,6 +56,9 @@ def check_hello(hello: pb.Hello) -> None:
         raise Malformed(f"device {hello.device} has an address or a version of absurd length")
     for digest in (*(c.digest for c in hello.cached), *(r.digest for r in hello.resident)):
         digest_of(digest)
+    sizes = (*(c.bytes for c in hello.cached), *(r.resident_bytes for r in hello.resident))
+    if max(sizes, default=0) > _LARGEST_BYTES:
+        raise Malformed(f"device {hello.device} has a fragment of {max(sizes)} bytes")
 
 
 def digest_of(text: str) -> Digest:
@@ -77,24 +82,28 @@ def device_joined(hello: pb.Hello, session: int, at: Nanoseconds) -> ev.DeviceJo
 
 
 def telemetry_of(message: pb.Telemetry) -> ev.Telemetry:
-    """Readings; one that is absent, or not a number, is unknown."""
+    """Readings; one that is absent, not a number, or none that a device can have is unknown."""
+    memory = None
+    if message.HasField("memory_available_bytes"):
+        memory = size(message.memory_available_bytes)
+    round_trip = _reading(message, "round_trip_seconds", 0, _LONGEST_SECONDS)
     return ev.Telemetry(
-        cpu_fraction=_reading(message, "cpu_fraction", message.cpu_fraction),
-        memory_available=(
-            Bytes(message.memory_available_bytes)
-            if message.HasField("memory_available_bytes")
-            else None
-        ),
-        temperature_celsius=_reading(message, "temperature_celsius", message.temperature_celsius),
-        battery_fraction=_reading(message, "battery_fraction", message.battery_fraction),
-        round_trip=(
-            duration(message.round_trip_seconds) if message.HasField("round_trip_seconds") else None
-        ),
+        cpu_fraction=_reading(message, "cpu_fraction", 0, 1),
+        memory_available=memory,
+        temperature_celsius=_reading(message, "temperature_celsius", -100, 1000),
+        battery_fraction=_reading(message, "battery_fraction", 0, 1),
+        round_trip=None if round_trip is None else nanoseconds(round_trip),
     )
 
 
-def _reading(message: pb.Telemetry, name: str, value: float) -> float | None:
-    return value if message.HasField(name) and math.isfinite(value) else None
+def _reading(message: pb.Telemetry, name: str, least: float, most: float) -> float | None:
+    value = getattr(message, name)
+    return value if message.HasField(name) and least <= value <= most else None
+
+
+def size(number: int) -> Bytes:
+    """Bytes from the wire: no device has more than `_LARGEST_BYTES` of anything."""
+    return Bytes(min(number, _LARGEST_BYTES))
 
 
 def duration(seconds: float) -> Nanoseconds:
@@ -112,8 +121,8 @@ def answer(  # noqa: PLR0911 - one for each kind
             return ev.FragmentResident(
                 at=at,
                 instruction=number,
-                resident=Bytes(reply.loaded.resident_bytes),
-                fetched=Bytes(reply.loaded.fetched_bytes),
+                resident=size(reply.loaded.resident_bytes),
+                fetched=size(reply.loaded.fetched_bytes),
             )
         case "unloaded", ins.Unload():
             return ev.FragmentUnloaded(at=at, instruction=number)
@@ -158,12 +167,12 @@ _KINDS: Final[Mapping[pb.FailureCode, ev.FailureKind]] = {
 def failure_of(message: pb.Failure) -> ev.Failure:
     """A device's failure; one of a code that is not known counts as the runtime's."""
     kind = _KINDS.get(message.code, ev.FailureKind.RUNTIME)
-    told = kind is ev.FailureKind.BUDGET and message.need_bytes > 0
+    stated = kind is ev.FailureKind.BUDGET and message.need_bytes > 0
     return ev.Failure(
         kind=kind,
         message=message.message[:_TEXT],
-        need=Bytes(message.need_bytes) if told else None,
-        have=Bytes(message.have_bytes) if told else None,
+        need=Bytes(message.need_bytes) if stated else None,
+        have=Bytes(message.have_bytes) if stated else None,
     )
 
 
@@ -171,8 +180,17 @@ def failure_of(message: pb.Failure) -> ev.Failure:
 
 Given = ins.Load | ins.Unload | ins.Prefetch | ins.Execute | ins.Forward
 """Instructions that a device answers."""
-Addresses = Callable[[str], str]
-"""The target of a device as peers may dial it; empty: they cannot."""
+
+
+class Way(NamedTuple):
+    """How peers reach a device: its gRPC target, and the key of its tickets."""
+
+    address: str
+    ticket_key: bytes
+
+
+Ways = Callable[[str], Way | None]
+"""The way to a device; None: through the coordinator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +202,8 @@ class StageWires:
     kept: tuple[str, ...]
     outgoing: Mapping[int, tuple[str, ...]]
     model_inputs: tuple[str, ...]
+    specs: Mapping[str, TensorSpec]
+    """What the stage makes."""
 
 
 def stage_wires(document: PartitionDocument) -> tuple[StageWires, ...]:
@@ -201,6 +221,7 @@ def stage_wires(document: PartitionDocument) -> tuple[StageWires, ...]:
                 kept=tuple(dict.fromkeys(n for names in later.values() for n in names)),
                 outgoing=later,
                 model_inputs=tuple(n for e in into if e.producer == MODEL for n in e.tensors),
+                specs={spec.name: spec for spec in document.fragments[index].outputs},
             )
         )
     return tuple(wires)
@@ -232,29 +253,21 @@ def prefetch_message(order: ins.Prefetch, peers: tuple[str, ...]) -> pb.Coordina
 def execute_message(
     order: ins.Execute,
     wires: StageWires,
-    addresses: Addresses,
+    ways: Ways,
     *,
     deadline_seconds: float,
     lossy: bool,
     input_frame: bytes,
 ) -> pb.CoordinatorMessage:
     """`input_frame` holds the model's inputs, where they go with the message; else it is empty."""
-    routes = [
-        pb.Route(
-            consumer=consumer,
-            device=device,
-            address=addresses(device),
-            tensors=wires.outgoing[consumer],
-        )
-        for consumer, device in order.routes
-    ]
+    task = pb.Task(job=order.job, epoch=order.epoch, item=order.item, stage=order.stage)
     return pb.CoordinatorMessage(
         execute=pb.Execute(
             instruction=order.instruction,
-            task=pb.Task(job=order.job, epoch=order.epoch, item=order.item, stage=order.stage),
+            task=task,
             digest=order.digest,
             inputs=wires.sources,
-            routes=routes,
+            routes=[_route(task, *route, wires, ways) for route in order.routes],
             results=wires.results,
             kept=wires.kept,
             deadline_seconds=deadline_seconds,
@@ -266,22 +279,29 @@ def execute_message(
 
 
 def forward_message(
-    order: ins.Forward, wires: StageWires, addresses: Addresses, *, lossy: bool
+    order: ins.Forward, wires: StageWires, ways: Ways, *, lossy: bool
 ) -> pb.CoordinatorMessage:
     """`wires` are the producer's."""
+    task = pb.Task(job=order.job, epoch=order.epoch, item=order.item, stage=order.producer)
     return pb.CoordinatorMessage(
         forward=pb.Forward(
             instruction=order.instruction,
-            task=pb.Task(job=order.job, epoch=order.epoch, item=order.item, stage=order.producer),
-            route=pb.Route(
-                consumer=order.consumer,
-                device=order.target,
-                address=addresses(order.target),
-                tensors=wires.outgoing[order.consumer],
-            ),
+            task=task,
+            route=_route(task, order.consumer, order.target, wires, ways),
             lossy=lossy,
         )
     )
+
+
+def _route(task: pb.Task, consumer: int, device: str, wires: StageWires, ways: Ways) -> pb.Route:
+    route = pb.Route(consumer=consumer, device=device, tensors=wires.outgoing[consumer])
+    if (way := ways(device)) is not None:
+        key = ActivationKey(
+            job=task.job, epoch=task.epoch, item=task.item, producer=task.stage, consumer=consumer
+        )
+        route.address = way.address
+        route.ticket = make_ticket(way.ticket_key, key)
+    return route
 
 
 def released_task(order: ins.Release) -> pb.Task:

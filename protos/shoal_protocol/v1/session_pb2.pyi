@@ -279,12 +279,14 @@ class CoordinatorBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[CoordinatorMessage, _Mapping]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("session", "telemetry_interval_seconds")
+    __slots__ = ("session", "telemetry_interval_seconds", "ticket_key")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_KEY_FIELD_NUMBER: _ClassVar[int]
     session: int
     telemetry_interval_seconds: float
-    def __init__(self, session: _Optional[int] = ..., telemetry_interval_seconds: _Optional[float] = ...) -> None: ...
+    ticket_key: bytes
+    def __init__(self, session: _Optional[int] = ..., telemetry_interval_seconds: _Optional[float] = ..., ticket_key: _Optional[bytes] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("instruction", "digest", "resident_bytes", "peers")
@@ -363,16 +365,18 @@ class InputSource(_message.Message):
     def __init__(self, producer: _Optional[int] = ..., tensors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("consumer", "device", "address", "tensors")
+    __slots__ = ("consumer", "device", "address", "tensors", "ticket")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     consumer: int
     device: str
     address: str
     tensors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, consumer: _Optional[int] = ..., device: _Optional[str] = ..., address: _Optional[str] = ..., tensors: _Optional[_Iterable[str]] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, consumer: _Optional[int] = ..., device: _Optional[str] = ..., address: _Optional[str] = ..., tensors: _Optional[_Iterable[str]] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class Forward(_message.Message):
     __slots__ = ("instruction", "task", "route", "lossy")

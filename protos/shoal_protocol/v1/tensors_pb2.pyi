@@ -86,14 +86,16 @@ class FrameHeader(_message.Message):
     def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., activation: _Optional[_Union[Activation, _Mapping]] = ..., file: _Optional[_Union[FileSlice, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class Activation(_message.Message):
-    __slots__ = ("key", "device", "tensors")
+    __slots__ = ("key", "device", "tensors", "ticket")
     KEY_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     key: ActivationKey
     device: str
     tensors: _containers.RepeatedCompositeFieldContainer[TensorHeader]
-    def __init__(self, key: _Optional[_Union[ActivationKey, _Mapping]] = ..., device: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, key: _Optional[_Union[ActivationKey, _Mapping]] = ..., device: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class ActivationKey(_message.Message):
     __slots__ = ("job", "epoch", "item", "producer", "consumer")

@@ -1,0 +1,437 @@
+"""One bulk stream: the loop that both processes run on either end of it.
+
+Transfers leave one after the other; several may be unacknowledged. The writer sends what is small
+and waits as one message, acknowledgements between the frames of a large transfer, and one that the
+receiver has no room for (BUSY) again after a while.
+
+Two peers that write while neither reads would block each other for ever. So the reader never waits
+for the writer. It writes itself where nothing of this end is under way: acknowledgements alone, and
+then the other end has none to write.
+
+Everything is bounded. `WAITING_TRANSFERS` may wait for the writer; who sends more waits for room.
+A link ends when one write, or the acknowledgement of a transfer, takes longer than `STEP_SECONDS`,
+and when the other side leaves `UNREAD_ANSWERS` acknowledgements unread.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from time import perf_counter
+from typing import Final, Protocol
+
+from shoal_protocol.bulk.transport import Transport, TransportBroken
+from shoal_protocol.codecs import LinkCodec
+from shoal_protocol.frames import (
+    FRAMES_TOGETHER,
+    MalformedFrame,
+    acknowledgement,
+    frames_in,
+    join_frames,
+    ping,
+    split_frame,
+)
+from shoal_protocol.pacing import Pace
+from shoal_protocol.tensors import (
+    ActivationKey,
+    Array,
+    EncodedActivation,
+    encode_activation,
+)
+from shoal_protocol.threads import in_thread
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FrameHeader
+
+WAITING_TRANSFERS: Final = 64
+UNREAD_ANSWERS: Final = 4096
+STEP_SECONDS: Final = 30.0
+BUSY_SECONDS: Final = 60.0
+"""For how long a transfer that the receiver has no room for is sent again."""
+_SMALL_BYTES: Final = 64 << 10
+"""Transfers that leave as one message may have so many bytes together."""
+_ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
+
+Frames = Callable[[int], Iterable[bytes]]
+"""The frames of a transfer that are at hand, made from its number."""
+FrameStream = Callable[[int], AsyncIterator[bytes]]
+"""The frames of a transfer, made from its number, as they come."""
+
+
+class Undelivered(Exception):
+    """A transfer was not taken. `outcome` is the receiver's; None: it was not reached."""
+
+    def __init__(self, reason: str, outcome: Acknowledgement.Outcome | None = None) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboundActivation:
+    """What is to be sent: tensors on one edge, and the device they are for (empty: a result).
+
+    `lossy` permits float16; `bfloat16` names the uint16 arrays that are that; `ticket` shows the
+    receiver that the coordinator has asked for this transfer; `on_disk`: reading the tensors may
+    wait for a disk.
+    """
+
+    key: ActivationKey
+    device: str
+    tensors: Mapping[str, Array]
+    lossy: bool = False
+    bfloat16: frozenset[str] = frozenset()
+    ticket: bytes = b""
+    on_disk: bool = False
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one or several links have carried: bytes of messages, and how often a sender had to
+    wait because `WAITING_TRANSFERS` were waiting already."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    full_queues: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """A transfer on its way: `frames` that carry `size` bytes, or a `stream` of any length.
+
+    `left_at` is when its turn came, `written_at` when the last frame was written.
+    """
+
+    number: int
+    frames: Frames | None = None
+    stream: FrameStream | None = None
+    size: float = math.inf
+    answered: asyncio.Future[Acknowledgement] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    left_at: float = math.inf
+    written_at: float = math.inf
+
+    def fail(self, reason: str) -> None:
+        """Nobody will acknowledge it."""
+        if not self.answered.done():
+            self.answered.set_exception(Undelivered(reason))
+            self.answered.exception()  # a sender that gave up must not make it a warning
+
+
+class FrameHandler(Protocol):
+    """Takes the frames of a stream that are neither acknowledgements nor pings."""
+
+    async def take(self, header: FrameHeader, payload: memoryview) -> bytes | None:
+        """Handle one frame; the acknowledgement, if there is one to give now. Raises
+        `MalformedFrame` where the stream must end."""
+        ...
+
+
+class BulkLink:
+    """One end of a stream. `run` serves it; `send` may be called from the start."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        handler: FrameHandler | None = None,
+        *,
+        codec: LinkCodec | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        """Without a handler the other side may acknowledge and nothing else."""
+        self._transport = transport
+        self._handler = handler
+        self._codec = codec or LinkCodec()
+        self._traffic = traffic or Traffic()
+        self._numbers = count(1)
+        self._pace = Pace()
+        self._room = asyncio.Semaphore(WAITING_TRANSFERS)
+        self._waiting: deque[Outgoing] = deque()
+        self._answers: deque[bytes] = deque()
+        self._unanswered: dict[int, Outgoing] = {}
+        self._writer: asyncio.Task[None] | None = None
+        self._writing = False
+        self._writing_since = math.inf
+        self._watch: asyncio.TimerHandle | None = None
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def broken(self) -> str | None:
+        """Why the link has ended; None while it has not."""
+        return self._ended.result() if self._ended.done() else None
+
+    async def run(self) -> str:
+        """Serve the stream until it ends; why it did. Raises `MalformedFrame`."""
+        reading = asyncio.create_task(self._read(), name="bulk reader")
+        reason = "closed"
+        try:
+            await asyncio.wait((reading, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reason = reading.result()
+                await self._flush_answers()
+        except MalformedFrame as error:
+            reason = str(error)
+            raise
+        finally:
+            self.end(reason)
+            tasks = [task for task in (reading, self._writer) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._transport.close()
+        return self._ended.result()
+
+    def end(self, reason: str) -> None:
+        """End the link: what is on its way will not be acknowledged. `run` returns."""
+        if self._ended.done():
+            return
+        self._ended.set_result(reason)
+        for outgoing in (*self._unanswered.values(), *self._waiting):
+            outgoing.fail(reason)
+        self._unanswered.clear()
+        self._waiting.clear()
+        self._answers.clear()
+        self._room.release()
+        if self._watch is not None:
+            self._watch.cancel()
+
+    # ---- sending ---------------------------------------------------------------------------------
+
+    async def send(self, outbound: OutboundActivation) -> int:
+        """Deliver; the bytes that it took on the wire. Raises `Undelivered`,
+        `UnsupportedTensor`."""
+        encoded = await self._encode(outbound)
+
+        def frames(number: int) -> Iterable[bytes]:
+            return replace(encoded, transfer=number)
+
+        started, delay = perf_counter(), 0.02
+        while True:
+            begun = perf_counter()
+            if outbound.on_disk:
+                outgoing = await self.enqueue(stream=lambda n: _read_in_thread(frames(n)))
+            else:
+                outgoing = await self.enqueue(frames, size=encoded.encoded_bytes)
+            answer = await outgoing.answered
+            if answer.outcome == Acknowledgement.ACCEPTED:
+                self._codec.observe_transfer(encoded.encoded_bytes, perf_counter() - begun)
+                return encoded.encoded_bytes
+            late = perf_counter() - started > BUSY_SECONDS
+            if answer.outcome != Acknowledgement.BUSY or late:
+                raise Undelivered(answer.message, answer.outcome)
+            await asyncio.sleep(delay)
+            delay = min(1.0, 2 * delay)
+
+    async def ping(self) -> float:
+        """Seconds to the other side and back, for next to nothing that leaves when it is its turn.
+        Raises `Undelivered`."""
+        outgoing = await self.enqueue(lambda number: (ping(number),), size=0)
+        await outgoing.answered
+        return perf_counter() - outgoing.left_at
+
+    async def enqueue(
+        self,
+        frames: Frames | None = None,
+        *,
+        stream: FrameStream | None = None,
+        size: float = math.inf,
+    ) -> Outgoing:
+        """Have a transfer sent once (see `Outgoing`), when there is room for it and it is its turn.
+        Raises `Undelivered`; so does waiting for `answered`."""
+        if self._room.locked():
+            self._traffic.full_queues += 1
+        await self._room.acquire()
+        if self.broken is not None:
+            self._room.release()  # wakes the next that waits
+            raise Undelivered(self.broken)
+        outgoing = Outgoing(next(self._numbers), frames, stream, size)
+        self._waiting.append(outgoing)
+        self._wake()
+        return outgoing
+
+    def answer(self, frame: bytes) -> None:
+        """Send an acknowledgement, as soon as a frame can leave."""
+        if self.broken is None:
+            self._answers.append(frame)
+            self._wake()
+
+    async def _encode(self, outbound: OutboundActivation) -> EncodedActivation:
+        def encode() -> EncodedActivation:
+            encoded = encode_activation(
+                outbound.key,
+                outbound.device,
+                outbound.tensors,
+                transfer=0,
+                codec=self._codec,
+                lossy=outbound.lossy,
+                bfloat16=outbound.bfloat16,
+                frame_bytes=self._transport.frame_bytes,
+            )
+            encoded.header.activation.ticket = outbound.ticket
+            return encoded
+
+        speed = self._codec.bytes_per_second
+        plain = speed is None or speed >= LinkCodec.FAST_BYTES_PER_SECOND
+        size = sum(tensor.nbytes for tensor in outbound.tensors.values())
+        if (plain or size < _ENCODE_IN_THREAD_FROM_BYTES) and not outbound.on_disk:
+            return encode()
+        return await in_thread(encode)
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._writer = asyncio.create_task(self._write_all(), name="bulk writer")
+            self._watch_progress()
+
+    async def _write_all(self) -> None:
+        """Write until nothing waits."""
+        try:
+            while self._answers or self._waiting:
+                if self._answers or self._waiting[0].size <= _SMALL_BYTES:
+                    await self._write_together()
+                elif (outgoing := self._next()) is not None:
+                    await self._write_transfer(outgoing)
+        except TransportBroken as error:
+            self.end(str(error))
+        except Exception as error:
+            self.end(f"internal error: {error!r}")
+            raise
+        finally:
+            self._writing = False
+
+    async def _write_together(self) -> None:
+        """Acknowledgements and small transfers, in one message."""
+        await self._pace.turn(busy=bool(self._unanswered))
+        frames = self._take_answers()
+        transfers: list[Outgoing] = []
+        room: float = _SMALL_BYTES
+        while self._waiting and len(frames) < FRAMES_TOGETHER:
+            room -= self._waiting[0].size
+            if room < 0:
+                break
+            if (outgoing := self._next()) is not None:
+                assert outgoing.frames is not None, "what has a size is at hand"
+                transfers.append(outgoing)
+                frames += outgoing.frames(outgoing.number)
+        self._pace.leave(len(frames))
+        if frames:
+            await self._write_message(join_frames(frames))
+        for outgoing in transfers:
+            outgoing.written_at = perf_counter()
+
+    async def _write_transfer(self, outgoing: Outgoing) -> None:
+        if outgoing.stream is not None:
+            stream = outgoing.stream(outgoing.number)
+        else:
+            assert outgoing.frames is not None, "a transfer has either"
+            stream = _each(outgoing.frames(outgoing.number))
+        async for frame in stream:
+            await self._write_message(frame)
+            while answers := self._take_answers():
+                await self._write_message(join_frames(answers))
+        outgoing.written_at = perf_counter()
+
+    async def _flush_answers(self) -> None:
+        """The other side has ended its direction: it may still wait for acknowledgements."""
+        if self._writer is not None and not self._waiting and not self._unanswered:
+            await asyncio.wait((self._writer,), timeout=STEP_SECONDS)
+
+    def _next(self) -> Outgoing | None:
+        """The transfer whose turn it is; None: its sender has given it up."""
+        self._room.release()
+        outgoing = self._waiting.popleft()
+        if outgoing.answered.cancelled():
+            return None
+        self._unanswered[outgoing.number] = outgoing
+        outgoing.left_at = perf_counter()
+        return outgoing
+
+    def _take_answers(self) -> list[bytes]:
+        together = min(len(self._answers), FRAMES_TOGETHER)
+        return [self._answers.popleft() for _ in range(together)]
+
+    async def _write_message(self, message: bytes) -> None:
+        self._writing_since = perf_counter()
+        await self._transport.write(message)
+        self._writing_since = math.inf
+        self._traffic.sent_bytes += len(message)
+
+    def _watch_progress(self) -> None:
+        if self._watch is None and self.broken is None:
+            loop = asyncio.get_running_loop()
+            self._watch = loop.call_later(STEP_SECONDS / 4, self._check_progress)
+
+    def _check_progress(self) -> None:
+        """End a link that has stalled; again later, while something is under way."""
+        self._watch = None
+        overdue = perf_counter() - STEP_SECONDS
+        if self._writing_since < overdue:
+            self.end(f"the other side does not read: no progress within {STEP_SECONDS:g} s")
+            return
+        for number, outgoing in list(self._unanswered.items()):
+            if outgoing.written_at < overdue:
+                del self._unanswered[number]
+                outgoing.fail(f"no acknowledgement within {STEP_SECONDS:g} s")
+        if self._writing or self._unanswered:
+            self._watch_progress()
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    async def _read(self) -> str:
+        """Handle what the other side sends until it ends; why it did."""
+        try:
+            async for message in self._transport.messages():
+                self._traffic.received_bytes += len(message)
+                for frame in frames_in(message):
+                    if (answer := await self._take(*split_frame(frame))) is not None:
+                        self._answers.append(answer)
+                if self._answers:
+                    await self._acknowledge()
+        except TransportBroken as error:
+            return str(error)
+        return "the other side has closed the stream"
+
+    async def _take(self, header: FrameHeader, payload: memoryview) -> bytes | None:
+        match header.WhichOneof("kind"):
+            case "acknowledgement":
+                outgoing = self._unanswered.pop(header.transfer, None)
+                if outgoing is not None and not outgoing.answered.done():
+                    outgoing.answered.set_result(header.acknowledgement)
+                return None
+            case "ping":
+                return acknowledgement(header.transfer)
+            case _ if self._handler is None:
+                raise MalformedFrame("a transfer where only acknowledgements belong")
+            case _:
+                return await self._handler.take(header, payload)
+
+    async def _acknowledge(self) -> None:
+        """Write acknowledgements here where nothing else is under way: a task of its own would cost
+        as much as the message. Raises `TransportBroken`."""
+        if len(self._answers) > UNREAD_ANSWERS:
+            self.end("the other side does not read its acknowledgements")
+        elif self._writing or self._waiting or self._unanswered:
+            self._wake()
+        else:
+            self._writing = True
+            self._watch_progress()
+            try:
+                while answers := self._take_answers():
+                    await self._write_message(join_frames(answers))
+            finally:
+                self._writing = False
+            if self._waiting:
+                self._wake()
+
+
+async def _each(frames: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for frame in frames:
+        yield frame
+
+
+async def _read_in_thread(frames: Iterable[bytes]) -> AsyncIterator[bytes]:
+    remaining = iter(frames)
+    while (frame := await in_thread(next, remaining, None)) is not None:
+        yield frame

@@ -14,7 +14,6 @@ from typing import Final, Protocol
 import grpc
 
 from shoal_agent.cache.fetching import Source
-from shoal_agent.cache.manifest import is_digest
 from shoal_agent.memory.residency import short
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refused_inputs
@@ -26,6 +25,7 @@ from shoal_agent.transport.intake import Intake
 from shoal_agent.transport.links import OutboundActivation, PeerLinks, Sender, Undelivered, describe
 from shoal_agent.transport.shaping import STREAM_ERRORS, Uplink
 from shoal_protocol.codecs import LinkCodec
+from shoal_protocol.digests import is_digest
 from shoal_protocol.frames import MalformedFrame, TransferError, frames_in, split_frame
 from shoal_protocol.pacing import BATCHED_MESSAGES, Pace
 from shoal_protocol.services import Connection, FrameStream, SessionClient

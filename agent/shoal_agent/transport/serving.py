@@ -1,22 +1,26 @@
 """What this agent offers to its peers: it takes activations, and gives cached fragments."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import grpc
 
 from shoal_agent.cache.disk import FragmentCache
-from shoal_agent.cache.manifest import FILES, is_digest
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.intake import MAXIMUM_DECODED_BYTES, Intake, Receiver
 from shoal_agent.transport.shaping import Uplink
-from shoal_protocol.files import file_frames
+from shoal_protocol.channels import peer_name
+from shoal_protocol.digests import is_digest
+from shoal_protocol.fragment_store import FragmentMissing
 from shoal_protocol.frames import MalformedFrame, frames_in, join_frames, split_frame
+from shoal_protocol.manifest import FILES
 from shoal_protocol.services import FileContext, FrameContext
+from shoal_protocol.transfers import Turns, in_thread, send_fragment_file
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 _FETCHES_AT_ONCE: Final = 4
+_FETCHES_OF_ONE: Final = 2
+"""Of those, for one peer."""
 
 
 class Peers:
@@ -39,7 +43,7 @@ class Peers:
         self._receiver = receiver
         self._uplink = uplink
         self._counters = counters
-        self._fetches = asyncio.Semaphore(_FETCHES_AT_ONCE)
+        self._fetches = Turns(each=_FETCHES_OF_ONE, total=_FETCHES_AT_ONCE)
 
     async def push(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
         """Take activations until the peer hangs up. A broken frame ends the stream."""
@@ -59,23 +63,16 @@ class Peers:
         """Give a file of a cached fragment, from an offset."""
         if not is_digest(request.digest) or request.file not in FILES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such kind of file")
-        found = await asyncio.to_thread(self._cache.open_for_peer, request.digest, request.file)
-        if found is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.digest} is not cached here")
-            return
-        path, size = found
-        if request.offset > size:
-            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"{request.file} has {size} bytes")
-        self._cache.pin(request.digest)
-        try:
-            async with self._fetches:
-                with path.open("rb", buffering=0) as file:
-                    frames = file_frames(file, request, size)
-                    while (frame := await asyncio.to_thread(next, frames, None)) is not None:
-                        await self._uplink.depart(len(frame))
-                        await context.write(frame)
-                        self._counters.sent_bytes += len(frame)
-        except (OSError, EOFError) as error:
-            await context.abort(grpc.StatusCode.DATA_LOSS, f"{request.file}: {error}")
-        finally:
-            self._cache.unpin(request.digest)
+        async with self._fetches.of(peer_name(context)):
+            try:
+                file, size = await in_thread(self._cache.open, request.digest, request.file)
+            except FragmentMissing as error:
+                await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            except OSError as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            with file:
+                await send_fragment_file(file, size, request, context, self._depart)
+
+    async def _depart(self, count: int) -> None:
+        await self._uplink.depart(count)
+        self._counters.sent_bytes += count

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from shoal_coordinator.dispatch.events import Failure
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes
 
 

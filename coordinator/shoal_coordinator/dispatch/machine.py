@@ -58,7 +58,7 @@ from shoal_coordinator.dispatch.state import (
     Unloading,
     new_state,
 )
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 
 __all__ = ["Limits", "State", "new_state", "step"]
 

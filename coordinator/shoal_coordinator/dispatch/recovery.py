@@ -56,7 +56,7 @@ from shoal_coordinator.dispatch.state import (
     Task,
     Unloading,
 )
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
 _KNOWN_DEVICES = 4096

@@ -34,7 +34,7 @@ from shoal_coordinator.dispatch.services import (
     stop_yielding,
 )
 from shoal_coordinator.dispatch.state import Device, Service, StageQueue, State
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 
 
 def consider_service(state: State, service: Service) -> None:

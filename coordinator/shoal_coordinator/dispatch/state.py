@@ -32,7 +32,7 @@ from shoal_coordinator.dispatch.events import (
 )
 from shoal_coordinator.dispatch.histogram import Histogram
 from shoal_coordinator.dispatch.instructions import Instruction, Tier
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
 
 Entry = tuple[float, float, int, "Device"]

@@ -23,8 +23,8 @@ from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.runs import JobRun
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.assembly import ReceivedActivation
+from shoal_protocol.digests import Digest
 from shoal_protocol.frames import TransferError
-from shoal_protocol.partition import Digest
 from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation

@@ -25,8 +25,9 @@ from shoal_coordinator.storage.locations import LocationRefused
 from shoal_coordinator.storage.results import OutputsRefused
 from shoal_coordinator.storage.volume import Volume
 from shoal_coordinator.storage.volume_paths import INPUTS, OUTPUTS, PathRefused
+from shoal_protocol.digests import Digest
 from shoal_protocol.fragment_store import FragmentStore
-from shoal_protocol.partition import Digest, DocumentRefused, PartitionDocument, document_from_json
+from shoal_protocol.partition import DocumentRefused, PartitionDocument, document_from_json
 from shoal_protocol.units import Nanoseconds, nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -274,11 +275,15 @@ class Jobs:
         except (DocumentRefused, wire.Malformed) as error:
             raise JobRefused(str(error)) from error
         self._volume.use(fragment.digest for fragment in document.fragments)
-        missing = [
-            f"fragment {fragment.index} ({fragment.digest[:19]})"
-            for fragment in document.fragments
-            if not self._store.has(fragment.digest)
-        ]
+        try:
+            missing = [
+                f"fragment {fragment.index} ({fragment.digest[:19]})"
+                for fragment in document.fragments
+                if not self._store.has(fragment.digest)
+            ]
+        except OSError as error:
+            reason = f"the fragment store cannot be read now: {error}"
+            raise JobRefused(reason, Refusal.STOPPING) from error
         if missing:
             raise JobRefused(
                 f"the fragment store lacks {', '.join(missing[:8])}"

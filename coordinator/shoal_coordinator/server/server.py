@@ -27,9 +27,14 @@ from shoal_coordinator.server.sessions import DeviceSession, Sessions
 from shoal_coordinator.storage.job_records import Ledger
 from shoal_coordinator.storage.scrubber import Scrubber
 from shoal_coordinator.storage.volume import Volume
-from shoal_protocol.channels import AddressRefused, Credentials, add_port, server_options
+from shoal_protocol.channels import (
+    AddressRefused,
+    Credentials,
+    add_port,
+    peer_name,
+    server_options,
+)
 from shoal_protocol.exposition import ExpositionServer
-from shoal_protocol.files import file_frames
 from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
 from shoal_protocol.identities import OPERATOR
 from shoal_protocol.services import (
@@ -38,6 +43,7 @@ from shoal_protocol.services import (
     FrameContext,
     add_session_service,
 )
+from shoal_protocol.transfers import Turns, in_thread, send_fragment_file
 from shoal_protocol.units import nanoseconds
 from shoal_protocol.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from shoal_protocol.v1.files_pb2_grpc import add_FilesServicer_to_server
@@ -54,6 +60,8 @@ ANSWER_SECONDS: Final = 60.0
 STUCK_SECONDS: Final = 5.0
 FETCHES: Final = 64
 """Files that are read for devices at once; more wait their turn."""
+FETCHES_OF_ONE: Final = 8
+"""Of those, for one device."""
 CALLS: Final = 50_000
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -210,7 +218,7 @@ class _SessionService:
         self._store = store
         self._suspects = suspects
         self._roles = roles
-        self._turns = asyncio.Semaphore(FETCHES)
+        self._turns = Turns(each=FETCHES_OF_ONE, total=FETCHES)
 
     async def connect(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> None:
         await self._roles.require(context, Role.DEVICE)
@@ -223,19 +231,16 @@ class _SessionService:
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
         """A file of a fragment from an offset on, read in a thread as fast as it is taken."""
         await self._roles.require(context, Role.DEVICE)
-        async with self._turns:
+        async with self._turns.of(peer_name(context)):
             try:
-                file, size = await asyncio.to_thread(self._store.open, request.digest, request.file)
+                file, size = await in_thread(self._store.open, request.digest, request.file)
             except FragmentMissing as error:
                 reason = self._suspects.why_missing(request.digest) or str(error)
                 await context.abort(grpc.StatusCode.NOT_FOUND, reason)
+            except OSError as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             with file:
-                if request.offset > size:
-                    reason = f"offset {request.offset} of {size} bytes"
-                    await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)
-                frames = file_frames(file, request, size)
-                while (frame := await asyncio.to_thread(next, frames, None)) is not None:
-                    await context.write(frame)
+                await send_fragment_file(file, size, request, context)
 
 
 def _exit_with_parent() -> None:

@@ -9,7 +9,7 @@ from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.views import DevicePhase, DeviceView, JobPhase, JobView
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.sessions import DeviceSession
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 

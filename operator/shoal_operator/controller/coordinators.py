@@ -1,13 +1,12 @@
-"""The coordinators of all pools: what they say, asked every two seconds, and what they are told.
+"""The coordinators of all pools: polled every two seconds, and called.
 
-One channel and one task per pool. A pool without work is asked less often; one that does not answer
-twice in a row is `Unreachable`. What a call answers is in the view at once, so that the next
-decision knows what the last one did, and a look that was under way meanwhile says nothing of that
-job.
+One channel and one task per pool. A pool without work is polled less often; one that does not
+answer twice in a row is `Unreachable`. What a call answers is in the view at once, so that the next
+decision knows what the last one did; a poll that was under way meanwhile does not change that job.
 
-A thousand jobs that run tell of their progress in turns, so many at each look: what a person sees
-may be a minute old then, but the API server does not write all of them every two seconds. How a run
-begins and ends is told at once.
+The progress of a thousand running jobs is reported in turns, so many at each poll: what a person
+sees may be a minute old then, but the API server does not write all of them every two seconds. How
+a run begins and ends is reported at once.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 import grpc
 
@@ -34,9 +33,10 @@ from shoal_operator.controller.views import (
 )
 from shoal_operator.reconcile.decision import CancelJob, CoordinatorCall, RemoveJob, SubmitJob
 from shoal_operator.reconcile.snapshot import CoordinatorView, Refusal, Run, Unreachable
+from shoal_protocol import coordinator_client
 from shoal_protocol.choices import Mode, Policy
+from shoal_protocol.coordinator_client import CoordinatorClient
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,6 @@ IDLE_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 5.0
 LEAST_SECONDS: Final = 0.5
 """Between two looks, even when many calls ask for one."""
-CALL_SECONDS: Final = 15.0
 PROGRESS_AT_ONCE: Final = 40
 """Runs whose progress is told of at one look."""
 REDIAL_SECONDS: Final = 30.0
@@ -60,7 +59,6 @@ _POLICIES: Final = {
     Policy.ARAS: pb.Policy.ARAS,
     Policy.MABAC: pb.Policy.MABAC,
 }
-_REFUSALS: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS})
 
 Dial = Callable[[str, str, str], Awaitable[grpc.aio.Channel]]
 """Namespace, pool and target to a channel; raises `DialRefused` or `ApiError`."""
@@ -80,14 +78,6 @@ class CallFailed(Exception):
         self.reason = reason
 
 
-class _Refused(CallFailed):
-    """Asking again would bring the same answer."""
-
-
-class _Missing(CallFailed):
-    """The coordinator does not know what the call is about."""
-
-
 @dataclass(slots=True)
 class _Line:
     """The line to one coordinator. `told`: jobs that a call was about since the last look began;
@@ -99,8 +89,7 @@ class _Line:
     target: str
     view: View = _UNKNOWN
     refusals: dict[str, Refusal] = field(default_factory=dict)
-    channel: grpc.aio.Channel | None = None
-    stub: Any = None
+    client: CoordinatorClient | None = None
     failures: int = 0
     answered_at: float = 0.0
     told: set[str] = field(default_factory=set)
@@ -173,25 +162,29 @@ class Coordinators:
                     await line.asked.wait()
 
     async def call(self, namespace: str, call: CoordinatorCall) -> None:
-        """Tell a coordinator something. A refusal is kept; raises `CallFailed` for the rest."""
+        """Submit, cancel or remove a job. A refusal is kept; raises `CallFailed` for the rest."""
+        method = type(call).__name__
         line = self._lines.get((namespace, call.pool))
-        if line is None or line.stub is None:
-            raise CallFailed(call.pool, type(call).__name__, "it cannot be reached yet")
-        match call:
-            case SubmitJob():
-                run = await self._submit(line, call)
-            case CancelJob():
-                run = await self._cancel(line, call)
-            case RemoveJob():
-                await self._ask(line, "RemoveJob", pb.RemoveJobRequest(name=call.job))
-                run = None
-            case _:
-                assert_never(call)
+        if line is None or line.client is None:
+            raise CallFailed(call.pool, method, "it cannot be reached yet")
+        try:
+            match call:
+                case SubmitJob():
+                    run = await self._submit(line, line.client, call)
+                case CancelJob():
+                    run = await self._cancel(line.client, call)
+                case RemoveJob():
+                    await line.client.remove(call.job)
+                    run = None
+                case _:
+                    assert_never(call)
+        except coordinator_client.CallFailed as error:
+            raise _failed(line, error) from error
         line.told.add(call.job)
         self._note(line, call.job, run)
         line.look.set()
 
-    async def _submit(self, line: _Line, call: SubmitJob) -> Run | None:
+    async def _submit(self, line: _Line, client: CoordinatorClient, call: SubmitJob) -> Run | None:
         request = pb.SubmitJobRequest(
             name=call.job,
             partition=call.partition,
@@ -206,8 +199,10 @@ class Coordinators:
             active_deadline_seconds=call.terms.active_deadline_seconds,
         )
         try:
-            answer: pb.JobStatus = await self._ask(line, "SubmitJob", request)
-        except _Refused as error:
+            answer = await client.submit(request)
+        except coordinator_client.CallFailed as error:
+            if not error.refused:
+                raise
             refusal = Refusal(plan=call.plan, terms=call.terms, message=error.reason)
             if line.refusals.get(call.job) != refusal:
                 line.refusals[call.job] = refusal
@@ -216,13 +211,13 @@ class Coordinators:
         line.refusals.pop(call.job, None)
         return run_of(answer)
 
-    async def _cancel(self, line: _Line, call: CancelJob) -> Run | None:
-        request = pb.CancelJobRequest(name=call.job, reason=call.reason)
+    async def _cancel(self, client: CoordinatorClient, call: CancelJob) -> Run | None:
         try:
-            answer: pb.JobStatus = await self._ask(line, "CancelJob", request)
-        except _Missing:
+            return run_of(await client.cancel(call.job, call.reason))
+        except coordinator_client.CallFailed as error:
+            if not error.missing:
+                raise
             return None
-        return run_of(answer)
 
     def _known(self, line: _Line, job: str) -> Run | None:
         return line.view.runs.get(job) if isinstance(line.view, CoordinatorView) else None
@@ -297,57 +292,33 @@ class Coordinators:
     async def _look(self, line: _Line) -> CoordinatorView:
         """Ask for everything; raises `CallFailed` or `DialRefused`."""
         begun = asyncio.get_running_loop().time()
-        if line.channel is None:
-            line.channel = await self._dial(line.namespace, line.pool, line.target)
-            # The stub is one class for synchronous and asynchronous channels.
-            line.stub = CoordinatorStub(line.channel)
-        devices: pb.ListDevicesResponse = await self._ask(
-            line, "ListDevices", pb.ListDevicesRequest(), LOOK_SECONDS
-        )
-        fragments: pb.ListFragmentsResponse = await self._ask(
-            line, "ListFragments", pb.ListFragmentsRequest(), LOOK_SECONDS
-        )
-        runs = await self._runs(line)
+        if line.client is None:
+            channel = await self._dial(line.namespace, line.pool, line.target)
+            line.client = CoordinatorClient(channel, on_call=self._count)
+        try:
+            devices = await line.client.devices(seconds=LOOK_SECONDS)
+            fragments = await line.client.fragments(seconds=LOOK_SECONDS)
+            runs = [run_of(each) for each in await line.client.jobs(seconds=LOOK_SECONDS)]
+        except coordinator_client.CallFailed as error:
+            raise _failed(line, error) from error
         return CoordinatorView(
             begun=begun,
-            devices=tuple(device_of(each) for each in devices.devices),
+            devices=tuple(device_of(each) for each in devices),
             runs=MappingProxyType({run.job: run for run in runs}),
-            fragments=frozenset(fragments.digests),
+            fragments=frozenset(fragments),
         )
 
-    async def _runs(self, line: _Line) -> list[Run]:
-        try:
-            stream = line.stub.ListJobs(pb.ListJobsRequest(), timeout=LOOK_SECONDS)
-            runs = [run_of(each) async for each in stream]
-        except grpc.aio.AioRpcError as error:
-            raise self._failed(line, "ListJobs", error) from error
-        self._metrics.calls.labels(method="ListJobs", code="OK").inc()
-        return runs
-
-    async def _ask(
-        self, line: _Line, method: str, request: object, seconds: float = CALL_SECONDS
-    ) -> Any:
-        try:
-            answer = await getattr(line.stub, method)(request, timeout=seconds)
-        except grpc.aio.AioRpcError as error:
-            raise self._failed(line, method, error) from error
-        self._metrics.calls.labels(method=method, code="OK").inc()
-        return answer
-
-    def _failed(self, line: _Line, method: str, error: grpc.aio.AioRpcError) -> CallFailed:
-        code = error.code()
+    def _count(self, method: str, code: grpc.StatusCode) -> None:
         self._metrics.calls.labels(method=method, code=code.name).inc()
-        reason = error.details() or code.name
-        if code in _REFUSALS:
-            return _Refused(line.pool, method, reason)
-        if code is grpc.StatusCode.NOT_FOUND:
-            return _Missing(line.pool, method, reason)
-        return CallFailed(line.pool, method, f"{reason} ({line.target})")
 
     async def _hang_up(self, line: _Line) -> None:
-        if line.channel is not None:
-            channel, line.channel, line.stub = line.channel, None, None
-            await channel.close(0)
+        if line.client is not None:
+            client, line.client = line.client, None
+            await client.close()
+
+
+def _failed(line: _Line, error: coordinator_client.CallFailed) -> CallFailed:
+    return CallFailed(line.pool, error.method, f"{error.reason} ({line.target})")
 
 
 def _without(look: CoordinatorView, told: Set[str], before: View) -> CoordinatorView:

@@ -192,7 +192,7 @@ class StallWatch:
 
     def _begin(self) -> None:
         self._left_seconds = STALL_SECONDS
-        self._wanted_bytes = STALL_SECONDS * MINIMUM_BYTES_PER_SECOND
+        self._missing_bytes = STALL_SECONDS * MINIMUM_BYTES_PER_SECOND
 
     async def wait(self, answer: Awaitable[Result]) -> Result:
         """Await something of the other side. Raises `Stalled`; `answer` is cancelled then."""
@@ -202,9 +202,8 @@ class StallWatch:
             async with asyncio.timeout(self._left_seconds):
                 result = await answer
         except TimeoutError as error:
-            raise Stalled(
-                f"fewer than {self._wanted_bytes:.0f} bytes came in {STALL_SECONDS:.0f} s"
-            ) from error
+            least = STALL_SECONDS * MINIMUM_BYTES_PER_SECOND
+            raise Stalled(f"fewer than {least:.0f} bytes in {STALL_SECONDS:g} s") from error
         self._left_seconds -= loop.time() - started
         return result
 
@@ -221,8 +220,8 @@ class StallWatch:
 
     def moved(self, count: int) -> None:
         """Note bytes that have come, or were taken."""
-        self._wanted_bytes -= count
-        if self._wanted_bytes <= 0:
+        self._missing_bytes -= count
+        if self._missing_bytes <= 0:
             self._begin()
 
 

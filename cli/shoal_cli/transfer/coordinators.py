@@ -65,7 +65,7 @@ class JobFolder:
             async for piece in self.client.fetch_file(f"{self.folder}/{entry.name}", offset):
                 yield piece
 
-    async def standing(self) -> Mapping[str, int]:
+    async def existing(self) -> Mapping[str, int]:
         return {entry.name: entry.size_bytes for entry in await self.entries()}
 
     async def digest(self, entry: Entry | str) -> Digest:

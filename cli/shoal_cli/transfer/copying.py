@@ -53,8 +53,8 @@ async def copy(
     if not entries:
         raise TransferRefused(f"{source.address}: there are no files")
     progress = Progress(len(entries), sum(entry.size_bytes for entry in entries))
-    standing = await target.standing()
-    work = _Copy(source, target, standing, progress, on_progress, pause_seconds)
+    existing = await target.existing()
+    work = _Copy(source, target, existing, progress, on_progress, pause_seconds)
     remaining = iter(entries)
     try:
         async with asyncio.TaskGroup() as group:
@@ -69,7 +69,7 @@ async def copy(
 class _Copy:
     source: Source
     target: Target
-    standing: Mapping[str, int]
+    existing: Mapping[str, int]
     progress: Progress
     on_progress: Callable[[Progress], None]
     pause_seconds: float
@@ -106,7 +106,7 @@ class _Copy:
     async def _try(self, entry: Entry, count: Callable[[int], None]) -> None:
         known = entry.digest or await self.source.digest(entry)
         read = reader(self.source, entry)
-        if self.standing.get(entry.name) == entry.size_bytes:
+        if self.existing.get(entry.name) == entry.size_bytes:
             mine = known or await digest_of_stream(read(0))
             if await self.target.digest(entry.name) == mine:
                 self.skipped += 1

@@ -101,7 +101,7 @@ class FolderTarget:
     address: str
     path: Path
 
-    async def standing(self) -> Mapping[str, int]:
+    async def existing(self) -> Mapping[str, int]:
         def sizes() -> dict[str, int]:
             if not self.path.is_dir():
                 return {}

@@ -53,7 +53,7 @@ _NOTES: Final = "fetched.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetching:
-    """How models are fetched: where they are kept, how large they may be, who is told of bytes."""
+    """How models are fetched: where they are kept, how large they may be, who counts bytes."""
 
     access: Access
     cache: Path

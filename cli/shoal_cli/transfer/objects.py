@@ -140,7 +140,7 @@ class ObjectTarget:
     def _key(self, name: str) -> str:
         return f"{self.prefix.rstrip('/')}/{name}".lstrip("/")
 
-    async def standing(self) -> Mapping[str, int]:
+    async def existing(self) -> Mapping[str, int]:
         try:
             listed = await obstore.list_with_delimiter_async(self.store, self.prefix.rstrip("/"))
         except (BaseError, OSError) as error:

@@ -78,7 +78,7 @@ class Target(Protocol):
 
     address: str
 
-    async def standing(self) -> Mapping[str, int]:
+    async def existing(self) -> Mapping[str, int]:
         """The sizes of the files that are there, by name."""
         ...
 

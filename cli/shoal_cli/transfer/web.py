@@ -205,7 +205,7 @@ class WebTarget:
     session: aiohttp.ClientSession
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    async def standing(self) -> Mapping[str, int]:
+    async def existing(self) -> Mapping[str, int]:
         return {}
 
     async def digest(self, name: str) -> Digest | None:

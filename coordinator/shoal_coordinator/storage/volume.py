@@ -365,7 +365,7 @@ class Volume:
         return None
 
     def _put_aside(self, folder: Path) -> Path:
-        """Take a folder out of sight at once, so that nobody finds a half of it."""
+        """Rename a folder away, so that no reader finds half of it."""
         self._incoming.mkdir(parents=True, exist_ok=True)
         gone = self._incoming / f"removed-{folder.name}"
         shutil.rmtree(gone, ignore_errors=True)

@@ -128,7 +128,7 @@ async def test_an_object_that_breaks_off_does_not_appear(
     target = access.target("s3://lines/broken")
     with pytest.raises(TransferBroken, match="the line went dead"):
         await copy(source, target, pause_seconds=0)
-    assert await target.standing() == {}
+    assert await target.existing() == {}
 
 
 async def test_what_is_not_in_the_bucket_is_refused(

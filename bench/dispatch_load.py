@@ -43,7 +43,7 @@ from shoal_coordinator.dispatch.instructions import (
     Unload,
 )
 from shoal_coordinator.dispatch.machine import new_state, step
-from shoal_coordinator.server.collector import search_rarely
+from shoal_coordinator.server.collector import collect_rarely
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
@@ -95,7 +95,7 @@ def measure(
         step(state, _telemetry(index, Nanoseconds(clock)))
     queue: deque[Event] = deque([JobSubmitted(at=Nanoseconds(clock), job=spec)])
     ticked = ticks = spent = steps = 0
-    search_rarely()
+    collect_rarely()
     gc.collect()
     while queue:
         clock = spent

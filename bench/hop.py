@@ -33,7 +33,7 @@ from shoal_agent.transport.links import OutboundActivation, PeerLink
 from shoal_agent.transport.serving import Peers
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
-from shoal_protocol.channels import add_port, open_channel, server_options
+from shoal_protocol.channels import open_channel, server_options
 from shoal_protocol.frames import acknowledgement, split_frame
 from shoal_protocol.services import (
     FileContext,
@@ -274,10 +274,10 @@ async def _bare(requests: AsyncIterator[bytes], context: FrameContext) -> None:
 async def _receive(folder: str) -> None:
     ours = grpc.aio.server(options=server_options())
     add_peer_service(ours, _Peer())
-    add_port(ours, f"unix:{folder}/shoal.sock")
+    ours.add_insecure_port(f"unix:{folder}/shoal.sock")
     agent = grpc.aio.server(options=server_options())
     add_peer_service(agent, _agent(folder))
-    add_port(agent, f"unix:{folder}/agent.sock")
+    agent.add_insecure_port(f"unix:{folder}/agent.sock")
     bare = grpc.aio.server(options=_UNLIMITED)
     # gRPC's types know handlers of the threaded server only.
     behaviour: Any = _bare

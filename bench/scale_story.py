@@ -23,8 +23,7 @@ from shoal_cluster import ControlPlane
 from shoal_cluster.control_plane import ApiWrite
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.login import log_in
-from shoal_operator.controller.metrics import OperatorMetrics
-from shoal_operator.controller.traces import Lists, Signs, WatchAges, make_trace
+from shoal_operator.controller.traces import Telemetry
 
 MODEL: Final = "squeezenet1_1"
 FRAGMENTS: Final = 3
@@ -33,8 +32,9 @@ PATIENCE_SECONDS: Final = 86_400
 NAMESPACE: Final = "scale"
 API: Final = "shoal.dev/v1alpha1"
 ACCOUNT: Final = "system:serviceaccount:shoal-system:shoal-operator"
-# A job that names a Partition has a Placement and two workers of its own. What is told: its plan,
-# and how fast it was in the end; carrying in, running, carrying out, complete; and three Events.
+# A job that names a Partition has a Placement and two workers of its own. What is
+# reported: its plan, and how fast it was in the end; transferring inputs, running, transferring
+# results, complete; and three Events.
 LEAST_WRITES: Final = 3 + 2 + 4 + 3
 
 
@@ -309,8 +309,8 @@ async def playing(plane: ControlPlane, size: Size, folder: Path) -> AsyncIterato
     account = prepare(plane)
     plane.kubectl("create", "namespace", NAMESPACE)
     plane.access.apply(volume())
-    signs = Signs(OperatorMetrics(), WatchAges(asyncio.get_running_loop().time), Lists())
-    api = Api(log_in(plane.kubeconfig), make_trace(signs), namespace=NAMESPACE)
+    telemetry = Telemetry(asyncio.get_running_loop().time)
+    api = Api(await log_in(plane.kubeconfig), telemetry, namespace=NAMESPACE)
     outputs = {"inspect": said.inspection, "cut": said.document}
     fleet = PlayedFleet(api, devices, {"shoal.dev/pool": "shelf"}, outputs)
     async with (

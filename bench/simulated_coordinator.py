@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from shoal_coordinator.server.submissions import as_submitted
+from shoal_coordinator.server.submissions import as_submitted, plan_of, terms_of
 from shoal_protocol.channels import server_options
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import (
@@ -156,7 +156,7 @@ class PlayedCoordinator(CoordinatorServicer):
             latency=pb.Latency(p50_seconds=0.5),
             tier_hits=pb.TierHits(resident=done),
         )
-        return as_submitted(status, run.request)
+        return as_submitted(status, plan_of(run.request), terms_of(run.request))
 
 
 @contextlib.asynccontextmanager

@@ -183,8 +183,8 @@ class ShoalOnNodes:
     # ---- pods ------------------------------------------------------------------------------------
 
     def pods(self, component: str) -> list[Json]:
-        """The pods of a component: agent, coordinator, inspect, cut, deliver, carry-in, carry-out;
-        one that is being deleted is not among them.
+        """The pods of a component: agent, coordinator, inspect, cut, deliver, transfer-inputs,
+        transfer-results; one that is being deleted is not among them.
         """
         chosen = f"--selector=app.kubernetes.io/component={component}"
         found: list[Json] = self.get("pods", chosen)["items"]

@@ -22,8 +22,7 @@ from real_models import MODELS, find
 from shoal_cluster import ControlPlane
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.login import log_in
-from shoal_operator.controller.metrics import OperatorMetrics
-from shoal_operator.controller.traces import Lists, Signs, WatchAges, make_trace
+from shoal_operator.controller.traces import Telemetry
 
 MODEL = "ppocr_cls"
 ITEMS = 24
@@ -97,8 +96,8 @@ async def making_world(plane: ControlPlane, folder: Path) -> AsyncIterator[World
     write_items(claims / "lines" / "in", inputs)
     plane.kubectl("create", "namespace", NAMESPACE)
     make_claims(plane)
-    signs = Signs(OperatorMetrics(), WatchAges(asyncio.get_running_loop().time), Lists())
-    api = Api(log_in(plane.kubeconfig), make_trace(signs), namespace=NAMESPACE)
+    telemetry = Telemetry(asyncio.get_running_loop().time)
+    api = Api(await log_in(plane.kubeconfig), telemetry, namespace=NAMESPACE)
     devices = [{"name": name, "memory": "48Mi"} for name in DEVICES]
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(api.close)

@@ -32,7 +32,8 @@ from shoal_agent.transport.links import PeerLinks
 from shoal_agent.transport.serving import Peers
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol import PROTOCOL
-from shoal_protocol.channels import add_port, open_channel, server_options
+from shoal_protocol.channels import open_channel
+from shoal_protocol.listener import Listener
 from shoal_protocol.services import SessionClient, add_peer_service
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _SILENT_SECONDS: Final = 15.0
 _GOODBYE_SECONDS: Final = 1.0
+_CONNECTIONS: Final = 256
+"""Of peers, at one time; what strangers hold of them costs memory on a small device."""
 
 
 class Agent:
@@ -97,7 +100,7 @@ class Agent:
             if metrics is not None:
                 metrics.close()
             return
-        server = await self._listen()
+        listener = await self._listen()
         await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         renewing = asyncio.create_task(self._renew(), name="identity")
@@ -117,8 +120,8 @@ class Agent:
                 task.cancel()
             await asyncio.gather(connecting, draining, renewing, return_exceptions=True)
             await self.links.close()
-            if server is not None:
-                await server.stop(_GOODBYE_SECONDS)
+            if listener is not None:
+                await listener.stop(_GOODBYE_SECONDS)
             await self.fragments.close()
             if metrics is not None:
                 metrics.close()
@@ -182,12 +185,11 @@ class Agent:
 
     # ---- inside ------------------------------------------------------------------------------
 
-    async def _listen(self) -> grpc.aio.Server | None:
+    async def _listen(self) -> Listener | None:
         """Start to serve peers, where an address was given."""
         settings = self.settings
         if settings.listen is None:
             return None
-        server = grpc.aio.server(options=server_options())
         peers = Peers(
             self.name,
             self._cache,
@@ -196,12 +198,15 @@ class Agent:
             self.counters,
             limit_bytes=settings.budget,
         )
-        add_peer_service(server, peers)
-        port = add_port(server, settings.listen, settings.credentials, insecure=settings.insecure)
-        await server.start()
+        listener = Listener(
+            lambda server: add_peer_service(server, peers), connections=_CONNECTIONS
+        )
+        port = await listener.open(
+            settings.listen, settings.credentials, insecure=settings.insecure
+        )
         self._address = advertised(settings.advertise or settings.listen, port)
         log.info("listening on %s", self._address)
-        return server
+        return listener
 
     def _serve_metrics(self) -> "ExpositionServer | None":
         if self.settings.metrics is None:

@@ -7,8 +7,14 @@ with the same status keeps it, so that "since when" stays true.
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
+from typing import Final
 
 from shoal_api.fields import Condition, ConditionStatus
+
+COMPLETING: Final = "Completing"
+"""Reason of Complete: every item has ended, and the coordinator has not ended the run yet."""
+TRANSFERRING_RESULTS: Final = "TransferringResults"
+"""Reason of Complete: the run has ended, and a worker brings the results to their place."""
 
 
 class JobWord(StrEnum):
@@ -17,6 +23,7 @@ class JobWord(StrEnum):
     PENDING = "Pending"
     PLANNED = "Planned"
     RUNNING = "Running"
+    COMPLETING = "Completing"
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"
@@ -44,7 +51,7 @@ def holds(conditions: Sequence[Condition], type_: str) -> bool:
 
 
 def job_word(conditions: Sequence[Condition], *, started: bool) -> JobWord:
-    """An InferenceJob's state as one word; what has ended wins over what goes on.
+    """An InferenceJob's state as one word; an end takes precedence over progress.
 
     `started`: the job's status has a startTime.
     """
@@ -54,6 +61,9 @@ def job_word(conditions: Sequence[Condition], *, started: bool) -> JobWord:
         return JobWord.COMPLETE
     if holds(conditions, "Suspended"):
         return JobWord.SUSPENDED
+    reasons = {each.reason for each in conditions if each.type == "Complete"}
+    if reasons & {COMPLETING, TRANSFERRING_RESULTS}:
+        return JobWord.COMPLETING
     if not holds(conditions, "Planned"):
         return JobWord.PENDING
     return JobWord.RUNNING if started else JobWord.PLANNED

@@ -56,10 +56,13 @@ FRAGMENT: Final = Whole(minimum=0, maximum=MAX_FRAGMENTS - 1)
 def uri(*schemes: str) -> Text:
     """An address with one of these schemes, or a local path (which has no colon)."""
     known = "|".join(schemes)
+    *others, last = (f"{scheme}://" for scheme in schemes if scheme != "file")
+    in_cluster = f"an address with {', '.join(others)} or {last}"
     return Text(
         max_length=2048,
         pattern=rf"^(({known})://[^ \t\r\n]+|[^:\r\n]+)$",
         meant=f"an address with {', '.join(f'{scheme}://' for scheme in schemes)}, or a local path",
+        in_cluster=f"{in_cluster} (local paths and file:// are for shoal run)",
     )
 
 

@@ -89,6 +89,36 @@ class Immutable:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a job has ended as stays, as in `batch/v1`: after the end nobody else knows it, so the
+    operator could not restore what somebody has edited. `fields` are those of the status. Only the
+    API server sees the status before.
+    """
+
+    fields: tuple[str, ...]
+    field: str = "status"
+
+    @property
+    def cel(self) -> str:
+        ends = "c.type in ['Complete', 'Failed'] && c.status == 'True'"
+        before = f"oldSelf.status.conditions.exists(c, {ends})"
+        same = (
+            f"has(self.status.{name}) == has(oldSelf.status.{name}) && "
+            f"(!has(self.status.{name}) || self.status.{name} == oldSelf.status.{name})"
+            for name in self.fields
+        )
+        known = "has(oldSelf.status) && has(oldSelf.status.conditions)"
+        return f"!({known} && {before}) || (has(self.status) && {' && '.join(same)})"
+
+    @property
+    def message(self) -> str:
+        return "the job has ended: what its status says of that stays; make a new object"
+
+    def holds(self, document: Mapping[str, object]) -> bool:
+        return True
+
+
 def exactly_one(*names: str) -> ExactlyOne:
     return ExactlyOne(names)
 

@@ -284,6 +284,7 @@ def openapi_schema(cls: type) -> Schema:
     assert isinstance(name, Text)
     bounds = {"type": "string", "maxLength": name.max_length, "pattern": name.pattern}
     metadata = {"type": "object", "properties": {"name": bounds}}
+    validations = "x-kubernetes-validations"
     return {
         "type": "object",
         "description": (cls.__doc__ or "").strip().split("\n\n")[0],
@@ -294,4 +295,5 @@ def openapi_schema(cls: type) -> Schema:
             **properties,
             "metadata": metadata,
         },
+        **({validations: schema[validations]} if validations in schema else {}),
     }

@@ -111,12 +111,15 @@ def _matches(text: str, pattern: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text(Shape[str]):
-    """A bounded string; `meant` says in an error and in the reference what its pattern means."""
+    """A bounded string; `meant` says in an error and in the reference what its pattern means,
+    `in_cluster` what an API server says instead.
+    """
 
     max_length: int
     min_length: int = 1
     pattern: str | None = None
     meant: str = "text"
+    in_cluster: str | None = None
     format: str | None = None
 
     def read(self, value: object, at: Path, errors: Errors) -> str | Invalid:
@@ -140,7 +143,10 @@ class Text(Shape[str]):
             # CEL sees what has a format as a value of its own, not as text.
             schema |= {"format": self.format, "pattern": self.pattern}
         elif self.pattern is not None:
-            rule = {"rule": _matches("self", self.pattern), "message": f"must be {self.meant}"}
+            rule = {
+                "rule": _matches("self", self.pattern),
+                "message": f"must be {self.in_cluster or self.meant}",
+            }
             schema["x-kubernetes-validations"] = [rule]
         return schema
 
@@ -393,3 +399,19 @@ class Opaque(Shape[None]):
 
     def words(self) -> str:
         return "kept by Kubernetes"
+
+
+@dataclass(frozen=True, slots=True)
+class Json(Shape[Mapping[str, object]]):
+    """An object that is handed on as it is: a part of Kubernetes' own kinds."""
+
+    def read(self, value: object, at: Path, errors: Errors) -> Mapping[str, object] | Invalid:
+        if not isinstance(value, dict):
+            return _refuse(errors, at, _wanted(value, "a mapping"))
+        return MappingProxyType({str(name): each for name, each in value.items()})
+
+    def schema(self) -> Schema:
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+    def words(self) -> str:
+        return "object of Kubernetes"

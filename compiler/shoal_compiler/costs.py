@@ -32,17 +32,18 @@ class Shaped:
 
 
 STRIP_BYTES: Final = 1 << 18
-"""A strip of a convolution's input, spread out, for the two threads that are reckoned with."""
-# Operators whose kernels let the output take an input's place (or only look at it anew).
-_IN_PLACE: Final = (
+"""A strip of a convolution's input, spread out, for the two threads that the estimate assumes."""
+# Operators whose kernels let the output take an input's place (or only change its shape).
+_IN_PLACE_NAMES: Final = (
     "Abs Add Cast Ceil Clip Div Dropout Elu Erf Exp Flatten Floor Gelu HardSigmoid HardSwish "
     "Identity LeakyRelu Log Max Min Mul Neg Pow PRelu Reciprocal Relu Reshape Round Selu Sigmoid "
     "Softmax Sqrt Squeeze Sub Tanh Unsqueeze Where"
 )
+_IN_PLACE: Final = frozenset(_IN_PLACE_NAMES.split(" "))
 
 
 class _Unknown(Exception):
-    """A size is needed that nobody knows."""
+    """The cost depends on a size that is unknown."""
 
 
 def flops(shaped: Shaped) -> int | None:
@@ -190,7 +191,7 @@ def _spread(shaped: Shaped) -> int:
 
 def in_place(node: onnx.NodeProto) -> bool:
     """Whether an output may take the place of an input of the same size."""
-    return node.op_type in _IN_PLACE.split(" ")
+    return node.op_type in _IN_PLACE
 
 
 WINDOW_BYTES: Final = 64 << 10

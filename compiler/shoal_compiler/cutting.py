@@ -1,7 +1,7 @@
 """A model and where to cut it -> fragments in the store.
 
-The layout of the store is docs/ARCHITECTURE.md's, the nodes of each fragment are `api.segments`'.
-Cutting again finds what stands, and makes anew what of it is damaged; a cut that was killed leaves
+docs/ARCHITECTURE.md describes the layout of the store, `shoal_planner.segments` chooses the nodes.
+Cutting again reuses what exists, and replaces what of it is damaged; a cut that was killed leaves
 `*.part` folders, which the next one removes. One cut at a time works on a store: a lock on it sees
 to that.
 """
@@ -37,10 +37,10 @@ def cut_model(
     progress: Callable[[int, int], None] | None = None,
 ) -> PartitionDocument:
     """Write the fragments to `store`, or without one only say what they would be; `progress` is
-    told (fragments done, fragments in all).
+    called with (fragments done, fragments in all).
 
-    `profile` is of the same file, `cuts` are what `planning.cuts` chose. Raises `ModelRefused`: the
-    model is not the one that was profiled, or cannot be cut there.
+    `profile` is of the same file, `cuts` are what `shoal_planner.cuts` chose. Raises
+    `ModelRefused`: the model is not the one that was profiled, or cannot be cut there.
     """
     layout = Layout(profile)
     _check_cuts(layout, cuts)
@@ -88,7 +88,7 @@ def _check_cuts(layout: Layout, cuts: Sequence[int]) -> None:
             label = layout.profile.nodes[cut].label
             raise ModelRefused(f"cannot be cut here: {layout.obstacles[cut]}", node=label)
         if cut not in layout.positions:
-            raise ModelRefused(f"cannot be cut at {cut}: no node stands there that starts a part")
+            raise ModelRefused(f"cannot be cut at {cut}: no node there can start a fragment")
 
 
 def _check_same(graph: Graph, profile: Profile, path: Path) -> None:

@@ -4,13 +4,14 @@
 lie inside the model's folder are given; whether a model is sound is still for `safety` to say.
 """
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 import onnx
 from google.protobuf.message import DecodeError, Message
 
 from shoal_compiler.errors import ModelRefused
+from shoal_compiler.safety import leads_outside
 from shoal_compiler.wire import INLINE, read_skeleton
 
 _MOST_FILES: Final = 4096
@@ -30,13 +31,7 @@ def external_locations(path: Path) -> tuple[str, ...]:
     if len(found) > _MOST_FILES:
         raise ModelRefused(f"names {len(found)} files of external data", path=path)
     for location in found:
-        parts = PurePosixPath(location).parts
-        if (
-            not parts
-            or location.startswith("/")
-            or ".." in parts
-            or any(mark in location for mark in "\0\\:")
-        ):
+        if leads_outside(location):
             raise ModelRefused(
                 f"has external data outside of the folder ({location[:80]!r})", path=path
             )

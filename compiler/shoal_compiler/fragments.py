@@ -2,8 +2,8 @@
 
 `fragment.json` is a pure function of the sub-graph: it holds the digests of the other two files,
 and its own digest is the fragment's name. So the weights are read twice: once for their digest,
-which shows whether the fragment stands already, and once to copy them, by the kernel where it can
-(`copy_file_range`), or to see that what stands is right. They never pass through more memory than
+which shows whether the fragment exists already, and once to copy them, by the kernel where it can
+(`copy_file_range`), or to verify what exists. They never pass through more memory than
 one buffer.
 """
 
@@ -51,7 +51,7 @@ class Stored:
 class FragmentFiles:
     """A fragment, ready to be written.
 
-    `inputs` and `outputs` are what it is sent and gives, `resident_bytes` what it is reckoned with.
+    `inputs` and `outputs` are what it is sent and gives, `resident_bytes` its estimated memory.
     """
 
     model: onnx.ModelProto
@@ -179,7 +179,7 @@ class Sources:
             at += count
 
     def copy(self, weight: Weight, target: int) -> None:
-        """Copy a weight's bytes to where `target` stands."""
+        """Copy a weight's bytes to the current offset of `target`."""
         place = weight.contents
         if place is None or not self._copy_in_kernel(place, target):
             for piece in self.read(weight):

@@ -7,7 +7,7 @@ has no caller who would override them. What no output needs is left out.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,8 @@ import onnx
 from onnx import inliner, numpy_helper
 
 from shoal_compiler.errors import ModelRefused
-from shoal_compiler.safety import CheckedModel, Range, byte_size, node_label, subgraphs
+from shoal_compiler.safety import CheckedModel, Range, all_nodes, byte_size, node_label, subgraphs
+from shoal_compiler.trees import check_trees
 from shoal_compiler.wire import LARGE
 
 
@@ -126,9 +127,13 @@ def _without_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
         copy.CopyFrom(proto)
         return copy
     try:
-        return inliner.inline_local_functions(proto)
+        written_out = inliner.inline_local_functions(proto)
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         raise ModelRefused(f"has functions that cannot be written out: {error}") from error
+    # A function's caller may have given it the attributes that make a tree.
+    for index, node in enumerate(all_nodes(written_out.graph.node)):
+        check_trees(node, node_label(node, index))
+    return written_out
 
 
 def _definitions(graph: onnx.GraphProto) -> dict[str, int]:
@@ -156,6 +161,8 @@ class _Hoist:
     model: CheckedModel
     weights: dict[str, Weight]
     definitions: dict[str, int]
+    numbers: dict[str, int] = field(default_factory=dict)
+    """The number of the newest tensor that was moved and renamed, by its name of before."""
 
     def constant(self, node: onnx.NodeProto) -> bool:
         """Make a `Constant` of the top level an initializer; False: it is something else."""
@@ -207,10 +214,9 @@ class _Hoist:
         if weight.bytes < LARGE or tensor.data_type == onnx.TensorProto.STRING:
             return False
         old = new = tensor.name
-        number = 0
         while new in self.weights or self.definitions.get(new, 0) > (new == old):
-            number += 1
-            new = f"{old}.{number}"
+            self.numbers[old] = self.numbers.get(old, 0) + 1
+            new = f"{old}.{self.numbers[old]}"
         tensor.name = moved[old] = new
         self.definitions[new] = 1
         self.weights[new] = weight

@@ -1,8 +1,8 @@
 """The roles of a graph's nodes, and the one order that cuts are positions in.
 
-Role CONSTANT nodes come first. Of the others, COMPUTE nodes stand in the order of the file (if that
+Role CONSTANT nodes come first. Of the others, COMPUTE nodes are in the order of the file (if that
 is a topological one) or in depth-first order from the outputs, whichever lets fewer tensors cross
-the positions between nodes; both keep a branch together. A SHAPE node stands directly behind the
+the positions between nodes; both keep a branch together. A SHAPE node comes directly after the
 last node that it needs: a shape is taken where its tensor is, not where somebody asks for it.
 """
 
@@ -43,7 +43,7 @@ def roles(graph: Graph) -> tuple[Role, ...]:
     """The role of each node of `graph.nodes`."""
     fixed = set(graph.weights) | set(graph.sparse)
     tensor_roles: dict[str, Role] = dict.fromkeys(fixed, Role.CONSTANT)
-    # A look-up in a table of weights is work: repeating it would copy the table.
+    # A lookup in a table of weights is work: repeating it would copy the table.
     large = {name for name, weight in graph.weights.items() if weight.bytes >= LARGE}
     found: dict[int, Role] = {}
     for index in file_order(graph):

@@ -1,4 +1,4 @@
-"""ONNX file -> `api.profile.Profile`. Weights are never read, except once for the digest."""
+"""ONNX file -> `shoal_planner.profile.Profile`. Weights are read once only, for the digest."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from shoal_protocol.digests import Digest, digest_of_file, digest_of_model
 from shoal_protocol.partition import TensorSpec
 
 STRING_BYTES: Final = 32
-"""What one string is reckoned with: its length is known at run time only."""
+"""The assumed size of one string: its length is known at run time only."""
 # The types that the protocol carries; those below a byte, and the 8-bit floats, it does not.
 SENDABLE: Final = frozenset(range(onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16 + 1))
 _CHUNK: Final = 1 << 20
 
 
 def profile_model(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> Profile:
-    """Profile a model; `shapes` gives inputs with dynamic axes the sizes to reckon with.
+    """Profile a model; `shapes` gives inputs with dynamic axes their assumed sizes.
 
     Bytes and FLOPs that depend on an axis that stays dynamic are None. Raises `ModelRefused`, also
     for a model with inputs or outputs that are no tensors.
@@ -87,9 +87,8 @@ class _Profiler:
 
     def _node(self, index: int) -> NodeProfile:
         node = self.graph.nodes[index]
-        constants = self.graph.weights.keys() | self.graph.sparse.keys()
         reads = self.graph.reads[index]
-        weights = tuple(name for name in reads if name in constants)
+        weights = tuple(name for name in reads if self._is_constant(name))
         shaped = Shaped(
             node,
             tuple(self.shapes.sizes.get(name) if name else None for name in node.input),
@@ -100,7 +99,7 @@ class _Profiler:
             operator=f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
             source=index,
             role=self.roles[index],
-            inputs=tuple(name for name in reads if name not in constants),
+            inputs=tuple(name for name in reads if not self._is_constant(name)),
             outputs=tuple(filter(None, node.output)),
             weights=weights,
             flops=flops(shaped),
@@ -110,6 +109,9 @@ class _Profiler:
             in_place=in_place(node),
             touched=self._touched(shaped),
         )
+
+    def _is_constant(self, name: str) -> bool:
+        return name in self.graph.weights or name in self.graph.sparse
 
     def _touched(self, shaped: Shaped) -> tuple[tuple[str, int], ...]:
         """The table of which the node reads rows, if it does; a node may read it otherwise too."""

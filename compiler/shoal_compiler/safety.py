@@ -1,4 +1,4 @@
-"""Checks on an ONNX file from a stranger. They stand before anything else looks at it.
+"""Checks on an untrusted ONNX file, before any other code uses it.
 
 First the bytes (`wire`), then, on the parsed skeleton: operator domains are on a list, functions
 do not recurse or explode, graphs nest to a limit, counts are bounded, every tensor has exactly the
@@ -18,16 +18,15 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from shoal_compiler.errors import ModelRefused
-from shoal_compiler.wire import INLINE, read_skeleton
+from shoal_compiler.trees import check_trees
+from shoal_compiler.wire import INLINE, MAX_INITIALIZERS, MAX_NODES, read_skeleton
 
 DOMAINS: Final = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
 OLDEST_OPSET: Final = 11
-MAX_NODES: Final = 200_000
-MAX_INITIALIZERS: Final = 200_000
 MAX_ARITY: Final = 4096
 MAX_RANK: Final = 64
 MAX_GRAPH_DEPTH: Final = 16
-MAX_ELEMENTS: Final = 2**62
+MAX_ELEMENTS: Final = 2**58  # of 16 bytes at most
 
 _TYPE = onnx.TensorProto
 _BITS: Final[dict[int, int]] = {
@@ -82,11 +81,6 @@ class CheckedModel:
         )
 
 
-def check_model_file(path: Path) -> None:
-    """Raise `ModelRefused` unless the file, and the files it refers to, are safe to work with."""
-    open_model(path)
-
-
 def open_model(path: Path) -> CheckedModel:
     """Read a model without its weights, after all checks. Raises `ModelRefused`."""
     path = Path(path)
@@ -111,12 +105,13 @@ def element_count(tensor: onnx.TensorProto) -> int:
     """The product of the dimensions. Raises `ModelRefused` for a shape that no tensor can have."""
     if len(tensor.dims) > MAX_RANK:
         raise ModelRefused(f"has {len(tensor.dims)} axes, at most {MAX_RANK}", tensor=tensor.name)
-    count = 1
+    count = extent = 1
     for size in tensor.dims:
         if size < 0:
             raise ModelRefused(f"has an axis of size {size}", tensor=tensor.name)
         count *= size
-        if count > MAX_ELEMENTS:
+        extent *= max(1, size)  # as NumPy multiplies them: an empty axis hides no large one
+        if extent > MAX_ELEMENTS:
             raise ModelRefused(
                 f"has more elements than can be ({list(tensor.dims)})", tensor=tensor.name
             )
@@ -124,7 +119,7 @@ def element_count(tensor: onnx.TensorProto) -> int:
 
 
 def bits_of(data_type: int) -> int | None:
-    """Bits of one element; None for strings, and for types that nobody knows."""
+    """Bits of one element; None for strings, and for unknown types."""
     return _BITS.get(data_type)
 
 
@@ -179,21 +174,21 @@ def _check_functions(proto: onnx.ModelProto) -> None:
             raise ModelRefused(f"functions call one another more than {MAX_GRAPH_DEPTH} deep")
         if key not in sizes:
             open_calls.add(key)
-            sizes[key] = written_out(_all_nodes(bodies[key].node), f"function {key[1]}")
+            sizes[key] = written_out(all_nodes(bodies[key].node), f"function {key[1]}")
             open_calls.discard(key)
         return sizes[key]
 
     for key in bodies:
         size_of(key)
-    written_out(_all_nodes(proto.graph.node), "the graph")
+    written_out(all_nodes(proto.graph.node), "the graph")
 
 
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Nodes and those of their sub-graphs."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
-            yield from _all_nodes(graph.node)
+            yield from all_nodes(graph.node)
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -238,6 +233,7 @@ class _Check:
                 )
             if max(len(node.input), len(node.output), len(node.attribute)) > MAX_ARITY:
                 raise ModelRefused(f"has more than {MAX_ARITY} inputs or outputs", node=label)
+            check_trees(node, label)
             for attribute in node.attribute:
                 for tensor in (
                     *([attribute.t] if attribute.HasField("t") else ()),
@@ -330,22 +326,27 @@ def _own_bytes(tensor: onnx.TensorProto) -> int:
             return len(tensor.int64_data) * 8
         case _TYPE.UINT64 | _TYPE.UINT32:
             return len(tensor.uint64_data) * bits // 8
-    # Smaller types stand in int32_data, those below a byte packed into bytes.
+    # Smaller types are in int32_data, those below a byte packed into bytes.
     return len(tensor.int32_data) * max(bits, 8) // 8
+
+
+def leads_outside(location: str) -> bool:
+    """Whether a location of external data is no plain path below the model's folder."""
+    parts = PurePosixPath(location).parts
+    return (
+        not parts
+        or location.startswith("/")
+        or ".." in parts
+        or any(mark in location for mark in "\0\\:")
+    )
 
 
 def _inside(folder: Path, location: str, tensor: str) -> Path:
     """The file of external data, if it lies in the model's folder and is no link."""
-    parts = PurePosixPath(location).parts
-    if (
-        not parts
-        or location.startswith("/")
-        or ".." in parts
-        or any(mark in location for mark in ("\0", "\\", ":"))
-    ):
+    if leads_outside(location):
         raise ModelRefused(f"has external data outside of the folder ({location!r})", tensor=tensor)
     path = folder
-    for part in parts:
+    for part in PurePosixPath(location).parts:
         path = path / part
         try:
             status = os.lstat(path)

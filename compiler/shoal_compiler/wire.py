@@ -1,19 +1,21 @@
 """A protobuf file walked field by field, without a parser: bounded, and without its weights.
 
-An ONNX file comes from a stranger and may be two gigabytes, nearly all of them weights. So before
+An ONNX file is untrusted and may be two gigabytes, nearly all of them weights. So before
 any parser sees it, it is walked over a memory map: lengths are checked against their enclosing
 message, nesting and counts against limits, text against UTF-8. Tensors' contents are stepped over,
 so that their pages are never read, and left out of the *skeleton*: the same message in which each
-tensor of `LARGE` bytes or more says where in the file its contents stand, in the form that ONNX has
+tensor of `LARGE` bytes or more says where in the file its contents are, in the form that ONNX has
 for external data, with `INLINE` as the location (which no file can be called).
 """
 
 import mmap
 import os
 import stat
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
@@ -30,13 +32,21 @@ MAX_FILE_BYTES: Final = 2**31 - 1  # protobuf's own limit
 MAX_SKELETON_BYTES: Final = 1 << 28
 MAX_FIELDS: Final = 4_000_000
 MAX_DEPTH: Final = 80  # below the parser's own limit of 100 nested messages
+MAX_NODES: Final = 200_000
+"""Nodes of a model, those of sub-graphs and functions included."""
+MAX_INITIALIZERS: Final = 200_000
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MODEL: Final = onnx.ModelProto.DESCRIPTOR
+_GRAPH: Final = onnx.GraphProto.DESCRIPTOR
+_NODE: Final = onnx.NodeProto.DESCRIPTOR
+_FUNCTION: Final = onnx.FunctionProto.DESCRIPTOR
 _TENSOR: Final = onnx.TensorProto.DESCRIPTOR
+_LIMITS: Final = {_NODE: MAX_NODES, _TENSOR: MAX_INITIALIZERS}
 _SPARSE: Final = onnx.SparseTensorProto.DESCRIPTOR
 _NUMBER: Final = {each.name: each.number for each in _TENSOR.fields}
-# Fields whose packed bytes are the tensor's contents as they stand, by the types that use them.
-_AS_THEY_STAND: Final = {
+# Fields whose packed bytes are the tensor's contents unchanged, by the types that use them.
+_UNCHANGED: Final = {
     _NUMBER["float_data"]: {onnx.TensorProto.FLOAT, onnx.TensorProto.COMPLEX64},
     _NUMBER["double_data"]: {onnx.TensorProto.DOUBLE, onnx.TensorProto.COMPLEX128},
 }
@@ -67,9 +77,8 @@ def read_skeleton(path: Path) -> bytes:
         os.close(descriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """A field as it stands in the file: `start` at its tag, `value` behind tag and length."""
+class _Field(NamedTuple):
+    """A field in the file: `start` is the offset of its tag, `value` that of its contents."""
 
     number: int
     wire: int
@@ -78,15 +87,37 @@ class _Field:
     end: int
 
 
+class _Kind(NamedTuple):
+    """What a message's descriptor says of a length-delimited field: its name if it is text, the
+    type of its message if it is one that is walked."""
+
+    text: str | None
+    child: "Descriptor | FastDescriptor | None"
+
+
+@cache
+def _kinds(message: "Descriptor | FastDescriptor") -> dict[int, _Kind]:
+    """The fields of a message that are text or messages, by number."""
+    kinds: dict[int, _Kind] = {}
+    for each in message.fields:
+        text = each.full_name if each.type == FieldDescriptor.TYPE_STRING else None
+        child = None if each.message_type is _SPARSE else each.message_type
+        if text is not None or child is not None:
+            kinds[each.number] = _Kind(text, child)
+    return kinds
+
+
 @dataclass(slots=True, kw_only=True)
 class _Walk:
     data: mmap.mmap
     path: Path
     fields: int = field(default=0)
+    nodes: int = field(default=0)
 
     def skeleton(self) -> bytes:
         size = len(self.data)
-        pieces = self._message(0, size, onnx.ModelProto.DESCRIPTOR, 0)
+        self._count(0, size, _MODEL, Counter())
+        pieces = self._message(0, size, _MODEL, 0)
         if pieces is None:
             pieces = [slice(0, size)]
         if _length(pieces) > MAX_SKELETON_BYTES:
@@ -98,6 +129,31 @@ class _Walk:
     def _refused(self, reason: str) -> ModelRefused:
         return ModelRefused(reason, path=self.path)
 
+    def _count(
+        self,
+        position: int,
+        end: int,
+        message: "Descriptor | FastDescriptor",
+        counts: "Counter[Descriptor | FastDescriptor]",
+    ) -> None:
+        """Refuse a graph of too many nodes or initializers before anything inside them is read."""
+        kinds = _kinds(message)
+        while position < end:
+            each = self._field(position, end)
+            position = each.end
+            kind = kinds.get(each.number)
+            if kind is None or kind.child is None or each.wire != _BYTES:
+                continue
+            if kind.child in (_GRAPH, _FUNCTION):
+                self._count(each.value, each.end, kind.child, counts)
+            counts[kind.child] += 1
+            if counts[kind.child] > _LIMITS.get(kind.child, MAX_FIELDS):
+                raise self._too_many(kind.child)
+
+    def _too_many(self, message: "Descriptor | FastDescriptor") -> ModelRefused:
+        what = "nodes" if message is _NODE else "initializers"
+        return self._refused(f"has more than {_LIMITS[message]} {what}, the limit of Shoal")
+
     def _message(
         self, position: int, end: int, message: "Descriptor | FastDescriptor", depth: int
     ) -> list[Piece] | None:
@@ -106,20 +162,24 @@ class _Walk:
             raise self._refused(f"messages are nested more than {MAX_DEPTH} deep")
         if message is _TENSOR:
             return self._tensor(position, end)
+        if message is _NODE:
+            self.nodes += 1
+            if self.nodes > MAX_NODES:
+                raise self._too_many(_NODE)
+        kinds = _kinds(message)
         pieces: list[Piece] = []
         kept = position
         while position < end:
             each = self._field(position, end)
             position = each.end
-            known = message.fields_by_number.get(each.number)
-            if known is None or each.wire != _BYTES:
+            kind = kinds.get(each.number)
+            if kind is None or each.wire != _BYTES:
                 continue
-            if known.type == FieldDescriptor.TYPE_STRING:
-                self._check_text(each, known.full_name)
-            child = known.message_type
-            if child is None or child is _SPARSE:
+            if kind.text is not None:
+                self._check_text(each, kind.text)
                 continue
-            inner = self._message(each.value, each.end, child, depth + 1)
+            assert kind.child is not None, "a kind is text or a message"
+            inner = self._message(each.value, each.end, kind.child, depth + 1)
             if inner is not None:
                 pieces.append(slice(kept, each.start))
                 pieces.extend(_wrapped(each.number, inner))
@@ -138,21 +198,21 @@ class _Walk:
             each = self._field(position, end)
             position = each.end
             packed = each.wire == _BYTES
-            if packed and (each.number == _NUMBER["raw_data"] or each.number in _AS_THEY_STAND):
+            if packed and (each.number == _NUMBER["raw_data"] or each.number in _UNCHANGED):
                 contents.append(each)
                 continue
             if each.number == _NUMBER["data_type"] and each.wire == _VARINT:
                 data_type = self._varint(each.value, each.end)[0]
-            known = _TENSOR.fields_by_number.get(each.number)
-            if packed and known is not None and known.type == FieldDescriptor.TYPE_STRING:
-                self._check_text(each, known.full_name)
+            kind = _kinds(_TENSOR).get(each.number)
+            if packed and kind is not None and kind.text is not None:
+                self._check_text(each, kind.text)
             kept.append(slice(each.start, each.end))
         if len(contents) != 1:
             return None
         (only,) = contents
         if only.end - only.value < LARGE:
             return None
-        if only.number in _AS_THEY_STAND and data_type not in _AS_THEY_STAND[only.number]:
+        if only.number in _UNCHANGED and data_type not in _UNCHANGED[only.number]:
             return None
         marker = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
         for key, value in (("offset", only.value), ("length", only.end - only.value)):

@@ -13,7 +13,7 @@ Replicas add their rates. A device that cannot hold its fragments together swaps
 weights again for each item.
 
 Integers only: bytes and nanoseconds, rounded up. Where a fragment's flops are unknown, its
-resident bytes stand in for *balance*, and no time is predicted from them (`known`).
+resident bytes are used for *balance*, and no time is predicted from them (`known`).
 """
 
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ class Costs:
         return all(fragment.flops is not None for fragment in self.document.fragments)
 
     def predictable(self, pool: Sequence[PoolDevice]) -> bool:
-        """Whether times can be told of this pool: nothing that matters for them is unknown."""
+        """Whether times of this pool can be predicted: nothing that matters for them is unknown."""
         sizes = all(edge.bytes_per_item is not None for edge in self.document.edges)
         return self.known and (sizes or all(each.link_bytes_per_second is None for each in pool))
 

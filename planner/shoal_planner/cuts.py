@@ -15,9 +15,11 @@ another cannot be made smaller, and no border runs through a wide place for a pe
 Then the leftmost. These are separate passes, because the pair (largest, sum) has no optimal
 substructure: the best prefix may have a largest cost that does not matter in the end.
 
-Time grows with the square of the number of positions. So for a number of fragments without a limit
-no more than `MOST_POSITIONS` are looked at: of those that part the cost alike to within that
-fraction of the whole, the one over which the fewest bytes cross.
+Time grows with the number of positions times the number of nodes. So of a long model only
+`MOST_POSITIONS` positions are tried, fewer where that would be more than `MOST_STEPS` steps: of
+those that part the cost alike to within that fraction of the whole, the one over which the fewest
+bytes cross. If no cut at these satisfies the request, eight times as many are tried, up to all:
+the limit is then so low that each search ends after a small part of the model.
 """
 
 from bisect import bisect_left
@@ -33,6 +35,9 @@ from shoal_protocol.units import format_bytes
 SLACK: Final = 20
 """One part in so many of the largest cost is given for fewer bytes over the borders."""
 MOST_POSITIONS: Final = 500
+LEAST_POSITIONS: Final = 32
+MOST_STEPS: Final = 2_000_000
+"""Nodes that the search visits at most, at its first try; it visits a node once per position."""
 _MILLION: Final = 1_000_000
 
 
@@ -85,22 +90,43 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
     if request.fragments is not None and not 1 <= request.fragments <= most:
         return _too_many(layout, request.fragments)
     cost = _share(profile) if request.fragments is not None else _resident
-    inner = layout.legal if request.max_bytes is not None else _thinned(layout, cost, request)
-    positions = (0, *inner, len(profile.nodes))
-    table = _candidates(layout, positions, cost, request)
-    count = request.fragments or _fewest(table)
-    if count is None or (largest := _smallest_largest(table, count)) is None:
-        return _over_limit(layout, table, request)
+    if request.fragments is None and _fits(layout, request.max_bytes):
+        return ()
+    nodes = len(profile.nodes)
+    tried = max(LEAST_POSITIONS, min(MOST_POSITIONS, MOST_STEPS // max(1, nodes)))
+    tried = max(tried, 8 * (request.fragments or 1))
+    while True:
+        inner = _thinned(layout, cost, tried)
+        positions = (0, *inner, nodes)
+        table = _candidates(layout, positions, cost, request)
+        count = request.fragments or _least_to_end(table)[0]
+        if count is not None:
+            starts = _starts(table, count)
+            if (largest := _smallest_largest(table, starts)) is not None:
+                break
+        if len(inner) == len(layout.legal):
+            return _over_limit(layout, table, request)
+        tried *= 8
     table = [[each for each in row if each.cost <= largest + largest // SLACK] for row in table]
-    fewest = _cheapest(table, count, lambda each: each.incoming_bytes)
+    fewest = _cheapest(table, starts, lambda each: each.incoming_bytes)
     sent = max(1, sum(each.incoming_bytes for each in fewest))
     mean = max(1, sum(each.cost for each in fewest) // count)
     chosen = _cheapest(
         table,
-        count,
+        starts,
         lambda each: each.cost**2 * _MILLION // mean**2 + each.incoming_bytes * _MILLION // sent,
     )
     return tuple(positions[each.end] for each in chosen[:-1])
+
+
+def _fits(layout: Layout, limit: int | None) -> bool:
+    """Whether the whole model is within the limit."""
+    growing = Growing(layout, 0)
+    while growing.end < len(layout.profile.nodes) and (
+        limit is None or growing.least_bytes <= limit
+    ):
+        growing.grow()
+    return limit is None or growing.resident_bytes <= limit
 
 
 def _resident(growing: Growing) -> int:
@@ -122,12 +148,9 @@ def _share(profile: Profile) -> Callable[[Growing], int]:
     return cost
 
 
-def _thinned(
-    layout: Layout, cost: Callable[[Growing], int], request: CutRequest
-) -> tuple[int, ...]:
-    """The positions to look at."""
-    few = (request.fragments or 1) * 8 <= MOST_POSITIONS
-    if len(layout.legal) <= MOST_POSITIONS or not few:
+def _thinned(layout: Layout, cost: Callable[[Growing], int], most: int) -> tuple[int, ...]:
+    """At most about `most` of the legal positions (see the module's text)."""
+    if len(layout.legal) <= most:
         return layout.legal
     crossing = _crossing_bytes(layout)
     growing, costs = Growing(layout, 0), dict[int, int]()
@@ -138,7 +161,7 @@ def _thinned(
     total = max(1, cost(growing))
     kept: dict[int, int] = {}
     for position in layout.legal:
-        part = costs[position] * MOST_POSITIONS // total
+        part = costs[position] * most // total
         if part not in kept or crossing[position] < crossing[kept[part]]:
             kept[part] = position
     return tuple(sorted(kept.values()))
@@ -208,46 +231,68 @@ def _greedy(
     return largest
 
 
-def _fewest(table: _Table) -> int | None:
-    """The smallest number of fragments that lead from the first position to the last."""
+def _least_to_end(table: _Table) -> list[int | None]:
+    """For each start, the smallest number of fragments that lead to the last position."""
     least: list[int | None] = [None] * len(table) + [0]
     for start in range(len(table) - 1, -1, -1):
         rests = [rest for each in table[start] if (rest := least[each.end]) is not None]
         least[start] = min(rests) + 1 if rests else None
-    return least[0]
+    return least
 
 
-def _smallest_largest(table: _Table, count: int) -> int | None:
-    """The smallest value that the largest cost of `count` fragments can have."""
-    best: list[int | None] = [None] * len(table) + [0]
-    for _ in range(count):
-        step: list[int | None] = [None] * (len(table) + 1)
-        for start, row in enumerate(table):
-            values = [max(each.cost, rest) for each in row if (rest := best[each.end]) is not None]
-            step[start] = min(values, default=None)
+def _starts(table: _Table, count: int) -> list[list[int]]:
+    """For each number of fragments that are left, of `count`, where the next one can start: the
+    first position and the last can be reached from there with fragments enough."""
+    before: list[int | None] = [0] + [None] * len(table)
+    for start, row in enumerate(table):
+        if (made := before[start]) is not None:
+            for each in row:
+                known = before[each.end]
+                before[each.end] = made + 1 if known is None else min(known, made + 1)
+    starts: list[list[int]] = [[] for _ in range(count + 1)]
+    for start, (made, left) in enumerate(zip(before, _least_to_end(table), strict=True)):
+        if made is not None and left is not None:
+            for number in range(left, count - made + 1):
+                starts[number].append(start)
+    return starts
+
+
+def _smallest_largest(table: _Table, starts: Sequence[Sequence[int]]) -> int | None:
+    """The smallest value that the largest cost of `len(starts) - 1` fragments can have."""
+    best = {len(table): 0}
+    for allowed in starts[1:]:
+        step: dict[int, int] = {}
+        for start in allowed:
+            row = table[start] if start < len(table) else ()
+            values = [max(each.cost, best[each.end]) for each in row if each.end in best]
+            if values:
+                step[start] = min(values)
         best = step
-    return best[0]
+    return best.get(0)
 
 
-def _cheapest(table: _Table, count: int, weigh: Callable[[_Candidate], int]) -> list[_Candidate]:
-    """The `count` fragments whose weights have the smallest sum; of equal ones the leftmost."""
-    rests: list[list[int | None]] = [[None] * len(table) + [0]]
-    for _ in range(count):
-        before = rests[-1]
-        step: list[int | None] = [None] * (len(table) + 1)
-        for start, row in enumerate(table):
-            sums = [weigh(each) + rest for each in row if (rest := before[each.end]) is not None]
-            step[start] = min(sums, default=None)
+def _cheapest(
+    table: _Table, starts: Sequence[Sequence[int]], weigh: Callable[[_Candidate], int]
+) -> list[_Candidate]:
+    """The fragments whose weights have the smallest sum; of equal ones the leftmost."""
+    rests: list[dict[int, int]] = [{len(table): 0}]
+    for allowed in starts[1:]:
+        before, step = rests[-1], dict[int, int]()
+        for start in allowed:
+            row = table[start] if start < len(table) else ()
+            sums = [weigh(each) + before[each.end] for each in row if each.end in before]
+            if sums:
+                step[start] = min(sums)
         rests.append(step)
     chosen: list[_Candidate] = []
-    for left in range(count, 0, -1):
+    for left in range(len(starts) - 1, 0, -1):
         at = chosen[-1].end if chosen else 0
         wanted, before = rests[left][at], rests[left - 1]
         chosen.append(
             next(
                 each
                 for each in table[at]
-                if (rest := before[each.end]) is not None and weigh(each) + rest == wanted
+                if each.end in before and weigh(each) + before[each.end] == wanted
             )
         )
     return chosen
@@ -295,7 +340,7 @@ def _too_many(layout: Layout, fragments: int) -> Refusal:
 def _over_limit(layout: Layout, table: _Table, request: CutRequest) -> Refusal:
     """No cut keeps the limit, or not with the number of fragments asked for: say what would."""
     assert request.max_bytes is not None
-    fewest = _fewest(table)
+    fewest = _least_to_end(table)[0]
     if fewest is None:
         return _too_large(layout, request.max_bytes)
     assert request.fragments is not None

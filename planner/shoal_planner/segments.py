@@ -14,10 +14,10 @@ takes and costs depends on its two ends alone, never on where the other cuts are
 Only what is given to others, and which SHAPE nodes turn out to be needed by nobody, depends on the
 other segments: `Layout.pieces` settles that from the last to the first.
 
-Memory is reckoned as the agent runs a fragment: its weights, mapped from the disk (of a table of
+Memory is estimated as the agent runs a fragment: its weights, mapped from the disk (of a table of
 which an item reads rows, the pages around those: the agent lets a fragment's mapped pages go when
 the rows of many items have gathered there); the tensors taken, held for the whole run; the
-runtime's arena (`api.arena`), replayed in the order of the nodes; the outputs once more, since they
+runtime's arena (`arena`), replayed in the order of the nodes; the outputs once more, since they
 leave the arena as copies; and the runtime's own code and structures.
 Measured against the agent's runtime, fragments of 5 MiB and more come out at 0.85 to 1.25 of the
 real peak. A tensor whose size is unknown counts nothing, and makes `activation_bytes` None; then
@@ -37,13 +37,13 @@ FIXED_BYTES: Final = 5 << 19
 NODE_BYTES: Final = 8 << 10
 """What it needs for each node: kernel, names, shapes."""
 ARENA_MARGIN: Final = 8
-"""The arena is reckoned one part in so many larger: the runtime frees in a slightly other order."""
+"""The estimate adds one part in so many: the runtime frees in a slightly different order."""
 ARENA_BYTES: Final = 2 << 20
 """What comes with the arena once it is in use at all: measured as 1 to 2 MiB."""
 SMALL_BYTES: Final = 64 << 10
 """Up to here activations fit into what the idle agent holds."""
 UNKNOWN_BYTES: Final = 3 << 20
-"""Least that is reckoned with for activations of which any size is unknown."""
+"""The least estimate for activations of which any size is unknown."""
 _WHOLE: Final[Mapping[str, int]] = {}
 
 
@@ -52,7 +52,7 @@ class Segment:
     """A run of nodes by itself: positions in `profile.nodes`, in order, with what is made again.
 
     `takes` are the tensors that it is sent, `incoming_bytes` theirs; `resident_bytes` is what a
-    device is to reckon with. Both are upper bounds where SHAPE tensors are made again.
+    device must have. Both are upper bounds where SHAPE tensors are made again.
     """
 
     start: int
@@ -81,7 +81,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """A profile with what is asked of it again and again."""
+    """A profile with indexes of it, computed once."""
 
     profile: Profile
 
@@ -127,15 +127,20 @@ class Layout:
     @cached_property
     def obstacles(self) -> Mapping[int, str]:
         """Of those, the ones where a cut cannot be: some tensor that crosses cannot be sent."""
+        unsent = [
+            (self.makers.get(name, -1), name)
+            for name, tensor in self.profile.tensors.items()
+            if tensor.obstacle
+        ]
         blocked: dict[int, str] = {}
-        for name, tensor in self.profile.tensors.items():
-            maker = self.makers.get(name, -1)
-            if not tensor.obstacle or (
-                maker >= 0 and self.profile.nodes[maker].role is Role.CONSTANT
-            ):
+        end = 0  # of what is blocked so far
+        for maker, name in sorted(unsent, key=lambda each: each[0]):
+            if maker >= 0 and self.profile.nodes[maker].role is Role.CONSTANT:
                 continue
-            for position in range(maker + 1, self.last_uses.get(name, 0) + 1):
-                blocked.setdefault(position, f"{name} would cross, and {tensor.obstacle}")
+            reason = f"{name} would cross, and {self.profile.tensors[name].obstacle}"
+            last = self.last_uses.get(name, 0) + 1
+            blocked.update(dict.fromkeys(range(max(maker + 1, end), last), reason))
+            end = max(end, last)
         return {position: blocked[position] for position in self.positions if position in blocked}
 
     @cached_property
@@ -190,7 +195,7 @@ class Layout:
 
 @dataclass(slots=True)
 class Growing:
-    """A segment that grows by one node at a time; its cost is at hand at every step.
+    """A segment that grows by one node at a time; its cost is known at every step.
 
     All that is stored only ever grows, so a search can stop at the first that is too large.
     `weight_bytes` counts of each weight what is read of it.
@@ -235,7 +240,7 @@ class Growing:
 
     @property
     def resident_bytes(self) -> int:
-        """What a device is to reckon with."""
+        """What a device must have."""
         return self.least_bytes + self.outgoing_bytes
 
     def grow(self) -> None:
@@ -295,7 +300,7 @@ class Growing:
             if name not in self._shapes:
                 self._shapes.add(name)
                 self.incoming_bytes += self._size(name)
-                # Whether it is sent or made again is seen at the end: reckon with both.
+                # Whether it is sent or made again is known at the end: count both.
                 for position in self._chain(name, available=None) or ():
                     self._run(profile.nodes[position])
         elif name not in self._takes:

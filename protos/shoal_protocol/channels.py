@@ -1,15 +1,32 @@
-"""Channels and ports: the gRPC settings that both sides must agree on, and who may talk to whom.
+"""Channels: the gRPC settings that both sides must agree on, and who may talk to whom.
 
 A target is `unix:/path` or `HOST:PORT`. Behind a Unix socket the file system is the identity (the
 folder has mode 0700). A `HOST:PORT` needs mutual TLS: the server checks that the client's
 certificate is of the same authority, the client checks the server's as well, and *which* device it
 is. A certificate's common name is the device's name, which is not the host in the target, so a
-client that dials a device says the name that it expects (`server_name`). Without credentials only
-loopback may be used, and only when told.
+client that dials a device passes the name that it expects (`server_name`). Without credentials only
+loopback may be used, and only with `insecure`.
+
+Servers (`listener`) bound what a peer may hold, also one without a certificate:
+
+| bound                          | value       | why                                               |
+|--------------------------------|-------------|---------------------------------------------------|
+| connections of a server        | 256 to 2048 | a TLS handshake in progress takes 30 KB; more are |
+|                                |             | closed at once. At most half of the descriptors   |
+| handshake, until HTTP/2 starts | 10 s        | gRPC's own 120 s let silent peers fill the bound  |
+| connection without a call      | 10 min      | sessions are calls, so they are not cut           |
+| unanswered keepalive ping      | 10 s        | ends peers that are gone, or that never read      |
+| streams of a connection        | 256         | an agent uses a handful                           |
+| calls of a server              | 50,000      | the rest is refused with RESOURCE_EXHAUSTED       |
+| message                        | 4 MiB       | bulk data comes in frames far below it            |
+
+Handshakes in progress are bounded by connections and time together. A maximum age of connections
+would cut sessions, which live for days, so there is none.
 """
 
-import contextlib
 import ipaddress
+import re
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -18,6 +35,7 @@ import grpc
 
 MAXIMUM_MESSAGE_BYTES: Final = 4 << 20
 MAXIMUM_CONCURRENT_STREAMS: Final = 256
+MAXIMUM_CALLS: Final = 50_000
 _UNIX_PATH_BYTES: Final = 107
 """What the kernel allows in `sockaddr_un`, without the terminating zero."""
 
@@ -55,15 +73,22 @@ def client_options() -> list[Option]:
     ]
 
 
-def server_options() -> list[Option]:
-    """Accepts the clients' keepalive (one faster than every 10 s is cut off), and sends its own."""
+def server_options(connections: int = 1024, *, share_port: bool = False) -> list[Option]:
+    """Accepts the clients' keepalive (one faster than every 10 s is cut off), sends its own, and
+    bounds what a peer may hold. `connections` are those at one time, of all peers together;
+    `share_port`: another server of this process may open the same port.
+    """
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
         ("grpc.keepalive_time_ms", 30_000),
         # Between two pings received; unknown names are ignored in silence, so a test idles.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.max_concurrent_streams", MAXIMUM_CONCURRENT_STREAMS),
-        # Two servers on one port would share its connections silently.
-        ("grpc.so_reuseport", 0),
+        ("grpc.max_allowed_incoming_connections", min(connections, descriptors // 2)),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 600_000),
+        # Otherwise two servers on one port would share its connections silently.
+        ("grpc.so_reuseport", int(share_port)),
         *_shared_options(),
     ]
 
@@ -91,7 +116,7 @@ def open_channel(
     `server_name` is the name that the server's certificate must carry (a device's name); without
     it, the certificate must be for the target's host.
     """
-    if not _needs_tls(target, credentials, insecure=insecure):
+    if not needs_tls(target, credentials, insecure=insecure):
         return grpc.aio.insecure_channel(target, options=client_options())
     assert credentials is not None
     options = client_options()
@@ -106,75 +131,20 @@ def open_channel(
     return grpc.aio.secure_channel(target, channel_credentials, options=options)
 
 
-def add_port(
-    server: grpc.aio.Server,
-    address: str,
-    credentials: Credentials | None = None,
-    *,
-    insecure: bool = False,
-) -> int:
-    """Let a server listen; the port bound (port 0 asks for any; 1 for a Unix socket). Credentials
-    that are renewed in their files are taken for the connections that come after.
-
-    Raises `AddressRefused`, or `OSError` where the address is taken or a PEM file cannot be read.
-    """
-    try:
-        if not _needs_tls(address, credentials, insecure=insecure):
-            return server.add_insecure_port(address)
-        assert credentials is not None
-        renewed = _Renewed(credentials)
-        server_credentials = grpc.dynamic_ssl_server_credentials(
-            renewed.load(), renewed.current, require_client_authentication=True
-        )
-        return server.add_secure_port(address, server_credentials)
-    except RuntimeError as error:
-        # gRPC writes the system's reason to standard error, and leaves it out here.
-        raise OSError(
-            f"cannot listen on {address}: it is in use, not of this machine, or not writable"
-        ) from error
-
-
-class _Renewed:
-    """The files of a server's credentials, looked at again at every handshake.
-
-    Whoever renews a certificate puts key, certificate and authority there in one step, by moving a
-    link to a folder (Kubernetes does so with a Secret's). What cannot be read, or does not fit
-    together because it was read across that step, is left for the next handshake.
-    """
-
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-        self._seen: tuple[bytes, bytes, bytes] | None = None
-        self._configuration: grpc.ServerCertificateConfiguration | None = None
-
-    def load(self) -> grpc.ServerCertificateConfiguration:
-        """What the files hold now. Raises `OSError`."""
-        return self._take(self._read())
-
-    def current(self) -> grpc.ServerCertificateConfiguration:
-        """What the files hold, or what they held last where they cannot be read."""
-        assert self._configuration is not None, "it was loaded when the port was opened"
-        with contextlib.suppress(OSError):
-            found = self._read()
-            if found != self._seen and found == self._read():
-                return self._take(found)
-        return self._configuration
-
-    def _take(self, found: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
-        key, certificate, ca = self._seen = found
-        self._configuration = grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
-        return self._configuration
-
-    def _read(self) -> tuple[bytes, bytes, bytes]:
-        paths = (self._credentials.key, self._credentials.certificate, self._credentials.ca)
-        key, certificate, ca = (path.read_bytes() for path in paths)
-        return key, certificate, ca
+def is_secured(context: grpc.aio.ServicerContext[_Request, _Response]) -> bool:
+    """Whether a call came over TLS, so that the caller has a certificate."""
+    return b"ssl" in context.auth_context().get("transport_security_type", ())
 
 
 def peer_name(context: grpc.aio.ServicerContext[_Request, _Response]) -> str | None:
-    """The common name of the caller's certificate; None without TLS."""
+    """The common name of the caller's certificate; None without TLS, and where the certificate has
+    no common name or several: gRPC reports the first of them, other software the last.
+    """
     identity = context.auth_context()
-    if b"ssl" not in identity.get("transport_security_type", ()):
+    subject = b"".join(identity.get("x509_subject", ())).decode(errors="replace")
+    # RFC 2253: commas and plus signs inside a value are escaped by a backslash.
+    attributes = re.findall(r"(?:[^,+\\]|\\.)+", subject)
+    if not is_secured(context) or sum(each.startswith("CN=") for each in attributes) != 1:
         return None
     match list(identity.get("x509_common_name", ())):
         case [name]:
@@ -183,8 +153,8 @@ def peer_name(context: grpc.aio.ServicerContext[_Request, _Response]) -> str | N
             return None
 
 
-def _needs_tls(address: str, credentials: Credentials | None, *, insecure: bool) -> bool:
-    """Whether an address is to be secured; `AddressRefused` if it cannot be used like this."""
+def needs_tls(address: str, credentials: Credentials | None, *, insecure: bool) -> bool:
+    """Whether an address needs TLS. Raises `AddressRefused` if it cannot be used like this."""
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")
         if not path.startswith("/"):

@@ -1,8 +1,12 @@
-"""Common names of certificates that mean something at a coordinator; any other is a device's."""
+"""Common names of certificates that have a role of their own; any other name is a device's."""
 
 from typing import Final
 
-WORKER: Final = "shoal-worker"
-"""Brings and fetches files."""
+CLIENT: Final = "shoal"
+"""Submits jobs from the command line."""
 OPERATOR: Final = "shoal-operator"
-"""Gives work."""
+"""Submits jobs for a cluster."""
+WORKER: Final = "shoal-worker"
+"""Uploads and downloads files."""
+RESERVED: Final = frozenset({CLIENT, OPERATOR, WORKER})
+"""No device may have one of these names."""

@@ -4,7 +4,6 @@
   counts; what is published was read back from the disk and has the digest that it should have.
 - `StallWatch`: the other side must move a minimum of bytes in the time that one waits for it.
 - `receive`: brings the rest of a file into a `PartialFile`, from whatever gives its bytes.
-- `send_fragment_file`: answers FetchFragment.
 - `Turns`: how many are served at once, in all and for one caller.
 
 Disk work happens in threads, and a caller that is cancelled waits for it: no thread of a broken
@@ -19,16 +18,13 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import BinaryIO, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
 
 from shoal_protocol.digests import Digest, digest_of_file
 from shoal_protocol.durable_files import sync_folder
-from shoal_protocol.files import file_frames
-from shoal_protocol.services import FileContext
-from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 STALL_SECONDS: Final = 30.0
 """The time of waiting in which the other side has to move a minimum of bytes."""
@@ -277,29 +273,6 @@ async def _append(
             await make_room(error)
         else:
             return
-
-
-async def send_fragment_file(
-    file: BinaryIO,
-    size_bytes: int,
-    request: FetchFragmentRequest,
-    context: FileContext,
-    depart: Callable[[int], Awaitable[None]] | None = None,
-) -> None:
-    """Answer FetchFragment from an open file, as fast as the caller takes it; `depart` returns when
-    the link has carried so many bytes."""
-    if request.offset > size_bytes:
-        await context.abort(
-            grpc.StatusCode.OUT_OF_RANGE, f"offset {request.offset} of {size_bytes} bytes"
-        )
-    watch, frames = StallWatch(), file_frames(file, request, size_bytes)
-    try:
-        while (frame := await in_thread(next, frames, None)) is not None:
-            if depart is not None:
-                await depart(len(frame))
-            await watch.write(context, frame, len(frame))
-    except (OSError, EOFError) as error:
-        await context.abort(grpc.StatusCode.DATA_LOSS, f"{request.file}: {error}")
 
 
 class Turns:

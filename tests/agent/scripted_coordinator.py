@@ -10,9 +10,10 @@ from typing import Any
 import grpc
 
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
-from shoal_protocol.channels import Credentials, add_port, server_options
+from shoal_protocol.channels import Credentials
 from shoal_protocol.files import file_frames
 from shoal_protocol.frames import acknowledgement, frames_in, split_frame
+from shoal_protocol.listener import Listener
 from shoal_protocol.services import (
     ConnectContext,
     FileContext,
@@ -113,20 +114,17 @@ class ScriptedCoordinator:
         self.pong.set()
         self.cut_fetch_after_bytes: int | None = None
         self._sessions = itertools.count(1)
-        self._server: grpc.aio.Server | None = None
+        self._listener: Listener | None = None
 
     async def start(
         self, address: str, credentials: Credentials | None = None, *, insecure: bool = False
     ) -> int:
-        self._server = grpc.aio.server(options=server_options())
-        add_session_service(self._server, self)
-        port = add_port(self._server, address, credentials, insecure=insecure)
-        await self._server.start()
-        return port
+        self._listener = Listener(lambda server: add_session_service(server, self), connections=100)
+        return await self._listener.open(address, credentials, insecure=insecure)
 
     async def stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop(None)
+        if self._listener is not None:
+            await self._listener.stop(None)
 
     async def device(self) -> ConnectedDevice:
         """The next agent that joins."""

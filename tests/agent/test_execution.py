@@ -181,6 +181,17 @@ def test_a_deadline_answers_a_waiting_task_with_what_it_lacked_and_stops_a_runni
     assert queue.next_deadline() is None
 
 
+def test_a_task_whose_time_went_by_in_the_queue_is_not_to_blame() -> None:
+    queue = TaskQueue()
+    queue.submit(assignment(1, 0, deadline=10))
+    queue.submit(assignment(2, 1, deadline=10))
+    late, stop = queue.tick(Nanoseconds(10))
+    assert stop == Stop(instruction=1)
+    assert isinstance(late, Refused)
+    assert (late.instruction, late.reason) == (2, Reason.CANCELLED)
+    assert late.message == "the deadline passed in the queue"
+
+
 def test_tensors_that_nobody_claims_expire() -> None:
     queue = TaskQueue()
     queue.arrive(NOW, sent(0), ["t0"])

@@ -53,7 +53,7 @@ def counting_model() -> ModelProto:
         ],
     )
     graph = helper.make_graph(
-        [helper.make_node("Loop", ["x", "", "zero"], ["y"], body=body)],
+        [helper.make_node("Loop", ["x", "", "zero"], ["y"], name="turns", body=body)],
         "counting",
         [helper.make_tensor_value_info("x", TensorProto.INT64, [1])],
         [helper.make_tensor_value_info("y", TensorProto.INT64, [1])],
@@ -92,5 +92,8 @@ async def test_a_run_that_was_always_short_still_meets_its_deadline(
     endless = asyncio.create_task(count(joined.device, fragment.digest, 20, FOR_EVER))
     reply = await asyncio.wait_for(endless, PATIENCE_SECONDS)
     assert reply.failure.code == pb.DEADLINE, reply
+    said = reply.failure.message
+    assert said.startswith(f"stage 0 (fragment {fragment.digest[:19]}) ran for ")
+    assert "as long as a task may, and was stopped in its Loop node 'turns'" in said
     after = await count(joined.device, fragment.digest, 21, 3)
     assert after.HasField("executed"), after

@@ -237,7 +237,8 @@ QUANTITY = "must be a quantity such as"
 BAD = [
     (
         model(uri="gopher://x/y"),
-        'spec.source.uri: Invalid value: "gopher://x/y": must be an address with pvc://, file://',
+        'spec.source.uri: Invalid value: "gopher://x/y": must be an address with pvc://, '
+        "https://, s3:// or oci:// (local paths and file:// are for shoal run)",
     ),
     (model(digest="latest"), '"latest": must be a digest, sha256: and 64 hexadecimal digits'),
     (document("Model", "bad", {}), "spec.source: Required value"),
@@ -285,7 +286,7 @@ BAD = [
     (job_named("bad", activeDeadlineSeconds=0), "should be greater than or equal to 1"),
     (
         job_named("bad", outputs={"uri": "oci://x/y"}),
-        "must be an address with pvc://, file://, https://, s3://, or",
+        "must be an address with pvc://, https:// or s3:// (local paths and file:// are for",
     ),
     (document("Device", "bad", {}), "spec.poolRef: Required value"),
     (document("Device", "bad", {"poolRef": {"name": ""}}), "spec.poolRef.name"),
@@ -319,6 +320,36 @@ def test_what_a_job_is_cannot_be_edited_but_when_it_runs_can(cluster: Cluster) -
     cluster.refusal(*patch({"modelRef": None, "partitionRef": {"name": "x"}}))
     cluster.kubectl(*patch({"suspend": True, "priority": 5, "parallelism": 2}))
     cluster.kubectl(*patch({"activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0}))
+
+
+def test_what_a_job_has_ended_as_cannot_be_edited(cluster: Cluster) -> None:
+    cluster.create(job_named("ended"))
+    failed = InferenceJobStatus(
+        conditions=(condition("Failed"),),
+        start_time="2026-01-31T12:00:00Z",
+        items=ItemCounts(total=24, succeeded=23, failed=1),
+    )
+    print_of(cluster, "ij", "ended", failed)
+
+    def patch(status: object) -> tuple[str, ...]:
+        text = json.dumps({"status": status})
+        return ("patch", "ij/ended", "--subresource=status", "--type=merge", f"--patch={text}")
+
+    for edit in (
+        {
+            "conditions": write(InferenceJobStatus(conditions=(condition("Complete"),)))[
+                "conditions"
+            ]
+        },
+        {"conditions": None},
+        {"items": {"succeeded": 24, "failed": 0}},
+        {"startTime": None},
+        None,
+    ):
+        said = cluster.refusal(*patch(edit))
+        assert "the job has ended: what its status says of that stays" in said
+    cluster.kubectl(*patch({"observedGeneration": 2, "columns": {"items": "23/24"}}))
+    cluster.kubectl("patch", "ij/ended", "--type=merge", '--patch={"spec": {"suspend": true}}')
 
 
 def test_a_digest_can_be_given_later_but_not_changed(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import random
 from pathlib import Path
 
 import pytest
@@ -201,8 +202,8 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "\n".join(
     ("text", "line", "message"),
     [
         ("a: 1\nb: [\n", 3, "is not YAML"),
-        ("a: 1\nb: 2\na: 3\n", 3, '"a" stands twice here; first on line 1'),
-        ("a:\n  b: 1\n  'b': 2\n", 3, '"b" stands twice here; first on line 2'),
+        ("a: 1\nb: 2\na: 3\n", 3, '"a" is given twice here; first on line 1'),
+        ("a:\n  b: 1\n  'b': 2\n", 3, '"b" is given twice here; first on line 2'),
         ("a: !!python/object/apply:os.system [ls]\n", 1, "is not allowed"),
         ("a: !!binary aGk=\n", 1, "is not allowed"),
         ("a: !mine x\n", 1, "is not allowed"),
@@ -212,6 +213,9 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "\n".join(
         ("a: " + "[" * 80 + "]" * 80, 1, "nested more than 64 deep"),
         ("[" * 5000, 1, ""),
         (LAUGHS, 1, "more than 50000 values"),
+        ("a: &a [x,x]\nb: [*a,*a]\n---\n" * 990 + "a: [" + "x," * 40_000 + "]", 2971, "values"),
+        ("- x\n" * 200_000, 100_000, "more than 50000 values in one file"),
+        ("[" * 500_000, 1, "nested more than 64 deep"),
         ("a: " + "9" * 5000, 1, "too many digits"),
         ("a: \x00", 1, "is not YAML"),
         ("---\n---\n".join(f"a: {i}\n" for i in range(1100)), 3000, "more than 1000 documents"),
@@ -229,6 +233,21 @@ def test_yaml_that_is_more_than_json_is_refused_with_its_line(
 def test_a_file_that_is_too_large_is_not_parsed() -> None:
     with pytest.raises(YamlRefused, match=f"at most {MAX_BYTES} are read"):
         read_documents(b"#" * (MAX_BYTES + 1))
+
+
+def test_damaged_yaml_is_read_or_refused_and_nothing_else() -> None:
+    chance = random.Random(3)  # noqa: S311 - chance that repeats
+    sound = (MODEL + '---\na: &b {c: "d", e: [1, 2.5, ~, true]}\nf: *b\n').encode()
+    refused = 0
+    for _ in range(1000):
+        content = bytearray(sound)
+        for _ in range(chance.randint(1, 4)):
+            content[chance.randrange(len(content))] = chance.choice([chance.randrange(256), 9, 64])
+        try:
+            read_documents(bytes(content))
+        except YamlRefused as error:
+            refused += bool(error.message)
+    assert refused > 500
 
 
 def test_an_alias_is_written_out() -> None:

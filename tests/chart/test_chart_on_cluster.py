@@ -81,6 +81,23 @@ def test_the_operators_pod_passes_pod_security(release: ControlPlane) -> None:
     release.access.wait_until("the operator's pod is made", lambda: len(pods()) == 1)
 
 
+def test_a_device_is_made_by_the_operator_only(release: ControlPlane) -> None:
+    metadata = {"name": "mine", "namespace": "default"}
+    device = {"apiVersion": "shoal.dev/v1alpha1", "kind": "Device", "metadata": metadata}
+    given = json.dumps({**device, "spec": {"poolRef": {"name": "shelf"}}})
+    tried = ("create", "--dry-run=server", "--filename=-")
+
+    def refusal() -> str:
+        try:
+            return release.kubectl(*tried, given=given) and ""
+        except CommandFailed as failed:
+            return failed.said
+
+    release.access.wait_until("the policy is in force", lambda: refusal() != "")
+    assert "a Device is made by the operator for each agent that connects" in refusal()
+    assert "created (server dry run)" in release.kubectl(*tried, f"--as={ACCOUNT}", given=given)
+
+
 def test_the_pod_of_helm_test_passes_pod_security(release: ControlPlane) -> None:
     hooks = release.access.helm("get", "hooks", "shoal", f"--namespace={NAMESPACE}")
     (pod,) = [each for each in yaml.safe_load_all(hooks) if each]

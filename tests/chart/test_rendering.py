@@ -19,6 +19,8 @@ from shoal_operator.controller.settings import read_settings
 from shoal_operator.reconcile.settings import OperatorSettings, Place
 from shoal_protocol.exposition import ExpositionServer
 
+POLICY = "ValidatingAdmissionPolicy"
+
 
 def settings_of(tmp_path: Path, values: dict[str, Any], *arguments: str) -> OperatorSettings:
     file = tmp_path / "operator.yaml"
@@ -37,6 +39,7 @@ def test_the_defaults_are_what_a_bare_cluster_needs() -> None:
         *((kind, OPERATOR) for kind in ("ClusterRole", "ClusterRoleBinding")),
         *((kind, OPERATOR) for kind in ("Role", "RoleBinding", "NetworkPolicy")),
         *(("ClusterRole", name) for name in ("shoal-view", "shoal-edit")),
+        *((kind, "shoal-devices") for kind in (POLICY, f"{POLICY}Binding")),
         ("Pod", "shoal-test"),
     }
 
@@ -78,6 +81,13 @@ def test_every_value_is_in_the_schema_and_every_field_of_it_has_a_value() -> Non
         ("operator.replicas", 2, "additional properties 'replicas' not allowed"),
         ("rbac.namespaces", ["Not_One"], "does not match pattern"),
         ("offline", "yes", "want boolean"),
+        ("operator.resources", {"limits": {"memory": "banana"}}, "does not match pattern"),
+        ("operator.resources", {"limit": {}}, "additional properties 'limit' not allowed"),
+        ("worker.memory", "banana", "does not match pattern"),
+        ("operator.tolerations", [{"ky": "edge"}], "additional properties 'ky' not allowed"),
+        ("worker.tolerations", [{"key": "a", "operator": "Is"}], "value must be one of"),
+        ("coordinator.affinity", {"nodeAfinity": {}}, "additional properties 'nodeAfinity' not"),
+        ("networkPolicies.metricsFrom", [{"pods": {}}], "additional properties 'pods' not allowed"),
     ],
 )
 def test_a_bad_value_is_refused(name: str, value: object, said: str) -> None:
@@ -320,6 +330,17 @@ def test_nothing_is_a_webhook_or_a_hook_that_could_hang() -> None:
         assert "Webhook" not in kind
         hook = each["metadata"].get("annotations", {}).get("helm.sh/hook")
         assert hook in (None, "test")
+
+
+def test_devices_are_protected_in_the_namespaces_of_the_operator_where_the_cluster_can() -> None:
+    everywhere = render()[f"{POLICY}Binding", "shoal-devices"]["spec"]
+    assert "matchResources" not in everywhere
+    values = {"rbac.namespaced": True, "rbac.namespaces": ["a", "b"]}
+    some = render(values)[f"{POLICY}Binding", "shoal-devices"]["spec"]["matchResources"]
+    (among,) = some["namespaceSelector"]["matchExpressions"]
+    assert (among["key"], among["values"]) == ("kubernetes.io/metadata.name", ["a", "b"])
+    assert not [kind for kind, _ in render({"admissionPolicy.enabled": False}) if POLICY in kind]
+    assert not [kind for kind, _ in render({}, "--kube-version=1.29.4") if POLICY in kind]
 
 
 def test_a_second_release_clashes_with_nothing_but_the_kinds() -> None:

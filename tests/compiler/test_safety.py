@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from made_models import TOPOLOGIES, tiny
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.profile import profile_model
-from shoal_compiler.safety import check_model_file
+from shoal_compiler.safety import open_model
 from shoal_planner.profile import Profile
 
 CHAIN = TOPOLOGIES["a chain"]
@@ -27,7 +27,7 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 def refusal(path: Path) -> ModelRefused:
     with pytest.raises(ModelRefused) as caught:
-        check_model_file(path)
+        open_model(path)
     return caught.value
 
 
@@ -52,8 +52,8 @@ def external(folder: Path, change: Callable[[dict[str, str]], None]) -> Path:
 
 def test_good_models_pass(tmp_path: Path) -> None:
     for made in TOPOLOGIES.values():
-        check_model_file(made.save(tmp_path))
-    check_model_file(CHAIN.save(tmp_path, external=True))
+        assert not open_model(made.save(tmp_path)).external
+    assert list(open_model(CHAIN.save(tmp_path, external=True)).external) == ["data.bin"]
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,22 @@ def test_a_model_cannot_point_into_itself(tmp_path: Path) -> None:
         profile_model(path)
 
 
-@pytest.mark.parametrize("dims", [[2**40, 2**40], [-1, 4], [2**62, 2**62, 0], [3, 5]])
+@pytest.mark.parametrize(
+    "dims", [[2**40, 2**40], [-1, 4], [2**62, 2**62, 0], [0, 2**62], [2**61, 0], [3, 5]]
+)
 def test_a_shape_that_its_bytes_do_not_fill_is_refused(dims: list[int], tmp_path: Path) -> None:
     model = CHAIN.proto()
     del model.graph.initializer[0].dims[:]
     model.graph.initializer[0].dims.extend(dims)
     assert refusal(written(tmp_path, model)).tensor == "W"
+
+
+@pytest.mark.parametrize("dims", [[0, 2**62], [2**61, 0]])
+def test_an_empty_tensor_of_an_impossible_shape_is_refused(dims: list[int], tmp_path: Path) -> None:
+    model = tiny()
+    model.graph.initializer.append(TensorProto(name="e", data_type=TensorProto.FLOAT, dims=dims))
+    with pytest.raises(ModelRefused, match="more elements than can be"):
+        profile_model(written(tmp_path, model))
 
 
 def test_an_unknown_domain_is_named_with_its_node(tmp_path: Path) -> None:
@@ -296,4 +306,4 @@ def test_noise_is_refused(content: bytes) -> None:
     path = FOLDER / "model.onnx"
     path.write_bytes(content)
     with pytest.raises(ModelRefused):
-        check_model_file(path)
+        open_model(path)

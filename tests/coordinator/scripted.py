@@ -131,7 +131,8 @@ def submission(
 
 
 class ScriptedDevice:
-    """One session, from `run` to its cancellation. What it did is in `executed` and `told`."""
+    """One session, from `run` to its cancellation. `executed` are the tasks that it ran, `told` the
+    kinds of the messages that it received."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -146,7 +147,7 @@ class ScriptedDevice:
         frame_bytes: int = 256,
         credentials: Credentials | None = None,
     ) -> None:
-        """`gate` lets one task pass for each permit; None: all."""
+        """`gate` has one permit for each task that may run; None: all may."""
         self.name = name
         self.executed: list[tuple[int, int]] = []
         self.told: list[str] = []
@@ -157,9 +158,9 @@ class ScriptedDevice:
         self.bulk_transfers = 0
         """Inputs that came, and results that went, on the bulk stream."""
         self.spoil: Callable[[bytes], bytes] = lambda frame: frame
-        """What is done to results that go with a reply."""
+        """Changes the results that go with a reply."""
         self.deaf = False
-        """Answers nothing any more, if set."""
+        """If set, the device answers nothing any more."""
         self.hello = hello or pb.Hello(
             protocol=PROTOCOL, device=name, incarnation=1, budget_bytes=budget, floor_bytes=77
         )
@@ -221,6 +222,10 @@ class ScriptedDevice:
 
     async def telemetry(self, **readings: Any) -> None:
         await self._say(pb.AgentMessage(telemetry=pb.Telemetry(**readings)))
+
+    async def drain(self) -> None:
+        """Report that the device is draining."""
+        await self._say(pb.AgentMessage(draining=pb.Draining()))
 
     async def _reply(self, instruction: int, **outcome: object) -> None:
         if self.deaf:

@@ -101,7 +101,7 @@ async def test_the_status_of_devices_is_what_they_told(world: World) -> None:
         await device.telemetry(used_bytes=11, peak_bytes=22, sent_bytes=33, fetched_bytes=44)
         await world.submit()
         await world.ended()
-        assert world.coordinator.driver.state.devices["a"].fetched == 44
+        assert world.coordinator.driver.state.devices["a"].health.fetched == 44
         response = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=5)
     (status,) = response.devices
     assert (status.name, status.state, status.architecture) == ("a", 0, "aarch64")

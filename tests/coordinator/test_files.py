@@ -17,15 +17,11 @@ from coordinator.world import World, refusal
 from shoal_coordinator.storage.volume import NoRoom, Upload, Volume
 from shoal_coordinator.storage.volume_paths import FragmentPath, JobPath, PathRefused, parse_path
 from shoal_protocol import transfers
-from shoal_protocol.channels import open_channel
 from shoal_protocol.digests import Digest, hexadecimal
-from shoal_protocol.files import FileReceiver
 from shoal_protocol.fragment_store import FragmentStore
-from shoal_protocol.services import SessionClient
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import files_pb2 as pb
 from shoal_protocol.v1.files_pb2_grpc import FilesStub
-from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 from troubled_disk import no_descriptors, slow_disk
 
 CONTENT = os.urandom(1_000_000)
@@ -375,26 +371,6 @@ async def test_an_upload_that_drips_is_given_up_and_resumed_later(
     assert offset is not None
     assert 0 < offset <= sent
     assert stands is not None
-
-
-async def test_streams_of_one_caller_that_nobody_reads_do_not_starve_others(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transfers, "STALL_SECONDS", 1.0)
-    digest = world.document.fragments[0].digest
-    weights = world.folder / "store/fragments" / hexadecimal(digest) / "model.onnx"
-    weights.write_bytes(bytes(4 << 20))  # more than the buffers of a stream hold
-    request = FetchFragmentRequest(digest=digest, file="model.onnx")
-    async with open_channel(world.target) as another:
-        unread = [SessionClient(another).fetch_fragment(request, 60) for _ in range(80)]
-        await asyncio.gather(*(call.initial_metadata() for call in unread[:16]))
-        call = SessionClient(world.channel).fetch_fragment(request, 60)
-        receiver = FileReceiver(request, 4 << 20)
-        async for message in call:
-            receiver.feed(message)
-        assert receiver.complete
-        for each in unread:
-            each.cancel()
 
 
 async def test_a_coordinator_out_of_file_descriptors_says_so_and_not_that_a_file_is_missing(

@@ -1,6 +1,8 @@
 """With TLS: a device is who its certificate says, and only clients give work."""
 
+import asyncio
 import subprocess
+import sys
 from pathlib import Path
 
 import grpc
@@ -12,6 +14,8 @@ from shoal_protocol.channels import Credentials, open_channel
 from shoal_protocol.services import SessionClient
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+
+PATIENCE_SECONDS = 30.0
 
 
 def openssl(*arguments: str | Path) -> None:
@@ -81,3 +85,18 @@ async def test_a_name_is_proved_and_a_device_gives_no_work(folder: Path, tmp_pat
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await SessionClient(stranger).exchange("pi-4").read()
             assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_second_coordinator_on_a_unix_socket_in_use_is_refused(tmp_path: Path) -> None:
+    target = f"unix:{tmp_path}/s"
+    first = CoordinatorSettings(listen=target, store=tmp_path / "one", state=tmp_path / "1")
+    async with serving(first), open_channel(target) as client:
+        second = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "shoal_coordinator", "--listen", target),
+            *("--store", str(tmp_path / "two")),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, errors = await asyncio.wait_for(second.communicate(), PATIENCE_SECONDS)
+        assert second.returncode == 2
+        assert f"cannot listen on {target}: it is in use by another process" in errors.decode()
+        await CoordinatorStub(client).ListDevices(api.ListDevicesRequest(), timeout=10)

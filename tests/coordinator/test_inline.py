@@ -79,8 +79,8 @@ def inputs_of(folder: Path, items: int) -> InputSet:
 
 def test_what_is_asked_for_in_order_is_read_in_rows(tmp_path: Path) -> None:
     inputs, reader = inputs_of(tmp_path / "in", 200), AtOnce()
-    ahead = InputPrefetch(inputs, reader, 16)
-    found = [ahead.at_hand(item, ["x"]) for item in range(200)]
+    prefetch = InputPrefetch(inputs, reader, 16)
+    found = [prefetch.cached(item, ["x"]) for item in range(200)]
     assert found[0] is None, "nobody had asked before"
     for item, arrays in enumerate(found[1:], 1):
         assert arrays is not None, item
@@ -93,13 +93,13 @@ def test_an_item_is_forgotten_when_it_has_ended_and_large_ones_are_left_alone(
     tmp_path: Path,
 ) -> None:
     inputs = inputs_of(tmp_path / "in", 10)
-    ahead = InputPrefetch(inputs, AtOnce(), 16)
-    ahead.at_hand(0, ["x"])
-    assert ahead.at_hand(1, ["x"]) is not None
-    ahead.forget(1)
-    assert ahead.at_hand(1, ["x"]) is None
+    prefetch = InputPrefetch(inputs, AtOnce(), 16)
+    prefetch.cached(0, ["x"])
+    assert prefetch.cached(1, ["x"]) is not None
+    prefetch.forget(1)
+    assert prefetch.cached(1, ["x"]) is None
     small = InputPrefetch(inputs, AtOnce(), 15)
-    assert [small.at_hand(item, ["x"]) for item in range(10)] == [None] * 10
+    assert [small.cached(item, ["x"]) for item in range(10)] == [None] * 10
     inputs.close()
 
 

@@ -5,6 +5,7 @@ import os
 import struct
 import tempfile
 import tracemalloc
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from shoal_coordinator.storage import row_order
 from shoal_coordinator.storage.arrays import Limits
 from shoal_coordinator.storage.inputs import FolderLimits, InputSet, InputsRefused, InputUnsuitable
 from shoal_coordinator.storage.locations import LocationRefused, local_folder
-from shoal_coordinator.storage.row_order import turn
+from shoal_coordinator.storage.row_order import copy_in_c_order
 from shoal_protocol.partition import TensorSpec
 
 IMAGE = (TensorSpec(name="x", dtype="float", shape=(1, 3, "height", "width")),)
@@ -79,7 +80,7 @@ def test_rows_are_read_in_any_order_from_any_kind_of_archive(tmp_path, save, ord
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_rows_in_fortran_order_are_read_in_bounded_memory(tmp_path, save, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(row_order, "BUFFER_BYTES", 1 << 16)
+    monkeypatch.setattr(row_order, "TILE_BYTES", 1 << 16)
     rows = np.random.default_rng(1).normal(size=(400, 3, 64, 64)).astype(np.float32)
     save(tmp_path / "rows.npz", x=np.asfortranarray(rows))
     inputs = scan_inputs(tmp_path, IMAGE)
@@ -106,8 +107,8 @@ def test_damage_of_rows_in_fortran_order_is_seen(tmp_path: Path) -> None:
     st.sampled_from([1, 2, 8]),
     st.sampled_from([8, 64, 999]),
 )
-def test_a_matrix_is_turned_whatever_its_shape(
-    rows: int, columns: int, element_bytes: int, buffer_bytes: int
+def test_a_matrix_is_copied_in_c_order_whatever_its_shape(
+    rows: int, columns: int, element_bytes: int, tile_bytes: int
 ) -> None:
     matrix = np.random.default_rng(rows).integers(0, 256, (rows, columns, element_bytes), np.uint8)
     with (
@@ -115,10 +116,11 @@ def test_a_matrix_is_turned_whatever_its_shape(
         tempfile.TemporaryFile() as target,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(row_order, "BUFFER_BYTES", buffer_bytes)
+        patch.setattr(row_order, "TILE_BYTES", tile_bytes)
         source.write(b"head" + matrix.transpose(1, 0, 2).tobytes())
         source.flush()
-        turn(source.fileno(), 4, target.fileno(), rows, columns, element_bytes)
+        copy_in_c_order(source, 4, target, rows=rows, columns=columns, element_bytes=element_bytes)
+        target.seek(0)
         assert target.read() == matrix.tobytes()
 
 
@@ -248,6 +250,93 @@ def test_a_small_archive_that_claims_to_be_huge_is_refused_before_it_is_inflated
         scan_inputs(tmp_path, IMAGE, FolderLimits(arrays=Limits(array_bytes=1024**3)))
     )
     assert "is cut short" in problem(scan_inputs(tmp_path, IMAGE))
+
+
+def npy(shape: tuple[int, ...], dtype: str = "<f4", *, tail: bytes = b"") -> bytes:
+    """An `.npy` file whose header says this."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
+    return buffer.getvalue() + tail
+
+
+SENTENCES = (TensorSpec(name="x", dtype="float", shape=("batch", "length")),)
+TEXTS = (TensorSpec(name="x", dtype="string", shape=("batch",)),)
+
+
+@pytest.mark.parametrize(
+    ("content", "specs", "text"),
+    [
+        (npy((0, 2**62)), SENTENCES, "which no array can have"),
+        (npy((2**62, 0)), SENTENCES, "which no array can have"),
+        (npy((1,) * 40), SENTENCES, "which no array can have"),
+        (npy((3,), "<U0"), TEXTS, "which have no size"),
+        (npy((3,), "|V0"), TEXTS, "which have no size"),
+        (b"\x93NUMPY\1\0\x10\0{'descr': ('<f4',", SENTENCES, "is no readable .npy file"),
+        (b"\x93NUMPY\1\0\x10\0" + b"(" * 16, SENTENCES, "is no readable .npy file"),
+        (b"\x93NUMPY\1\0\x40\x1f" + b"-" * 8000, SENTENCES, "is no readable .npy file"),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_a_failed_item(
+    tmp_path: Path, content: bytes, specs: tuple[TensorSpec, ...], text: str
+) -> None:
+    (tmp_path / "a.npy").write_bytes(content)
+    np.save(tmp_path / "b.npy", np.zeros(3, np.float32))
+    inputs = scan_inputs(tmp_path, specs)
+    assert text in problem(inputs, 0)
+    assert len(inputs) == 2
+
+
+def test_rows_without_an_element_are_not_millions_of_items(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((9_990_000, 1, 0), np.float32))
+    inputs = scan_inputs(tmp_path, SENTENCES)
+    assert len(inputs) == 1
+    assert problem(inputs) == "a.npz: stacks 9990000 rows, none of which holds an element"
+
+
+def test_an_item_above_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((1, 4_000_000), np.float32))
+    np.savez_compressed(tmp_path / "b.npz", x=np.zeros((1, 1000), np.float32))
+    limits = FolderLimits(arrays=Limits(item_bytes=1_000_000))
+    inputs = scan_inputs(tmp_path, SENTENCES, limits)
+    assert "a.npz: needs 15.3 MiB for one item, and 976.6 KiB is the most" in problem(inputs)
+    assert inputs.item_bytes(1) == 4000
+    assert inputs.read(1)["x"].shape == (1, 1000)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".npz of deflated members"])
+def test_damaged_files_are_read_or_refused_and_nothing_else(tmp_path: Path, suffix: str) -> None:
+    random = np.random.default_rng(7)
+    rows = random.normal(size=(3, 1, 5)).astype(np.float32)
+    path = tmp_path / f"a{suffix.split(maxsplit=1)[0]}"
+    match suffix:
+        case ".npy":
+            np.save(path, rows)
+        case ".npz":
+            np.savez(path, x=np.asfortranarray(rows))
+        case _:
+            np.savez_compressed(path, x=rows)
+    sound = path.read_bytes()
+    refused = 0
+    for _ in range(300):
+        content = bytearray(sound)
+        for at in random.integers(0, len(sound), random.integers(1, 4)):
+            content[at] = random.integers(0, 256)
+        cut = random.integers(1, len(sound)) if random.random() < 0.1 else len(sound)
+        path.write_bytes(content[:cut])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy on headers of Python 2
+            try:
+                inputs = scan_inputs(tmp_path, SENTENCES)
+            except InputsRefused:
+                continue
+            for item in range(min(len(inputs), 5)):
+                try:
+                    inputs.read(item)
+                except InputUnsuitable as error:
+                    refused += bool(error.reason)
+    assert refused > 50
 
 
 def test_an_archive_of_very_many_members_is_refused(tmp_path: Path) -> None:

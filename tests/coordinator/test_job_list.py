@@ -1,4 +1,4 @@
-"""What the operator asks about jobs: all at once, removal, newer plans, suspending and resuming."""
+"""The operator's requests about jobs: the list, removal, newer plans, suspending and resuming."""
 
 import asyncio
 
@@ -118,7 +118,7 @@ async def test_a_newer_plan_moves_the_tasks_that_have_not_ended(world: World) ->
     world.check_results(rows)
 
 
-async def test_a_suspended_job_goes_on_without_doing_anything_twice(world: World) -> None:
+async def test_a_suspended_job_resumes_without_running_anything_twice(world: World) -> None:
     rows = put_inputs(world, "job", *(1 for _ in range(6)))
     gate = asyncio.Semaphore(0)
     before, after = world.device("a", gate=gate), world.device("b")

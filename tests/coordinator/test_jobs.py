@@ -202,7 +202,7 @@ async def test_a_deadline_ends_a_job(world: World) -> None:
     assert "the deadline passed with 2 of 2 items not ended" in last.message
 
 
-async def test_other_terms_of_a_job_that_runs_are_taken_over(world: World) -> None:
+async def test_a_running_job_takes_other_terms(world: World) -> None:
     world.inputs(2)
     async with connected(world.device("a", gate=asyncio.Semaphore(0))):
         first = await world.submit(active_deadline_seconds=1000, priority=1)

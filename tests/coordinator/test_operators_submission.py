@@ -1,4 +1,4 @@
-"""What the operator asks of a coordinator, as the coordinator takes it."""
+"""A submission of the operator, as the coordinator receives it."""
 
 import grpc.aio
 import pytest
@@ -37,12 +37,12 @@ async def test_a_submission_says_what_the_job_says(world: World, lossy: bool) ->
     )
     try:
         coordinators.follow("lab", "shelf", world.target)
-        await coordinators.all_asked(20)
+        await coordinators.all_polled(20)
         await coordinators.call("lab", wanted)
         job = world.coordinator.jobs.find("ocr")
         assert job is not None
         taken = api.SubmitJobRequest()
-        taken.CopyFrom(job.request)
+        taken.CopyFrom(world.coordinator.jobs.request(job))
     finally:
         await coordinators.close()
     assert taken.inputs_uri.endswith("jobs/ocr/in")

@@ -1,4 +1,4 @@
-"""A coordinator that dies: the next one goes on, and repeats no finished input."""
+"""A coordinator that dies: the next one resumes, and repeats no finished input."""
 
 import asyncio
 import contextlib
@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from coordinator.scripted import ScriptedDevice, put_model, submission, whole_model
+from shoal_coordinator.jobs.values import Tally
 from shoal_coordinator.server import CoordinatorSettings, serving
-from shoal_coordinator.storage.job_records import Ledger, Submission
+from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_protocol.channels import open_channel
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as api
@@ -69,7 +70,7 @@ async def stay_connected(folder: Path, document: PartitionDocument, done: list[i
 
 @pytest.mark.real
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGKILL, 3), (signal.SIGTERM, 1)])
-async def test_a_killed_coordinator_goes_on_where_it_was(
+async def test_the_next_coordinator_resumes_where_a_killed_one_was(
     tmp_path: Path, number: signal.Signals, times: int
 ) -> None:
     document = put_model(tmp_path / "store")
@@ -163,13 +164,37 @@ async def test_a_deadline_counts_from_the_submission_over_restarts(tmp_path: Pat
     assert (last.state, last.reason) == (api.JobStatus.FAILED, "DeadlineExceeded")
 
 
-def test_the_ledger_keeps_requests_and_epochs(tmp_path: Path) -> None:
+async def test_a_record_that_is_not_understood_fails_its_job_and_no_other(tmp_path: Path) -> None:
+    document = put_model(tmp_path / "store")
+    target = f"unix:{tmp_path}/s"
+    settings = CoordinatorSettings(
+        listen=target, store=tmp_path / "store", state=tmp_path / "state"
+    )
+    ledger = Ledger(tmp_path / "state")
+    request = submission(document, tmp_path / "in", tmp_path / "out", name="good")
+    ledger.put(JobRecord(name="bad", epoch=1, request=api.SubmitJobRequest(name="bad")))
+    ledger.put(JobRecord(name="good", epoch=1, request=request))
+    ledger.close()
+    async with serving(settings), open_channel(target) as channel:
+        stub = CoordinatorStub(channel)
+        watch = api.WatchJobRequest(name="bad")
+        (bad,) = [status async for status in stub.WatchJob(watch, timeout=10)]
+        assert (bad.state, bad.reason) == (api.JobStatus.FAILED, "NotResumed")
+        watch = api.WatchJobRequest(name="good")
+        good = [status async for status in stub.WatchJob(watch, timeout=10)][-1]
+        assert (good.reason, good.epoch) == ("FolderRefused", 2)
+
+
+def test_the_ledger_stores_requests_epochs_and_statistics(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     request = api.SubmitJobRequest(name="a", partition=b"\x00\xff", epoch=1 << 40, lossy=True)
-    ledger.put(Submission(name="a", epoch=5, request=request, submitted_seconds=1.75e9))
-    ledger.put(Submission(name="b", epoch=1, request=request))
+    ledger.put(JobRecord(name="a", epoch=5, request=request, submitted_seconds=1.75e9))
+    ledger.put(JobRecord(name="b", epoch=1, request=request))
     ended = api.JobStatus(name="b", state=api.JobStatus.FAILED, message="no", failed=3)
-    ledger.put(Submission(name="b", epoch=2, status=ended))
+    tally = Tally(stored=3, seconds=1.5, started_seconds=1.75e9, tier_hits=(1, 2, 0, 0))
+    ledger.put(JobRecord(name="b", epoch=2, status=ended, work="w"))
+    ledger.put_tally("b", tally)
+    (tmp_path / "jobs" / "a.tally").write_text('{"stored": "many"}')
     (tmp_path / "jobs" / "torn.json").write_text('{"version": 1, "na')
     (tmp_path / "jobs" / "alien.json").write_text('{"version": 9}')
     with pytest.raises(OSError, match="is in use by another coordinator"):
@@ -177,7 +202,7 @@ def test_the_ledger_keeps_requests_and_epochs(tmp_path: Path) -> None:
     ledger.close()
     ledger = Ledger(tmp_path)
     assert ledger.load() == {
-        "a": Submission(name="a", epoch=5, request=request, submitted_seconds=1.75e9),
-        "b": Submission(name="b", epoch=2, status=ended),
+        "a": JobRecord(name="a", epoch=5, request=request, submitted_seconds=1.75e9),
+        "b": JobRecord(name="b", epoch=2, status=ended, work="w", tally=tally),
     }
     ledger.close()

@@ -1,7 +1,9 @@
 """Results on disk: complete, deterministic, resumable, and safe from `kill -9`."""
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -210,6 +212,108 @@ def test_a_torn_line_and_a_lost_part_cost_their_items_only(store: Open, tmp_path
     # What was lost is stored anew, and the old lines are not believed for the new bytes.
     put(results, 4)
     assert store().completed() == {1, 4}
+
+
+def expected(folder: Path) -> None:
+    """All files are there and hold what `result` gives."""
+    for name, items in (("a", [0]), ("b", [1, 2, 3]), ("c", [4, 5])):
+        with np.load(folder / f"{name}.npz") as file:
+            for row, item in enumerate(items):
+                want = result(item)
+                np.testing.assert_array_equal(np.squeeze(file["y"])[..., 0].reshape(-1)[row], item)
+                assert file["label"].reshape(-1)[row] == want["label"][0]
+
+
+def damaged(content: bytes, random: np.random.Generator) -> bytes:
+    changed = bytearray(content)
+    for at in random.integers(0, len(content), random.integers(1, 4)):
+        changed[at] = random.integers(0, 256)
+    return bytes(changed[: random.integers(0, len(content))] if random.random() < 0.1 else changed)
+
+
+@pytest.mark.parametrize("name", ["1.part", "2.part", "journal.jsonl"])
+def test_damage_costs_items_and_never_gives_a_wrong_result(
+    store: Open, tmp_path: Path, name: str
+) -> None:
+    put(store(), 0, 1, 2, 4)
+    store().close()
+    out, folder = tmp_path / "out", tmp_path / "out/.shoal/job"
+    shutil.copytree(out, tmp_path / "sound")
+    random = np.random.default_rng(5)
+    lost = 0
+    for _ in range(60):
+        shutil.rmtree(out)
+        shutil.copytree(tmp_path / "sound", out)
+        (folder / name).write_bytes(damaged((folder / name).read_bytes(), random))
+        results = ResultStore(out, job="job", identity="identity", files=FILES, names=NAMES)
+        completed = results.completed()
+        assert completed <= {0, 1, 2, 4}
+        lost += len(completed) < 4
+        assert put(results, *(set(range(6)) - completed)) == {}
+        assert results.complete() is None
+        results.close()
+        expected(out)
+    assert lost > 20
+
+
+def test_damage_that_comes_while_the_job_runs_makes_no_file(store: Open, tmp_path: Path) -> None:
+    results = store()
+    put(results, 1, 2)
+    part = tmp_path / "out/.shoal/job/1.part"
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+    put(results, 3)
+    assert "1.part is damaged at" in str(results.complete())
+    assert not (tmp_path / "out" / "b.npz").exists()
+    assert store().completed() == {1, 3}
+
+
+def test_a_row_whose_older_record_is_damaged_is_computed_again(store: Open, tmp_path: Path) -> None:
+    results = store()
+    results.add(4, {"y": np.zeros((1, 2), np.float32)})
+    results.add(5, {"y": np.zeros((1, 2), np.float32)})
+    results.add(4, {"label": np.array(["a"], dtype=object)})
+    results.add(5, {"label": np.array(["b"], dtype=object)})
+    assert results.finish([4]) == {}
+    part = tmp_path / "out/.shoal/job/2.part"
+    content = part.read_bytes()
+    at = content.index(bytes(8))  # the data of the first record
+    part.write_bytes(content[:at] + b"\1" + content[at + 1 :])
+    assert store().completed() == {5}
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        *("failures.json", "failures.json.tmp", ".shoal-probe", "a.npz", "b.npz"),
+        *(f".shoal/job/{name}" for name in ("lock", "journal.jsonl", "job.json", "job.json.tmp")),
+        *(f".shoal/job/{name}" for name in ("0.part.tmp", "1.part", "1.part.tmp")),
+    ],
+)
+def test_no_file_is_written_through_a_link(store: Open, tmp_path: Path, link: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    planted = tmp_path / "out" / link
+    planted.parent.mkdir(parents=True)
+    planted.symlink_to(victim)
+    with contextlib.suppress(OutputsRefused):
+        results = store()
+        put(results, 0, 1, 3)
+        results.fail([FailedItem(2, "b.npz[1]", "is odd")])
+        results.complete()
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("link", [".shoal", ".shoal/job"])
+def test_no_folder_is_entered_through_a_link(store: Open, tmp_path: Path, link: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    planted = tmp_path / "out" / link
+    planted.parent.mkdir(parents=True)
+    planted.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputsRefused, match="is a link or of the wrong kind; remove it"):
+        store()
+    assert not names_in(tmp_path / "elsewhere")
 
 
 def test_results_of_another_job_are_not_mixed_with(store: Open, tmp_path: Path) -> None:

@@ -150,6 +150,17 @@ async def test_a_device_has_no_session_under_another_name(
     assert (code, text) == (DENIED, "device 'pi-4' came with the certificate of 'jetson'")
 
 
+@pytest.mark.parametrize("call", [CLIENT["ListDevices"], fetch_fragment])
+async def test_a_certificate_with_two_common_names_opens_nothing(
+    coordinator: Coordinator, pki: Pki, call: Call
+) -> None:
+    both = pki.issue_for("pi-4", "shoal-operator")
+    async with open_channel(f"localhost:{coordinator.port}", both) as channel:
+        code, text = await refusal(call(channel))
+    assert code == DENIED
+    assert text.startswith("the certificate does not have exactly one common name")
+
+
 async def test_a_certificate_of_another_pool_does_not_even_connect(
     coordinator: Coordinator, pki: Pki, tmp_path: Path
 ) -> None:

@@ -68,8 +68,8 @@ class Caller:
     async def abort(self, code: object, details: str) -> NoReturn:
         raise Broken(f"{code}: {details}")
 
-    def peer(self) -> str:
-        return "unix:"
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
 
 
 class Uploader:
@@ -135,7 +135,7 @@ async def uploaded(folder: Path, seed: int) -> tuple[dict[str, bytes], dict[str,
     digest, files = made_fragment(chance)
     asyncio.get_running_loop().set_default_executor(LateThreads(chance))
     volume = Volume(folder)
-    service = FilesService(volume, Roles(tls=False, clients=frozenset()), lambda job: False)
+    service = FilesService(volume, Roles(clients=frozenset()), lambda job: False)
     announced = {f"fragments/{digest}/{name}": content for name, content in files.items()}
     announced["jobs/job/in/a.npz"] = chance.randbytes(80)
 

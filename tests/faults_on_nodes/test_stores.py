@@ -92,9 +92,9 @@ def test_credentials_that_do_not_open_the_bucket_are_told_of_and_nothing_is_trie
         shoal.apply(job)
         shoal.wait("inferencejob/closed", "Failed")
         told = shoal.condition("inferencejob", "closed", "Failed")
-        assert told["reason"] == "CarryInFailed"
+        assert told["reason"] == "InputTransferFailed"
         assert "the credentials do not open it" in told["message"]
-        assert len(shoal.pods("carry-in")) >= 1
+        assert len(shoal.pods("transfer-inputs")) >= 1
         (worker,) = (
             each for each in shoal.get("jobs")["items"] if "closed-" in each["metadata"]["name"]
         )

@@ -29,7 +29,8 @@ packages, allowed, left_out = json.loads(sys.argv[1])
 
 class Image:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {*packages, *allowed}:
+        # The standard library has one module more, which is named for the machine.
+        if name.partition(".")[0] in {*packages, *allowed} or name.startswith("_sysconfigdata_"):
             return PathFinder.find_spec(name, path, target)
 
 sys.meta_path = [BuiltinImporter, FrozenImporter, Image()]

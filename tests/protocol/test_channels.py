@@ -14,12 +14,12 @@ from shoal_protocol.channels import (
     AddressRefused,
     Credentials,
     Option,
-    add_port,
     client_options,
     open_channel,
     peer_name,
     server_options,
 )
+from shoal_protocol.listener import Listener
 from shoal_protocol.services import FileContext, FrameContext, PeerClient, add_peer_service
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
@@ -35,11 +35,15 @@ class Authority:
         name = ["-subj", f"/CN={folder.name}"]
         _openssl("req", "-x509", "-keyout", self._key, "-out", self.ca, *_NEW_KEY, *name)
 
-    def issue(self, device: str, *, alternative_name: str | None = None) -> Credentials:
-        """Key and certificate of a device, with its name as the common name."""
+    def issue(
+        self, device: str, *, alternative_name: str | None = None, subject: str | None = None
+    ) -> Credentials:
+        """Key and certificate of a device, with its name as the common name, or of a subject."""
         key, request = self.folder / f"{device}.key", self.folder / f"{device}.csr"
         certificate = self.folder / f"{device}.pem"
-        _openssl("req", "-keyout", key, "-out", request, *_NEW_KEY, "-subj", f"/CN={device}")
+        _openssl(
+            "req", "-keyout", key, "-out", request, *_NEW_KEY, "-subj", subject or f"/CN={device}"
+        )
         extensions = self.folder / f"{device}.cnf"
         extensions.write_text(f"subjectAltName={alternative_name}\n" if alternative_name else "")
         _openssl(
@@ -80,15 +84,13 @@ class Greeter:
 async def serving(
     address: str, credentials: Credentials | None = None, *, insecure: bool = False
 ) -> AsyncIterator[tuple[Greeter, int]]:
-    server = grpc.aio.server(options=server_options())
     greeter = Greeter()
-    add_peer_service(server, greeter)
-    port = add_port(server, address, credentials, insecure=insecure)
-    await server.start()
+    listener = Listener(lambda server: add_peer_service(server, greeter), connections=100)
+    port = await listener.open(address, credentials, insecure=insecure)
     try:
         yield greeter, port
     finally:
-        await server.stop(None)
+        await listener.stop(None)
 
 
 async def greet(channel: grpc.aio.Channel) -> bytes:
@@ -116,6 +118,27 @@ async def test_a_device_is_known_by_its_certificate_on_both_sides(authority: Aut
         channel = open_channel(f"127.0.0.1:{port}", client, server_name="pi-4")
         assert await greet(channel) == b"hello"
         assert greeter.callers == ["jetson"]
+
+
+@pytest.mark.parametrize(
+    ("subject", "name"),
+    [
+        ("/O=fish, CN=shoal-operator/CN=jetson", "jetson"),
+        ("/CN=jetson\\\\,CN=nano", "jetson\\,CN=nano"),
+        ("/CN=jetson/CN=shoal-operator", None),
+        ("/CN=jetson+CN=shoal-operator", None),
+        ("/CN=jetson\\\\/CN=shoal-operator", None),
+        ("/O=fish", None),
+    ],
+)
+async def test_a_caller_has_a_name_only_if_its_certificate_has_exactly_one(
+    authority: Authority, subject: str, name: str | None
+) -> None:
+    client = authority.issue("subject", subject=subject)
+    async with serving("127.0.0.1:0", authority.issue("pi-4")) as (greeter, port):
+        channel = open_channel(f"127.0.0.1:{port}", client, server_name="pi-4")
+        assert await greet(channel) == b"hello"
+        assert greeter.callers == [name]
 
 
 async def test_a_certificate_for_the_host_needs_no_server_name(authority: Authority) -> None:
@@ -181,7 +204,7 @@ async def test_an_address_that_is_not_safe_is_refused_with_the_reason(
     assert reason in str(caught.value)
     assert caught.value.address == address
     with pytest.raises(AddressRefused):
-        add_port(grpc.aio.server(), address, insecure=insecure)
+        await Listener(lambda _: None, connections=1).open(address, insecure=insecure)
 
 
 async def test_credentials_and_insecure_exclude_each_other(authority: Authority) -> None:
@@ -197,9 +220,9 @@ async def test_every_way_to_write_loopback_is_loopback(address: str) -> None:
 
 async def test_a_port_that_is_taken_is_an_error_of_the_system() -> None:
     async with serving("127.0.0.1:0", insecure=True) as (_, port):
-        other = grpc.aio.server(options=server_options())
+        other = Listener(lambda _: None, connections=1)
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
-            add_port(other, f"127.0.0.1:{port}", insecure=True)
+            await other.open(f"127.0.0.1:{port}", insecure=True)
 
 
 async def test_a_message_above_the_limit_ends_the_stream(tmp_path: Path) -> None:
@@ -223,7 +246,7 @@ async def test_an_idle_connection_outlives_its_keepalive(tmp_path: Path) -> None
     address = f"unix:{tmp_path}/agent.sock"
     server = grpc.aio.server(options=hastened(server_options()))
     add_peer_service(server, Greeter())
-    add_port(server, address)
+    server.add_insecure_port(address)
     await server.start()
     async with grpc.aio.insecure_channel(address, options=hastened(client_options())) as channel:
         call = PeerClient(channel).push()

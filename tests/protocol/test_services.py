@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
-from shoal_protocol.channels import add_port, open_channel, server_options
+from shoal_protocol.channels import open_channel
 from shoal_protocol.files import FileReceiver, file_frames
 from shoal_protocol.frames import TransferError, acknowledgement, split_frame
+from shoal_protocol.listener import Listener
 from shoal_protocol.services import (
     ConnectContext,
     FileContext,
@@ -70,16 +71,18 @@ class Both:
 
 @pytest.fixture
 async def both(tmp_path: Path) -> AsyncIterator[tuple[Both, grpc.aio.Channel]]:
-    server = grpc.aio.server(options=server_options())
     implementation = Both()
-    add_session_service(server, implementation)
-    add_peer_service(server, implementation)
+
+    def register(server: grpc.aio.Server) -> None:
+        add_session_service(server, implementation)
+        add_peer_service(server, implementation)
+
+    listener = Listener(register, connections=10)
     address = f"unix:{tmp_path}/both.sock"
-    add_port(server, address)
-    await server.start()
+    await listener.open(address)
     async with open_channel(address) as channel:
         yield implementation, channel
-    await server.stop(None)
+    await listener.stop(None)
 
 
 async def answer_of(call: FrameStream) -> Acknowledgement:

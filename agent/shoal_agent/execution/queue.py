@@ -285,10 +285,12 @@ class TaskQueue:
     def tick(self, at: Nanoseconds) -> list[Effect]:
         """Time has passed: deadlines, and tensors that nobody claimed."""
         effects: list[Effect] = []
-        for task in [*self._waiting.values(), *self._ready.values()]:
-            if task.deadline is not None and at >= task.deadline:
-                message = f"the deadline passed {self._waits_for(task)}"
-                effects += self._give_up(task.instruction, Reason.DEADLINE, message)
+        # A ready task is not to blame: others had the processor.
+        for queue, reason in ((self._waiting, Reason.DEADLINE), (self._ready, Reason.CANCELLED)):
+            for task in list(queue.values()):
+                if task.deadline is not None and at >= task.deadline:
+                    message = f"the deadline passed {self._waits_for(task)}"
+                    effects += self._give_up(task.instruction, reason, message)
         if (
             (running := self.running) is not None
             and running.deadline is not None

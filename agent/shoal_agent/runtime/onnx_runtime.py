@@ -22,6 +22,7 @@ Memory is back when `close` returns.
 """
 
 import gc
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,6 +88,10 @@ class OutOfBudget(RuntimeFailed):
 
 class NotOpen(RuntimeFailed):
     """The fragment was closed before the run began."""
+
+
+_NODE: Final = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
+"""How the runtime names the node that it was in."""
 
 
 class Terminated(RuntimeFailed):
@@ -360,7 +365,9 @@ def _failure(error: Exception, *, stopped: bool) -> RuntimeFailed:
     line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     line = line[:_ERROR_CHARACTERS]
     if stopped:
-        return Terminated(f"stopped while it ran: {line}")
+        node = _NODE.search(text)
+        where = f"in its {node[1]} node {node[2]!r}" if node else f"while it ran: {line}"
+        return Terminated(f"stopped {where}")
     if any(sign in text for sign in _OUT_OF_MEMORY):
         return OutOfBudget(line)
     return RuntimeFailed(line)

@@ -213,6 +213,7 @@ class Tasks:
         """One task, from its inputs to its answer."""
         instruction = start.assignment.instruction
         order = self._orders[instruction]
+        started = steady_nanoseconds()
         outcome = await self._compute(start)
         if self._closed:
             return
@@ -221,7 +222,8 @@ class Tasks:
             await self._finish(start, order, outcome)
         else:
             if stopped is not None:
-                outcome = refusal(stopped, outcome.message)
+                ran = seconds(Nanoseconds(steady_nanoseconds() - started))
+                outcome = _stopped(stopped, start.assignment, order.message, ran, outcome.message)
             self._computed(start)
             self._fail(instruction, outcome)
         self._do(self._queue.delivered(instruction))
@@ -322,6 +324,20 @@ class Tasks:
     def tick(self) -> None:
         """Time has passed: deadlines, and activations that nobody claimed."""
         self._do(self._queue.tick(Nanoseconds(steady_nanoseconds())))
+
+
+def _stopped(
+    reason: execution.Reason, assignment: Assignment, order: pb.Execute, ran: float, how: str
+) -> pb.Failure:
+    """The failure of a task that was stopped while it ran, for `ran` seconds. One whose time went
+    by while others ran is not to blame: it is only given up here, and runs elsewhere."""
+    what = f"stage {assignment.task.stage} (fragment {assignment.digest[:19]})"
+    if reason is not execution.Reason.DEADLINE:
+        return refusal(reason, how)
+    if ran < order.deadline_seconds / 2:
+        late = f"{what} began late: it waited for other tasks until its deadline was near"
+        return refusal(execution.Reason.CANCELLED, late)
+    return refusal(reason, f"{what} ran for {ran:.3g} s, as long as a task may, and was {how}")
 
 
 def sent(key: ActivationKey) -> Sent:

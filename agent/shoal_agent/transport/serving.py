@@ -1,7 +1,11 @@
-"""What this agent offers to its peers: it takes activations, and gives cached fragments."""
+"""What this agent offers to its peers: it receives activations, and serves cached fragments.
+
+Over TLS only devices and coordinators may call; clients and workers are refused by the common name
+of their certificates.
+"""
 
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -9,18 +13,21 @@ from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.intake import MAXIMUM_DECODED_BYTES, Intake, Receiver
 from shoal_agent.transport.shaping import Uplink
-from shoal_protocol.channels import peer_name
+from shoal_protocol.channels import is_secured, peer_name
 from shoal_protocol.digests import is_digest
+from shoal_protocol.files import file_frames
 from shoal_protocol.fragment_store import FragmentMissing
 from shoal_protocol.frames import MalformedFrame, frames_in, join_frames, split_frame
+from shoal_protocol.identities import RESERVED
+from shoal_protocol.limits import CallLimiter, Stalled, StallWatch, TooManyCalls, end_stalled
 from shoal_protocol.manifest import FILES
 from shoal_protocol.services import FileContext, FrameContext
-from shoal_protocol.transfers import Turns, in_thread, send_fragment_file
+from shoal_protocol.transfers import in_thread
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
-_FETCHES_AT_ONCE: Final = 4
-_FETCHES_OF_ONE: Final = 2
-"""Of those, for one peer."""
+_FETCHES: Final = 4
+_FETCHES_EACH: Final = 2
+_FETCHES_WAITING: Final = 14
 
 
 class Peers:
@@ -43,10 +50,11 @@ class Peers:
         self._receiver = receiver
         self._uplink = uplink
         self._counters = counters
-        self._fetches = Turns(each=_FETCHES_OF_ONE, total=_FETCHES_AT_ONCE)
+        self._fetches = CallLimiter(total=_FETCHES, each=_FETCHES_EACH, waiting=_FETCHES_WAITING)
 
     async def push(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
-        """Take activations until the peer hangs up. A broken frame ends the stream."""
+        """Receive activations until the peer hangs up. A broken frame ends the stream."""
+        await _require_device(context)
         intake = Intake(self._device, self._receiver, self._counters, self._limit_bytes)
         try:
             async for message in requests:
@@ -60,19 +68,43 @@ class Peers:
             intake.close()
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
-        """Give a file of a cached fragment, from an offset."""
+        """Send a file of a cached fragment, from an offset on. A peer that takes next to nothing is
+        given up."""
+        await _require_device(context)
         if not is_digest(request.digest) or request.file not in FILES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such kind of file")
-        async with self._fetches.of(peer_name(context)):
-            try:
-                file, size = await in_thread(self._cache.open, request.digest, request.file)
-            except FragmentMissing as error:
-                await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-            except OSError as error:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            with file:
-                await send_fragment_file(file, size, request, context, self._depart)
+        try:
+            async with self._fetches.turn(peer_name(context)):
+                await self._send_file(request, context)
+        except TooManyCalls as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except FragmentMissing as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except Stalled as error:
+            await end_stalled(context, error)
+        except (OSError, EOFError) as error:
+            await context.abort(grpc.StatusCode.DATA_LOSS, f"{request.file}: {error}")
 
-    async def _depart(self, count: int) -> None:
-        await self._uplink.depart(count)
-        self._counters.sent_bytes += count
+    async def _send_file(self, request: FetchFragmentRequest, context: FileContext) -> None:
+        file, size = await in_thread(self._cache.open, request.digest, request.file)
+        with file:
+            if request.offset > size:
+                reason = f"{request.file} has {size} bytes"
+                await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)
+            watch, frames = StallWatch(), file_frames(file, request, size)
+            while (frame := await in_thread(next, frames, None)) is not None:
+                await self._uplink.depart(len(frame))
+                await watch.wait(context.write(frame))
+                watch.progress(len(frame))
+                self._counters.sent_bytes += len(frame)
+
+
+async def _require_device(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Abort the call of anyone who is neither a device nor a coordinator."""
+    if not is_secured(context):
+        return
+    name = peer_name(context)
+    if name is None or name in RESERVED:
+        who = "a certificate without exactly one common name" if name is None else repr(name)
+        reason = f"{who} is no device here, and may not exchange data with agents"
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)

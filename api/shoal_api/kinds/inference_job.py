@@ -1,4 +1,4 @@
-"""InferenceJob: a bounded piece of work, in the manners of `batch/v1` Job."""
+"""InferenceJob: a bounded piece of work, with the semantics of `batch/v1` Job."""
 
 from typing import Final
 
@@ -18,14 +18,14 @@ from shoal_api.fields import (
     Reference,
     uri,
 )
-from shoal_api.rules import Immutable, exactly_one
+from shoal_api.rules import Ended, Immutable, exactly_one
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Flag, Items, Number, Text, Whole
 from shoal_protocol.choices import Mode, Objective, Policy, Precision
 
 _FOR_THE_STORE: Final = (
     "A Secret with what the store asks for; its keys become the environment of the worker that "
-    "carries. Local mode reads its own environment instead."
+    "transfers. Local mode reads its own environment instead."
 )
 _FIXED: Final = (
     *("modelRef", "partitionRef", "placementRef", "poolRef", "inputs", "outputs"),
@@ -211,10 +211,18 @@ class InferenceJobStatus:
         default=[],
     )
     start_time: str | None = member(
-        TIME, "When the first task started.", default=None, example="2026-01-31T12:00:00Z"
+        TIME,
+        "When the first task started. Unlike in batch/v1 it stays when the job is suspended and "
+        "resumed, because counts and times add up over all runs of the job; "
+        "activeDeadlineSeconds counts from the last resume, as in batch/v1.",
+        default=None,
+        example="2026-01-31T12:00:00Z",
     )
     completion_time: str | None = member(
-        TIME, "When the last item ended.", default=None, example="2026-01-31T12:01:30Z"
+        TIME,
+        "When the job became Complete or Failed.",
+        default=None,
+        example="2026-01-31T12:01:30Z",
     )
     items: ItemCounts | None = member(Object(ItemCounts), "How far it is.", default=None)
     items_per_second: float | None = member(
@@ -229,7 +237,7 @@ class InferenceJobStatus:
     columns: InferenceJobColumns | None = member(Object(InferenceJobColumns), COLUMNS, default=None)
 
 
-@record()
+@record(Ended(("conditions", "startTime", "completionTime", "items", "tierHits", "failures")))
 class InferenceJob:
     """A bounded piece of work: inputs through a model on a pool of devices into outputs."""
 

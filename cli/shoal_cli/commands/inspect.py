@@ -35,18 +35,18 @@ def inspect(
     `oci://` with OCI_USERNAME and OCI_PASSWORD, or DOCKER_CONFIG.
     """
     from shoal_cli.commands.carrying import fetch_model
+    from shoal_cli.commands.tables import working
     from shoal_cli.transfer.addresses import Access
     from shoal_compiler.errors import ModelRefused
     from shoal_compiler.profile import profile_model
-    from shoal_compiler.safety import check_model_file
 
     wanted = options.parse_digest(digest)
     shapes = options.parse_shapes(shape)
     access = Access(volumes=options.parse_volumes(volume))
     limit = options.parse_size(max_download, "--max-download")
     path = fetch_model(model, access, wanted, cache, limit)
-    check_model_file(path)
-    profile = profile_model(path, shapes or None)
+    with working(f"reading {path.name}"):
+        profile = profile_model(path, shapes or None)
     if wanted is not None and profile.digest != wanted:
         raise ModelRefused(f"is {profile.digest}, not {wanted} as it should be", path=path)
     if as_json:

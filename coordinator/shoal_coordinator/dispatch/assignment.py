@@ -1,16 +1,16 @@
-"""Which task goes to which device: the choice, the promise made ahead, and the giving.
+"""Which task goes to which device: the choice, the reservation ahead, and the Execute.
 
-Two questions, each answered without looking at all devices or all tasks:
+Two questions, each answered without visiting all devices or all tasks:
 
-- `place`: a task is ready; who takes it? The device promised to it, else the first of the
-  service's order (`servers`), if it has a free slot; else the task waits in its queue.
-- `take_work`: a device has a free slot; what does it take? Of the queues that it serves, the one of
-  the highest priority, then of the job served least, then the latest stage (items are finished
-  before new ones are begun); in the queue, what was promised to it first, then the oldest.
+- `place`: a task is ready; which device takes it? The one reserved for it, else the first by rank
+  (`servers`), if that has a free slot; else the task waits in its queue.
+- `fill`: a device has a free slot; which task does it take? Of the queues that it serves, the one
+  of the highest priority, then of the job served least, then the latest stage (items are finished
+  before others are begun); in the queue, what is reserved for it first, then the oldest.
 
-*Route ahead*: when a task is given, its consumers are promised to devices, so that the activation
-leaves as soon as it is made. The device that makes it is preferred, since nothing need travel
-then. A promise is soft: an idle device takes what is promised to one that is full.
+*Route ahead*: when a task is given, devices are reserved for its consumers, so that the activation
+leaves as soon as it is made. The device that makes it is preferred, since nothing travels then. A
+reservation is soft: an idle device takes what is reserved for one that is full.
 
 *The slow device at the end*: a device does not get a task that the fastest server would have
 finished sooner, after all that is left before it. The task then waits for that server.
@@ -18,11 +18,11 @@ finished sooner, after all that is left before it. The task then waits for that 
 
 from itertools import islice
 
+from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.instructions import Execute, Forward, Tier
 from shoal_coordinator.dispatch.readiness import drop_copies, has_copy, is_ready, out_of_reach
-from shoal_coordinator.dispatch.servers import best, best_but, entry, relist
+from shoal_coordinator.dispatch.servers import best, best_but, occupy, rank, reserve, unreserve
 from shoal_coordinator.dispatch.state import (
-    Device,
     Forwarding,
     Running,
     Service,
@@ -33,7 +33,20 @@ from shoal_coordinator.dispatch.state import (
 )
 
 _LOOK_AHEAD = 8
-"""How many waiting tasks an idle device looks at for one that it may take from another."""
+"""How many waiting tasks an idle device examines for one reserved for another."""
+
+
+def place_ready(state: State) -> None:
+    """Give every task that has become ready to a device, and every one that must run again."""
+    work = state.worklist
+    for task in work.ready:
+        if task.status is Status.WAITING and not task.item.ended and is_ready(task):
+            place(state, task)
+    work.ready.clear()
+    for task in work.rerun:
+        if task.status is Status.WAITING and not task.item.ended:
+            demand(state, task)
+    work.rerun.clear()
 
 
 def demand(state: State, task: Task) -> None:
@@ -64,42 +77,40 @@ def place(state: State, task: Task) -> None:
         queue.ready.appendleft(task)
     else:
         queue.ready.append(task)
-    if task.promised is not None:
-        held = queue.held.get(task.promised)
-        if held is None:
-            queue.held[task.promised] = [task]
-        else:
-            held.append(task)
+    if task.reserved_on is not None:
+        queue.reserved.setdefault(task.reserved_on, []).append(task)
     if service not in state.unmet:
         state.unmet[service] = None
     if not service.servers and not service.loading:
-        state.starving.append(service)
+        state.worklist.services.append(service)
 
 
 def _choose(task: Task, service: Service) -> Device | None:
     """A device with a free slot for a task that has just become ready."""
-    promised = task.promised
-    if promised is not None:
-        if service in promised.listed:
-            rival = _sooner_elsewhere(task, promised)
-            if promised.queued < promised.slots and rival is None:
-                return promised
-            if rival is not None and rival.queued < rival.slots:
-                return rival
-            rival = best(service)
-            return rival if rival is not None and rival.queued == 0 else None
-        if promised not in service.loading:
-            unpromise(task)
-    if task.shunned is None:
-        first = best(service)
-    else:
-        first = best_but(service, task.shunned) or best(service)
-    if first is None or first.queued >= first.slots:
+    if task.reserved_on is not None:
+        if service in task.reserved_on.listed:
+            return _keep_or_break_reservation(task, task.reserved_on)
+        if task.reserved_on not in service.loading:
+            unreserve(task)
+    first = None if task.excluded is None else best_but(service, task.excluded)
+    first = first or best(service)
+    if first is None or not first.work.has_slot:
         return None
     faster = _sooner_elsewhere(task, first)
     if faster is None:
         return first
-    return faster if faster.queued < faster.slots else None
+    return faster if faster.work.has_slot else None
+
+
+def _keep_or_break_reservation(task: Task, reserved: Device) -> Device | None:
+    """The reserved device, if it has a slot; a faster one; or one that is idle."""
+    faster = _sooner_elsewhere(task, reserved)
+    if faster is None and reserved.work.has_slot:
+        return reserved
+    if faster is not None and faster.work.has_slot:
+        return faster
+    first = best(task.queue.service)
+    return first if first is not None and first.work.queued == 0 else None
 
 
 def _sooner_elsewhere(task: Task, device: Device) -> Device | None:
@@ -107,17 +118,20 @@ def _sooner_elsewhere(task: Task, device: Device) -> Device | None:
     queue = task.queue
     service = queue.service
     fastest = service.fastest
-    if fastest is None or fastest is device or fastest is task.shunned:
+    if fastest is None or fastest is device or fastest is task.excluded:
         return None
-    mine, its = device.compute.get(service.digest), fastest.compute.get(service.digest)
+    mine = device.work.times.get(service.digest)
+    its = fastest.work.times.get(service.digest)
     if mine is None or its is None or its >= mine or service not in fastest.listed:
         return None
-    return fastest if (queue.coming + fastest.load) * its < mine * (device.queued + 1) else None
+    until_fastest_is_done = (queue.coming + fastest.work.load) * its
+    return fastest if until_fastest_is_done < mine * (device.work.queued + 1) else None
 
 
-def take_work(state: State, device: Device) -> None:
+def fill(state: State, device: Device) -> None:
     """Fill a device's free slots."""
-    while device.queued < device.slots:
+    work = device.work
+    while work.queued < work.slots:
         chosen: Task | None = None
         for service in device.listed:
             for queue in service.queues:
@@ -131,6 +145,7 @@ def take_work(state: State, device: Device) -> None:
 
 
 def _before(queue: StageQueue, other: StageQueue) -> bool:
+    """Whether a device serves one queue before another; of equal ones the first listed stays."""
     job, rival = queue.job, other.job
     if job is rival:
         return queue.stage > other.stage
@@ -144,41 +159,43 @@ def _offer(queue: StageQueue, device: Device) -> Task | None:
     ready = queue.ready
     while ready and ready[0].status is not Status.READY:
         ready.popleft()
-    task = _held_for(queue, device)
+    task = _reserved_for(queue, device)
     if task is not None and _sooner_elsewhere(task, device) is None:
         return task
     service = queue.service
-    rival = not device.queued or service.fastest is device
+    takes_over = not device.work.queued or service.fastest is device
     for task in islice(ready, _LOOK_AHEAD):
-        promised = task.promised
-        others = promised is not None and promised is not device and service in promised.listed
-        if (rival or not others) and task.status is Status.READY and _may_take(task, device):
+        other = task.reserved_on
+        elsewhere = other is not None and other is not device and service in other.listed
+        if elsewhere and not takes_over:
+            continue
+        if task.status is Status.READY and _may_take(task, device):
             return task
     return None
 
 
-def _held_for(queue: StageQueue, device: Device) -> Task | None:
+def _reserved_for(queue: StageQueue, device: Device) -> Task | None:
     """The first task that waits for this device and no other."""
-    held = queue.held.get(device)
-    if held is None:
+    waiting = queue.reserved.get(device)
+    if waiting is None:
         return None
-    for stale, task in enumerate(held):
-        if task.status is Status.READY and task.promised is device:
-            del held[:stale]
+    for stale, task in enumerate(waiting):
+        if task.status is Status.READY and task.reserved_on is device:
+            del waiting[:stale]
             return task
-    del queue.held[device]
+    del queue.reserved[device]
     return None
 
 
 def _may_take(task: Task, device: Device) -> bool:
-    """Whether a waiting task may go to this device, seen what was promised and who is faster."""
-    promised, service = task.promised, task.queue.service
-    if task.shunned is device and len(service.servers) > 1:
+    """Whether a waiting task may go to this device, given its reservation and who is faster."""
+    other, service = task.reserved_on, task.queue.service
+    if task.excluded is device and len(service.servers) > 1:
         return False
-    if promised is not None and promised is not device and service in promised.listed:
-        full = device.queued == 0 and promised.queued >= promised.slots
-        if not full and (
-            service.fastest is not device or _sooner_elsewhere(task, promised) is None
+    if other is not None and other is not device and service in other.listed:
+        other_is_full = device.work.queued == 0 and not other.work.has_slot
+        if not other_is_full and (
+            service.fastest is not device or _sooner_elsewhere(task, other) is None
         ):
             return False
     return service.fastest is device or _sooner_elsewhere(task, device) is None
@@ -196,7 +213,7 @@ def _give_or_demand(state: State, task: Task, device: Device) -> None:
         if holder is device or has_copy(task, producer, device):
             continue
         if holder is None:
-            unpromise(task)
+            unreserve(task)
             drop_copies(task, None)
             demand(state, task)
             return
@@ -207,12 +224,12 @@ def _give_or_demand(state: State, task: Task, device: Device) -> None:
 def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, Device]]) -> None:
     queue, item = task.queue, task.item
     job, digest = queue.job, queue.service.digest
-    rank = entry(queue.service, device)[1]
+    _, backlog, load, score, order, _ = rank(queue.service, device)
     occupy(task, device)
     state.counter = number = state.counter + 1
-    device.given = number
-    device.used_at[digest] = state.now
-    tier = device.fresh.pop(digest, Tier.RESIDENT) if device.fresh else Tier.RESIDENT
+    device.work.note_given(digest, number, state.now)
+    loaded_as = device.memory.loaded_as
+    tier = loaded_as.pop(digest, Tier.RESIDENT) if loaded_as else Tier.RESIDENT
     device.tally.tiers[tier - 1] += 1
     job.tiers[tier - 1] += 1
     job.served += 1
@@ -228,7 +245,7 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
     running = Running(device, task, state.now)
     state.pending[number] = running
     if queue.consumers:
-        running.routes = _promise_consumers(state, task, device)
+        running.routes = _reserve_for_consumers(state, task, device)
     state.out.append(
         Execute(
             instruction=number,
@@ -241,7 +258,7 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
             tier=tier,
             attempt=task.attempts,
             routes=tuple([(stage, other.name) for stage, other in running.routes]),
-            why=(int(tier), rank, device.name),
+            why=(int(tier), backlog, load, score, order, device.name),
         )
     )
     for made, holder in senders:
@@ -253,8 +270,8 @@ def _forward(state: State, made: Task, holder: Device, task: Task, device: Devic
     state.pending[number] = Forwarding(holder, device, made, task, task.instruction, state.now)
     if task.inputs is None:
         task.inputs = {}
-    elif (stray := task.inputs.get(made.queue.stage)) is not None and not stray.lost:
-        task.item.orphan_copies.append((stray, made.queue.stage))
+    elif (orphan := task.inputs.get(made.queue.stage)) is not None and not orphan.lost:
+        task.item.orphan_copies.append((orphan, made.queue.stage))
     task.inputs[made.queue.stage] = device
     state.out.append(
         Forward(
@@ -270,7 +287,9 @@ def _forward(state: State, made: Task, holder: Device, task: Task, device: Devic
     )
 
 
-def _promise_consumers(state: State, task: Task, device: Device) -> tuple[tuple[int, Device], ...]:
+def _reserve_for_consumers(
+    state: State, task: Task, device: Device
+) -> tuple[tuple[int, Device], ...]:
     """Name a device for each consumer; the routes are those to other devices."""
     queue = task.queue
     tasks, queues = task.item.tasks, queue.job.queues
@@ -280,16 +299,16 @@ def _promise_consumers(state: State, task: Task, device: Device) -> tuple[tuple[
         if not queues[consumer].wanted:
             queues[consumer].wanted = True
             state.unmet[service] = None
-            state.starving.append(service)
+            state.worklist.services.append(service)
         following = tasks[consumer]
         if following.status is not Status.WAITING:
             continue
-        target = following.promised
+        target = following.reserved_on
         if target is None or target.lost or service not in target.listed:
-            unpromise(following)
+            unreserve(following)
             target = _foresee(service, device, state.limits.queue_depth)
             if target is not None:
-                promise(following, target)
+                reserve(following, target)
         if target is not None and target is not device:
             named.append((consumer, target))
     return tuple(named)
@@ -302,20 +321,20 @@ def _foresee(service: Service, producer: Device, depth: int) -> Device | None:
         first = _next_to_come(service)
     if first is None:
         return None
-    if service in producer.listed and producer.load <= first.load + producer.slots:
+    if service in producer.listed and producer.work.load <= first.work.load + producer.work.slots:
         return producer
     # Where short tasks fill deep queues and one device has the fragment, the activation goes there
     # in any case: a Forward later would only be one more instruction.
-    slack = 2 * (first.slots - depth) if len(service.servers) == 1 else 0
-    return first if first.load <= first.slots + slack else None
+    slack = 2 * (first.work.slots - depth) if len(service.servers) == 1 else 0
+    return first if first.work.load <= first.work.slots + slack else None
 
 
 def _next_to_come(service: Service) -> Device | None:
-    """Of the devices where the fragment is on its way, one with little to do. A few are looked at,
-    in turns: there may be hundreds.
+    """Of the devices where the fragment is on its way, the one with the least load, among a few in
+    rotation: there may be hundreds.
     """
     few = list(islice(service.loading, _LOOK_AHEAD))
-    for device in few:  # to the end, so that all have their turn
+    for device in few:  # to the end, so that the next call sees others
         del service.loading[device]
         service.loading[device] = None
     able = [device for device in few if device.preempted_by is None]
@@ -323,47 +342,4 @@ def _next_to_come(service: Service) -> Device | None:
 
 
 def _load_and_order(device: Device) -> tuple[int, int]:
-    return device.load, device.order
-
-
-# ---- promises and claims -------------------------------------------------------------------------
-
-
-def promise(task: Task, device: Device) -> None:
-    """Reserve a place on a device for a task to come."""
-    task.promised = device
-    device.load += 1
-
-
-def unpromise(task: Task) -> None:
-    """Take the reservation back."""
-    device = task.promised
-    if device is not None:
-        task.promised = None
-        device.load -= 1
-        relist(device)
-
-
-def occupy(task: Task, device: Device) -> None:
-    """The task is given to a device: its promise, if any, is kept or broken."""
-    if task.promised is device:
-        task.promised = None
-    else:
-        unpromise(task)
-        device.load += 1
-    device.queued += 1
-    digest = task.queue.service.digest
-    device.in_use[digest] = device.in_use.get(digest, 0) + 1
-
-
-def vacate(task: Task, device: Device) -> None:
-    """The task has ended on a device, somehow: its slot is free."""
-    device.queued -= 1
-    device.load -= 1
-    digest = task.queue.service.digest
-    left = device.in_use[digest] - 1
-    if left:
-        device.in_use[digest] = left
-    else:
-        del device.in_use[digest]
-    relist(device)
+    return device.work.load, device.order

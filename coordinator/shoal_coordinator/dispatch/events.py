@@ -1,5 +1,5 @@
-"""What the dispatcher is told. Each event carries when it happened; an answer carries which
-instruction it answers. An answer to an instruction that the dispatcher has given up is ignored."""
+"""What the dispatcher receives. Each event carries when it happened; an answer carries which
+instruction it answers. An answer to an instruction that is void is ignored."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -88,7 +88,7 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
-    """`completed` are the items whose results stand already."""
+    """`completed` are the items whose results exist already."""
 
     at: Nanoseconds
     job: JobSpec
@@ -138,7 +138,7 @@ class DeviceDraining:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTelemetry:
     """Also a sign of life. `fetched` counts the bytes of fragments that ever came to the agent: by
-    its growing a device that fetches a large one shows that it gets on.
+    its growth a device that fetches a large one shows progress.
     """
 
     at: Nanoseconds
@@ -184,7 +184,7 @@ class FragmentUnloaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentEvicted:
-    """Unasked: the device gave a fragment up by itself."""
+    """Unasked: the device has evicted a fragment by itself."""
 
     at: Nanoseconds
     device: str

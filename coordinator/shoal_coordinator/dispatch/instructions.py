@@ -4,10 +4,21 @@ event with that number, unless the device is lost first: then they are void.
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeVar, dataclass_transform
 
 from shoal_coordinator.dispatch.events import Failure
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes
+
+_T = TypeVar("_T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def _instruction(cls: type[_T]) -> type[_T]:
+    """A frozen value for the type checker. At run time nothing checks it: `frozen=True` sets each
+    field through a call, which is a tenth of what a step costs.
+    """
+    return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
 
 
 class Tier(IntEnum):
@@ -19,7 +30,7 @@ class Tier(IntEnum):
     EVICT = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_instruction
 class Load:
     """`peers` are devices that have the fragment on disk, nearest first."""
 
@@ -31,14 +42,14 @@ class Load:
     peers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_instruction
 class Unload:
     instruction: int
     device: str
     digest: Digest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_instruction
 class Prefetch:
     instruction: int
     device: str
@@ -46,13 +57,13 @@ class Prefetch:
     peers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_instruction
 class Execute:
     """Run (job, item, stage) on a device where the fragment is resident (the model gate).
 
     The shell sends the model's inputs to the device if the stage takes them. `routes` are pairs
     (consumer stage, device) known already: the activation leaves at once. `why` is the choice as
-    one loggable tuple: (tier, rank, device).
+    one loggable tuple: the rank of the device (`device.Rank`), with its name.
     """
 
     instruction: int
@@ -65,12 +76,12 @@ class Execute:
     tier: Tier
     attempt: int
     routes: tuple[tuple[int, str], ...] = ()
-    why: tuple[int, float, str] = (0, 0.0, "")
+    why: tuple[int, float, int, float, int, str] = (0, 0.0, 0, 0.0, 0, "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_instruction
 class Forward:
-    """Send the kept activation of (job, item, producer) from `device` to `target` for
+    """Send the held activation of (job, item, producer) from `device` to `target` for
     `consumer`.
     """
 
@@ -84,17 +95,17 @@ class Forward:
     consumer: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_instruction
 class Cancel:
-    """Give up an earlier instruction; that one is then answered. No answer of its own."""
+    """Cancel an earlier instruction; that one is then answered. No answer of its own."""
 
     device: str
     cancelled: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_instruction
 class Release:
-    """Kept activations of (job, item, stage) on a device are not needed any more. No answer."""
+    """Activations of (job, item, stage) that a device holds are not needed any more. No answer."""
 
     device: str
     job: str
@@ -103,17 +114,17 @@ class Release:
     stage: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_instruction
 class PeerLost:
-    """Give up what is on its way from a device to `peer`, which is lost. No answer: what was to
-    carry it is answered.
+    """Abort transfers from a device to `peer`, which is lost. No answer: the instructions that
+    asked for the transfers are answered.
     """
 
     device: str
     peer: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_instruction
 class Probe:
     """Are you there? Answered by ProbeAnswered, or by silence."""
 
@@ -121,16 +132,16 @@ class Probe:
     session: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_instruction
 class Disconnect:
-    """The device is lost: close its session. If it lives, it will join anew."""
+    """The device is lost: close its session. If it is alive, it will join again."""
 
     device: str
     session: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_instruction
 class FinishItem:
     """All results of the item have arrived: write them. Answered by ItemStored."""
 
@@ -140,7 +151,7 @@ class FinishItem:
     attempts: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_instruction
 class FailItem:
     """The item has failed for good: note it, drop what arrived of it. No answer."""
 
@@ -149,7 +160,7 @@ class FailItem:
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_instruction
 class FinishJob:
     """Every item has ended (or the job as a whole cannot go on: then `failure` says why)."""
 

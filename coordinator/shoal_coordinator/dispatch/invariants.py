@@ -1,13 +1,13 @@
-"""What holds after every step, whatever happened: checked by the tests, and by nobody else.
+"""What holds after every step, whatever happened: checked by the tests alone.
 
-`violations` recounts from scratch what the state keeps by increments, and says what differs.
+`violations` recounts from scratch what the state counts by increments, and says what differs.
 """
 
 from collections.abc import Iterator
 
-from shoal_coordinator.dispatch.servers import eligible, entry
+from shoal_coordinator.dispatch.device import Device
+from shoal_coordinator.dispatch.servers import eligible, rank
 from shoal_coordinator.dispatch.state import (
-    Device,
     Forwarding,
     Item,
     Job,
@@ -15,12 +15,15 @@ from shoal_coordinator.dispatch.state import (
     Service,
     State,
     Status,
+    Worklist,
 )
 
 
 def violations(state: State) -> list[str]:
     """Everything that does not hold; nothing, if all is well."""
     found: list[str] = []
+    if state.worklist != Worklist():
+        found.append(f"the worklist is not empty: {state.worklist}")
     for device in state.devices.values():
         found += _of_device(state, device)
     for job in state.jobs.values():
@@ -32,21 +35,21 @@ def violations(state: State) -> list[str]:
 
 
 def _of_device(state: State, device: Device) -> Iterator[str]:
-    name = device.name
-    loading = 0 if device.loading is None else device.loading.size
-    if device.resident_bytes != sum(device.resident.values()):
-        yield f"{name}: {device.resident_bytes} bytes are not the sum of what is resident"
-    if device.resident_bytes + loading > device.budget:
-        yield f"{name}: {device.resident_bytes} + {loading} bytes exceed {device.budget}"
-    if device.single and len(device.resident) + (device.loading is not None) > 1:
+    name, memory, work = device.name, device.memory, device.work
+    reserved = memory.reserved_bytes
+    if memory.resident_bytes != sum(memory.resident.values()):
+        yield f"{name}: {memory.resident_bytes} bytes are not the sum of what is resident"
+    if memory.resident_bytes + reserved > memory.budget:
+        yield f"{name}: {memory.resident_bytes} + {reserved} bytes exceed {memory.budget}"
+    if memory.single and len(memory.resident) + (memory.loading is not None) > 1:
         yield f"{name}: more than one fragment"
-    if not 0 <= device.queued <= state.limits.queue_depth + state.limits.queue_extra:
-        yield f"{name}: {device.queued} tasks given"
-    if device.queued != sum(device.in_use.values()):
-        yield f"{name}: {device.queued} tasks given, but {device.in_use} in use"
-    for made in device.keeps:
+    if not 0 <= work.queued <= state.limits.queue_depth + state.limits.queue_extra:
+        yield f"{name}: {work.queued} tasks given"
+    if work.queued != sum(work.in_use.values()):
+        yield f"{name}: {work.queued} tasks given, but {work.in_use} in use"
+    for made in device.work.outputs:
         if made.holder is not device or made.item.ended:
-            yield f"{name}: keeps an output that is not its own"
+            yield f"{name}: holds an output that is not its own"
     if device.lost:
         yield f"{name}: lost and listed"
 
@@ -88,10 +91,10 @@ def _of_item(item: Item) -> Iterator[str]:
             yield f"{stage}: {task.status.name} on {task.device and task.device.name}"
         if task.device is not None and task.device.lost:
             yield f"{stage}: runs on a device that is lost"
-        if task.holder is not None and task not in task.holder.keeps:
-            yield f"{stage}: {task.holder.name} does not know that it keeps it"
+        if task.holder is not None and task not in task.holder.work.outputs:
+            yield f"{stage}: {task.holder.name} does not know that it holds it"
         if task.holder is not None and task.status is not Status.FINISHED:
-            yield f"{stage}: kept, but {task.status.name}"
+            yield f"{stage}: held, but {task.status.name}"
 
 
 def _of_service(state: State, service: Service) -> Iterator[str]:
@@ -103,17 +106,17 @@ def _of_service(state: State, service: Service) -> Iterator[str]:
             yield f"{name}: {device.name} is listed on one side only"
         if listed and not able:
             yield f"{name}: {device.name} is listed, and cannot serve"
-        if able and not listed and not device.avoid:
+        if able and not listed and not device.health.backoffs:
             yield f"{name}: {device.name} could serve, and is not listed"
         if listed:
             known = device.listed[service]
-            if known > entry(service, device):
+            if known > rank(service, device):
                 yield f"{name}: {device.name} stands further back than it deserves"
-            if all(other is not known for other in service.queue):
+            if all(other is not known for other in service.ranks):
                 yield f"{name}: {device.name} is not in the queue"
     for device in service.loading:
-        loads = device.loading is not None and device.loading.digest == service.digest
-        if device.lost or not (loads or device.next_load is service):
+        loads = device.memory.loading is not None and device.memory.loading.digest == service.digest
+        if device.lost or not (loads or device.memory.next_load is service):
             yield f"{name}: {device.name} does not load it"
 
 
@@ -128,20 +131,20 @@ def _of_pending(state: State) -> Iterator[str]:
                 yield f"instruction {number}: its task is given again"
         if isinstance(pending, Forwarding) and pending.target is pending.device:
             yield f"instruction {number}: forwards to itself"
-    promised = _promised(state)
+    reserved = _reserved(state)
     for device in state.devices.values():
-        name, queued = device.name, device.queued
+        name, queued = device.name, device.work.queued
         if queued != given.get(device, 0):
             yield f"{name}: {queued} tasks given, {given.get(device, 0)} unanswered"
-        if device.load != queued + promised.get(device, 0):
-            yield f"{name}: load {device.load} is not {queued} and {promised.get(device, 0)}"
+        if device.work.load != queued + reserved.get(device, 0):
+            yield f"{name}: load {device.work.load} is not {queued} + {reserved.get(device, 0)}"
 
 
-def _promised(state: State) -> dict[Device, int]:
-    promised: dict[Device, int] = {}
+def _reserved(state: State) -> dict[Device, int]:
+    reserved: dict[Device, int] = {}
     for job in state.jobs.values():
         for item in job.active.values():
             for task in item.tasks:
-                if task.promised is not None:
-                    promised[task.promised] = promised.get(task.promised, 0) + 1
-    return promised
+                if task.reserved_on is not None:
+                    reserved[task.reserved_on] = reserved.get(task.reserved_on, 0) + 1
+    return reserved

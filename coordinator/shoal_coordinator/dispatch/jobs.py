@@ -17,7 +17,6 @@ same epoch only priority, deadline and parallelism are taken over, and nothing s
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shoal_coordinator.dispatch.assignment import place, unpromise
 from shoal_coordinator.dispatch.events import (
     Failure,
     FailureKind,
@@ -29,7 +28,8 @@ from shoal_coordinator.dispatch.events import (
 )
 from shoal_coordinator.dispatch.instructions import Cancel, FailItem, FinishItem, FinishJob
 from shoal_coordinator.dispatch.ranking import refresh
-from shoal_coordinator.dispatch.readiness import drop_copies, ends, is_ready, open_barrier, release
+from shoal_coordinator.dispatch.readiness import drop_copies, ends, open_barrier, release
+from shoal_coordinator.dispatch.servers import unreserve
 from shoal_coordinator.dispatch.services import begin_service, impossible, retire_service
 from shoal_coordinator.dispatch.state import Item, Job, Service, StageQueue, State, Status, Task
 
@@ -71,8 +71,7 @@ def _begin_services(state: State, job: Job) -> None:
         return
     refresh(state)
     open_barrier(job)
-    job.window = _window(state, job)
-    admit(state, job)
+    _open_window(state, job)
 
 
 def _make_queues(state: State, job: Job) -> None:
@@ -134,18 +133,21 @@ def _amend(state: State, job: Job, spec: JobSpec) -> None:
         deadline=spec.deadline,
         parallelism=spec.parallelism,
     )
-    job.window = _window(state, job)
-    admit(state, job)
+    _open_window(state, job)
 
 
 # ---- items ---------------------------------------------------------------------------------------
 
 
 def resize_windows(state: State) -> None:
-    """Devices came or went: windows follow."""
+    """Devices came, went, or have other slots: windows follow."""
     for job in list(state.jobs.values()):
-        job.window = _window(state, job)
-        admit(state, job)
+        _open_window(state, job)
+
+
+def _open_window(state: State, job: Job) -> None:
+    job.window = _window(state, job)
+    state.worklist.admitting.append(job)
 
 
 def _window(state: State, job: Job) -> int:
@@ -157,16 +159,24 @@ def _window(state: State, job: Job) -> int:
         devices = [state.devices[name] for name in names if name in state.devices]
     else:
         devices = list(state.devices.values())
-    window = sum(device.slots for device in devices) + 2
-    crowded = len(devices) < len(services) and any(device.single for device in devices)
+    window = sum(device.work.slots for device in devices) + 2
+    crowded = len(devices) < len(services) and any(device.memory.single for device in devices)
     window = max(window, _BATCH if crowded else _SMALLEST_WINDOW)
     return min(window, job.spec.parallelism or window)
 
 
-def admit(state: State, job: Job) -> None:
-    """Let items in while the window has room."""
+def admit(state: State) -> None:
+    """Open the barriers that may open, and admit items while the windows have room."""
+    for job in state.worklist.admitting:
+        if job.ended_at is None:
+            _pass_barrier(state, job)
+            _fill_window(state, job)
+    state.worklist.admitting.clear()
+
+
+def _fill_window(state: State, job: Job) -> None:
     storing = 0 if job.spec.parallelism else min(job.storing, _STORING)
-    while len(job.active) - storing < job.window and job.ended_at is None:
+    while len(job.active) - storing < job.window:
         if job.again:
             index = job.again.popleft()
         else:
@@ -180,12 +190,26 @@ def admit(state: State, job: Job) -> None:
         item.tasks = [Task(item, queue) for queue in job.queues]
         job.active[index] = item
         for task in item.tasks:
-            queue = task.queue
-            if not queue.predecessors and is_ready(task):
-                place(state, task)
+            if not task.queue.predecessors:
+                state.worklist.ready.append(task)
 
 
-def store(state: State, item: Item) -> None:
+def complete(state: State) -> None:
+    """Tasks have finished: perhaps their items, or in Barrier mode the whole stage."""
+    for task in state.worklist.passed:
+        item, job = task.item, task.queue.job
+        if not task.reported and task.queue.stage in job.results:
+            task.reported = True
+            item.results_left -= 1
+            if not item.results_left:
+                _store(state, item)
+        _pass_barrier(state, job)
+        if item.storing:
+            state.worklist.stored.append(job)
+    state.worklist.passed.clear()
+
+
+def _store(state: State, item: Item) -> None:
     """All results of an item have arrived."""
     item.storing = True
     item.job.storing += 1
@@ -237,66 +261,62 @@ def _end_item(state: State, item: Item) -> None:
     if not job.open:
         end_job(state, job, None)
         return
-    pass_barrier(state, job)
-    admit(state, job)
+    state.worklist.admitting.append(job)
 
 
 def abandon(state: State, item: Item) -> None:
-    """Undo what stands of an item: cancel what runs, let go of what is kept."""
+    """Undo an item: cancel what runs, release the outputs that devices hold."""
     item.ended = True
     for task in item.tasks:
         if task.status is not Status.WAITING:
             _withdraw(state, task)
-        if task.promised is not None:
-            unpromise(task)
+        if task.reserved_on is not None:
+            unreserve(task)
         if task.inputs is not None:
             drop_copies(task, None)
     for task in item.tasks:
         if task.holder is not None or item.orphan_copies:
             release(state, task)
-    item.tasks = []  # they name the item, it names them no more: nothing is left to the collector
+    item.tasks = []  # no cycle is left: reference counting frees the item without the collector
 
 
 def _withdraw(state: State, task: Task) -> None:
     queue = task.queue
     match task.status:
+        case Status.FINISHED:
+            queue.passed -= 1
         case Status.RUNNING:
             queue.running -= 1
             cancel(state, task)
         case Status.READY:
             queue.waiting -= 1
-        case Status.FINISHED:
-            queue.passed -= 1
         case Status.WAITING:
             pass
     task.status = Status.WAITING
 
 
 def cancel(state: State, task: Task) -> None:
-    """Ask for an instruction to be given up; it is answered all the same."""
+    """Ask the device to give an instruction up; it answers all the same."""
     device = task.device
     if device is not None and not device.lost:
         state.out.append(Cancel(device=device.name, cancelled=task.instruction))
 
 
-def pass_barrier(state: State, job: Job) -> None:
+def _pass_barrier(state: State, job: Job) -> None:
     """Barrier mode: begin the stages whose turn has come."""
     if job.streaming:
         return
     first = job.open_stages + 1
-    if not open_barrier(job):
-        return
-    for item in list(job.active.values()):
-        for task in item.tasks[first : job.open_stages + 1]:
-            if task.status is Status.WAITING and is_ready(task):
-                place(state, task)
+    if open_barrier(job):
+        for item in job.active.values():
+            state.worklist.ready += item.tasks[first : job.open_stages + 1]
 
 
 # ---- the end -------------------------------------------------------------------------------------
 
 
 def cancel_job(state: State, event: JobCancelled) -> None:
-    """The user wants no more of it."""
+    """The user has cancelled it."""
     if (job := state.jobs.get(event.job)) is not None:
         failure = Failure(kind=FailureKind.CANCELLED, message=event.reason or "cancelled")
         end_job(state, job, failure)
@@ -313,7 +333,7 @@ def expire(state: State, jobs: Iterable[Job]) -> None:
 
 
 def end_job(state: State, job: Job, failure: Failure | None) -> None:
-    """Say so, undo what is under way, remember the counts for a while."""
+    """Emit FinishJob, undo what is under way, and store the counts for a while."""
     job.ended_at = state.now
     job.failure = failure
     for item in list(job.active.values()):
@@ -326,3 +346,24 @@ def end_job(state: State, job: Job, failure: Failure | None) -> None:
     while len(state.ended) > state.limits.ended_jobs:
         del state.ended[next(iter(state.ended))]
     state.out.append(FinishJob(job=job.spec.name, failure=failure))
+
+
+def give_up_impossible(state: State) -> None:
+    """End the jobs that waited for their homes, and fit on no device."""
+    for job in list(state.jobs.values()):
+        if any(_unserved(queue.service) for queue in job.queues):
+            failure = impossible(state, job) if _settled(state, job) else None
+            if failure is not None:
+                end_job(state, job, failure)
+
+
+def _unserved(service: Service) -> bool:
+    return not service.servers and not service.loading
+
+
+def _settled(state: State, job: Job) -> bool:
+    """Whether the devices have had time to join."""
+    grace = state.limits.homes_grace
+    joined = (device.health.joined_at for device in state.devices.values())
+    newest = max(joined, default=state.now)
+    return state.now - job.submitted_at >= grace and state.now - newest >= grace

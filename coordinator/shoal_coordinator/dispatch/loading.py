@@ -1,14 +1,12 @@
-"""The instructions that move fragments: load, unload, prefetch; and the ledger's side of them.
-
-The ledger counts a fragment from the moment when Load is given until Unload is answered.
-"""
+"""The instructions that move fragments: Load, Unload, Prefetch; and the ledger's side of them."""
 
 from itertools import islice
 
+from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.instructions import Load, Prefetch, Tier, Unload
 from shoal_coordinator.dispatch.servers import review
 from shoal_coordinator.dispatch.services import can_host, size_on
-from shoal_coordinator.dispatch.state import Device, Loading, Prefetching, Service, State, Unloading
+from shoal_coordinator.dispatch.state import Loading, Prefetching, Service, State, Unloading
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes
 
@@ -17,22 +15,14 @@ _COPIES = 2
 """Disk copies of a fragment that prefetching aims at, so that a loss costs no download."""
 
 
-def has_room(device: Device, size: int) -> bool:
-    """Whether a fragment fits beside what is resident."""
-    if device.single and device.resident:
-        return False
-    return size <= device.budget - device.resident_bytes
-
-
 def start_load(state: State, service: Service, device: Device, tier: Tier) -> None:
     """Give Load; the ledger counts the fragment from now on."""
     digest = service.digest
     number = state.next_number()
     size = Bytes(size_on(device, service))
-    assert device.loading is None, f"{device.name} loads already"
-    assert has_room(device, size), f"{device.name} has no room for {size} bytes"
-    device.loading = Loading(device, digest, size, tier, state.now)
-    state.pending[number] = device.loading
+    loading = Loading(device, digest, size, tier, state.now)
+    device.memory.begin_load(loading)
+    state.pending[number] = loading
     for user in state.by_digest.get(digest, ()):
         user.loading[device] = None
     state.out.append(
@@ -48,26 +38,24 @@ def start_load(state: State, service: Service, device: Device, tier: Tier) -> No
 
 
 def end_load(state: State, device: Device) -> None:
-    """A device's load has ended, somehow."""
-    assert device.loading is not None
-    for user in state.by_digest.get(device.loading.digest, ()):
+    """A device's load was answered, or is void."""
+    loading = device.memory.end_load()
+    for user in state.by_digest.get(loading.digest, ()):
         user.loading.pop(device, None)
-    device.loading = None
 
 
 def plan_load(state: State, service: Service, device: Device, victims: list[Digest]) -> None:
     """Make room first; the load follows when that is answered."""
-    device.next_load = service
+    device.memory.plan_load(service)
     service.loading[device] = None
     for digest in victims:
         unload(state, device, digest)
 
 
-def forget_plan(device: Device) -> Service | None:
-    """The load that was to follow: it is begun now, or not at all."""
-    service = device.next_load
+def take_plan(device: Device) -> Service | None:
+    """The load that was to follow: the caller starts it now, or it is given up."""
+    service = device.memory.take_plan()
     if service is not None:
-        device.next_load = None
         service.loading.pop(device, None)
     return service
 
@@ -75,32 +63,42 @@ def forget_plan(device: Device) -> Service | None:
 def unload(state: State, device: Device, digest: Digest) -> None:
     """Give Unload; the ledger counts the fragment until that is answered."""
     number = state.next_number()
-    device.unloading[digest] = None
-    device.fresh.pop(digest, None)
+    device.memory.begin_unload(digest)
     state.pending[number] = Unloading(device, digest, state.now)
     review(state, device)
     state.out.append(Unload(instruction=number, device=device.name, digest=digest))
 
 
-def gone(state: State, device: Device, digest: Digest) -> None:
+def drop_fragment(state: State, device: Device, digest: Digest) -> None:
     """A fragment is not resident any more."""
-    size = device.resident.pop(digest, None)
-    if size is not None:
-        device.resident_bytes -= size
+    if device.memory.drop(digest):
         device.tally.evictions += 1
-    device.fresh.pop(digest, None)
     review(state, device)
+
+
+def evict_excess(state: State, device: Device) -> None:
+    """The device has more than it may: unload what was used least recently."""
+    memory, work = device.memory, device.work
+    excess = memory.resident_bytes - memory.budget
+    if memory.single and len(memory.resident) - len(memory.unloading) > 1:
+        excess = max(excess, 1)
+    for digest in sorted(memory.resident, key=lambda digest: work.used_at.get(digest, 0)):
+        if digest in memory.unloading:
+            excess -= memory.resident[digest]
+        elif excess > 0 and not work.in_use.get(digest):
+            excess -= memory.resident[digest]
+            unload(state, device, digest)
 
 
 def note_cached(state: State, device: Device, digest: Digest) -> None:
     """The device has the fragment on disk."""
-    device.cached[digest] = None
+    device.disk.add(digest)
     state.holders.setdefault(digest, {})[device] = None
 
 
 def note_dropped(state: State, device: Device, digest: Digest) -> None:
-    """The device has it on disk no more."""
-    device.cached.pop(digest, None)
+    """The device does not have it on disk any more."""
+    device.disk.drop(digest)
     holders = state.holders.get(digest)
     if holders is not None:
         holders.pop(device, None)
@@ -109,10 +107,10 @@ def note_dropped(state: State, device: Device, digest: Digest) -> None:
 
 
 def _peers(state: State, device: Device, digest: Digest) -> tuple[str, ...]:
-    """Who has the fragment on disk, those with little to do first, then those that are near; a
-    distance that is unknown counts as the mean of the others'.
+    """Devices that have the fragment on disk, by load, then by round trip; an unknown round trip
+    counts as the mean of the others.
     """
-    if digest in device.cached:
+    if digest in device.disk.cached:
         return ()
     others = (holder for holder in state.holders.get(digest, ()) if holder is not device)
     holders = list(islice(others, 4 * _PEERS))
@@ -120,10 +118,13 @@ def _peers(state: State, device: Device, digest: Digest) -> tuple[str, ...]:
     known = [trip for trip in trips if trip is not None]
     mean = sum(known) / max(len(known), 1)
     near = sorted(
-        (holder.load, mean if trip is None else trip, holder.name)
+        (holder.work.load, mean if trip is None else trip, holder.name)
         for holder, trip in zip(holders, trips, strict=True)
     )
     return tuple(name for _, _, name in near[:_PEERS])
+
+
+# ---- prefetch ------------------------------------------------------------------------------------
 
 
 def prefetch_idle(state: State) -> None:
@@ -132,25 +133,29 @@ def prefetch_idle(state: State) -> None:
         return
     coming: dict[Digest, int] = {}
     for device in state.devices.values():
-        if device.prefetching is not None:
-            coming[device.prefetching] = coming.get(device.prefetching, 0) + 1
+        if device.disk.prefetching is not None:
+            coming[device.disk.prefetching] = coming.get(device.disk.prefetching, 0) + 1
     for device in state.devices.values():
-        busy = device.queued or device.loading is not None or device.unloading
-        fetching = device.prefetching is not None or device.prefetch_after > state.now
-        if busy or fetching or device.draining or device.disk_full_until > state.now:
-            continue
-        digest = _to_prefetch(state, device, coming)
-        if digest is not None:
-            coming[digest] = coming.get(digest, 0) + 1
-            _prefetch(state, digest, device)
+        if _may_prefetch(state, device):
+            digest = _to_prefetch(state, device, coming)
+            if digest is not None:
+                coming[digest] = coming.get(digest, 0) + 1
+                _prefetch(state, digest, device)
+
+
+def _may_prefetch(state: State, device: Device) -> bool:
+    disk = device.disk
+    if device.draining or device.work.queued or device.memory.moving:
+        return False
+    return disk.prefetching is None and max(disk.prefetch_after, disk.full_until) <= state.now
 
 
 def _to_prefetch(state: State, device: Device, coming: dict[Digest, int]) -> Digest | None:
-    """What the device will have to load itself; else what only one other has."""
+    """What the device will have to load itself; else what only one other device has."""
     spare: Digest | None = None
     for service in state.services.values():
         digest = service.digest
-        if digest in device.cached or not can_host(state, service, device):
+        if digest in device.disk.cached or not can_host(state, service, device):
             continue
         if device.name in service.homes:
             return digest
@@ -162,7 +167,7 @@ def _to_prefetch(state: State, device: Device, coming: dict[Digest, int]) -> Dig
 
 def _prefetch(state: State, digest: Digest, device: Device) -> None:
     number = state.next_number()
-    device.prefetching = digest
+    device.disk.begin_prefetch(digest)
     state.pending[number] = Prefetching(device, digest, state.now)
     state.out.append(
         Prefetch(

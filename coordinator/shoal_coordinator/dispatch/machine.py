@@ -3,20 +3,20 @@
     state = new_state()
     instructions = step(state, event)
 
-A step has three phases: what the event says is noted, and what follows at once is done; services
-that turned out to have work and nobody to do it are considered; the instructions are handed over.
-Time is the event's. Whatever an event does not set off is found by the next Tick, which looks at
-everything that waits: so nothing waits for ever.
+A step has numbered phases. The first applies the event: it changes ledgers, counts and the graph,
+and gives no work. What it makes necessary is added to `state.worklist` (`state.Worklist`), and each
+later phase drains one part of that. So a loss that fails a job that frees devices is no chain of
+calls: each link is an entry, and `_settle` alone decides the order.
 
-The parts, each a module: `readiness` (the graph), `assignment` (task to device), `servers` (their
-order), `ranking` (their scores), `residency` (what is loaded where) with `services` and `loading`,
-`answers` and `recovery` (what goes wrong), `jobs` (from submission to end).
+Time is the event's. Whatever an event does not set off is found by the next Tick, which considers
+all that waits: so nothing waits for ever.
 """
 
 from typing import assert_never
 
-from shoal_coordinator.dispatch import answers, jobs, recovery
-from shoal_coordinator.dispatch.assignment import take_work
+from shoal_coordinator.dispatch import devices, fragments, jobs, tasks
+from shoal_coordinator.dispatch.assignment import fill, place_ready
+from shoal_coordinator.dispatch.backoff import expire_backoffs
 from shoal_coordinator.dispatch.events import (
     ActivationForwarded,
     DeviceDraining,
@@ -25,7 +25,6 @@ from shoal_coordinator.dispatch.events import (
     DeviceTelemetry,
     Event,
     Failure,
-    FailureKind,
     FragmentCached,
     FragmentEvicted,
     FragmentResident,
@@ -40,13 +39,10 @@ from shoal_coordinator.dispatch.events import (
     Tick,
 )
 from shoal_coordinator.dispatch.instructions import Instruction
-from shoal_coordinator.dispatch.loading import gone, prefetch_idle
+from shoal_coordinator.dispatch.loading import evict_excess, prefetch_idle
 from shoal_coordinator.dispatch.ranking import refresh
 from shoal_coordinator.dispatch.residency import consider_device, consider_service
-from shoal_coordinator.dispatch.servers import review
-from shoal_coordinator.dispatch.services import call_for, count_all_homes
 from shoal_coordinator.dispatch.state import (
-    Device,
     Forwarding,
     Limits,
     Loading,
@@ -58,7 +54,6 @@ from shoal_coordinator.dispatch.state import (
     Unloading,
     new_state,
 )
-from shoal_protocol.digests import Digest
 
 __all__ = ["Limits", "State", "new_state", "step"]
 
@@ -75,19 +70,81 @@ Answer = (
 def step(state: State, event: Event) -> tuple[Instruction, ...]:
     """Take one event; the state is changed in place (see `state`)."""
     state.now = max(state.now, event.at)
-    _note(state, event)
-    while state.starving:
-        services = dict.fromkeys(state.starving)
-        state.starving.clear()
+    # 1. Apply what the event says.
+    _apply(state, event)
+    # 2. to 6. Admit items, assign tasks, recover what was lost, fill free devices.
+    _settle(state)
+    # 7. Residency: load fragments for services that have work and too few devices.
+    while state.worklist.services:
+        services = dict.fromkeys(state.worklist.services)
+        state.worklist.services.clear()
         for service in services:
-            _serve(state, service)
+            _provision(state, service)
+    # 8. Emit.
     out = tuple(state.out)
     state.out.clear()
     state.log.append((event, out))
     return out
 
 
-def _note(state: State, event: Event) -> None:
+def _settle(state: State) -> None:
+    """Drain the worklist, except for services; a later phase may send it back to an earlier one."""
+    work = state.worklist
+    while True:
+        # 2. Admit: jobs in whose window there is room.
+        if work.admitting:
+            jobs.admit(state)
+        # 3. Assign: tasks that are ready, or must run again.
+        if work.ready or work.rerun:
+            place_ready(state)
+        # 4. Complete: items and barriers that the finished tasks complete.
+        if work.passed:
+            jobs.complete(state)
+            if work.ready:
+                continue
+        # 5. Recover: tasks of a lost device, one at a time; each may fail its item or its job.
+        if work.lost:
+            tasks.lost(state, *work.lost.popleft())
+            continue
+        # 6. Fill: free devices take what waits, before further items are admitted.
+        if work.freed or work.everything:
+            _fill_freed(state)
+        if not work.stored:
+            return
+        work.admitting += work.stored
+        work.stored.clear()
+
+
+def _fill_freed(state: State) -> None:
+    """Fill free slots; a device that finds nothing to do may load something else."""
+    work = state.worklist
+    for device in work.freed:
+        fill(state, device)
+        if not device.work.queued and (state.unmet or device.preempted_by is not None):
+            consider_device(state, device)
+    work.freed.clear()
+    if work.everything:
+        work.everything = False
+        for service in list(state.unmet):
+            _provision(state, service)
+        for device in list(state.devices.values()):
+            if not device.work.queued:
+                consider_device(state, device)
+
+
+def _provision(state: State, service: Service) -> None:
+    """A service may have work and no device for it: load the fragment, and use free devices."""
+    consider_service(state, service)
+    if any(queue.waiting for queue in service.queues):
+        for device in list(service.servers):
+            if device.work.has_slot:
+                fill(state, device)
+
+
+# ---- 1. apply ------------------------------------------------------------------------------------
+
+
+def _apply(state: State, event: Event) -> None:
     match event:
         case (
             TaskFinished()
@@ -97,7 +154,7 @@ def _note(state: State, event: Event) -> None:
             | FragmentCached()
             | FragmentUnloaded()
         ):
-            _note_answer(state, event)
+            _apply_answer(state, event)
         case ItemStored():
             jobs.stored(state, event)
         case InputUnreadable():
@@ -106,9 +163,12 @@ def _note(state: State, event: Event) -> None:
             jobs.submit(state, event)
         case JobCancelled():
             jobs.cancel_job(state, event)
-            _sweep(state)
+            state.worklist.everything = True
         case DeviceJoined():
-            _note_joined(state, event)
+            if (before := devices.replaced(state, event)) is not None:
+                devices.lose(state, before, "a new session took its place")
+                _settle(state)
+            devices.join(state, event)
         case (
             DeviceTelemetry()
             | ProbeAnswered()
@@ -116,145 +176,71 @@ def _note(state: State, event: Event) -> None:
             | DeviceDraining()
             | DeviceLost()
         ):
-            _note_device(state, event)
+            devices.note_report(state, event)
         case Tick():
             _tick(state)
         case _:
             assert_never(event)
 
 
-# ---- answers -------------------------------------------------------------------------------------
-
-
-def _note_answer(state: State, event: Answer) -> None:
+def _apply_answer(state: State, event: Answer) -> None:
     pending = state.pending.pop(event.instruction, None)
     if pending is None:
-        return  # it was given up
+        return  # the instruction is void
     device = pending.device
-    device.seen_at = state.now
+    device.health.note_alive(state.now)
     match event, pending:
         case TaskFinished(), Running():
-            answers.task_finished(state, pending, event)
-            return
+            tasks.finished(state, pending, event)
         case ActivationForwarded(), Forwarding():
-            answers.forwarded(state, pending)
+            tasks.forwarded(state, pending)
             return
         case FragmentResident(), Loading():
-            recovery.resident(state, pending, event)
+            fragments.resident(state, pending, event)
         case FragmentUnloaded(), Unloading():
-            recovery.unloaded(state, pending)
+            fragments.unloaded(state, pending)
         case FragmentCached(), Prefetching():
-            recovery.cached(state, pending, event)
+            fragments.cached(state, pending, event)
         case InstructionFailed(), _:
-            _note_failure(state, pending, event.failure)
+            _apply_failure(state, pending, event.failure)
         case _:
             raise AssertionError(f"{event} does not answer {pending}")
-    if not device.lost:
-        answers.schedule_device(state, device)
+    state.worklist.freed.append(device)
 
 
-def _note_failure(state: State, pending: Pending, failure: Failure) -> None:
+def _apply_failure(state: State, pending: Pending, failure: Failure) -> None:
     match pending:
         case Running():
-            answers.task_failed(state, pending, failure)
+            tasks.failed(state, pending, failure)
         case Forwarding():
-            answers.forward_failed(state, pending, failure)
+            tasks.forward_failed(state, pending, failure)
         case Loading():
-            recovery.load_failed(state, pending, failure)
+            fragments.load_failed(state, pending, failure)
         case Unloading():
-            recovery.unload_failed(state, pending, failure)
+            fragments.unload_failed(state, pending, failure)
         case Prefetching():
-            recovery.prefetch_failed(state, pending)
+            fragments.prefetch_failed(state, pending)
         case _:
             assert_never(pending)
 
 
-# ---- devices -------------------------------------------------------------------------------------
-
-
-def _note_device(
-    state: State,
-    event: DeviceTelemetry | ProbeAnswered | FragmentEvicted | DeviceDraining | DeviceLost,
-) -> None:
-    device = state.devices.get(event.device)
-    if device is None or device.session != event.session:
-        return  # of a session that is over
-    device.seen_at = state.now
-    match event:
-        case DeviceTelemetry():
-            recovery.note_telemetry(state, device, event)
-        case ProbeAnswered():
-            device.probed_at = None
-        case FragmentEvicted():
-            gone(state, device, event.digest)
-            _call_users(state, event.digest)
-            answers.schedule_device(state, device)
-        case DeviceDraining():
-            device.draining = True
-            review(state, device)
-            count_all_homes(state, device)
-            for digest in device.resident:
-                _call_users(state, digest)
-        case DeviceLost():
-            _lose(state, device, event.reason)
-
-
-def _note_joined(state: State, event: DeviceJoined) -> None:
-    before = state.devices.get(event.device)
-    if before is not None:
-        if before.session >= event.session:
-            return
-        _lose(state, before, "a new session took its place")
-    device = recovery.join(state, event)
-    answers.schedule_device(state, device)
-
-
-def _lose(state: State, device: Device, reason: str) -> None:
-    message = f"device {device.name} was lost: {reason}" if reason else f"{device.name} was lost"
-    failure = Failure(kind=FailureKind.UNREACHABLE, message=message)
-    for task in recovery.lose(state, device):
-        if not task.item.ended:
-            answers.task_lost(state, task, failure)
-    _sweep(state)
-
-
-def _call_users(state: State, digest: Digest) -> None:
-    for service in state.by_digest.get(digest, ()):
-        call_for(state, service)
-
-
-# ---- what waits ----------------------------------------------------------------------------------
-
-
-def _serve(state: State, service: Service) -> None:
-    """A service may have work and nobody for it: load the fragment, and use who is free."""
-    consider_service(state, service)
-    if any(queue.waiting for queue in service.queues):
-        for device in list(service.servers):
-            if device.queued < device.slots:
-                take_work(state, device)
-
-
-def _sweep(state: State) -> None:
-    """Look at everything that waits."""
-    for service in list(state.unmet):
-        _serve(state, service)
-    for device in list(state.devices.values()):
-        if not device.queued:
-            consider_device(state, device)
-
-
 def _tick(state: State) -> None:
+    """Deadlines, silence, backoffs; then everything that waits is considered."""
     jobs.expire(state, state.jobs.values())
     if state.slots_changed:
         state.slots_changed = False
         jobs.resize_windows(state)
-    for device, reason in recovery.silent(state):
-        recovery.disconnect(state, device, reason)
-        _lose(state, device, reason)
-    recovery.expire_backoff(state)
-    answers.retry_delayed(state)
-    _sweep(state)
-    recovery.give_up_impossible(state)
+    _settle(state)
+    for device, reason in devices.silent(state):
+        devices.give_up(state, device, reason)
+        _settle(state)
+    expire_backoffs(state)
+    for device in state.devices.values():
+        if device.memory.resident_bytes > device.memory.budget:
+            evict_excess(state, device)
+    tasks.retry_delayed(state)
+    state.worklist.everything = True
+    _settle(state)
+    jobs.give_up_impossible(state)
     prefetch_idle(state)
     refresh(state)

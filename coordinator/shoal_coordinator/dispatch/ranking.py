@@ -11,9 +11,9 @@ Rows are devices, columns criteria (`CRITERIA`). The methods are the textbook on
 - MABAC (Pamucar and Cirovic, 2015): distance from the border area, the geometric mean of the rows.
 
 A reading that is missing is unknown, never zero: it counts as the mean of the devices that have
-one, which moves no comparison. A column that nobody has, or in which all agree, says nothing and
-has no weight. ARAS and the entropy divide by values, so each criterion is stated such that it is
-positive.
+one, which moves no comparison. A column without any reading, or in which all agree, says nothing
+and has no weight. ARAS and the entropy divide by values, so each criterion is stated such that it
+is positive.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,9 +22,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Policy
 from shoal_coordinator.dispatch.servers import reorder
-from shoal_coordinator.dispatch.state import Device, State
+from shoal_coordinator.dispatch.state import State
 
 Matrix = NDArray[np.float64]
 
@@ -111,7 +112,7 @@ def score(readings: Sequence[Sequence[float | None]], policy: Policy) -> list[fl
 
 
 def refresh(state: State) -> None:
-    """Score all devices anew: at most once an interval, or when a policy has no scores yet."""
+    """Score all devices again: at most once an interval, or when a policy has no scores yet."""
     used = dict.fromkeys(service.policy for service in state.services.values())
     policies = [policy for policy in used if policy in SCORED]
     if not policies or not state.devices:
@@ -141,7 +142,7 @@ def _readings(devices: Sequence[Device]) -> list[list[float | None]]:
             _positive(device.telemetry.temperature_celsius, 1),
             _positive(device.telemetry.battery_fraction, 0.01),
             _positive(device.telemetry.round_trip, 1000),
-            device.load + 1,
+            device.work.load + 1,
             speed,
         ]
         for device, speed in zip(devices, speeds, strict=True)
@@ -156,9 +157,9 @@ def _speeds(devices: Sequence[Device]) -> Iterable[float | None]:
     """Per device, how much faster than the mean it ran the fragments that it has run."""
     sums: dict[str, list[int]] = {}
     for device in devices:
-        for digest, time in device.compute.items():
+        for digest, time in device.work.times.items():
             sums.setdefault(digest, []).append(time)
     means = {digest: sum(times) / len(times) for digest, times in sums.items()}
     for device in devices:
-        ratios = [means[digest] / max(time, 1) for digest, time in device.compute.items()]
+        ratios = [means[digest] / max(time, 1) for digest, time in device.work.times.items()]
         yield sum(ratios) / len(ratios) if ratios else None

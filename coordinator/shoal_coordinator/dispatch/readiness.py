@@ -1,7 +1,7 @@
 """The job's graph: which stages end an item, when a task is ready, when an output may go.
 
 A task is ready when all its predecessors of the same item have finished (streaming), and, in
-Barrier mode, when every item has passed every stage before. An output is kept until all its
+Barrier mode, when every item has passed every stage before. An output is held until all its
 consumers have finished. If it is lost before, or was released and is needed again, its task
 becomes undone, and its inputs are asked for in turn, back to the model's input: the graph itself
 is the log to replay.
@@ -9,13 +9,14 @@ is the log to replay.
 
 from collections.abc import Sequence
 
+from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Stage
 from shoal_coordinator.dispatch.instructions import Release
-from shoal_coordinator.dispatch.state import Device, Item, Job, State, Status, Task
+from shoal_coordinator.dispatch.state import Item, Job, State, Status, Task
 
 
 def ends(stages: Sequence[Stage]) -> frozenset[int]:
-    """The stages that an item waits for: those that give results, and those that nobody follows."""
+    """The stages that an item waits for: those that give results, and those without consumers."""
     followed = {before for stage in stages for before in stage.predecessors}
     return frozenset(
         index for index, stage in enumerate(stages) if stage.gives_results or index not in followed
@@ -28,7 +29,10 @@ def is_ready(task: Task) -> bool:
     if queue.stage > queue.job.open_stages and not queue.job.streaming:
         return False
     tasks = task.item.tasks
-    return all(tasks[producer].status is Status.FINISHED for producer in queue.predecessors)
+    for producer in queue.predecessors:  # noqa: SIM110 (all() costs a generator, twice a task)
+        if tasks[producer].status is not Status.FINISHED:
+            return False
+    return True
 
 
 def has_copy(task: Task, producer: int, device: Device) -> bool:
@@ -41,8 +45,8 @@ def out_of_reach(task: Task, producer: int) -> bool:
     """Whether a finished producer's output is nowhere where this task could get it."""
     if task.item.tasks[producer].holder is not None:
         return False
-    promised = task.promised
-    return promised is None or promised.lost or not has_copy(task, producer, promised)
+    reserved_on = task.reserved_on
+    return reserved_on is None or reserved_on.lost or not has_copy(task, producer, reserved_on)
 
 
 def open_barrier(job: Job) -> bool:
@@ -55,8 +59,21 @@ def open_barrier(job: Job) -> bool:
     return job.open_stages > before
 
 
+def hold(made: Task, device: Device) -> None:
+    """The device holds the output until all consumers have finished."""
+    made.holder = device
+    device.work.hold(made)
+
+
+def drop_outputs(device: Device) -> None:
+    """The device is lost, and what it held with it: noticed when a consumer needs it."""
+    for made in list(device.work.outputs):
+        made.holder = None
+        device.work.release(made)
+
+
 def release_inputs(state: State, task: Task) -> None:
-    """A task has finished: let go of what its predecessors made, where nobody else needs it."""
+    """A task has finished: release its inputs that no other consumer needs."""
     tasks = task.item.tasks
     for producer in task.queue.predecessors:
         made = tasks[producer]
@@ -69,10 +86,10 @@ def release_inputs(state: State, task: Task) -> None:
 
 
 def release(state: State, made: Task) -> None:
-    """Nobody needs this output any more."""
+    """No consumer needs this output any more."""
     holder, item = made.holder, made.item
     if holder is not None:
-        del holder.keeps[made]
+        holder.work.release(made)
         made.holder = None
         release_at(state, holder, item, made.queue.stage)
     if item.orphan_copies:
@@ -80,11 +97,11 @@ def release(state: State, made: Task) -> None:
         for device, producer in item.orphan_copies:
             if producer == stage and not device.lost:
                 release_at(state, device, item, stage)
-        item.orphan_copies = [stray for stray in item.orphan_copies if stray[1] != stage]
+        item.orphan_copies = [copy for copy in item.orphan_copies if copy[1] != stage]
 
 
 def release_at(state: State, device: Device, item: Item, stage: int) -> None:
-    """Tell one device to drop what it has of an output."""
+    """Have one device drop what it has of an output."""
     state.out.append(
         Release(
             device=device.name,
@@ -96,7 +113,7 @@ def release_at(state: State, device: Device, item: Item, stage: int) -> None:
     )
 
 
-def note_stray(state: State, made: Task, device: Device) -> None:
+def note_orphan(state: State, made: Task, device: Device) -> None:
     """A copy of an output may lie on a device that will not use it: it goes with the original."""
     if device.lost:
         return

@@ -1,38 +1,70 @@
-"""Which of the devices that serve a fragment comes first, without looking at all of them.
+"""Which of the devices that serve a fragment comes first, without visiting all of them.
 
-A service keeps its servers in a heap of entries (load, rank, order, device). Fewer tasks come
-first; among equals the policy ranks:
+A service keeps its servers in a heap of ranks (`device.Rank`). The device with the least load comes
+first; among equals the policy decides:
 
 - Fifo: the device that was given its last task longest ago;
-- LeastLoaded: by the time until it is free, load times its measured time for this fragment;
+- LeastLoaded: the time until it is free, load times its measured time for this fragment;
 - Edas, Aras, Mabac: the best score (see `ranking`).
 
-Load stands before the policy because scores are refreshed at most once a second: without it, the
-best device would take a second task while the next one idles.
-
-An entry may be *better* than what its device deserves now: that is found out, and put right, when
-it comes to the top. It is never worse: when a device's load falls, it is listed anew, and the old
-entry is dropped when met. So a task costs a constant number of heap operations, each logarithmic
-in the number of servers, and nothing when nobody asks.
+A rank in the heap may be *better* than what its device deserves now: that is detected, and
+corrected, when it reaches the top. It is never worse: when a device's load falls, it is pushed
+anew, and the old entry is dropped when it reaches the top. So a task costs a constant number of
+heap operations, each logarithmic in the number of servers.
 """
 
 from heapq import heapify, heappop, heappush, heapreplace
 
+from shoal_coordinator.dispatch.device import Device, Rank
 from shoal_coordinator.dispatch.events import Policy
-from shoal_coordinator.dispatch.state import Device, Entry, Service, State
+from shoal_coordinator.dispatch.instructions import Tier
+from shoal_coordinator.dispatch.state import Service, State, Task
 
 _SLACK = 64
+_FIFO, _LEAST_LOADED, _RESIDENT = Policy.FIFO, Policy.LEAST_LOADED, Tier.RESIDENT
 
 
-def entry(service: Service, device: Device) -> Entry:
-    """Where a device stands in a service's order, as of now."""
-    policy = service.policy
-    if policy is Policy.FIFO:
-        return device.load, device.given, device.order, device
-    if policy is Policy.LEAST_LOADED:
-        time = device.compute.get(service.digest, 0)
-        return (device.load + 1.0) * time, device.load, device.order, device
-    return device.load, -device.scores.get(policy, 0.0), device.order, device
+def rank(service: Service, device: Device, tier: int = _RESIDENT) -> Rank:
+    """Where a device stands for a service now: the one place that builds a Rank."""
+    work, policy, backlog = device.work, service.policy, 0.0
+    score: float
+    if policy is _FIFO:
+        score = work.last_given
+    elif policy is _LEAST_LOADED:
+        score = work.load
+        if tier == _RESIDENT:
+            backlog = (work.load + 1.0) * work.times.get(service.digest, 0)
+    else:
+        score = -device.scores.get(policy, 0.0)
+    fields = tier, backlog, work.load, score, device.order, device
+    return tuple.__new__(Rank, fields)  # Rank(...) would add a call, several times a task
+
+
+# ---- the heap of a service -----------------------------------------------------------------------
+
+
+def best(service: Service) -> Device | None:
+    """The first of the servers, busy or not; None when there is none."""
+    heap = service.ranks
+    while heap:
+        top = heap[0]
+        device = top[5]
+        if device.listed.get(service) is not top:
+            heappop(heap)
+            continue
+        now = rank(service, device)
+        if now > top:
+            device.listed[service] = now
+            heapreplace(heap, now)
+            continue
+        return device
+    return None
+
+
+def best_but(service: Service, excluded: Device) -> Device | None:
+    """The first of the servers other than one; for the rare task that failed there."""
+    others = (device for device in service.servers if device is not excluded)
+    return min(others, key=lambda device: rank(service, device), default=None)
 
 
 def enlist(service: Service, device: Device) -> None:
@@ -40,91 +72,74 @@ def enlist(service: Service, device: Device) -> None:
     if service in device.listed:
         return
     service.servers[device] = None
-    _push(service, device, entry(service, device))
-    learn(service, device)
+    _push(service, device, rank(service, device))
+    note_time(service, device)
 
 
 def delist(service: Service, device: Device) -> None:
-    """It cannot any more. Its entries in the heap are dropped when met."""
+    """It cannot any more. Its entries in the heap are dropped when they reach the top."""
     if device.listed.pop(service, None) is None:
         return
     del service.servers[device]
     if service.fastest is device:
         digest = service.digest
-        timed = [other for other in service.servers if digest in other.compute]
-        service.fastest = min(timed, key=lambda other: other.compute[digest], default=None)
+        timed = [other for other in service.servers if digest in other.work.times]
+        service.fastest = min(timed, key=lambda other: other.work.times[digest], default=None)
 
 
 def relist(device: Device) -> None:
-    """Its load has fallen: it may stand further to the front now."""
+    """The device's load has fallen: it may stand further to the front now."""
     for service, known in device.listed.items():
-        now = entry(service, device)
+        now = rank(service, device)
         if now < known:
             _push(service, device, now)
 
 
-def best(service: Service) -> Device | None:
-    """The first of the servers, busy or not; None when there is none."""
-    queue = service.queue
-    while queue:
-        top = queue[0]
-        device = top[3]
-        if device.listed.get(service) is not top:
-            heappop(queue)
-            continue
-        now = entry(service, device)
-        if now > top:
-            device.listed[service] = now
-            heapreplace(queue, now)
-            continue
-        return device
-    return None
-
-
-def best_but(service: Service, shunned: Device) -> Device | None:
-    """The first of the servers other than one; for the rare task that failed there."""
-    others = (device for device in service.servers if device is not shunned)
-    return min(others, key=lambda device: entry(service, device), default=None)
-
-
 def reorder(service: Service) -> None:
-    """The scores are new: order everybody again."""
-    service.queue = [entry(service, device) for device in service.servers]
-    for item in service.queue:
-        item[3].listed[service] = item
-    heapify(service.queue)
+    """The scores are new: order all servers again."""
+    service.ranks = [rank(service, device) for device in service.servers]
+    for entry in service.ranks:
+        entry.device.listed[service] = entry
+    heapify(service.ranks)
 
 
-def learn(service: Service, device: Device) -> None:
+def note_time(service: Service, device: Device) -> None:
     """A task's time is known on a device: it may be the fastest."""
     digest, fastest = service.digest, service.fastest
-    time = device.compute.get(digest)
+    time = device.work.times.get(digest)
     if time is None or fastest is device or service not in device.listed:
         return
-    if fastest is None or time < fastest.compute[digest]:
+    if fastest is None or time < fastest.work.times[digest]:
         service.fastest = device
 
 
-def _push(service: Service, device: Device, item: Entry) -> None:
-    queue = service.queue
-    if len(queue) > 4 * len(service.servers) + _SLACK:
-        device.listed[service] = item
-        queue[:] = [other for other in queue if other[3].listed.get(service) is other]
-        heapify(queue)
-    device.listed[service] = item
-    heappush(queue, item)
+def _push(service: Service, device: Device, entry: Rank) -> None:
+    heap = service.ranks
+    if len(heap) > 4 * len(service.servers) + _SLACK:
+        device.listed[service] = entry
+        heap[:] = [other for other in heap if other.device.listed.get(service) is other]
+        heapify(heap)
+    device.listed[service] = entry
+    heappush(heap, entry)
+
+
+# ---- who may serve -------------------------------------------------------------------------------
 
 
 def eligible(state: State, service: Service, device: Device) -> bool:
     """The model gate, and whether the device may be given work of this service at all."""
     digest = service.digest
-    if digest not in device.resident or digest in device.unloading:
+    if digest not in device.memory.resident or digest in device.memory.unloading:
         return False
     if device.lost or device.draining or device.preempted_by is not None:
         return False
-    avoided = device.avoid.get(digest)
-    if avoided is not None and avoided.until > state.now:
+    if device.health.backs_off(digest, state.now):
         return False
+    return may_serve(service, device)
+
+
+def may_serve(service: Service, device: Device) -> bool:
+    """Whether the plan lets a device serve: a home, or any device when all homes are gone."""
     return not service.homes_up or device.name in service.homes
 
 
@@ -133,7 +148,41 @@ def review(state: State, device: Device) -> None:
     for service in list(device.listed):
         if not eligible(state, service, device):
             delist(service, device)
-    for digest in device.resident:
+    for digest in device.memory.resident:
         for service in state.by_digest.get(digest, ()):
             if eligible(state, service, device):
                 enlist(service, device)
+
+
+# ---- slots and reservations: they change a device's rank -----------------------------------------
+
+
+def reserve(task: Task, device: Device) -> None:
+    """A route names the device for a task to come."""
+    task.reserved_on = device
+    device.work.reserve()
+
+
+def unreserve(task: Task) -> None:
+    """Take the reservation back."""
+    device = task.reserved_on
+    if device is not None:
+        task.reserved_on = None
+        device.work.unreserve()
+        relist(device)
+
+
+def occupy(task: Task, device: Device) -> None:
+    """The task is given to a device, which may differ from the one where it had a reservation."""
+    reserved = task.reserved_on is device
+    if reserved:
+        task.reserved_on = None
+    else:
+        unreserve(task)
+    device.work.occupy(task.queue.service.digest, reserved=reserved)
+
+
+def vacate(task: Task, device: Device) -> None:
+    """The task was answered: its slot is free."""
+    device.work.vacate(task.queue.service.digest)
+    relist(device)

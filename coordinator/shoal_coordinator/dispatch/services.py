@@ -1,14 +1,14 @@
-"""A service's life: who uses it, which of its homes are up, and whether any device can have it at
-all.
+"""A service from its first stage to its last: its homes, and whether any device can load it.
 
-The homes that a plan names are soft: while one of them is up, only homes serve; when all are gone,
-any device that fits does, until one comes back. Homes that have not joined yet are awaited for a
-while.
+The homes that a plan names are preferences: while one of them is up, only homes serve; when all are
+lost, any device that fits serves, until a home joins again. Homes that have not joined yet are
+awaited for `Limits.homes_grace`.
 """
 
+from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind
 from shoal_coordinator.dispatch.servers import review
-from shoal_coordinator.dispatch.state import Device, Job, Service, StageQueue, State
+from shoal_coordinator.dispatch.state import Job, Service, StageQueue, State
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds, format_bytes
 
@@ -21,11 +21,11 @@ def begin_service(state: State, queue: StageQueue) -> None:
         state.by_digest.setdefault(service.digest, []).append(service)
         service.homes_awaited_until = Nanoseconds(state.now + state.limits.homes_grace)
         for device in state.devices.values():
-            if device.loading is not None and device.loading.digest == service.digest:
+            if device.memory.loading is not None and device.memory.loading.digest == service.digest:
                 service.loading[device] = None
         count_homes(state, service)
     if queue.wanted:
-        call_for(state, service)
+        request_provisioning(state, service)
 
 
 def retire_service(state: State, queue: StageQueue) -> None:
@@ -40,29 +40,30 @@ def retire_service(state: State, queue: StageQueue) -> None:
     for device in list(service.servers):
         del device.listed[service]
     service.servers.clear()
-    service.queue.clear()
-    stop_yielding(state, service)
+    service.ranks.clear()
+    end_preemption(state, service)
     for device in service.loading:
-        if device.next_load is service:
-            device.next_load = None
+        if device.memory.next_load is service:
+            device.memory.take_plan()
     state.unmet.pop(service, None)
     del state.services[service.digest, service.homes, service.policy]
     users = state.by_digest[service.digest]
     users.remove(service)
     if not users:
         del state.by_digest[service.digest]
+        state.crashes.pop(service.digest, None)
 
 
-def call_for(state: State, service: Service) -> None:
-    """Have somebody look, before this step ends, whether the fragment is to be loaded somewhere."""
+def request_provisioning(state: State, service: Service) -> None:
+    """Have this step consider whether the fragment is to be loaded somewhere."""
     state.unmet[service] = None
-    state.starving.append(service)
+    state.worklist.services.append(service)
 
 
-def stop_yielding(state: State, service: Service) -> None:
-    """The stage has been helped, or needs no help any more."""
-    device = service.yielder
-    service.yielder = None
+def end_preemption(state: State, service: Service) -> None:
+    """The service has a device, or needs none any more."""
+    device = service.preempting
+    service.preempting = None
     if device is not None and device.preempted_by is service:
         device.preempted_by = None
         review(state, device)
@@ -75,15 +76,9 @@ def can_host(state: State, service: Service, device: Device) -> bool:
     """Whether a device could have the fragment at all, as things stand."""
     if device.draining or device.lost:
         return False
-    avoided = device.avoid.get(service.digest)
-    if avoided is not None and avoided.until > state.now:
+    if device.health.backs_off(service.digest, state.now):
         return False
-    return size_on(device, service) <= device.budget
-
-
-def may_serve(service: Service, device: Device) -> bool:
-    """Whether the plan lets a device serve: a home, or anyone when all homes are gone."""
-    return not service.homes_up or device.name in service.homes
+    return size_on(device, service) <= device.memory.budget
 
 
 def awaits_homes(state: State, service: Service) -> bool:
@@ -95,11 +90,11 @@ def awaits_homes(state: State, service: Service) -> bool:
 
 def size_on(device: Device, service: Service) -> int:
     """What the fragment takes there: as measured there, else as estimated."""
-    return device.needs.get(service.digest, service.resident)
+    return device.memory.sizes.get(service.digest, service.resident)
 
 
 def count_homes(state: State, service: Service) -> None:
-    """Count the homes that can serve, and list the servers anew if that changes who may."""
+    """Count the homes that can serve, and list the servers again if that changes who may."""
     before = service.homes_up
     homes = (state.devices.get(name) for name in service.homes)
     service.homes_up = sum(
@@ -107,7 +102,7 @@ def count_homes(state: State, service: Service) -> None:
     )
     if bool(before) != bool(service.homes_up) or not service.servers:
         for device in state.devices.values():
-            if service.digest in device.resident:
+            if service.digest in device.memory.resident:
                 review(state, device)
 
 
@@ -117,7 +112,7 @@ def count_all_homes(state: State, device: Device, digest: Digest | None = None) 
         if device.name in service.homes and (digest is None or service.digest == digest):
             count_homes(state, service)
             if service.wanted:
-                call_for(state, service)
+                request_provisioning(state, service)
 
 
 def impossible(state: State, job: Job) -> Failure | None:

@@ -11,7 +11,7 @@ residency.
 
 The state is changed in place. A functional update would copy dictionaries of thousands of entries
 for each of 20,000 tasks a second; here a step costs what it touches. The price is a rule: only
-`machine.step` changes a state, nobody holds parts of it across a step, and `views` reads it.
+`machine.step` changes a state, no caller holds parts of it across a step, and `views` reads it.
 
 Everything that is iterated is a list or a dict (insertion order), never a set of objects: the same
 events give the same instructions in every run.
@@ -21,24 +21,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from shoal_coordinator.dispatch.events import (
-    Event,
-    Failure,
-    JobSpec,
-    Mode,
-    Policy,
-    Stage,
-    Telemetry,
-)
+from shoal_coordinator.dispatch.device import Device, Rank, Tally
+from shoal_coordinator.dispatch.events import Event, Failure, JobSpec, Mode, Policy, Stage
 from shoal_coordinator.dispatch.histogram import Histogram
 from shoal_coordinator.dispatch.instructions import Instruction, Tier
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
-
-Entry = tuple[float, float, int, "Device"]
-"""A device in a service's order: (load, rank, order of joining, device); the smallest goes
-first.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +38,15 @@ class Limits:
     from its answer to the next instruction, up to `queue_extra` more are given, to fill that time
     (and to travel many in one message), as far as what they take is small beside the budget.
     An activation is sent ahead to a device with one task more than that at most, given or
-    promised. `silence` without a sign of life is followed by a probe, `probe_patience` after that
+    reserved. `silence` without a sign of life is followed by a probe, `probe_patience` after that
     the device is lost (Asteroid, section 3.4, heartbeat). `settle`: how long a fragment must lie
     idle before another takes its place without need; `patience`: how long a stage that no device
     serves waits for a better moment to evict; `turn`: how long a fragment is served, at least,
     while one of equal priority waits for the device. `load_tries` and `kills` bound what a
-    fragment, and an item, may cost; `overdue` is when a device that lives but does not answer an
-    instruction counts as lost: for one that fetches a fragment, from when it last told of bytes
-    that came.
+    fragment, and an item, may cost, `load_losses` how many devices in a row may be lost while they
+    load one fragment (see `crashes`); `overdue` is when a device that lives but does not answer an
+    instruction counts as lost: for one that fetches a fragment, from when it last
+    reported received bytes.
     """
 
     queue_depth: int = 2
@@ -74,6 +63,7 @@ class Limits:
     retry_delay_most: Nanoseconds = nanoseconds(30)
     load_tries: int = 6
     kills: int = 3
+    load_losses: int = 4
     overdue: Nanoseconds = nanoseconds(600)
     history: int = 4096
     ended_jobs: int = 64
@@ -88,87 +78,14 @@ class Status(IntEnum):
     FINISHED = 3
 
 
-@dataclass(slots=True, eq=False)
-class Tally:
-    """What a device has done over all its sessions."""
-
-    name: str
-    budget: Bytes
-    tasks: int = 0
-    loads: int = 0
-    evictions: int = 0
-    tiers: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
-
-
-@dataclass(slots=True, eq=False)
-class Avoid:
-    """A device has failed with a fragment `failures_in_a_row` times: not again before `until`."""
-
-    until: Nanoseconds
-    failures_in_a_row: int
-    failure: Failure
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Device:
-    """One session of one device, and its ledger.
-
-    Invariant: sum(resident) + what is loading <= budget, and with `single` they are one at most.
-    `resident` holds what is being unloaded too, until that is answered. `load` is `queued` (given,
-    not ended, at most `slots`) plus promised (named on a route, not given yet); `in_use` counts
-    the given ones by fragment.
-    """
-
-    name: str
-    session: int
-    order: int
-    budget: Bytes
-    single: bool
-    tally: Tally
-    slots: int
-    seen_at: Nanoseconds
-    joined_at: Nanoseconds
-    probed_at: Nanoseconds | None = None
-    draining: bool = False
-    lost: bool = False
-    telemetry: Telemetry = field(default_factory=Telemetry)
-    fetched: int = 0
-    fetched_at: Nanoseconds = Nanoseconds(0)
-    # ---- memory and disk
-    resident: dict[Digest, Bytes] = field(default_factory=dict)
-    resident_bytes: int = 0
-    loading: "Loading | None" = None
-    unloading: dict[Digest, None] = field(default_factory=dict)
-    next_load: "Service | None" = None
-    prefetching: Digest | None = None
-    cached: dict[Digest, None] = field(default_factory=dict)
-    needs: dict[Digest, Bytes] = field(default_factory=dict)
-    avoid: dict[Digest, Avoid] = field(default_factory=dict)
-    disk_full_until: Nanoseconds = Nanoseconds(0)
-    prefetch_after: Nanoseconds = Nanoseconds(0)
-    fresh: dict[Digest, Tier] = field(default_factory=dict)
-    loaded_at: Nanoseconds = Nanoseconds(0)
-    load_took: Nanoseconds = Nanoseconds(0)
-    # ---- work
-    queued: int = 0
-    load: int = 0
-    in_use: dict[Digest, int] = field(default_factory=dict)
-    used_at: dict[Digest, Nanoseconds] = field(default_factory=dict)
-    listed: dict["Service", Entry] = field(default_factory=dict)
-    preempted_by: "Service | None" = None
-    keeps: dict["Task", None] = field(default_factory=dict)
-    given: int = 0
-    compute: dict[Digest, int] = field(default_factory=dict)
-    scores: dict[Policy, float] = field(default_factory=dict)
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Service:
     """A fragment under a plan.
 
-    `servers` are the devices that can take a task now or when a slot is free; `queue` orders them.
-    `loading` are those where the fragment is on its way. `homes_up` counts homes that are there
-    and can have the fragment; without one, any device may serve.
+    `servers` are the devices that can take a task now or when a slot is free; `ranks` is the heap
+    that orders them. `loading` are those where the fragment is on its way. `homes_up` counts homes
+    that have joined and can load the fragment; without one, any device may serve. `preempting` is
+    the device that empties itself for this service.
     """
 
     digest: Digest
@@ -176,13 +93,13 @@ class Service:
     homes: tuple[str, ...]
     policy: Policy
     queues: list["StageQueue"] = field(default_factory=list)
-    queue: list[Entry] = field(default_factory=list)
+    ranks: list[Rank] = field(default_factory=list)
     servers: dict[Device, None] = field(default_factory=dict)
     loading: dict[Device, None] = field(default_factory=dict)
     homes_up: int = 0
     homes_awaited_until: Nanoseconds = Nanoseconds(0)
     fastest: Device | None = None
-    yielder: Device | None = None
+    preempting: Device | None = None
     starving_since: Nanoseconds | None = None
 
     @property
@@ -205,11 +122,12 @@ class Service:
 class StageQueue:
     """One stage of one job: who waits, who has passed.
 
-    `ready` holds every ready task, `held` those promised to a device that is full; a task may lie
-    in both, and one that is READY no more is skipped. `passed` counts items that have finished here
-    and not ended. `wanted` is set when a task before it was given: its fragment is needed soon.
-    `moved_bytes` is what one task takes or makes at most, where that is known. `served_by` are the
-    devices that served it at the end.
+    `ready` contains every ready task, `reserved` those reserved for a device that is full; a task
+    may be in both, and one that is not READY any more is skipped. `passed` counts items that have
+    finished here and not ended. `wanted` is set when a task before it was given: its fragment is
+    needed soon. `moved_bytes` is what one task takes or makes at most, where that is known.
+    `overtime` counts tasks that were stopped at their deadline. `served_by` are the devices that
+    served it at the end.
     """
 
     job: "Job"
@@ -221,11 +139,12 @@ class StageQueue:
     wanted: bool = False
     moved_bytes: int = 0
     ready: deque["Task"] = field(default_factory=deque)
-    held: dict[Device, list["Task"]] = field(default_factory=dict)
+    reserved: dict[Device, list["Task"]] = field(default_factory=dict)
     waiting: int = 0
     running: int = 0
     finished: int = 0
     passed: int = 0
+    overtime: int = 0
     times: Histogram = field(default_factory=Histogram)
     served_by: tuple[str, ...] = ()
 
@@ -239,9 +158,9 @@ class StageQueue:
 class Task:
     """One item at one stage.
 
-    `device` runs it; `holder` has its output, until it is released or lost. `promised` is the
-    device named for it on a route. `inputs` says, by producer, on which device a copy for this
-    task is (or will be) beside the producer's own.
+    `device` runs it; `holder` has its output, until it is released or lost. `reserved_on` is the
+    device named for it on a route, `excluded` the one where it failed last. `inputs` says, by
+    producer, on which device a copy for this task is (or will be) beside the holder's own.
     """
 
     item: "Item"
@@ -250,8 +169,8 @@ class Task:
     instruction: int = 0
     device: Device | None = None
     holder: Device | None = None
-    promised: Device | None = None
-    shunned: Device | None = None
+    reserved_on: Device | None = None
+    excluded: Device | None = None
     inputs: dict[int, Device] | None = None
     attempts: int = 0
     missing: int = 0
@@ -369,9 +288,47 @@ class Forwarding:
 Pending = Running | Loading | Unloading | Prefetching | Forwarding
 
 
+@dataclass(slots=True, eq=False)
+class Crashes:
+    """Losses in a row of devices that loaded a fragment, or ran it for the first time."""
+
+    loading: int = 0
+    first_task: int = 0
+    counted_at: Nanoseconds = Nanoseconds(-1)
+
+    @property
+    def count(self) -> int:
+        """Both."""
+        return self.loading + self.first_task
+
+
+@dataclass(slots=True)
+class Worklist:
+    """What the event of this step has made necessary and is not done yet: one list for each
+    phase of `machine.step`. Every module adds to it; `machine` alone has it drained, and it is
+    empty between steps.
+
+    `admitting`: jobs that may have room for further items. `ready`: tasks whose last input may have
+    come; `rerun`: tasks that must run again. `passed`: tasks that have just finished. `lost`: tasks
+    whose device was lost, and why. `freed`: devices with a free slot; `everything` adds all devices
+    and all unmet services. `stored`: jobs of which an item has left the devices. `services`: those
+    that may need another device.
+    """
+
+    admitting: list[Job] = field(default_factory=list)
+    ready: list[Task] = field(default_factory=list)
+    rerun: list[Task] = field(default_factory=list)
+    passed: list[Task] = field(default_factory=list)
+    lost: deque[tuple[Task, Failure]] = field(default_factory=deque)
+    freed: list[Device] = field(default_factory=list)
+    everything: bool = False
+    stored: list[Job] = field(default_factory=list)
+    services: list[Service] = field(default_factory=list)
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class State:
-    """Everything. `unmet` are services with more work than devices, to be looked at again."""
+    """Everything. `unmet` are services with more work than devices: each Tick considers them."""
 
     limits: Limits
     now: Nanoseconds = Nanoseconds(0)
@@ -382,9 +339,10 @@ class State:
     services: dict[tuple[Digest, tuple[str, ...], Policy], Service] = field(default_factory=dict)
     by_digest: dict[Digest, list[Service]] = field(default_factory=dict)
     holders: dict[Digest, dict[Device, None]] = field(default_factory=dict)
+    crashes: dict[Digest, Crashes] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)
     unmet: dict[Service, None] = field(default_factory=dict)
-    starving: list[Service] = field(default_factory=list)
+    worklist: Worklist = field(default_factory=Worklist)
     delayed: list[tuple[Nanoseconds, int, Task]] = field(default_factory=list)
     refreshed_at: Nanoseconds = Nanoseconds(0)
     telemetry_changed: bool = False

@@ -6,6 +6,7 @@ Every view is a value of its own; none holds a part of the state.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import (
     ActivationForwarded,
     Event,
@@ -22,7 +23,7 @@ from shoal_coordinator.dispatch.instructions import (
     Release,
     Tier,
 )
-from shoal_coordinator.dispatch.state import Device, Job, StageQueue, State
+from shoal_coordinator.dispatch.state import Job, StageQueue, State
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
@@ -72,7 +73,7 @@ class StageView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """One job. `resumed` are the items whose results stood already, counted in `succeeded` too."""
+    """One job. `resumed` are items whose results existed before, counted in `succeeded` too."""
 
     name: str
     phase: JobPhase
@@ -146,20 +147,20 @@ def device(state: State, name: str) -> DeviceView | None:
 def story(state: State, job: str, item: int) -> tuple[Chapter, ...]:
     """What happened to one item, as far back as the dispatcher's bounded memory goes.
 
-    A chapter is an instruction about the item with the event that brought it, or an event about it
-    that brought nothing. It is found in the log of steps, so that keeping it costs nothing.
+    A chapter is an instruction about the item with the event that caused it, or an event about it
+    that caused none. It is read from the log of steps, so recording it costs nothing.
     """
     numbers: set[int] = set()
     chapters: list[Chapter] = []
     for event, instructions in state.log:
-        told = False
+        seen = False
         for instruction in instructions:
             if _is_about(instruction, job, item):
-                told = True
+                seen = True
                 chapters.append(Chapter(event.at, event, instruction))
                 if isinstance(instruction, Execute | Forward):
                     numbers.add(instruction.instruction)
-        if not told and _answers(event, numbers):
+        if not seen and _answers(event, numbers):
             chapters.append(Chapter(event.at, event, None))
     return tuple(chapters)
 
@@ -241,16 +242,18 @@ def _device(state: State, name: str) -> DeviceView:
         phase=_device_phase(found),
         session=None if found is None else found.session,
         budget=tally.budget,
-        resident={} if found is None else dict(found.resident),
-        resident_bytes=Bytes(0 if found is None else found.resident_bytes),
-        loading=None if found is None or found.loading is None else found.loading.digest,
-        cached=frozenset() if found is None else frozenset(found.cached),
-        queued=0 if found is None else found.queued,
+        resident={} if found is None else dict(found.memory.resident),
+        resident_bytes=Bytes(0 if found is None else found.memory.resident_bytes),
+        loading=None
+        if found is None or found.memory.loading is None
+        else found.memory.loading.digest,
+        cached=frozenset() if found is None else frozenset(found.disk.cached),
+        queued=0 if found is None else found.work.queued,
         tasks=tally.tasks,
         loads=tally.loads,
         evictions=tally.evictions,
         tier_hits=dict(zip(Tier, tally.tiers, strict=True)),
-        seen_at=None if found is None else found.seen_at,
+        seen_at=None if found is None else found.health.seen_at,
     )
 
 
@@ -259,4 +262,4 @@ def _device_phase(found: Device | None) -> DevicePhase:
         return DevicePhase.LOST
     if found.draining:
         return DevicePhase.DRAINING
-    return DevicePhase.READY if found.probed_at is None else DevicePhase.SILENT
+    return DevicePhase.READY if found.health.probed_at is None else DevicePhase.SILENT

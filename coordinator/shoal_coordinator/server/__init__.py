@@ -1,14 +1,17 @@
-"""Sessions with devices, the dispatcher's driver, jobs with their inputs and results.
+"""Sessions with devices, the dispatcher's driver, the shell of the jobs' machine, the services.
 
-    Connect ---> sessions ---+                        +---> sessions (messages down)
-    Exchange --> exchange ---+--> driver --> dispatch +---> deliveries (inputs down)
-    SubmitJob -> service --> jobs                     +---> runs (results to disk)
+    Connect ---> sessions ---+                         +---> sessions (messages down)
+    Exchange --> exchange ---+--> driver --> dispatch -+---> deliveries (inputs down)
+                                    |  ^               +---> runs (results to disk)
+                     job has ended  v  |  dispatch, amend, withdraw
+    SubmitJob -> service ---------> jobs --> shoal_coordinator.jobs --> performer --> ledger, runs
 
 Here belongs what moves bytes and waits. What runs where and when is decided in `dispatch`, which
-the `driver` alone calls; `wire` is the border between its values and the protocol's messages.
+only the `driver` calls; the life of jobs in `shoal_coordinator.jobs`, which only `jobs` calls.
+`wire` converts between their values and the protocol's messages.
 """
 
-from shoal_coordinator.server.driver import Relay
+from shoal_coordinator.server.routes import Relay
 from shoal_coordinator.server.server import (
     Coordinator,
     CoordinatorSettings,

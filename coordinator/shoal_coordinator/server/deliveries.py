@@ -92,7 +92,7 @@ class Deliveries:
 
     def inline(self, order: ins.Execute, run: JobRun) -> bytes:
         """A task's inputs as the one frame that goes with its message; empty: `start` is needed."""
-        arrays = run.at_hand(order.item, run.wires[order.stage].model_inputs)
+        arrays = run.prefetched(order.item, run.wires[order.stage].model_inputs)
         if arrays is None:
             return b""
         try:
@@ -134,6 +134,10 @@ class Deliveries:
             reason = f"{session.device} opened no bulk stream within {LINK_SECONDS:g} s"
         except LinkBroken as error:
             reason = str(error)
+        except Exception as error:  # inputs come from strangers: one item fails, nothing else
+            logger.exception("inputs of %s, item %d", order.job, order.item)
+            place = run.inputs.place(order.item)
+            kind, reason = ev.FailureKind.INVALID_INPUT, f"{place}: cannot be sent: {error!r}"
         else:
             match answer.outcome:
                 case Acknowledgement.ACCEPTED:

@@ -1,16 +1,18 @@
-"""Drives the dispatcher: events in, one at a time, in the order in which they came; instructions
-out.
+"""The dispatcher's driver: passes events in, one at a time, and performs the instructions.
 
-Everything here runs in the event loop's thread and waits for nothing. An instruction is a message
-put in a session's outbox, a task started beside, or a note to a job; what comes of it is another
-event.
+Everything here runs in the event loop's thread and never blocks. An instruction becomes a message
+in a session's outbox, a background task, or a call of a job's run; its outcome is another event.
+
+An exception does not end the coordinator. The job whose event or instruction raised it fails; where
+there is no job, the session of the device ends; where there is neither (the clock), the driver
+counts, and fails after some in a row.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from enum import StrEnum
+from functools import partial
 from time import monotonic_ns, perf_counter
 from typing import Final, assert_never
 
@@ -18,34 +20,29 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
 from shoal_coordinator.server import wire
+from shoal_coordinator.server.concerns import device_of, job_of
 from shoal_coordinator.server.deliveries import Deliveries
 from shoal_coordinator.server.metrics import CoordinatorMetrics
+from shoal_coordinator.server.routes import Relay, Routes
 from shoal_coordinator.server.runs import JobRun
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.digests import Digest
 from shoal_protocol.frames import TransferError
-from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds, seconds
+from shoal_protocol.units import Bytes, Nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
 logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS: Final = 0.02
-"""How long a release waits for a message that it can go with."""
-DETOUR: Final = nanoseconds(60)
-"""How long activations between two devices are relayed after one could not reach the other."""
-
-
-class Relay(StrEnum):
-    """Which activations pass through the coordinator: those that cannot do otherwise, or all."""
-
-    AUTO = "Auto"
-    ALWAYS = "Always"
+"""How long a release waits for a message to be sent with."""
+TICK_FAILURES: Final = 5
+"""After so many in a row the driver fails, and the process ends."""
 
 
 class Driver:
-    """The dispatcher's state, and all that its instructions need."""
+    """The dispatcher's state, and what its instructions need."""
 
     def __init__(
         self,
@@ -65,54 +62,85 @@ class Driver:
         self.deadlines: dict[str, Nanoseconds] = {}
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception if the dispatcher itself fails."""
+        self.on_job_ended: Callable[[str], None] = lambda _: None
+        """Called once for each job given to `submit`: the dispatcher has ended it."""
+        self.on_job_broken: Callable[[str, str], None] = lambda _job, _message: None
+        """Called with the message of an exception that the processing of a job has raised."""
         self.moved_at = monotonic_ns()
         self.deliveries = Deliveries(self._undeliverable, self._unreadable)
         self.on_corrupt: Callable[[Digest], None] = lambda _: None
-        """ConditionUpdate of a fragment whose bytes a device found wrong, wherever it got them."""
-        self._relay = relay
-        self._named_peers = named_peers
+        """Called with a fragment whose bytes a device found wrong, wherever it got them."""
+        self._routes = Routes(sessions, relay, named_peers=named_peers)
         self._task_seconds = task_seconds
         self._metrics = metrics
-        self._events: deque[ev.Event] = deque()
+        self._events: deque[tuple[ev.Event, str | None, str | None]] = deque()
         self._stepping = False
+        self._dispatched: set[str] = set()
+        self._failed_ticks = 0
         self._released: dict[str, list[pb.Task]] = {}
         self._flushing: asyncio.TimerHandle | None = None
-        self._detours: dict[tuple[str, str], Nanoseconds] = {}
+
+    # ---- jobs ------------------------------------------------------------------------------------
+
+    def submit(self, spec: ev.JobSpec, completed: frozenset[int]) -> None:
+        """Give the dispatcher a job; `on_job_ended` follows, in the end."""
+        self._dispatched.add(spec.name)
+        self.feed(ev.JobSubmitted(at=self._now(), job=spec, completed=completed))
+
+    def amend(self, spec: ev.JobSpec) -> None:
+        """Change a job that the dispatcher has; nothing, if it has ended the job just now."""
+        if spec.name in self.state.jobs:
+            self.feed(ev.JobSubmitted(at=self._now(), job=spec))
+
+    def withdraw(self, job: str, reason: str) -> None:
+        """Have the dispatcher end a job."""
+        self.feed(ev.JobCancelled(at=self._now(), job=job, reason=reason))
 
     # ---- events ----------------------------------------------------------------------------------
 
-    def feed(self, event: ev.Event) -> None:
-        """Let the dispatcher take an event, and do what it says."""
-        self._events.append(event)
+    def feed(self, event: ev.Event, job: str | None = None, device: str | None = None) -> None:
+        """Let the dispatcher process an event, and perform its instructions. `job` and `device` are
+        those that an answer to an instruction concerns."""
+        self._events.append((event, job, device))
         if self._stepping:
             return
         self._stepping = True
         try:
             while self._events:
-                self._step(self._events.popleft())
+                self._step(*self._events.popleft())
             if self._released and self._flushing is None:
                 loop = asyncio.get_running_loop()
                 self._flushing = loop.call_later(RELEASE_SECONDS, self._flush_released)
-        except Exception as error:
-            logger.exception("the dispatcher failed")
-            if not self.broken.done():
-                self.broken.set_exception(error)
         finally:
             self._stepping = False
 
     async def tick(self) -> None:
-        """Tell the time, for ever."""
+        """Feed the time to the dispatcher and the runs, for ever."""
         while True:
             await asyncio.sleep(0.8 * seconds(ev.TICK_INTERVAL))
             now = self._now()
             for run in list(self.runs.values()):
-                run.expire(now, self.feed)
+                try:
+                    run.expire(now, partial(self.feed, job=run.name))
+                except Exception as error:
+                    self._contain("dispatcher", error, run.name, None)
+            failed = self._failed_ticks
             self.feed(ev.Tick(at=now))
-            self.moved_at = now
+            for name in self._dispatched - self.state.jobs.keys():
+                self._job_ended(name)  # an error has swallowed its end
+            if self._failed_ticks == failed:
+                self._failed_ticks = 0
+                self.moved_at = now
 
-    def _step(self, event: ev.Event) -> None:
+    def _step(self, event: ev.Event, job: str | None, device: str | None) -> None:
         started = perf_counter()
-        instructions = step(self.state, event)
+        try:
+            instructions = step(self.state, event)
+        except Exception as error:
+            self._contain("dispatcher", error, job or job_of(event), device or device_of(event))
+            if isinstance(event, ev.JobCancelled):
+                self.fail(error)  # it cannot even be withdrawn: begin with a state that is sound
+            return
         self._metrics.step_seconds.observe(perf_counter() - started)
         debug = logger.isEnabledFor(logging.DEBUG)
         if debug and not isinstance(event, ev.Tick):
@@ -120,7 +148,39 @@ class Driver:
         for instruction in instructions:
             if debug:
                 logger.debug("instruction %s", instruction)
-            self._perform(instruction)
+            try:
+                self._perform(instruction)
+            except Exception as error:
+                self._contain("dispatcher", error, job_of(instruction), device_of(instruction))
+
+    def _contain(
+        self, part: str, error: BaseException, job: str | None, device: str | None
+    ) -> None:
+        """Have an exception fail one job, or end one session, and nothing else."""
+        logger.error("%s failed (job %s, device %s)", part, job, device, exc_info=error)
+        self._metrics.count_failure(part)
+        if device is not None and (session := self._session(device)) is not None:
+            session.end("the coordinator failed while it processed a message of this session")
+        if job is not None:
+            self.on_job_broken(job, repr(error))
+        elif device is None:
+            self._failed_ticks += 1
+            if self._failed_ticks >= TICK_FAILURES:
+                self.fail(error)
+
+    def results_broke(self, job: str, error: BaseException) -> None:
+        """An exception was raised while the results of a job were written."""
+        self._contain("results", error, job, None)
+
+    def fail(self, error: BaseException) -> None:
+        """Have the process end; the next coordinator resumes."""
+        if not self.broken.done():
+            self.broken.set_exception(error)
+
+    def _job_ended(self, name: str) -> None:
+        if name in self._dispatched:
+            self._dispatched.discard(name)
+            self.on_job_ended(name)
 
     @staticmethod
     def _now() -> Nanoseconds:
@@ -136,12 +196,12 @@ class Driver:
                 self._released.setdefault(order.device, []).append(wire.released_task(order))
             case ins.Load():
                 self._metrics.loads.inc()
-                self._give(order, wire.load_message(order, self._peers(order.peers)))
+                self._give(order, wire.load_message(order, self._routes.peers(order.peers)))
             case ins.Unload():
                 self._metrics.evictions.inc()
                 self._give(order, wire.unload_message(order))
             case ins.Prefetch():
-                self._give(order, wire.prefetch_message(order, self._peers(order.peers)))
+                self._give(order, wire.prefetch_message(order, self._routes.peers(order.peers)))
             case ins.Forward():
                 self._forward(order)
             case ins.Cancel():
@@ -169,11 +229,11 @@ class Driver:
         self._metrics.count_task(order)
         run.expect(order)
         takes_inputs = bool(run.wires[order.stage].model_inputs)
-        frame = self.deliveries.inline(order, run) if takes_inputs else b""
+        frame = self._inline_inputs(order, run) if takes_inputs else b""
         message = wire.execute_message(
             order,
             run.wires[order.stage],
-            lambda target: self._address(order.device, target),
+            lambda target: self._routes.address(order.device, target, self._now()),
             deadline_seconds=self._deadline_seconds(order.job),
             lossy=run.lossy,
             input_frame=frame,
@@ -182,28 +242,35 @@ class Driver:
         if takes_inputs and not frame:
             self.deliveries.start(session, order, run)
 
+    def _inline_inputs(self, order: ins.Execute, run: JobRun) -> bytes:
+        try:
+            return self.deliveries.inline(order, run)
+        except Exception:  # the ordinary delivery meets it again, and refuses the item
+            logger.debug("inputs of %s, item %d", order.job, order.item, exc_info=True)
+            return b""
+
     def _forward(self, order: ins.Forward) -> None:
         if (run := self.runs.get(order.job)) is not None:
             message = wire.forward_message(
                 order,
                 run.wires[order.producer],
-                lambda target: self._address(order.device, target),
+                lambda target: self._routes.address(order.device, target, self._now()),
                 lossy=run.lossy,
             )
             self._give(order, message)
 
     def _conclude(self, order: ins.FinishItem | ins.FailItem | ins.FinishJob) -> None:
         run = self.runs.get(order.job)
-        if run is None:
-            return
         match order:
-            case ins.FinishItem():
+            case ins.FinishItem() if run is not None:
                 run.finish(order.item)
-            case ins.FailItem():
+            case ins.FailItem() if run is not None:
                 logger.info("%s: item %d failed: %s", order.job, order.item, order.failure.message)
                 run.fail(order.item, order.failure)
             case ins.FinishJob():
-                run.finish_job(complete=order.failure is None)
+                self._job_ended(order.job)
+            case ins.FinishItem() | ins.FailItem():
+                pass
             case _:
                 assert_never(order)
 
@@ -213,8 +280,8 @@ class Driver:
             self._tell(order.device, message)
 
     def _tell(self, device: str, message: pb.CoordinatorMessage) -> None:
-        """Send a message, after what was released before: a task that runs again must not lose what
-        it makes to a release that was meant for its first run."""
+        """Send a message, after what was released before: a task that runs again must not lose its
+        outputs to a release that was meant for its first run."""
         if (session := self._session(device)) is None:
             return
         if (tasks := self._released.pop(device, None)) is not None:
@@ -222,7 +289,7 @@ class Driver:
         session.tell(message)
 
     def _flush_released(self) -> None:
-        """Send what no message came after."""
+        """Send the releases that no message has taken along."""
         self._flushing = None
         for device, tasks in self._released.items():
             if (session := self._session(device)) is not None:
@@ -231,28 +298,6 @@ class Driver:
 
     def _session(self, device: str) -> DeviceSession | None:
         return self._sessions.get(device)
-
-    def _address(self, device: str, target: str) -> str:
-        """How a device reaches another; empty: through the coordinator."""
-        session = self._session(target)
-        until = self._detours.get((device, target))
-        if self._relay is Relay.ALWAYS or session is None:
-            return ""
-        if until is not None:
-            if self._now() < until:
-                return ""
-            del self._detours[device, target]
-        return session.hello.address
-
-    def _peers(self, devices: tuple[str, ...]) -> tuple[str, ...]:
-        sessions = (self._session(device) for device in devices)
-        return tuple(
-            f"{session.device}@{session.hello.address}"
-            if self._named_peers and not session.hello.address.startswith("unix:")
-            else session.hello.address
-            for session in sessions
-            if session is not None and session.hello.address
-        )
 
     def _deadline_seconds(self, job: str) -> float:
         if (deadline := self.deadlines.get(job)) is None:
@@ -264,23 +309,26 @@ class Driver:
         self, session: DeviceSession, order: ins.Execute, failure: ev.Failure
     ) -> None:
         logger.info("inputs for %s: %s", session.device, failure.message)
-        self.feed(
-            ev.InstructionFailed(at=self._now(), instruction=order.instruction, failure=failure)
-        )
+        self._instruction_failed(order, failure)
+
+    def _instruction_failed(self, order: ins.Execute, failure: ev.Failure) -> None:
+        number = order.instruction
+        event = ev.InstructionFailed(at=self._now(), instruction=number, failure=failure)
+        self.feed(event, order.job, order.device)
 
     def _unreadable(self, order: ins.Execute, failure: ev.Failure) -> None:
         self.feed(
             ev.InputUnreadable(at=self._now(), job=order.job, item=order.item, failure=failure)
         )
 
-    # ---- what sessions tell ----------------------------------------------------------------------
+    # ---- messages of sessions --------------------------------------------------------------------
 
     def joined(self, session: DeviceSession) -> None:
-        """A device is here."""
+        """A device has opened a session."""
         self.feed(wire.device_joined(session.hello, session.number, self._now()))
 
     def left(self, session: DeviceSession, reason: str) -> None:
-        """A session is over, and everything that was asked on it void."""
+        """A session has ended, and its unanswered instructions are void."""
         self._released.pop(session.device, None)
         for instruction in session.given:
             self.deliveries.cancel(instruction)
@@ -292,7 +340,7 @@ class Driver:
         )
 
     def heard(self, session: DeviceSession, message: pb.AgentMessage) -> None:
-        """A device says something. Raises `wire.Malformed`."""
+        """A device has sent a message. Raises `wire.Malformed`."""
         at, device, number = self._now(), session.device, session.number
         match message.WhichOneof("message"):
             case "reply":
@@ -323,7 +371,8 @@ class Driver:
             return
         self.deliveries.cancel(reply.instruction)
         event = wire.answer(reply, order, at)
-        self._note_routes(order, event, at)
+        self._routes.note(order, event, at)
+        device = session.device
         match order, event:
             case ins.Execute(), ev.TaskFinished():
                 self._metrics.compute_seconds.observe(seconds(event.compute))
@@ -334,34 +383,19 @@ class Driver:
                 try:
                     if frame:
                         run.take_inline(order, frame)
-                    run.join(order, event, self.feed)
+                    run.join(order, event, partial(self.feed, job=order.job, device=device))
                 except TransferError as error:
                     failure = ev.Failure(kind=ev.FailureKind.RUNTIME, message=error.reason)
-                    number = order.instruction
-                    self.feed(ev.InstructionFailed(at=at, instruction=number, failure=failure))
+                    self._instruction_failed(order, failure)
             case ins.Load() | ins.Prefetch(), ev.InstructionFailed() if (
                 event.failure.kind is ev.FailureKind.CORRUPT
             ):
                 self.on_corrupt(order.digest)
-                self.feed(event)
+                self.feed(event, None, device)
             case _:
-                self.feed(event)
+                self.feed(event, job_of(order), device)
 
-    def _note_routes(self, order: wire.Given, event: ev.Event, at: Nanoseconds) -> None:
-        """Where a device could not reach another, activations go through here for a while."""
-        match order, event:
-            case ins.Execute(), ev.TaskFinished():
-                missed = [target for stage, target in order.routes if stage not in event.delivered]
-            case ins.Forward(), ev.InstructionFailed() if (
-                event.failure.kind is ev.FailureKind.UNREACHABLE
-            ):
-                missed = [order.target]
-            case _:
-                return
-        for target in missed:
-            self._detours[order.device, target] = Nanoseconds(at + DETOUR)
-
-    # ---- what links tell -------------------------------------------------------------------------
+    # ---- activations of links --------------------------------------------------------------------
 
     def admit(self, device: str, activation: Activation) -> None:
         """Raise `TransferError` for a result that nobody waits for."""
@@ -381,4 +415,4 @@ class Driver:
     async def take(self, device: str, received: ReceivedActivation) -> None:
         """A result has arrived."""
         if (run := self.runs.get(received.key.job)) is not None:
-            await run.take(received, self.feed)
+            await run.take(received, partial(self.feed, job=run.name))

@@ -1,84 +1,58 @@
-"""The coordinator's jobs, from submission to the last word about them.
+"""The coordinator's jobs: performs the effects of the jobs' machine, and feeds their outcomes back.
 
-A job is *pending* while its inputs are counted and its outputs are looked at; then it *runs*, which
-is the dispatcher's and its `JobRun`'s affair; it has *ended* when the dispatcher has said so and
-its results are brought to their end.
+    SubmitJob --> submit --+                     +--> ledger    (records)
+    driver ----> ended ----+--> jobs.machine ----+--> runs      (inputs and results)
+    ledger, runs, volume --+                     +--> driver    (the dispatcher), volume
+
+`shoal_coordinator.jobs` decides what follows from what. Here belongs what waits and what blocks.
 """
 
 import asyncio
+import contextlib
 import logging
-from dataclasses import dataclass, field, replace
-from enum import Enum, auto
-from time import monotonic_ns, time
-from typing import Final
+from collections.abc import Coroutine
+from itertools import count
+from time import time
+from typing import Final, assert_never
 
-from shoal_coordinator.dispatch import events as ev
-from shoal_coordinator.dispatch import views
+from shoal_coordinator.jobs import effects as do
+from shoal_coordinator.jobs import events as ev
+from shoal_coordinator.jobs.machine import State, step
+from shoal_coordinator.jobs.state import Job, Phase
+from shoal_coordinator.jobs.values import End, Outcome, Refusal
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
-from shoal_coordinator.server.runs import JobRun, open_run
-from shoal_coordinator.server.statuses import job_status
-from shoal_coordinator.server.submissions import amended, as_submitted, same_work
-from shoal_coordinator.storage.inputs import FolderLimits, InputsRefused
-from shoal_coordinator.storage.job_records import KEPT_ENDED, Ledger, Submission
-from shoal_coordinator.storage.locations import LocationRefused
-from shoal_coordinator.storage.results import OutputsRefused
+from shoal_coordinator.server.lives import Lives, Work
+from shoal_coordinator.server.performer import Performer
+from shoal_coordinator.server.statuses import end_of, with_end
+from shoal_coordinator.server.submissions import submission_of
+from shoal_coordinator.storage.inputs import FolderLimits
+from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.volume import Volume
 from shoal_coordinator.storage.volume_paths import INPUTS, OUTPUTS, PathRefused
 from shoal_protocol.digests import Digest
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import DocumentRefused, PartitionDocument, document_from_json
-from shoal_protocol.units import Nanoseconds, nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
 MAXIMUM_JOBS: Final = 256
-"""That have not ended."""
-SHOWN_ENDED: Final = KEPT_ENDED
-ENDED: Final = (pb.JobStatus.COMPLETE, pb.JobStatus.FAILED, pb.JobStatus.CANCELLED)
-
-
-class Refusal(Enum):
-    """Why a request about a job is refused: it makes no sense, its fragments are to be brought
-    first, another job of the name runs, this one still runs, or not now."""
-
-    MALFORMED = auto()
-    LACKING = auto()
-    KNOWN = auto()
-    RUNS = auto()
-    FULL = auto()
-    STOPPING = auto()
+"""Jobs that have not ended, at most."""
+SHOWN_ENDED: Final = 1000
+"""Ended jobs that are listed; and removed ones whose epochs are remembered."""
+STATISTICS_SECONDS: Final = 5.0
+"""How often the statistics of running jobs are recorded."""
+CLOSE_SECONDS: Final = 10.0
+"""How long a stopping coordinator waits for jobs that open or end just now."""
 
 
 class JobRefused(Exception):
-    """A submission that does not become a job, or a job that cannot be removed."""
+    """A request about a job that is refused."""
 
     def __init__(self, reason: str, refusal: Refusal = Refusal.MALFORMED) -> None:
         super().__init__(reason)
         self.refusal = refusal
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Job:
-    """One submission. `digests` are its fragments. `submitted_at` is when, in nanoseconds of this
-    process's clock; `submitted_seconds` the same by the clock on the wall, for the next
-    coordinator. `status` is the last word once it has ended.
-    """
-
-    request: pb.SubmitJobRequest
-    epoch: int
-    digests: frozenset[Digest] = frozenset()
-    submitted_at: int = field(default_factory=monotonic_ns)
-    submitted_seconds: float = field(default_factory=time)
-    run: JobRun | None = None
-    cancelled: str | None = None
-    status: pb.JobStatus | None = None
-    task: asyncio.Task[None] | None = None
-    prepared: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    stirred: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it has ended, or this coordinator stops: those that watch wake up."""
 
 
 class Jobs:
@@ -93,92 +67,141 @@ class Jobs:
         limits: FolderLimits | None = None,
     ) -> None:
         self._driver = driver
+        driver.on_job_ended = self._work_ended
+        driver.on_job_broken = lambda job, message: self._feed(ev.Broke(job=job, message=message))
         self._store = store
         self._ledger = ledger
         self._volume = volume
         volume.in_use = self.fragments_in_use
-        self._limits = limits or FolderLimits()
-        self._jobs: dict[str, Job] = {}
-        self._epochs: dict[str, int] = {}
+        self._state = State(maximum_jobs=MAXIMUM_JOBS, shown_ended=SHOWN_ENDED)
+        self._lives = Lives(driver)
+        self._perform = Performer(driver, ledger, volume, limits or FolderLimits(), self._lives)
+        self._callers: dict[int, tuple[asyncio.Future[Job | None], Work | None]] = {}
+        self._found: dict[str, Work] = {}
+        self._numbers = count(1)
+        self._events: list[ev.Event] = []
+        self._stepping = False
+        self._tasks: set[asyncio.Task[None]] = set()
         self.closed = False
 
-    # ---- asked from outside ----------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Go on with the jobs that had not ended when the last coordinator did."""
-        for name, submission in self._ledger.load().items():
-            self._epochs[name] = submission.epoch
-            if submission.status is not None:
-                self._jobs[name] = _ended_before(submission, submission.status)
-            if submission.request is not None:
-                logger.info("going on with job %s", name)
-                try:
-                    self.submit(submission.request, submission.submitted_seconds)
-                except JobRefused as error:
-                    logger.warning("job %s cannot go on: %s", name, error)
+        """Take over the jobs that the last coordinator recorded."""
+        for name, record in self._ledger.load().items():
+            try:
+                found = self._found_job(record)
+            except Exception as error:
+                logger.exception("job %s cannot be resumed", name)
+                found = _not_resumed(record, str(error))
+            self._feed(found)
+            if (job := self.find(name)) is not None and found.end is not None:
+                life = self._lives.begin(job, None)
+                status = pb.JobStatus(name=name, epoch=record.epoch)
+                life.last = record.status or with_end(status, found.end)
+                life.settled.set()
+                life.done.set()
 
-    def submit(self, request: pb.SubmitJobRequest, submitted_seconds: float | None = None) -> Job:
-        """Take a job, join the one that runs already, or give that a newer plan. One that an
-        earlier coordinator took was submitted at `submitted_seconds`. Raises `JobRefused`."""
-        if self.closed:
-            raise JobRefused("the coordinator stops", Refusal.STOPPING)
+    async def submit(self, request: pb.SubmitJobRequest) -> Job:
+        """Submit a job, join one that runs already, or give that other terms or a newer plan. The
+        submission is durable on return. Raises `JobRefused`."""
         request = self._with_folders(request)
-        known = self._jobs.get(request.name)
-        if known is not None and not known.ended.is_set():
-            if not same_work(known.request, request):
-                raise JobRefused(
-                    f"job {request.name} runs already, with another content; "
-                    f"wait for it, cancel it, or choose another name",
-                    Refusal.KNOWN,
-                )
-            self._take_over(known, request)
-            return known
-        if sum(not job.ended.is_set() for job in self._jobs.values()) >= MAXIMUM_JOBS:
-            raise JobRefused(f"{MAXIMUM_JOBS} jobs run already", Refusal.FULL)
-        document = self._checked(request)
-        epoch = max(request.epoch, self._epochs.get(request.name, 0) + 1)
-        digests = frozenset(fragment.digest for fragment in document.fragments)
-        job = Job(request=request, epoch=epoch, digests=digests)
-        if submitted_seconds is not None:
-            job.submitted_seconds = submitted_seconds
-            job.submitted_at -= nanoseconds(max(0.0, time() - submitted_seconds))
-        self._note(job)
-        self._jobs.pop(request.name, None)
-        self._jobs[request.name] = job
-        job.task = asyncio.create_task(self._live(job, document))
+        document, missing = self._checked(request)
+        caller, future = self._call(Work(request, document))
+        self._feed(
+            ev.Submitted(
+                job=request.name,
+                caller=caller,
+                at_seconds=time(),
+                submission=submission_of(request, document),
+                missing=missing,
+            )
+        )
+        job = await future
+        assert job is not None, "an accepted submission has a job"
         return job
 
-    def _take_over(self, job: Job, request: pb.SubmitJobRequest) -> None:
-        """Go on by other terms, which touches nothing that is under way; or by a newer plan: what
-        has ended stays, what is under way begins again."""
-        wanted = amended(job.request, request)
-        if wanted == job.request:
-            return
-        document = self._checked(wanted)
-        moves = list(wanted.stages) != list(job.request.stages)
-        # Devices may know of a higher epoch than the plan's: each restart has one of its own.
-        epoch = max(wanted.epoch, job.epoch + 1) if moves else job.epoch
-        self._note(replace(job, request=wanted, epoch=epoch))
-        job.request, job.epoch = wanted, epoch
-        logger.info("job %s goes on by plan %d, in epoch %d", wanted.name, wanted.epoch, epoch)
-        if job.run is not None:
-            self._set_deadline(job)
-            job.run.begin_epoch(epoch)
-            self._submit_to_dispatcher(job, document, job.run, frozenset())
-
-    def _note(self, job: Job) -> None:
-        name = job.request.name
-        noted = Submission(
-            name=name,
-            epoch=job.epoch,
-            request=job.request,
-            submitted_seconds=job.submitted_seconds,
-        )
+    async def remove(self, name: str) -> None:
+        """Forget a job that has ended, with its files on the volume; its epoch is remembered, so
+        that devices do not take a later job of the name for an older one. Raises `JobRefused`.
+        """
         try:
-            self._ledger.put(noted)
-        except OSError as error:
-            raise JobRefused(f"the job cannot be noted: {error}", Refusal.FULL) from error
-        self._epochs[name] = job.epoch
+            self._volume.job_folder(name, INPUTS)
+        except PathRefused as error:
+            raise JobRefused(str(error)) from error
+        caller, future = self._call(None)
+        self._feed(ev.RemovalRequested(job=name, caller=caller))
+        await future
+
+    def cancel(self, job: Job, reason: str) -> None:
+        """Ask for a job's end."""
+        if not job.has_ended:
+            self._feed(ev.CancelRequested(job=job.name, reason=reason))
+
+    async def settled(self, job: Job, timeout_seconds: float) -> None:
+        """Wait until a job runs or has ended, or the time is up."""
+        await _within(self._lives.of(job).settled, timeout_seconds)
+
+    async def ended(self, job: Job, timeout_seconds: float) -> None:
+        """Wait until a job has ended, the coordinator stops, or the time is up."""
+        await _within(self._lives.of(job).done, timeout_seconds)
+
+    def find(self, name: str) -> Job | None:
+        return self._state.jobs.get(name)
+
+    def all(self) -> list[Job]:
+        """Every job that is known, in the order of submission."""
+        return list(self._state.jobs.values())
+
+    def runs(self, name: str) -> bool:
+        """Whether a job has been submitted and has not ended."""
+        job = self.find(name)
+        return job is not None and not job.has_ended
+
+    def request(self, job: Job) -> pb.SubmitJobRequest:
+        """What a job was submitted with, as amended since."""
+        return self._lives.request(job)
+
+    def fragments_in_use(self) -> frozenset[Digest]:
+        """The fragments of jobs that have not ended; called from other threads."""
+        jobs = tuple(self._state.jobs.values())
+        return frozenset().union(*(self._lives.fragments(job) for job in jobs))
+
+    def status(self, job: Job) -> pb.JobStatus:
+        """The status of a job; that it has ended is shown when its end is recorded."""
+        return self._lives.status(job)
+
+    async def record_statistics(self) -> None:
+        """Record the statistics of running jobs now and then, for ever."""
+        while True:
+            await asyncio.sleep(STATISTICS_SECONDS)
+            self._feed(self._elapsed())
+
+    async def close(self) -> None:
+        """Release everything, without ending any job; those that end just now are recorded."""
+        self.closed = True
+        for life in self._lives.all():
+            life.done.set()
+        self._feed(self._elapsed())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._perform.stop()
+        for future, _ in self._callers.values():
+            if not future.done():
+                future.set_exception(JobRefused("the coordinator stops", Refusal.STOPPING))
+
+    def _call(self, work: Work | None) -> tuple[int, asyncio.Future[Job | None]]:
+        if self.closed:
+            raise JobRefused("the coordinator stops", Refusal.STOPPING)
+        caller = next(self._numbers)
+        future: asyncio.Future[Job | None] = asyncio.get_running_loop().create_future()
+        self._callers[caller] = (future, work)
+        return caller, future
 
     def _with_folders(self, request: pb.SubmitJobRequest) -> pb.SubmitJobRequest:
         """A request that names no folders is about those of the job on this volume."""
@@ -197,218 +220,151 @@ class Jobs:
         whole.outputs_uri = request.outputs_uri or outputs
         return whole
 
-    def find(self, name: str) -> Job | None:
-        return self._jobs.get(name)
-
-    def all(self) -> list[Job]:
-        """Every job that is known, in the order of submission."""
-        return list(self._jobs.values())
-
-    def runs(self, name: str) -> bool:
-        """Whether a job has been submitted and has not ended."""
-        job = self._jobs.get(name)
-        return job is not None and not job.ended.is_set()
-
-    def fragments_in_use(self) -> frozenset[Digest]:
-        """The fragments of jobs that have not ended; asked from another thread."""
-        return frozenset(
-            digest
-            for job in tuple(self._jobs.values())
-            if not job.ended.is_set()
-            for digest in job.digests
-        )
-
-    async def remove(self, name: str) -> None:
-        """Forget a job that has ended, with its files on the volume; its epoch is remembered, so
-        that devices do not take a later job of the name for an older one. Raises `JobRefused`.
-        """
-        if self.runs(name):
-            raise JobRefused(f"job {name} runs; cancel it first", Refusal.RUNS)
-        try:
-            await asyncio.to_thread(self._volume.remove_job, name)
-            if self.runs(name):  # submitted meanwhile, and soon to fail for want of its inputs
-                return
-            if name in self._jobs:
-                self._ledger.put(Submission(name=name, epoch=self._epochs[name]))
-        except PathRefused as error:
-            raise JobRefused(str(error)) from error
-        except OSError as error:
-            raise JobRefused(f"job {name} cannot be removed: {error}", Refusal.FULL) from error
-        self._jobs.pop(name, None)
-
-    def cancel(self, job: Job, reason: str) -> None:
-        """Ask for a job's end; `job.ended` is set when it is there."""
-        job.cancelled = reason[:1000] or "cancelled"
-        if job.run is not None:
-            at = Nanoseconds(monotonic_ns())
-            self._driver.feed(ev.JobCancelled(at=at, job=job.request.name, reason=job.cancelled))
-
-    def status(self, job: Job) -> pb.JobStatus:
-        """How a job stands."""
-        if job.status is not None:
-            return job.status
-        view = None if job.run is None else views.job(self._driver.state, job.request.name)
-        if job.run is None or view is None:
-            return as_submitted(pb.JobStatus(name=job.request.name, epoch=job.epoch), job.request)
-        status = job_status(view, job.run.inputs.place, Nanoseconds(monotonic_ns()))
-        if status.state in ENDED:
-            # The dispatcher is done; the last results are still being written.
-            status.state = pb.JobStatus.RUNNING
-        return as_submitted(status, job.request)
-
-    async def close(self) -> None:
-        """Let go of everything, without ending any job."""
-        self.closed = True
-        for job in self._jobs.values():
-            job.stirred.set()
-        tasks = [job.task for job in self._jobs.values() if job.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    # ---- one job's life --------------------------------------------------------------------------
-
-    def _checked(self, request: pb.SubmitJobRequest) -> PartitionDocument:
+    def _checked(self, request: pb.SubmitJobRequest) -> tuple[PartitionDocument, str]:
+        """The partition of a request, and which of its fragments the store lacks."""
         try:
             document = document_from_json(request.partition)
             wire.check_submission(request, document)
         except (DocumentRefused, wire.Malformed) as error:
             raise JobRefused(str(error)) from error
         self._volume.use(fragment.digest for fragment in document.fragments)
-        try:
-            missing = [
-                f"fragment {fragment.index} ({fragment.digest[:19]})"
-                for fragment in document.fragments
-                if not self._store.has(fragment.digest)
-            ]
-        except OSError as error:
-            reason = f"the fragment store cannot be read now: {error}"
-            raise JobRefused(reason, Refusal.STOPPING) from error
-        if missing:
-            raise JobRefused(
-                f"the fragment store lacks {', '.join(missing[:8])}"
-                f"{f' and {len(missing) - 8} more' if len(missing) > 8 else ''}; "
-                f"cut the model into this store first",
-                Refusal.LACKING,
-            )
-        return document
+        missing = [
+            f"fragment {fragment.index} ({fragment.digest[:19]})"
+            for fragment in document.fragments
+            if not self._store.has(fragment.digest)
+        ]
+        if not missing:
+            return document, ""
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        return document, (
+            f"the fragment store lacks {', '.join(missing[:8])}{more}; "
+            f"cut the model into this store first"
+        )
 
-    async def _live(self, job: Job, document: PartitionDocument) -> None:
+    def _found_job(self, record: JobRecord) -> ev.Found:
+        """What a record says, as an event."""
+        submission, missing, work = None, "", record.work
+        if record.request is not None:
+            document, missing = self._checked(record.request)
+            submission = submission_of(record.request, document)
+            work = submission.work
+            self._found[record.name] = Work(record.request, document)
+            verb = "waits for its fragments" if missing else "resumes"
+            logger.info("job %s %s %s", record.name, verb, missing)
+        return ev.Found(
+            job=record.name,
+            epoch=record.epoch,
+            submission=submission,
+            work=work,
+            end=None if record.status is None else end_of(record.status),
+            submitted_seconds=time()
+            if record.submitted_seconds is None
+            else record.submitted_seconds,
+            tally=record.tally,
+            missing=missing,
+        )
+
+    # ---- the machine -----------------------------------------------------------------------------
+
+    def _feed(self, event: ev.Event) -> None:
+        """Let the machine process an event, and perform its effects."""
+        self._events.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
         try:
-            run, completed = await asyncio.to_thread(
-                open_run, job.request, document, job.epoch, self._limits
-            )
-            job.run = run
-            self._end(job, await self._run(job, document, run, completed))
-        except (LocationRefused, InputsRefused, OutputsRefused) as error:
-            self._end(job, _failed(job, "FolderRefused", str(error)))
+            while self._events:
+                for effect in step(self._state, self._events.pop(0)):
+                    logger.debug("effect %s", effect)
+                    self._do(effect)
         except Exception as error:
-            logger.exception("job %s", job.request.name)
-            self._end(job, _failed(job, "CoordinatorFailed", f"the coordinator failed: {error}"))
+            logger.exception("the jobs' machine failed")
+            self._driver.fail(error)
         finally:
-            job.prepared.set()
+            self._stepping = False
 
-    async def _run(
-        self, job: Job, document: PartitionDocument, run: JobRun, completed: frozenset[int]
-    ) -> pb.JobStatus:
-        """Run a job to its end; the last word about it."""
-        name = job.request.name
-        writing = asyncio.create_task(run.run(self._driver.feed))
-        try:
-            self._begin(job, document, run, completed)
-            job.prepared.set()
-            await asyncio.shield(writing)
-            return self._last_word(job, run)
-        finally:
-            if not writing.done():
-                writing.cancel()
-                await asyncio.gather(writing, return_exceptions=True)
-            at = Nanoseconds(monotonic_ns())
-            self._driver.feed(ev.JobCancelled(at=at, job=name, reason="the coordinator gave it up"))
-            self._driver.runs.pop(name, None)
-            self._driver.deadlines.pop(name, None)
+    def _do(self, effect: do.Effect) -> None:  # noqa: C901, PLR0912 - one for each kind
+        perform = self._perform
+        match effect:
+            case do.Record():
+                job = self._state.jobs.get(effect.job)
+                if job is not None and job not in self._lives:
+                    self._lives.begin(job, self._work(job))
+                self._start(perform.record(self._lives.record(effect, job)))
+            case do.RecordTally():
+                self._start(perform.record_tally(effect))
+            case do.Forget():
+                self._start(perform.forget(effect.job))
+            case do.Open():
+                self._start(perform.open(self._lives.present(effect.job)))
+            case do.Dispatch() | do.Amend():
+                perform.dispatch(effect, self._lives.present(effect.job))
+            case do.Withdraw():
+                self._driver.withdraw(effect.job, effect.reason)
+            case do.Close():
+                self._start(
+                    perform.close(self._lives.present(effect.job), complete=effect.complete)
+                )
+            case do.RemoveFiles():
+                self._start(perform.remove_files(effect.job))
+            case do.Accept():
+                future, _ = self._callers.pop(effect.caller)
+                if not future.done():
+                    future.set_result(self._state.jobs.get(effect.job))
+            case do.Refuse():
+                future, _ = self._callers.pop(effect.caller)
+                if not future.done():
+                    future.set_exception(JobRefused(effect.reason, effect.refusal))
+            case do.Notify():
+                self._notify(self._lives.present(effect.job))
+            case _:
+                assert_never(effect)
 
-    def _begin(
-        self, job: Job, document: PartitionDocument, run: JobRun, completed: frozenset[int]
-    ) -> None:
-        """Hand a job to the dispatcher."""
-        name = job.request.name
-        self._set_deadline(job)
-        self._driver.runs[name] = run
-        run.begin_epoch(job.epoch)  # a newer one may have come while the inputs were counted
-        self._submit_to_dispatcher(job, document, run, completed)
-        if job.cancelled is not None:
-            self.cancel(job, job.cancelled)
+    def _start(self, work: Coroutine[None, None, ev.Event | None]) -> None:
+        """Perform an effect in the background, and feed its answer."""
 
-    def _set_deadline(self, job: Job) -> None:
-        seconds, name = job.request.active_deadline_seconds, job.request.name
-        self._driver.deadlines.pop(name, None)
-        if seconds:
-            deadline = Nanoseconds(job.submitted_at + nanoseconds(seconds))
-            self._driver.deadlines[name] = deadline
+        async def perform() -> None:
+            if (answer := await work) is not None:
+                self._feed(answer)
 
-    def _submit_to_dispatcher(
-        self, job: Job, document: PartitionDocument, run: JobRun, completed: frozenset[int]
-    ) -> None:
-        spec = wire.job_spec(
-            job.request,
-            document,
-            items=len(run.inputs),
-            epoch=job.epoch,
-            deadline=self._driver.deadlines.get(job.request.name),
-        )
-        at = Nanoseconds(monotonic_ns())
-        self._driver.feed(ev.JobSubmitted(at=at, job=spec, completed=completed))
+        task = asyncio.create_task(perform())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _last_word(self, job: Job, run: JobRun) -> pb.JobStatus:
-        view = views.job(self._driver.state, job.request.name)
-        assert view is not None, "the dispatcher remembers a job that ended just now"
-        status = job_status(view, run.inputs.place, Nanoseconds(monotonic_ns()))
-        if run.problem is not None:
-            status.state, status.reason = pb.JobStatus.FAILED, "ResultsUnwritten"
-            status.message = run.problem
-        return status
+    def _work(self, job: Job) -> Work | None:
+        """What the submission that begins a life is about."""
+        works = [self._callers[caller][1] for caller in job.callers]
+        return works[0] if works else self._found.pop(job.name, None)
 
-    def _end(self, job: Job, status: pb.JobStatus) -> None:
-        name = job.request.name
-        state = pb.JobStatus.State.Name(status.state).lower()
-        logger.info("job %s: %s %s", name, state, status.message)
-        job.status, job.run = as_submitted(status, job.request), None
-        job.ended.set()
-        job.stirred.set()
-        try:
-            self._ledger.put(Submission(name=name, epoch=job.epoch, status=status))
-        except OSError as error:
-            logger.warning("the end of job %s cannot be noted: %s", name, error)
-        self._forget_old()
+    def _work_ended(self, name: str) -> None:
+        """The dispatcher has ended a job."""
+        job = self.find(name)
+        if job is not None and not self.closed:
+            self._feed(self._perform.work_ended(job))
 
-    def _forget_old(self) -> None:
-        ended = [name for name, job in self._jobs.items() if job.ended.is_set()]
-        for name in ended[:-SHOWN_ENDED]:
-            del self._jobs[name]
-        past = [name for name in self._epochs if name not in self._jobs]
-        for name in past[:-KEPT_ENDED]:
-            del self._epochs[name]
-            self._ledger.forget(name)
+    def _elapsed(self) -> ev.Elapsed:
+        running = [job for job in self._state.jobs.values() if job.phase is Phase.RUNNING]
+        return ev.Elapsed(tallies={job.name: self._lives.tally(job) for job in running})
+
+    def _notify(self, job: Job) -> None:
+        life = self._lives.of(job)
+        life.settled.set()
+        if job.has_ended:
+            assert job.end is not None, "a job that has ended has an end"
+            life.work = None
+            life.done.set()
+            logger.info("job %s: %s %s", job.name, job.end.outcome.lower(), job.end.message)
 
 
-def _ended_before(submission: Submission, status: pb.JobStatus) -> Job:
-    """A job that ended under an earlier coordinator."""
-    request = pb.SubmitJobRequest(name=submission.name)
-    job = Job(request=request, epoch=submission.epoch, status=status)
-    for event in (job.prepared, job.ended, job.stirred):
-        event.set()
-    return job
+def _not_resumed(record: JobRecord, reason: str) -> ev.Found:
+    """A recorded job that this coordinator cannot resume."""
+    end = End(outcome=Outcome.FAILED, reason="NotResumed", message=reason)
+    return ev.Found(
+        job=record.name, epoch=record.epoch, end=end, submitted_seconds=0.0, tally=record.tally
+    )
 
 
-def _failed(job: Job, reason: str, message: str) -> pb.JobStatus:
-    status = pb.JobStatus(name=job.request.name, epoch=job.epoch)
-    if job.cancelled is not None:
-        status.state, status.reason, status.message = (
-            pb.JobStatus.CANCELLED,
-            "Cancelled",
-            job.cancelled,
-        )
-    else:
-        status.state, status.reason, status.message = pb.JobStatus.FAILED, reason, message
-    return status
+async def _within(event: asyncio.Event, timeout_seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_seconds):
+            await event.wait()

@@ -30,6 +30,12 @@ class CoordinatorMetrics:
         self._relayed = self._counter("relayed_bytes", "Activations passed on between devices.")
         self._received = self._counter("received_bytes", "Bulk bytes received from devices.")
         self._sent = self._counter("sent_bytes", "Bulk bytes sent to devices.")
+        self._failures = Counter(
+            "shoal_coordinator_failures",
+            "Errors inside the coordinator that were contained, by the part that raised them.",
+            ["part"],
+            registry=self.registry,
+        )
         self.step_seconds = Histogram(
             "shoal_coordinator_step_seconds",
             "Time of one step of the dispatcher.",
@@ -60,6 +66,10 @@ class CoordinatorMetrics:
         """A task was given to a device."""
         self._by_tier[order.tier].inc()
 
+    def count_failure(self, part: str) -> None:
+        """An error inside the coordinator was contained."""
+        self._failures.labels(part=part).inc()
+
     def refresh(self, state: State, hub: ExchangeHub, input_bytes: int) -> None:
         """Bring the gauges up to date; called from the thread that owns the state."""
         jobs = state.jobs.values()
@@ -68,7 +78,7 @@ class CoordinatorMetrics:
         self._ready.set(sum(queue.waiting for job in jobs for queue in job.queues))
         self._running.set(sum(queue.running for job in jobs for queue in job.queues))
         draining = sum(device.draining for device in state.devices.values())
-        silent = sum(device.probed_at is not None for device in state.devices.values())
+        silent = sum(device.health.probed_at is not None for device in state.devices.values())
         counts = {
             views.DevicePhase.READY: len(state.devices) - draining - silent,
             views.DevicePhase.SILENT: silent,

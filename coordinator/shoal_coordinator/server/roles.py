@@ -2,13 +2,13 @@
 
 | who                               | may                                                     |
 |-----------------------------------|---------------------------------------------------------|
-| a client, such as shoal-operator  | everything of `Coordinator`                             |
-| shoal-worker                      | everything of `Files`                                   |
+| a client, such as shoal-operator  | call everything of `Coordinator`                        |
+| shoal-worker                      | call everything of `Files`                              |
 | any other name                    | be a device: sessions of that name, fetching fragments  |
 
-The three exclude each other: what a worker's certificate opens is files, and a device's does not
-give work. Behind a Unix socket, and without TLS, the file system and the loopback are the identity,
-and everyone may do everything.
+The three exclude each other: a worker's certificate opens files alone, and a device's submits no
+jobs. A certificate with several common names opens nothing. Behind a Unix socket, and without TLS,
+the file system and the loopback are the identity, and everyone may call everything.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from typing import Any, assert_never
 
 import grpc
 
-from shoal_protocol.channels import peer_name
+from shoal_protocol.channels import is_secured, peer_name
 from shoal_protocol.identities import WORKER
 
 
 class Role(Enum):
-    """What a caller is here; the value is how messages call it."""
+    """A caller's role; the value is its name in messages."""
 
     CLIENT = "a client"
     WORKER = "a worker"
@@ -31,9 +31,8 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """The rules of one coordinator; `clients` are the common names that may give it work."""
+    """The rules of one coordinator; `clients` are the common names that may submit jobs."""
 
-    tls: bool
     clients: frozenset[str]
 
     def role_of(self, name: str) -> Role:
@@ -43,11 +42,11 @@ class Roles:
 
     async def require(self, context: grpc.aio.ServicerContext[Any, Any], wanted: Role) -> None:
         """Abort the call with PERMISSION_DENIED for anyone else."""
-        if not self.tls or context.peer().startswith("unix:"):
+        if not is_secured(context):
             return
         name = peer_name(context)
         if name is None:
-            reason = "the certificate does not name one caller"
+            reason = "the certificate does not have exactly one common name; issue one that has"
         elif (role := self.role_of(name)) is wanted:
             return
         else:
@@ -58,7 +57,7 @@ class Roles:
 def _doing(role: Role) -> str:
     match role:
         case Role.CLIENT:
-            return "give work to this coordinator"
+            return "submit jobs to this coordinator"
         case Role.WORKER:
             return "put or fetch files"
         case Role.DEVICE:

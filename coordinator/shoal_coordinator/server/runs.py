@@ -1,8 +1,7 @@
-"""A job while it runs, as the shell sees it: its inputs, its results, and who waits for which of
-them.
+"""One run of a job: its open inputs and results, and which task waits for which results.
 
-A device's reply that a task is done, and the results that the task gave, come on two streams. The
-dispatcher is told when both are here.
+A device's reply that a task has finished, and the results of the task, come on two streams. The
+dispatcher receives the reply when both are here.
 """
 
 import asyncio
@@ -33,12 +32,12 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 logger = logging.getLogger(__name__)
 
 RESULT_PATIENCE: Final = nanoseconds(60)
-"""How long a reply waits for the results that belong to it."""
+"""How long a reply waits for its results."""
 BATCH: Final = 256
-"""Items that are made to last together."""
+"""Items whose results become durable together."""
 SMALL_BYTES: Final = 64 << 10
 HELD_BYTES: Final = 16 << 20
-"""Small results wait in memory for their item's end, all together up to this."""
+"""Small results wait in memory until their item ends, up to this in all."""
 
 _INLINE_LIMITS: Final = Limits(decoded_bytes=1 << 20)
 
@@ -49,7 +48,7 @@ Result = tuple[int, int]
 
 
 class JobRun:
-    """One job between its submission and its end."""
+    """One run of a job, from `open_run` to `close`."""
 
     def __init__(
         self,
@@ -65,49 +64,80 @@ class JobRun:
         self.wires = wire.stage_wires(document)
         self.inputs = inputs
         self.bfloat16 = frozenset(s.name for s in document.inputs if s.dtype == "bfloat16")
-        self.ended = asyncio.Event()
-        self.problem: str | None = None
-        """Why the results could not be brought to their end, although every item has ended."""
+        self.completed = results.completed()
+        """The items whose results existed when the run began."""
         self._results = results
         self._untouched = tuple(
             name for edge in document.into(MODEL) if edge.producer == MODEL for name in edge.tensors
         )
         self._writer = ThreadPoolExecutor(1, f"results of {self.name}")
         self._reader = ThreadPoolExecutor(2, f"inputs of {self.name}")
-        self._ahead = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES)
+        self._prefetch = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES)
         self._given: set[Result] = set()
         self._arrived: set[Result] = set()
         self._held: list[tuple[int, Mapping[str, Array]]] = []
         self._held_bytes = 0
-        self._parked: dict[Result, tuple[Nanoseconds, ev.TaskFinished]] = {}
+        self._waiting: dict[Result, tuple[Nanoseconds, ev.TaskFinished]] = {}
         self._finishing: list[int] = []
         self._failing: list[FailedItem] = []
-        self._last: tuple[bool, str] | None = None
         self._work = asyncio.Event()
+        self._closing = False
+        self._writing: asyncio.Task[None] | None = None
+
+    def start(self, feed: Feed, on_error: Callable[[BaseException], None]) -> None:
+        """Write results as items end, until `close`. `on_error` gets what ends that too early."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                on_error(error)
+
+        self._writing = asyncio.create_task(self._write_results(feed))
+        self._writing.add_done_callback(ended)
+
+    async def close(self, *, complete: bool) -> str | None:
+        """Store what is pending, complete the results if `complete`, and release the folders; why
+        the results could not be completed."""
+        try:
+            if self._writing is not None:
+                self._closing = True
+                self._work.set()
+                await asyncio.wait([self._writing])
+            return await self._in_writer(self._results.complete) if complete else None
+        finally:
+            await asyncio.shield(self._release_folders())
 
     def begin_epoch(self, epoch: int) -> None:
-        """A newer plan: what was under way by the older one is waited for no more."""
+        """A newer plan: results of tasks of the older one are refused from now on."""
         if epoch != self.epoch:
             self.epoch = epoch
             self._given.clear()
             self._arrived.clear()
-            self._parked.clear()
+            self._waiting.clear()
 
     # ---- inputs ----------------------------------------------------------------------------------
 
     async def read(self, item: int, names: Iterable[str]) -> dict[str, Array]:
-        """Some of an item's inputs. Raises `InputUnsuitable`."""
+        """Some of an item's inputs. Raises `InputUnsuitable`, whatever is wrong with them."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader, self.inputs.read, item, names)
+        return await loop.run_in_executor(self._reader, self._read, item, names)
 
-    def at_hand(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
-        """Some of an item's inputs, if they are small and were read already."""
-        return self._ahead.at_hand(item, names)
+    def _read(self, item: int, names: Iterable[str]) -> dict[str, Array]:
+        try:
+            return self.inputs.read(item, names)
+        except InputUnsuitable:
+            raise
+        except Exception as error:  # files come from strangers: one item fails, nothing else
+            place, reason = self.inputs.place(item), f"cannot be read: {error!r}"
+            raise InputUnsuitable(item, place, reason) from error
+
+    def prefetched(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
+        """Some of an item's inputs, if the prefetch has read them already."""
+        return self._prefetch.cached(item, names)
 
     # ---- results ---------------------------------------------------------------------------------
 
     def expect(self, order: ins.Execute) -> None:
-        """A task was given whose results will come."""
+        """A task was assigned; its results are accepted from now on."""
         if self.wires[order.stage].results:
             self._given.add((order.item, order.stage))
 
@@ -128,21 +158,21 @@ class JobRun:
             )
 
     async def take(self, received: ReceivedActivation, feed: Feed) -> None:
-        """Put a result aside, and let the reply pass that waited for it."""
+        """Buffer a result, and pass on the reply that waited for it."""
         result = (received.key.item, received.key.producer)
         if result not in self._given:
             return
         self._hold(received)
         if received.decoded_bytes > SMALL_BYTES or self._held_bytes > HELD_BYTES:
-            await self._in_writer(self._put_aside, self._let_go())
+            await self._in_writer(self._add, self._take_held())
         if result not in self._given:
             return
         self._arrived.add(result)
-        if (parked := self._parked.pop(result, None)) is not None:
-            feed(parked[1])
+        if (waiting := self._waiting.pop(result, None)) is not None:
+            feed(waiting[1])
 
     def take_inline(self, order: ins.Execute, frame: bytes) -> None:
-        """Put a task's results aside that came with its reply. Raises `TransferError`."""
+        """Buffer a task's results that came with its reply. Raises `TransferError`."""
         assembler = ActivationAssembler(
             _INLINE_LIMITS, lambda activation, _: self.admit(activation)
         )
@@ -151,25 +181,25 @@ class JobRun:
             order.item,
             order.stage,
         ):
-            raise MalformedFrame("what came with the reply are not the task's results")
+            raise MalformedFrame("the frame in the reply does not hold the task's results")
         self._hold(received)
         if self._held_bytes > HELD_BYTES:
-            self._writer.submit(self._put_aside, self._let_go())
+            self._writer.submit(self._add, self._take_held())
         self._arrived.add((received.key.item, received.key.producer))
 
     def join(self, order: ins.Execute, reply: ev.TaskFinished, feed: Feed) -> None:
-        """Tell the dispatcher of a finished task, once its results are here."""
+        """Report a finished task to the dispatcher, once its results are here."""
         result = (order.item, order.stage)
         if not self.wires[order.stage].results or result in self._arrived:
             feed(reply)
         else:
-            self._parked[result] = (Nanoseconds(reply.at + RESULT_PATIENCE), reply)
+            self._waiting[result] = (Nanoseconds(reply.at + RESULT_PATIENCE), reply)
 
     def expire(self, now: Nanoseconds, feed: Feed) -> None:
         """Give up waiting for results that are long overdue."""
-        for result, (until, reply) in list(self._parked.items()):
+        for result, (until, reply) in list(self._waiting.items()):
             if now >= until:
-                del self._parked[result]
+                del self._waiting[result]
                 failure = ev.Failure(
                     kind=ev.FailureKind.MISSING_ACTIVATION, message="the result did not arrive"
                 )
@@ -179,7 +209,7 @@ class JobRun:
         self._held.append((received.key.item, received.tensors))
         self._held_bytes += received.decoded_bytes
 
-    def _let_go(self) -> list[tuple[int, Mapping[str, Array]]]:
+    def _take_held(self) -> list[tuple[int, Mapping[str, Array]]]:
         held, self._held, self._held_bytes = self._held, [], 0
         return held
 
@@ -189,7 +219,7 @@ class JobRun:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, function, *arguments)
 
-    def _put_aside(self, held: Iterable[tuple[int, Mapping[str, Array]]]) -> None:
+    def _add(self, held: Iterable[tuple[int, Mapping[str, Array]]]) -> None:
         for item, arrays in held:
             self._results.add(item, arrays)
 
@@ -199,8 +229,8 @@ class JobRun:
         failing: list[FailedItem],
         items: list[int],
     ) -> dict[int, str]:
-        """Bring items to their end; of those that cannot be stored: why."""
-        self._put_aside(held)
+        """Make the results of items durable; of those that cannot be stored: why."""
+        self._add(held)
         if failing:
             self._results.fail(failing)
         return self._results.finish(items)
@@ -208,7 +238,7 @@ class JobRun:
     # ---- the end of items ------------------------------------------------------------------------
 
     def finish(self, item: int) -> None:
-        """All of an item's results are here: make them last."""
+        """All results of an item are here: make them durable."""
         self._finishing.append(item)
         self._work.set()
 
@@ -219,32 +249,20 @@ class JobRun:
         self._forget(item)
         self._work.set()
 
-    def finish_job(self, *, complete: bool) -> None:
-        """Every item has ended; or the job has, which leaves what stands for another try."""
-        self._last = (complete, "")
-        self._work.set()
-
-    async def run(self, feed: Feed) -> None:
-        """Write what comes to an end, in batches, until the job has."""
-        try:
-            while True:
-                await self._work.wait()
-                self._work.clear()
-                while self._finishing or self._failing:
-                    await self._write_batch(feed)
-                if self._last is not None:
-                    break
-            if self._last[0]:
-                self.problem = await self._in_writer(self._results.complete)
-        finally:
-            await asyncio.shield(self._close())
-            self.ended.set()
+    async def _write_results(self, feed: Feed) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self._finishing or self._failing:
+                await self._write_batch(feed)
+            if self._closing:
+                return
 
     async def _write_batch(self, feed: Feed) -> None:
         items, self._finishing = self._finishing[:BATCH], self._finishing[BATCH:]
         failing, self._failing = self._failing, []
         unreadable = await self._add_untouched(items)
-        problems = await self._in_writer(self._write, self._let_go(), failing, items)
+        problems = await self._in_writer(self._write, self._take_held(), failing, items)
         problems |= unreadable
         at = Nanoseconds(monotonic_ns())
         for item in items:
@@ -256,7 +274,7 @@ class JobRun:
             feed(ev.ItemStored(at=at, job=self.name, item=item, failure=failure))
 
     async def _add_untouched(self, items: list[int]) -> dict[int, str]:
-        """A model's output can be one of its inputs; no device sends such a one."""
+        """An output of the model may be one of its inputs; no device sends those."""
         problems: dict[int, str] = {}
         for item in items if self._untouched else ():
             try:
@@ -264,17 +282,17 @@ class JobRun:
             except InputUnsuitable as error:
                 problems[item] = str(error)
             else:
-                await self._in_writer(self._put_aside, [(item, arrays)])
+                await self._in_writer(self._add, [(item, arrays)])
         return problems
 
     def _forget(self, item: int) -> None:
-        self._ahead.forget(item)
+        self._prefetch.forget(item)
         for stage in range(len(self.wires)):
             self._given.discard((item, stage))
             self._arrived.discard((item, stage))
-            self._parked.pop((item, stage), None)
+            self._waiting.pop((item, stage), None)
 
-    async def _close(self) -> None:
+    async def _release_folders(self) -> None:
         loop = asyncio.get_running_loop()
         await self._in_writer(self._results.close)
         await loop.run_in_executor(self._reader, self.inputs.close)
@@ -287,8 +305,8 @@ def open_run(
     document: PartitionDocument,
     epoch: int,
     limits: FolderLimits,
-) -> tuple[JobRun, frozenset[int]]:
-    """Look at a job's inputs and take possession of its outputs; the items that are done already.
+) -> JobRun:
+    """Count a job's inputs and take possession of its outputs.
 
     Blocks on the file system. Raises `LocationRefused`, `InputsRefused`, `OutputsRefused`.
     """
@@ -306,7 +324,7 @@ def open_run(
         names=[spec.name for spec in document.outputs],
     )
     inputs.inflate_into(_spool(target, request.name))
-    return JobRun(request, document, epoch, inputs, results), results.completed()
+    return JobRun(request, document, epoch, inputs, results)
 
 
 def _spool(outputs: Path, job: str) -> Path:

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final
@@ -15,35 +16,40 @@ from typing import Any, Final
 import grpc
 
 from shoal_coordinator.dispatch.machine import Limits
-from shoal_coordinator.server.collector import search_rarely
-from shoal_coordinator.server.driver import Driver, Relay
+from shoal_coordinator.server.collector import collect_rarely
+from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import ExchangeHub
 from shoal_coordinator.server.files import FilesService
 from shoal_coordinator.server.jobs import Jobs
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.roles import Role, Roles
+from shoal_coordinator.server.routes import Relay
 from shoal_coordinator.server.service import CoordinatorService
 from shoal_coordinator.server.sessions import DeviceSession, Sessions
+from shoal_coordinator.server.supervision import supervise
 from shoal_coordinator.storage.job_records import Ledger
 from shoal_coordinator.storage.scrubber import Scrubber
 from shoal_coordinator.storage.volume import Volume
-from shoal_protocol.channels import (
-    AddressRefused,
-    Credentials,
-    add_port,
-    peer_name,
-    server_options,
-)
+from shoal_protocol.channels import AddressRefused, Credentials, is_secured, peer_name
 from shoal_protocol.exposition import ExpositionServer
+from shoal_protocol.files import file_frames
 from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
-from shoal_protocol.identities import OPERATOR
+from shoal_protocol.identities import CLIENT, OPERATOR
+from shoal_protocol.limits import (
+    STALL_SECONDS,
+    CallLimiter,
+    Stalled,
+    StallWatch,
+    TooManyCalls,
+    end_stalled,
+)
+from shoal_protocol.listener import Listener
 from shoal_protocol.services import (
     ConnectContext,
     FileContext,
     FrameContext,
     add_session_service,
 )
-from shoal_protocol.transfers import Turns, in_thread, send_fragment_file
 from shoal_protocol.units import nanoseconds
 from shoal_protocol.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from shoal_protocol.v1.files_pb2_grpc import add_FilesServicer_to_server
@@ -60,9 +66,10 @@ ANSWER_SECONDS: Final = 60.0
 STUCK_SECONDS: Final = 5.0
 FETCHES: Final = 64
 """Files that are read for devices at once; more wait their turn."""
-FETCHES_OF_ONE: Final = 8
-"""Of those, for one device."""
-CALLS: Final = 50_000
+FETCHES_EACH: Final = 8
+"""Of them for one device, which may have 64 calls open altogether."""
+CONNECTIONS: Final = 2048
+"""A device has one or two."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -74,7 +81,8 @@ class CoordinatorSettings:
     A device without a sign of life for `silence_seconds` is probed, and lost when it does not
     answer within `patience_seconds`. `metrics` is HOST:PORT. `clients` are the common names that
     may submit jobs where TLS is used. `task_seconds` is the longest that a task may take on a
-    device, its wait for another one there included.
+    device, its wait for another one there included. A caller that takes less than 64 KiB of a file
+    within `stall_seconds` is given up.
     """
 
     listen: str
@@ -86,9 +94,10 @@ class CoordinatorSettings:
     silence_seconds: float = 6.0
     patience_seconds: float = 3.0
     task_seconds: float = 540.0
+    stall_seconds: float = STALL_SECONDS
     credentials: Credentials | None = None
     insecure: bool = False
-    clients: frozenset[str] = field(default_factory=lambda: frozenset({"shoal", OPERATOR}))
+    clients: frozenset[str] = field(default_factory=lambda: frozenset({CLIENT, OPERATOR}))
     exit_with_parent: bool = False
 
 
@@ -99,7 +108,7 @@ def run_coordinator(settings: CoordinatorSettings) -> int:
     """
     if settings.exit_with_parent:
         _exit_with_parent()
-    search_rarely()
+    collect_rarely()
     return asyncio.run(_serve_until_told(settings))
 
 
@@ -156,13 +165,12 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     suspects = Scrubber(volume)
     driver.on_corrupt = suspects.report
     jobs = Jobs(driver, store, ledger, volume)
-    roles = Roles(tls=tls, clients=settings.clients)
-    server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CALLS)
-    add_session_service(server, _SessionService(sessions, store, suspects, roles))
-    add_CoordinatorServicer_to_server(
-        CoordinatorService(jobs, driver, sessions, store, roles), server
+    roles = Roles(clients=settings.clients)
+    listener = _listener(
+        _SessionService(sessions, store, suspects, roles, settings.stall_seconds),
+        CoordinatorService(jobs, driver, sessions, store, roles),
+        FilesService(volume, roles, jobs.runs),
     )
-    add_FilesServicer_to_server(FilesService(volume, roles, jobs.runs), server)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(ledger.close)
         await asyncio.to_thread(volume.sweep)
@@ -170,20 +178,34 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         if settings.metrics is not None:
             exposition = stack.enter_context(_exposition(settings.metrics, driver, metrics))
             url = exposition.url
-        port = add_port(server, settings.listen, settings.credentials, insecure=settings.insecure)
-        await server.start()
-        stack.push_async_callback(server.stop, GRACE_SECONDS)
+        port = await listener.open(
+            settings.listen, settings.credentials, insecure=settings.insecure
+        )
+        stack.push_async_callback(listener.stop, GRACE_SECONDS)
         stack.callback(sessions.close, "the coordinator stops")
         stack.push_async_callback(driver.deliveries.close)
         stack.push_async_callback(suspects.close)
         stack.push_async_callback(jobs.close)
-        ticking = asyncio.create_task(driver.tick())
-        measuring = asyncio.create_task(_measure(driver, hub, metrics))
-        stack.callback(ticking.cancel)
-        stack.callback(measuring.cancel)
+        for name, task in (
+            ("tick", driver.tick),
+            ("metrics", partial(_measure, driver, hub, metrics)),
+            ("statistics", jobs.record_statistics),
+        ):
+            stack.callback(supervise(name, task, metrics.count_failure).cancel)
         jobs.resume()
         logger.info("listening on %s", settings.listen)
         yield Coordinator(driver, jobs, sessions, port, url)
+
+
+def _listener(
+    session: "_SessionService", coordinator: CoordinatorService, files: FilesService
+) -> Listener:
+    def register(server: grpc.aio.Server) -> None:
+        add_session_service(server, session)
+        add_CoordinatorServicer_to_server(coordinator, server)
+        add_FilesServicer_to_server(files, server)
+
+    return Listener(register, connections=CONNECTIONS)
 
 
 def _exposition(address: str, driver: Driver, metrics: CoordinatorMetrics) -> ExpositionServer:
@@ -212,13 +234,19 @@ class _SessionService:
     """The streams of devices, and the fragments that they fetch."""
 
     def __init__(
-        self, sessions: Sessions, store: FragmentStore, suspects: Scrubber, roles: Roles
+        self,
+        sessions: Sessions,
+        store: FragmentStore,
+        suspects: Scrubber,
+        roles: Roles,
+        stall_seconds: float,
     ) -> None:
+        self._stall_seconds = stall_seconds
         self._sessions = sessions
         self._store = store
         self._suspects = suspects
         self._roles = roles
-        self._turns = Turns(each=FETCHES_OF_ONE, total=FETCHES)
+        self._fetches = CallLimiter(total=FETCHES, each=FETCHES_EACH, waiting=64 - FETCHES_EACH)
 
     async def connect(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> None:
         await self._roles.require(context, Role.DEVICE)
@@ -229,18 +257,35 @@ class _SessionService:
         await self._sessions.exchange(requests, context)
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
-        """A file of a fragment from an offset on, read in a thread as fast as it is taken."""
+        """A file of a fragment from an offset on, read in a thread as fast as it is taken. A caller
+        that takes next to nothing is given up."""
         await self._roles.require(context, Role.DEVICE)
-        async with self._turns.of(peer_name(context)):
-            try:
-                file, size = await in_thread(self._store.open, request.digest, request.file)
-            except FragmentMissing as error:
-                reason = self._suspects.why_missing(request.digest) or str(error)
-                await context.abort(grpc.StatusCode.NOT_FOUND, reason)
-            except OSError as error:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            with file:
-                await send_fragment_file(file, size, request, context)
+        caller = peer_name(context) if is_secured(context) else None
+        try:
+            async with self._fetches.turn(caller):
+                await self._send_file(request, context)
+        except TooManyCalls as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except Stalled as error:
+            await end_stalled(context, error)
+
+    async def _send_file(self, request: FetchFragmentRequest, context: FileContext) -> None:
+        try:
+            file, size = await asyncio.to_thread(self._store.open, request.digest, request.file)
+        except FragmentMissing as error:
+            reason = self._suspects.why_missing(request.digest) or str(error)
+            await context.abort(grpc.StatusCode.NOT_FOUND, reason)
+        except OSError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        with file:
+            if request.offset > size:
+                reason = f"offset {request.offset} of {size} bytes"
+                await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)
+            watch = StallWatch(seconds=self._stall_seconds)
+            frames = file_frames(file, request, size)
+            while (frame := await asyncio.to_thread(next, frames, None)) is not None:
+                await watch.wait(context.write(frame))
+                watch.progress(len(frame))
 
 
 def _exit_with_parent() -> None:

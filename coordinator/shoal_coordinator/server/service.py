@@ -1,4 +1,4 @@
-"""What the coordinator offers to those who give it work (`v1/coordinator.proto`)."""
+"""The service for clients: jobs, devices and fragments (`v1/coordinator.proto`)."""
 
 import asyncio
 import logging
@@ -9,8 +9,10 @@ from typing import Any, Final, NoReturn
 import grpc
 
 from shoal_coordinator.dispatch import views
+from shoal_coordinator.jobs.state import Job
+from shoal_coordinator.jobs.values import Refusal
 from shoal_coordinator.server.driver import Driver
-from shoal_coordinator.server.jobs import Job, JobRefused, Jobs, Refusal
+from shoal_coordinator.server.jobs import JobRefused, Jobs
 from shoal_coordinator.server.roles import Role, Roles
 from shoal_coordinator.server.sessions import Sessions
 from shoal_coordinator.server.statuses import device_status
@@ -21,7 +23,7 @@ from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorServicer
 logger = logging.getLogger(__name__)
 
 PREPARE_SECONDS: Final = 5.0
-"""How long a submission waits to hear whether inputs and outputs will do."""
+"""How long a submission waits until the job runs, or its folders are refused."""
 CANCEL_SECONDS: Final = 5.0
 SHORTEST_INTERVAL_SECONDS: Final = 0.05
 LONGEST_INTERVAL_SECONDS: Final = 60.0
@@ -40,7 +42,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class CoordinatorService(CoordinatorServicer):
-    """The calls of clients; nobody else's (see `roles`)."""
+    """The calls of clients, and of nobody else (see `roles`)."""
 
     def __init__(
         self,
@@ -60,10 +62,10 @@ class CoordinatorService(CoordinatorServicer):
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.JobStatus:
         await self._roles.require(context, Role.CLIENT)
         try:
-            job = self._jobs.submit(request)
+            job = await self._jobs.submit(request)
         except JobRefused as error:
             await _abort(context, _CODES[error.refusal], str(error))
-        await _within(job.prepared, PREPARE_SECONDS)
+        await self._jobs.settled(job, PREPARE_SECONDS)
         return self._jobs.status(job)
 
     async def WatchJob(
@@ -81,17 +83,18 @@ class CoordinatorService(CoordinatorServicer):
                 yield status
         finally:
             self._watchers -= 1
-        if not job.ended.is_set():
-            await _abort(context, grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
+        if not job.has_ended:
+            gone = "the coordinator stops" if self._jobs.closed else "the job was not recorded"
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, gone)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: _Context) -> pb.JobStatus:
         await self._roles.require(context, Role.CLIENT)
         job = self._jobs.find(request.name)
         if job is None:
             await _abort(context, grpc.StatusCode.NOT_FOUND, _unknown(request.name))
-        if not job.ended.is_set():
+        if not job.has_ended:
             self._jobs.cancel(job, request.reason)
-            await _within(job.ended, CANCEL_SECONDS)
+            await self._jobs.ended(job, CANCEL_SECONDS)
         return self._jobs.status(job)
 
     async def ListDevices(
@@ -131,16 +134,16 @@ class CoordinatorService(CoordinatorServicer):
 
     async def _statuses(self, job: Job, interval: float) -> AsyncIterator[pb.JobStatus]:
         """The status now, whenever it changed, and the last one."""
-        told: pb.JobStatus | None = None
+        sent: pb.JobStatus | None = None
         while True:
-            ended = job.ended.is_set()
+            ended = job.has_ended
             status = self._jobs.status(job)
-            if told is None or ended or _differs(status, told):
+            if sent is None or ended or _differs(status, sent):
                 yield status
-                told = status
-            if ended or self._jobs.closed:
+                sent = status
+            if ended or self._jobs.closed or job not in self._jobs.all():
                 return
-            await _within(job.stirred, interval)
+            await self._jobs.ended(job, interval)
 
 
 async def _abort(context: _Context, code: grpc.StatusCode, reason: str) -> NoReturn:
@@ -148,18 +151,10 @@ async def _abort(context: _Context, code: grpc.StatusCode, reason: str) -> NoRet
     raise AssertionError("abort always raises")
 
 
-async def _within(event: asyncio.Event, timeout_seconds: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            await event.wait()
-    except TimeoutError:
-        pass
-
-
-def _differs(status: pb.JobStatus, told: pb.JobStatus) -> bool:
+def _differs(status: pb.JobStatus, sent: pb.JobStatus) -> bool:
     """Whether more than time has passed."""
     now, before = pb.JobStatus(), pb.JobStatus()
-    for target, source in ((now, status), (before, told)):
+    for target, source in ((now, status), (before, sent)):
         target.CopyFrom(source)
         target.seconds = target.items_per_second = 0
     return now != before

@@ -1,67 +1,65 @@
-"""Submissions of one job beside one another: whether they are the same work, and what changes.
+"""Submissions as messages, and as the jobs' machine knows them.
 
 What a job is never changes while it runs. How it is done may: by a newer plan, and on other terms
 (priority, parallelism, deadline).
 """
 
+import hashlib
+import json
 from typing import Final
 
-from shoal_protocol.partition import DocumentRefused, document_from_json
+from shoal_coordinator.jobs.values import Plan, Submission, Terms
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 _PLAN: Final = ("epoch", "stages")
 _TERMS: Final = ("priority", "parallelism", "active_deadline_seconds")
 
 
-def same_work(one: pb.SubmitJobRequest, other: pb.SubmitJobRequest) -> bool:
-    """Whether two submissions differ at most in plan and terms. Of the partition its fragments
-    count, and not the words: another version may have others for the same.
+def submission_of(request: pb.SubmitJobRequest, document: PartitionDocument) -> Submission:
+    """A checked request. Of the partition its fragments and edges count, and not the words: another
+    version may have others for the same work.
     """
-    same_partition = one.partition == other.partition or (
-        _fragments(one.partition) == _fragments(other.partition)
-    )
-    return same_partition and _rest(one) == _rest(other)
-
-
-def amended(known: pb.SubmitJobRequest, newer: pb.SubmitJobRequest) -> pb.SubmitJobRequest:
-    """What is known, with the terms of `newer`, and its plan if that is of a higher epoch."""
-    both = pb.SubmitJobRequest()
-    both.CopyFrom(known)
-    both.priority = newer.priority
-    both.parallelism = newer.parallelism
-    both.active_deadline_seconds = newer.active_deadline_seconds
-    if newer.epoch > known.epoch:
-        both.epoch = newer.epoch
-        del both.stages[:]
-        both.stages.extend(newer.stages)
-    return both
-
-
-def as_submitted(status: pb.JobStatus, request: pb.SubmitJobRequest) -> pb.JobStatus:
-    """The status, with what the job was submitted with last."""
-    status.plan = request.epoch
-    status.terms.CopyFrom(
-        pb.Terms(
-            priority=request.priority,
-            parallelism=request.parallelism,
-            active_deadline_seconds=request.active_deadline_seconds,
-        )
-    )
-    return status
-
-
-def _rest(request: pb.SubmitJobRequest) -> pb.SubmitJobRequest:
     rest = pb.SubmitJobRequest()
     rest.CopyFrom(request)
     for name in (*_PLAN, *_TERMS, "partition"):
         rest.ClearField(name)
-    return rest
+    edges = sorted((edge.producer, edge.consumer, *edge.tensors) for edge in document.edges)
+    content = [document.model_digest, [each.digest for each in document.fragments], edges]
+    text = json.dumps(content).encode() + rest.SerializeToString(deterministic=True)
+    work = hashlib.sha256(text).hexdigest()
+    return Submission(work=work, plan=plan_of(request), terms=terms_of(request))
 
 
-def _fragments(partition: bytes) -> object:
-    try:
-        document = document_from_json(partition)
-    except DocumentRefused:
-        return partition
-    wires = {(edge.producer, edge.consumer, edge.tensors) for edge in document.edges}
-    return document.model_digest, [each.digest for each in document.fragments], wires
+def plan_of(request: pb.SubmitJobRequest) -> Plan:
+    stages = tuple(tuple(each.devices) for each in request.stages)
+    return Plan(number=request.epoch, stages=stages)
+
+
+def terms_of(request: pb.SubmitJobRequest) -> Terms:
+    return Terms(
+        priority=request.priority,
+        parallelism=request.parallelism,
+        active_deadline_seconds=request.active_deadline_seconds,
+    )
+
+
+def request_of(work: pb.SubmitJobRequest, submission: Submission) -> pb.SubmitJobRequest:
+    """The request of some work, with the plan and the terms of `submission`."""
+    request = pb.SubmitJobRequest()
+    request.CopyFrom(work)
+    request.epoch = submission.plan.number
+    del request.stages[:]
+    request.stages.extend(pb.StagePlacement(devices=each) for each in submission.plan.stages)
+    for name in _TERMS:
+        setattr(request, name, getattr(submission.terms, name))
+    return request
+
+
+def as_submitted(status: pb.JobStatus, plan: Plan, terms: Terms) -> pb.JobStatus:
+    """The status, with what the job was submitted with last."""
+    status.plan = plan.number
+    for name in _TERMS:
+        setattr(status.terms, name, getattr(terms, name))
+    status.terms.SetInParent()
+    return status

@@ -1,10 +1,10 @@
 """NumPy's `.npy` and `.npz` files, read and written piece by piece.
 
-Files come from strangers: nothing is unpickled, every size in a header is checked against the file
+Files are untrusted: nothing is unpickled, every size in a header is checked against the file
 and a limit before anything is allocated, and data is read with `pread`, so that a file which
 shrinks meanwhile is an error and not a bus error. Only the bytes asked for are read. Members of a
 compressed `.npz` have no random access: they are inflated once into an unnamed file, and read from
-there. So are the rows of an array in Fortran order, written row by row (`row_order`).
+there. So are the rows of an array in Fortran order: it is copied in C order first (`row_order`).
 """
 
 import io
@@ -15,8 +15,8 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Literal
@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from shoal_coordinator.storage.row_order import turn
+from shoal_coordinator.storage.row_order import copy_in_c_order
 from shoal_protocol.units import format_bytes
 
 Array = npt.NDArray[Any]
@@ -32,6 +32,14 @@ Array = npt.NDArray[Any]
 _HEADER_BYTES: Final = 64 * 1024
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 _COPY_BYTES: Final = 1024 * 1024
+_MAX_RANK: Final = 32
+"""Axes that every version of NumPy can make an array of."""
+_ITEM_BYTES: Final = 2 * 1024**3
+_SHARE_OF_MEMORY: Final = 4
+_CGROUP_LIMITS: Final = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 SOLE: Final = ""
 """Name of the one array of an `.npy` file."""
 
@@ -40,13 +48,24 @@ class UnreadableArrays(Exception):
     """A file that is no sound `.npy` or `.npz`, or is over a limit."""
 
 
+def default_item_bytes() -> int:
+    """A quarter of the memory that this process may use (an item is read, put into C order and
+    encoded), at most 2 GiB."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _CGROUP_LIMITS:
+        with suppress(OSError, ValueError):
+            memory = min(memory, int(path.read_text()))
+    return min(_ITEM_BYTES, memory // _SHARE_OF_MEMORY)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a stranger's file may ask for."""
+    """What an untrusted file may ask for. `item_bytes` bounds the decoded size of one item, and
+    of each array that is read whole."""
 
     members: int = 256
     array_bytes: int = 256 * 1024**3
-    item_bytes: int = 2 * 1024**3
+    item_bytes: int = field(default_factory=default_item_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +98,9 @@ def read_headers(path: Path, limits: Limits) -> dict[str, ArrayHeader]:
             return _archive_headers(file, limits)
     except UnreadableArrays:
         raise
-    except (
-        OSError,
-        ValueError,
-        zipfile.BadZipFile,
-        zlib.error,
-        NotImplementedError,
-        EOFError,
-    ) as e:
-        raise UnreadableArrays(f"is no readable {path.suffix} file: {e}") from e
+    except Exception as e:  # damaged bytes make zipfile and NumPy raise nearly anything
+        reason = str(e) or type(e).__name__
+        raise UnreadableArrays(f"is no readable {path.suffix} file: {reason}") from e
 
 
 def _archive_headers(file: BinaryIO, limits: Limits) -> dict[str, ArrayHeader]:
@@ -147,8 +160,13 @@ def _parse_header(name: str, file: Any, total_bytes: int, limits: Limits) -> Arr
         raise UnreadableArrays(f"has {label} in format version {version}")
     if dtype.hasobject or dtype.fields is not None or dtype.subdtype is not None:
         raise UnreadableArrays(f"has {label} with elements of type {dtype}, which is not read")
-    if any(size < 0 for size in shape):
-        raise UnreadableArrays(f"has {label} of shape {shape}")
+    if dtype.itemsize == 0:
+        raise UnreadableArrays(f"has {label} with elements of type {dtype}, which have no size")
+    # NumPy multiplies the other axes even where one of them is 0.
+    size_bytes = math.prod(max(1, size) for size in shape) * dtype.itemsize
+    impossible = size_bytes > np.iinfo(np.intp).max
+    if any(size < 0 for size in shape) or len(shape) > _MAX_RANK or impossible:
+        raise UnreadableArrays(f"has {label} of shape {shape}, which no array can have")
     header = ArrayHeader(
         name=name,
         dtype=dtype,
@@ -178,7 +196,7 @@ class ArrayFile:
         self._spool = spool
         self._resources = ExitStack()
         self._inflated: dict[str, BinaryIO] = {}
-        self._turned: dict[str, BinaryIO] = {}
+        self._in_c_order: dict[str, BinaryIO] = {}
         self.headers = read_headers(path, limits)
         try:
             self._file = self._resources.enter_context(path.open("rb"))
@@ -211,14 +229,16 @@ class ArrayFile:
                 array = np.frombuffer(data, header.dtype).reshape(header.shape, order=order)
             else:
                 array = self._read_rows(header, *rows.indices(header.shape[0])[:2])
-        except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as e:
-            raise UnreadableArrays(f"cannot be read: {e}") from e
+        except UnreadableArrays:
+            raise
+        except Exception as e:  # as above; the file may have changed since its headers were read
+            raise UnreadableArrays(f"cannot be read: {str(e) or type(e).__name__}") from e
         return _little_endian(np.asarray(array, order="C"))
 
     def _read_rows(self, header: ArrayHeader, first: int, last: int) -> Array:
         file, offset = self._data_file(header), header.offset
         if header.fortran:
-            file, offset = self._turned_file(header), 0
+            file, offset = self._rows_file(header), 0
         row_bytes = math.prod(header.shape[1:]) * header.dtype.itemsize
         start, count = offset + first * row_bytes, (last - first) * row_bytes
         data = np.frombuffer(self._read_bytes(header, file, start, count), header.dtype)
@@ -262,46 +282,56 @@ class ArrayFile:
             self._inflated[header.name] = file
         return self._inflated[header.name]
 
-    def _turned_file(self, header: ArrayHeader) -> BinaryIO:
+    def _rows_file(self, header: ArrayHeader) -> BinaryIO:
         """The array's rows, one after the other, from the start of an unnamed file."""
-        if header.name not in self._turned:
-            source = self._data_file(header)
-            self._check(header, self._pieces(header, source))
-            file = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 (closed with the stack)
-            self._resources.enter_context(file)
-            columns = math.prod(header.shape[1:])
+        if header.name not in self._in_c_order:
             try:
-                turn(
-                    source.fileno(),
-                    header.offset,
-                    file.fileno(),
-                    header.shape[0],
-                    columns,
-                    header.dtype.itemsize,
-                )
+                self._in_c_order[header.name] = self._copy_rows(header)
             except OSError as error:
                 raise UnreadableArrays(
-                    f"has {header.name or 'its array'} in Fortran order, which needs "
-                    f"{format_bytes(header.data_bytes)} of temporary disk to be read by rows "
+                    f"has {header.name or 'its array'} in Fortran order, which needs up to "
+                    f"{format_bytes(2 * header.data_bytes)} of temporary disk to be read by rows "
                     f"({error.strerror}); save it in C order (numpy.ascontiguousarray)"
                 ) from error
-            self._turned[header.name] = file
-        return self._turned[header.name]
+        return self._in_c_order[header.name]
 
-    def _pieces(self, header: ArrayHeader, source: BinaryIO) -> Iterator[bytearray]:
+    def _copy_rows(self, header: ArrayHeader) -> BinaryIO:
+        source, offset = self._data_file(header), header.offset
+        with ExitStack() as resources:
+            if not header.compressed:
+                # A file that somebody can cut short must not be mapped: that would be a bus error.
+                copy = resources.enter_context(tempfile.TemporaryFile(dir=self._spool))
+                self._check(header, self._pieces(header, source, copy))
+                source, offset = copy, 0
+            target = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 (closed with the stack)
+            self._resources.enter_context(target)
+            copy_in_c_order(
+                source,
+                offset,
+                target,
+                rows=header.shape[0],
+                columns=math.prod(header.shape[1:]),
+                element_bytes=header.dtype.itemsize,
+            )
+        return target
+
+    def _pieces(self, header: ArrayHeader, source: BinaryIO, copy: BinaryIO) -> Iterator[bytearray]:
+        """The array's data, which is written to `copy` on the way."""
         for done in range(0, header.data_bytes, _COPY_BYTES):
             size = min(_COPY_BYTES, header.data_bytes - done)
-            yield self._read_bytes(header, source, header.offset + done, size)
+            piece = self._read_bytes(header, source, header.offset + done, size)
+            copy.write(piece)
+            yield piece
+        copy.flush()
 
     @staticmethod
     def _check(header: ArrayHeader, data: Iterable[bytearray]) -> None:
         """Against the archive's checksum, if there is one; what was inflated has been checked."""
-        if header.checksum is None or header.compressed:
-            return
+        checked = header.checksum is not None and not header.compressed
         found = zlib.crc32(header.header)
         for piece in data:
-            found = zlib.crc32(piece, found)
-        if found != header.checksum:
+            found = zlib.crc32(piece, found) if checked else found
+        if checked and found != header.checksum:
             raise UnreadableArrays(f"is damaged: the checksum of {header.name!r} does not match")
 
 

@@ -35,6 +35,7 @@ from shoal_coordinator.storage.arrays import (
     read_headers,
 )
 from shoal_protocol.partition import TensorSpec
+from shoal_protocol.units import format_bytes
 
 _SUFFIXES: Final = (".npy", ".npz")
 _OPEN_FILES: Final = 4
@@ -89,7 +90,7 @@ class FolderLimits:
 @dataclass(frozen=True, slots=True)
 class FileContents:
     """What a file holds: `stacked` names the arrays that have one row per item (None: the file is
-    one item as it stands), `problem` says why no item of it can run. `joined`: the rows lie along
+    one item as it is), `problem` says why no item of it can run. `joined`: the rows lie along
     the model's own first axis, not along one more. `item_bytes` is what reading one item takes."""
 
     items: int
@@ -191,7 +192,7 @@ class InputSet:
             return self._open[number]
         file = self.files[number]
         arrays = ArrayFile(self.folder / file.name, limits=self._limits.arrays, spool=self._spool)
-        if _classify(arrays.headers, self._model_inputs) != file.contents:
+        if _classify(arrays.headers, self._model_inputs, self._limits.arrays) != file.contents:
             arrays.close()
             raise UnreadableArrays("was changed after the job had begun")
         self._open[number] = arrays
@@ -223,7 +224,7 @@ def scan_inputs(
             contents = FileContents(1, problem=str(e))
             digest.update(f"{name}\0unreadable\0".encode())
         else:
-            contents = _classify(headers, model_inputs)
+            contents = _classify(headers, model_inputs, limits.arrays)
             digest.update(_fingerprint(folder / name, headers))
         files.append(InputFile(name, first, contents))
         first += contents.items
@@ -267,8 +268,8 @@ def _names(folder: Path, limits: FolderLimits) -> list[str]:
 
 
 def _fingerprint(path: Path, headers: Mapping[str, ArrayHeader]) -> bytes:
-    """What tells a file from another of the same name: an archive has checksums of its members; a
-    small `.npy` is read; of a large one, its time of change must do."""
+    """What distinguishes a file from another of the same name: an archive has checksums of its
+    members; a small `.npy` is read; of a large one, the time of its last change must do."""
     parts = [path.name]
     for header in headers.values():
         parts.append(f"{header.name}:{header.dtype.str}:{header.shape}:{header.checksum}")
@@ -282,7 +283,7 @@ def _fingerprint(path: Path, headers: Mapping[str, ArrayHeader]) -> bytes:
 
 
 def _classify(
-    headers: Mapping[str, ArrayHeader], model_inputs: tuple[TensorSpec, ...]
+    headers: Mapping[str, ArrayHeader], model_inputs: tuple[TensorSpec, ...], limits: Limits
 ) -> FileContents:
     """How a file with these arrays serves the model."""
     if SOLE in headers:
@@ -316,17 +317,39 @@ def _classify(
                 1, problem=_misfit(spec, headers[spec.name], "has rank", len(shape))
             )
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        return FileContents(1, problem=f"stacks arrays of different lengths: {told}")
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        return FileContents(1, problem=f"stacks arrays of different lengths: {listed}")
+    return _contents(headers, model_inputs, lengths, shapes, limits)
+
+
+def _contents(
+    headers: Mapping[str, ArrayHeader],
+    model_inputs: tuple[TensorSpec, ...],
+    lengths: Mapping[str, int],
+    shapes: Mapping[str, tuple[int, ...]],
+    limits: Limits,
+) -> FileContents:
+    """What a file holds whose arrays have the model's ranks: `lengths` are the rows of those that
+    are stacked, `shapes` what one item has of each."""
     ranks = {spec.name: len(spec.shape or ()) for spec in model_inputs}
+    items = next(iter(lengths.values()), 1)
+    sizes = {name: headers[name].dtype.itemsize * math.prod(shapes[name]) for name in shapes}
+    if items > 1 and not any(sizes[name] for name in lengths):
+        # Otherwise some hundred bytes could ask for millions of runs.
+        return FileContents(1, problem=f"stacks {items} rows, none of which holds an element")
+    problem = _unsuitable(headers, shapes, model_inputs)
+    item_bytes = sum(sizes.values())
+    if problem is None and item_bytes > limits.item_bytes:
+        problem = (
+            f"needs {format_bytes(item_bytes)} for one item, and {format_bytes(limits.item_bytes)} "
+            "is the most that this coordinator reads; give it more memory, or smaller items"
+        )
     return FileContents(
-        items=next(iter(lengths.values()), 1),
+        items=items,
         stacked=tuple(lengths) if lengths else None,
-        problem=_unsuitable(headers, shapes, model_inputs),
+        problem=problem,
         joined=all(len(headers[name].shape) == ranks[name] for name in lengths),
-        item_bytes=sum(
-            headers[name].dtype.itemsize * math.prod(shape) for name, shape in shapes.items()
-        ),
+        item_bytes=item_bytes,
     )
 
 

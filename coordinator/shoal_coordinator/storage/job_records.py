@@ -1,43 +1,47 @@
-"""The jobs that were submitted, on disk, so that a coordinator that dies goes on with them.
+"""The jobs that were submitted, on disk, so that the next coordinator resumes them.
 
-`STATE/jobs/NAME.json` holds the request, the newest epoch, and whether the job has ended. Ended
-ones are kept for their epoch: agents refuse an older one of a job that they have heard of.
+`STATE/jobs/NAME.json` holds the request, the newest epoch, and the status of a job that has ended.
+Ended jobs stay for their epoch: agents refuse an older one of a job that they know.
+`STATE/jobs/NAME.tally` holds the job's statistics over all its runs: it is written every few
+seconds while the job runs, and the request may be large.
 """
 
 import fcntl
 import json
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from google.protobuf import json_format
 
+from shoal_coordinator.jobs.values import NOTHING, Tally
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.v1.coordinator_pb2 import JobStatus, SubmitJobRequest
 
 logger = logging.getLogger(__name__)
 
 _VERSION: Final = 1
-KEPT_ENDED: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """A job that was submitted: its `request` while it runs, its `status` once it has ended,
-    neither when it was removed. `submitted_seconds` is when, by the clock on the wall (since 1970),
-    which is the only one that two coordinators share; None where nobody noted it."""
+class JobRecord:
+    """A job: its `request` while it runs, its `status` and the digest of its `work` once it has
+    ended, none of them when it was removed. `submitted_seconds` is when, since 1970 by the wall
+    clock, which is the only one that two coordinators share; None where nobody recorded it."""
 
     name: str
     epoch: int
     request: SubmitJobRequest | None = None
     status: JobStatus | None = None
+    work: str = ""
     submitted_seconds: float | None = None
+    tally: Tally = NOTHING
 
 
 class Ledger:
-    """The submissions by name."""
+    """The records by name."""
 
     def __init__(self, state: Path) -> None:
         """Raises `OSError` where the folder cannot be made, or another coordinator uses it."""
@@ -55,43 +59,88 @@ class Ledger:
         """Let another coordinator have the folder."""
         os.close(self._lock)
 
-    def load(self) -> dict[str, Submission]:
-        """Everything that stands there; what cannot be read is left aside with a warning."""
-        found: dict[str, Submission] = {}
+    def load(self) -> dict[str, JobRecord]:
+        """All records; one that cannot be read is skipped with a warning."""
+        found: dict[str, JobRecord] = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
-                submission = _parse(path.read_bytes())
+                record = _parse(path.read_bytes(), self._load_tally(path.stem))
             except (OSError, ValueError, json_format.ParseError) as error:
                 logger.warning("%s is not read: %s", path, error)
                 continue
-            if f"{submission.name}.json" == path.name:
-                found[submission.name] = submission
+            if f"{record.name}.json" == path.name:
+                found[record.name] = record
         return found
 
-    def put(self, submission: Submission) -> None:
-        """Note a job; it stands when this returns. Raises `OSError`."""
+    def put(self, record: JobRecord) -> None:
+        """Record a job; it is durable on return. Raises `OSError`."""
         document: dict[str, object] = {
             "version": _VERSION,
-            "name": submission.name,
-            "epoch": submission.epoch,
+            "name": record.name,
+            "epoch": record.epoch,
         }
-        if submission.request is not None:
-            document["request"] = json_format.MessageToDict(submission.request)
-        if submission.submitted_seconds is not None:
-            document["submitted_seconds"] = submission.submitted_seconds
-        if submission.status is not None:
-            document["status"] = json_format.MessageToDict(submission.status)
-        replace_file(self._path(submission.name), json.dumps(document).encode())
+        if record.request is not None:
+            document["request"] = json_format.MessageToDict(record.request)
+        if record.work:
+            document["work"] = record.work
+        if record.submitted_seconds is not None:
+            document["submitted_seconds"] = record.submitted_seconds
+        if record.status is not None:
+            document["status"] = json_format.MessageToDict(record.status)
+        self.put_tally(record.name, record.tally)
+        replace_file(self._path(record.name), json.dumps(document).encode())
+
+    def put_tally(self, name: str, tally: Tally) -> None:
+        """Record a job's statistics; they are durable on return. Raises `OSError`."""
+        if tally == NOTHING:
+            self._tally_path(name).unlink(missing_ok=True)
+        else:
+            replace_file(self._tally_path(name), json.dumps(asdict(tally)).encode())
 
     def forget(self, name: str) -> None:
-        """Drop an ended job for good."""
+        """Delete the record of an ended job. Raises `OSError`."""
+        self._tally_path(name).unlink(missing_ok=True)
         self._path(name).unlink(missing_ok=True)
+
+    def _load_tally(self, name: str) -> Tally:
+        try:
+            return _parse_tally(self._tally_path(name).read_bytes())
+        except FileNotFoundError:
+            return NOTHING
+        except (OSError, ValueError) as error:
+            logger.warning("the statistics of job %s are not read: %s", name, error)
+            return NOTHING
+
+    def _tally_path(self, name: str) -> Path:
+        return self._folder / f"{name}.tally"
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"
 
 
-def _parse(content: bytes) -> Submission:
+def _parse_tally(content: bytes) -> Tally:
+    match json.loads(content):
+        case {
+            "stored": int(stored),
+            "retries": int(retries),
+            "seconds": float(seconds),
+            "started_seconds": float() | None as started,
+            "tier_hits": list(tier_hits),
+            "finished": list(finished),
+        }:
+            return Tally(
+                stored=stored,
+                retries=retries,
+                seconds=seconds,
+                started_seconds=started,
+                tier_hits=tuple(map(int, tier_hits)),
+                finished=tuple(map(int, finished)),
+            )
+        case _:
+            raise ValueError("they are of another version")
+
+
+def _parse(content: bytes, tally: Tally) -> JobRecord:
     match json.loads(content):
         case {"version": 1, "name": str(name), "epoch": int(epoch), **rest}:
             request = status = None
@@ -103,12 +152,14 @@ def _parse(content: bytes) -> Submission:
                 case _:
                     pass  # it was removed
             submitted = rest.get("submitted_seconds")
-            return Submission(
+            return JobRecord(
                 name=name,
                 epoch=epoch,
                 request=request,
                 status=status,
+                work=str(rest.get("work", "")),
                 submitted_seconds=submitted if isinstance(submitted, float) else None,
+                tally=tally,
             )
         case _:
             raise ValueError("it is of another version")

@@ -1,10 +1,16 @@
 """Results of the items of one file, while the file is not complete; and how the file is made of
 them.
 
-A part is a sequence of records, each with some arrays of one item: length of a JSON head, the head,
-the arrays' bytes. An item's records form a chain from the newest to the oldest, so a stage that ran
-again replaces what it gave before. What is known per item is one offset, so that a file of millions
-of rows takes little memory.
+A part is a log of records, each with some arrays of one item:
+
+    length of the head (4 bytes), length of the data (8), CRC-32 of these and of the head (4),
+    head (JSON: row, where the row's record before it starts, name, dtype, shape and CRC-32 of
+    each array), data (the arrays, C order, little-endian)
+
+A record is its own proof: an item is stored once its records hold all of the model's outputs and
+are on the disk, and opening the part verifies all checksums. An item's records form a chain from
+the newest to the oldest, so a stage that ran again replaces what it gave before. The memory per
+item is one offset, so that a file of millions of rows takes little.
 
 The newest records are the part's *tail*: in memory, until it is long enough or the part is synced.
 So the rows of a batch cost one write, and a small file of one item is made without its part ever
@@ -14,20 +20,28 @@ touching the disk.
 import contextlib
 import io
 import json
+import math
 import os
+import re
 import struct
+import zlib
 from array import array as packed
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
 from shoal_coordinator.storage.arrays import Array, ArrayStream, write_archive
+from shoal_coordinator.storage.folders import Folder
+from shoal_coordinator.storage.journal import write_at
 
 ROWS: Final = "__rows__"
-_LENGTH: Final = struct.Struct("<I")
+_LENGTHS: Final = struct.Struct("<IQ")
+_CHECKSUM: Final = struct.Struct("<I")
+_PREFIX_BYTES: Final = _LENGTHS.size + _CHECKSUM.size
+_HEAD_BYTES: Final = 16 << 20
+_DTYPE: Final = re.compile("[<|=][biufcU][0-9]{1,9}")
 _COPY_BYTES: Final = 1024 * 1024
 _TAIL_BYTES: Final = 256 * 1024
 _ABSENT: Final = -1
@@ -36,7 +50,7 @@ _ABSENT: Final = -1
 @dataclass(frozen=True, slots=True)
 class ResultFile:
     """A file to be made. Its items are numbered from `first`; one that is not `stacked` has one
-    item, whose arrays stand as they are. `joined` rows have the model's own first axis, of length
+    item, whose arrays are not stacked. `joined` rows have the model's own first axis, of length
     1."""
 
     name: str
@@ -53,10 +67,20 @@ class _Extent(NamedTuple):
     shape: tuple[int, ...]
     start: int
     size: int
+    checksum: int
+
+
+class _Record(NamedTuple):
+    """A record as its head describes it."""
+
+    row: int
+    before: int
+    arrays: Mapping[str, _Extent]
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _Newest:
     """The newest record of a row that is not settled, and all names in its chain."""
 
     start: int
@@ -64,15 +88,18 @@ class _Record:
 
 
 class Part:
-    """The part of one file. Rows are counted from 0; *settled* ones are in the journal."""
+    """The part of one file. Rows are counted from 0; *settled* ones have all of the model's outputs
+    on the disk. `names` are those outputs."""
 
-    def __init__(self, path: Path, file: ResultFile) -> None:
-        self.path = path
+    def __init__(self, folder: Folder, number: int, file: ResultFile, names: Sequence[str]) -> None:
         self.file = file
+        self.folder = folder
+        self.name = f"{number}.part"
+        self.names = tuple(names)
         self._settled = packed("q", [_ABSENT]) * file.items
-        self._ends = packed("q", [_ABSENT]) * file.items
-        self._pending: dict[int, _Record] = {}
+        self._pending: dict[int, _Newest] = {}
         self._written = 0
+        self._is_named = False
         self._tail = bytearray()
         self._problems: dict[int, str] = {}
         self._remaining = file.items
@@ -98,42 +125,51 @@ class Part:
     # ---- writing ---------------------------------------------------------------------------------
 
     def add(self, row: int, arrays: Mapping[str, Array]) -> None:
-        """Append some arrays of a row. Trouble is kept until `problem` asks for it."""
+        """Append some arrays of a row. `problem` reports what went wrong."""
         written = [(name, _storable(array)) for name, array in arrays.items()]
+        data = [_bytes_of(array) for _, array in written]
         before = self._pending.get(row)
         head = {
             "row": row,
             "before": _ABSENT if before is None else before.start,
-            "arrays": [[name, array.dtype.str, array.shape] for name, array in written],
+            "arrays": [
+                [name, array.dtype.str, array.shape, zlib.crc32(content)]
+                for (name, array), content in zip(written, data, strict=True)
+            ],
         }
         text = json.dumps(head, separators=(",", ":")).encode()
-        pieces: list[bytes | memoryview] = [_LENGTH.pack(len(text)) + text]
-        pieces += [array.reshape(-1).view(np.uint8).data for _, array in written if array.nbytes]
-        size = sum(map(len, pieces))
+        lengths = _LENGTHS.pack(len(text), sum(map(len, data)))
+        checksum = _CHECKSUM.pack(zlib.crc32(text, zlib.crc32(lengths)))
+        pieces: list[bytes | memoryview] = [lengths + checksum + text, *data]
         try:
-            if len(self._tail) + size > _TAIL_BYTES:
-                self._write_tail()
-            start = self._written + len(self._tail)
-            if size > _TAIL_BYTES:
-                self._write(pieces)
-            else:
-                for piece in pieces:
-                    self._tail += piece
+            start = self._append(pieces)
         except OSError as e:
             self._problems[row] = e.strerror or str(e)
             return
         names = frozenset(arrays)
-        self._pending[row] = _Record(start, names if before is None else names | before.names)
-        self._ends[row] = start + size
+        self._pending[row] = _Newest(start, names if before is None else names | before.names)
         self._problems.pop(row, None)
 
+    def _append(self, pieces: Sequence[bytes | memoryview]) -> int:
+        """Add to the tail, or to the file what is too long for it; where it starts."""
+        size = sum(map(len, pieces))
+        if len(self._tail) + size > _TAIL_BYTES:
+            self._write_tail()
+        start = self._written + len(self._tail)
+        if size > _TAIL_BYTES:
+            self._write(pieces)
+        else:
+            for piece in pieces:
+                self._tail += piece
+        return start
+
     def flush(self) -> None:
-        """Free the tail's memory; what goes wrong is kept until `problem` asks for it."""
+        """Free the tail's memory; `problem` reports what went wrong."""
         with contextlib.suppress(OSError):
             self._write_tail()
 
     def _write_tail(self) -> None:
-        """Bring the tail to the file. On `OSError` it is gone, and its rows have that problem."""
+        """Write the tail to the file. On `OSError` it is gone, and its rows have that problem."""
         tail, self._tail = self._tail, bytearray()
         try:
             if tail:
@@ -147,15 +183,12 @@ class Part:
 
     def _write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
         """Add to the file, whose end is at `_written`; all or nothing."""
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = self.folder.open(self.name, os.O_WRONLY | os.O_CREAT)
         try:
             position = self._written
             try:
                 for piece in pieces:
-                    view = memoryview(piece)
-                    while view:
-                        count = os.pwrite(descriptor, view, position)
-                        view, position = view[count:], position + count
+                    position = write_at(descriptor, piece, position)
             except OSError:
                 os.ftruncate(descriptor, self._written)
                 raise
@@ -163,7 +196,7 @@ class Part:
         finally:
             os.close(descriptor)
 
-    def problem(self, row: int, names: Sequence[str]) -> str | None:
+    def problem(self, row: int) -> str | None:
         """Why a row cannot be settled; None if it can."""
         if self.file.items > 1:
             self.flush()
@@ -172,29 +205,29 @@ class Part:
         record = self._pending.get(row)
         if record is None:
             return None if self._settled[row] != _ABSENT else "no result has arrived"
-        missing = set(names) - record.names
+        missing = set(self.names) - record.names
         return f"no {', '.join(sorted(missing))} has arrived" if missing else None
 
     def sync(self) -> None:
         """Wait until everything is on the disk. Raises `OSError`."""
         self._write_tail()
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = self.folder.open(self.name, os.O_WRONLY)
         try:
             os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
-
-    def extent(self, row: int) -> tuple[int, int]:
-        """Where the row's newest record starts, and where it ends."""
-        record = self._pending.get(row)
-        return self._settled[row] if record is None else record.start, self._ends[row]
+        if not self._is_named:
+            self.folder.sync()
+            self._is_named = True
 
     def settle(self, row: int) -> None:
-        """The row's results are safe: its line is in the journal, or the file is about to be
-        made."""
+        """The row's results are on the disk, or the file is about to be made."""
         if row in self._pending:
-            self._remaining -= self._settled[row] == _ABSENT
-            self._settled[row] = self._pending.pop(row).start
+            self._settle(row, self._pending.pop(row).start)
+
+    def _settle(self, row: int, at: int) -> None:
+        self._remaining -= self._settled[row] == _ABSENT
+        self._settled[row] = at
 
     def fail(self, row: int) -> None:
         """The row will have no result."""
@@ -206,117 +239,177 @@ class Part:
 
     def remove(self) -> None:
         """Delete the part; the file is made, or will never be."""
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
+        self.folder.remove(self.name)
 
     # ---- after a restart -------------------------------------------------------------------------
 
-    def restore(self, row: int, at: int, end: int) -> None:
-        """Believe a line of the journal, for now."""
-        self._remaining -= self._settled[row] == _ABSENT
-        self._settled[row], self._ends[row] = at, end
+    def recover(self) -> None:
+        """Settle the rows of which the file holds all, whole; the others are as if they had never
+        been. What follows a damaged head cannot be parsed, and is truncated. Raises `OSError`.
+        """
+        with self.reading() as file:
+            while (record := self._record(file, self._written)) is not None:
+                self._replay(record, self._written, sound=self._is_sound(file, record))
+                self._written = record.end
+            os.ftruncate(file.fileno(), self._written)
+        self._pending.clear()
+        self._is_named = True
 
-    def cut(self) -> None:
-        """Give up rows that the part does not hold, and what it holds beyond its rows."""
-        try:
-            size = self.path.stat().st_size
-        except FileNotFoundError:
-            size = 0
-        for row in list(self.stored_rows()):
-            if self._ends[row] > size:
-                self._settled[row] = self._ends[row] = _ABSENT
-                self._remaining += 1
-        if size:
-            self._written = max(0, max(self._ends, default=0))
-            os.truncate(self.path, self._written)
+    def _replay(self, record: _Record, start: int, *, sound: bool) -> None:
+        """Take a record in as `add` and `settle` once did."""
+        known = self._pending.pop(record.row, None)
+        names = frozenset(record.arrays)
+        if record.before != _ABSENT:
+            if known is None or known.start != record.before:
+                return  # a record before it is damaged
+            names |= known.names
+        if not sound:
+            return
+        if names.issuperset(self.names):
+            self._settle(record.row, start)
+        self._pending[record.row] = _Newest(start, names)
 
     # ---- reading ---------------------------------------------------------------------------------
 
-    def settled_extents(self, row: int) -> dict[str, _Extent]:
-        """The arrays of a settled row by name."""
-        found: dict[str, _Extent] = {}
-        at = self._settled[row]
-        with self._reading() as file:
-            while at != _ABSENT:
-                file.seek(at)
-                (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-                head = json.loads(file.read(length))
-                if head["row"] != row:
-                    raise OSError(f"{self.path} is damaged at {at}; delete it")
-                start = at + _LENGTH.size + length
-                for name, description, shape in head["arrays"]:
-                    dtype = np.dtype(description)
-                    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-                    found.setdefault(name, _Extent(dtype, tuple(shape), start, size))
-                    start += size
-                at = head["before"]
-        return found
-
-    def _reading(self) -> BinaryIO:
+    def reading(self) -> BinaryIO:
         """The records; those of a part that has no file yet are in memory."""
-        if self.in_memory:
+        if self._tail and self.in_memory:
             return io.BytesIO(self._tail)
         self._write_tail()
-        return self.path.open("rb")
+        return os.fdopen(self.folder.open(self.name, os.O_RDWR), "rb+")
 
-    def pieces(self, name: str, rows: Sequence[int], dtype: np.dtype[Any]) -> Iterator[bytes]:
-        """The bytes of an array of these rows, one row after the other, as `dtype`."""
-        with self._reading() as file:
-            for row in rows:
-                extent = self.settled_extents(row)[name]
-                file.seek(extent.start)
-                if extent.dtype != dtype:
-                    text = np.frombuffer(file.read(extent.size), extent.dtype)
-                    yield text.astype(dtype).tobytes()
-                    continue
-                remaining = extent.size
-                while remaining:
-                    piece = file.read(min(_COPY_BYTES, remaining))
-                    if not piece:
-                        raise OSError(f"{self.path} is shorter than it was; delete it")
-                    yield piece
-                    remaining -= len(piece)
+    def _record(self, file: BinaryIO, start: int) -> _Record | None:
+        """The record that starts there; None if there is no sound head of one."""
+        size = file.seek(0, os.SEEK_END)
+        file.seek(start)
+        prefix = file.read(_PREFIX_BYTES)
+        if len(prefix) < _PREFIX_BYTES:
+            return None
+        lengths, checksum = prefix[: _LENGTHS.size], prefix[_LENGTHS.size :]
+        head_bytes, data_bytes = _LENGTHS.unpack(lengths)
+        at = start + _PREFIX_BYTES + head_bytes
+        if head_bytes > _HEAD_BYTES or at + data_bytes > size:
+            return None
+        text = file.read(head_bytes)
+        if _CHECKSUM.pack(zlib.crc32(text, zlib.crc32(lengths))) != checksum:
+            return None
+        try:
+            return self._parsed(json.loads(text), at, at + data_bytes)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            return None  # a checksum is no signature: anybody may have written it
+
+    def _parsed(self, head: dict[str, Any], at: int, end: int) -> _Record | None:
+        arrays: dict[str, _Extent] = {}
+        for name, description, sizes, checksum in head["arrays"]:
+            shape = tuple(map(int, sizes))
+            if not _DTYPE.fullmatch(description) or any(axis < 0 for axis in shape):
+                return None
+            dtype = np.dtype(description)
+            extent = _Extent(dtype, shape, at, math.prod(shape) * dtype.itemsize, int(checksum))
+            arrays[str(name)] = extent
+            at += extent.size
+        row, before = int(head["row"]), int(head["before"])
+        if at != end or not 0 <= row < self.file.items:
+            return None
+        return _Record(row, before, arrays, end)
+
+    def extents(self, file: BinaryIO, row: int) -> Mapping[str, _Extent]:
+        """The arrays of a settled row by name. Raises `OSError` if the part has been damaged."""
+        found: dict[str, _Extent] = {}
+        at = self._settled[row]
+        while at != _ABSENT:
+            record = self._record(file, at)
+            if record is None or record.row != row or record.before >= at:
+                raise self._damaged(at)
+            found = {**record.arrays, **found}
+            at = record.before
+        return found
+
+    def pieces(
+        self, file: BinaryIO, name: str, rows: Sequence[int], dtype: np.dtype[Any]
+    ) -> Iterator[bytes]:
+        """The bytes of an array of these rows, one row after the other, as `dtype`. Raises
+        `OSError`, also for damage."""
+        for row in rows:
+            extent = self.extents(file, row)[name]
+            data = self._data(file, extent)
+            if extent.dtype == dtype:
+                yield from data
+            else:
+                text = np.frombuffer(b"".join(data), extent.dtype)
+                yield text.astype(dtype).tobytes()
+
+    def _data(self, file: BinaryIO, extent: _Extent) -> Iterator[bytes]:
+        """The bytes of an array in pieces; their checksum is known to be right at the end only."""
+        file.seek(extent.start)
+        checksum, remaining = 0, extent.size
+        while remaining and (piece := file.read(min(_COPY_BYTES, remaining))):
+            checksum = zlib.crc32(piece, checksum)
+            remaining -= len(piece)
+            yield piece
+        if remaining or checksum != extent.checksum:
+            raise self._damaged(extent.start)
+
+    def _is_sound(self, file: BinaryIO, record: _Record) -> bool:
+        """Whether the arrays' bytes have their checksums."""
+        try:
+            for extent in record.arrays.values():
+                for _ in self._data(file, extent):
+                    pass
+        except OSError:
+            return False
+        return True
+
+    def _damaged(self, at: int) -> OSError:
+        return OSError(f"{self.folder.path / self.name} is damaged at {at}; run the job again")
 
 
-def make_file(part: Part, names: Sequence[str], outputs: Path) -> int:
+def make_file(part: Part, outputs: Folder) -> int:
     """Make the result file of a part whose rows have ended; its size. Raises `OSError`."""
-    temporary = part.path.with_suffix(".tmp")
+    temporary = f"{part.name}.tmp"
     try:
-        with temporary.open("wb") as file:
+        with part.reading() as source, os.fdopen(part.folder.create(temporary), "wb") as file:
             if part.in_memory:  # at once: an archive's writer goes to and fro
                 archive = io.BytesIO()
-                write_archive(archive, _streams(part, names))
+                write_archive(archive, _streams(part, source))
                 file.write(archive.getbuffer())
             else:
-                write_archive(file, _streams(part, names))
+                write_archive(file, _streams(part, source))
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
-        temporary.replace(outputs / part.file.name)
+        part.folder.move(temporary, outputs, part.file.name)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        part.folder.remove(temporary)
         raise
     return size
 
 
-def _streams(part: Part, names: Sequence[str]) -> Iterator[ArrayStream]:
+def _streams(part: Part, file: BinaryIO) -> Iterator[ArrayStream]:
     rows = list(part.stored_rows())
-    for name in names:
-        kinds = {(e.dtype, e.shape) for e in (part.settled_extents(row)[name] for row in rows)}
+
+    def stream(
+        label: str, name: str, of: Sequence[int], dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> ArrayStream:
+        pieces = part.pieces(file, name, of, dtype)
+        return ArrayStream(name=label, dtype=dtype, shape=shape, pieces=pieces)
+
+    for name in part.names:
+        kinds = {(e.dtype, e.shape) for e in (part.extents(file, row)[name] for row in rows)}
         dtype, shape = next(iter(kinds))
         if all(each.kind == "U" for each, _ in kinds):
             dtype = max((each for each, _ in kinds), key=lambda each: each.itemsize)
             kinds = {(dtype, shape) for _, shape in kinds}
         if not part.file.stacked:
-            yield _stream(part, name, name, rows, dtype, shape)
+            yield stream(name, name, rows, dtype, shape)
         elif len(kinds) > 1:
             for row in rows:
-                extent = part.settled_extents(row)[name]
-                yield _stream(part, f"{name}.{row}", name, [row], extent.dtype, extent.shape)
+                extent = part.extents(file, row)[name]
+                yield stream(f"{name}.{row}", name, [row], extent.dtype, extent.shape)
         elif part.file.joined and shape[:1] == (1,):
-            yield _stream(part, name, name, rows, dtype, (len(rows), *shape[1:]))
+            yield stream(name, name, rows, dtype, (len(rows), *shape[1:]))
         else:
-            yield _stream(part, name, name, rows, dtype, (len(rows), *shape))
+            yield stream(name, name, rows, dtype, (len(rows), *shape))
     if part.failed_rows:
         numbers = np.array(rows, np.int64)
         yield ArrayStream(
@@ -324,15 +417,8 @@ def _streams(part: Part, names: Sequence[str]) -> Iterator[ArrayStream]:
         )
 
 
-def _stream(
-    part: Part,
-    label: str,
-    name: str,
-    rows: Sequence[int],
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-) -> ArrayStream:
-    return ArrayStream(name=label, dtype=dtype, shape=shape, pieces=part.pieces(name, rows, dtype))
+def _bytes_of(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
 
 
 def _storable(array: Array) -> Array:

@@ -1,67 +1,66 @@
-"""Small inputs, read before they are asked for.
+"""The input prefetch: small inputs are read before they are asked for.
 
-A visit to the reading thread costs more than reading an item of a few KiB. So the first ask reads
-a row of items, and from then on the next row is begun when half of the last one is used up: what
-is asked for in order is at hand. What is not (a retry, a large item, one that cannot be read) goes
-the ordinary way, which waits for the disk and knows what to say about it.
+To hand one read to another thread costs more than to read an item of a few KiB. So the first
+request reads a batch of items, and the next batch begins when half of the last one is used: items
+that are asked for in order are in memory. Other items (a retry, a large one, one that cannot be
+read) are read when they are asked for, and refused with their reason where that fails.
 """
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 from typing import Final
 
-from shoal_coordinator.storage.inputs import InputSet, InputUnsuitable
+from shoal_coordinator.storage.inputs import InputSet
 from shoal_protocol.tensors import Array
 
-_ROW: Final = 64
-"""Items that are read together."""
-_KEPT: Final = 8 * _ROW
+_BATCH: Final = 64
+"""Items that one read takes."""
+_CACHED: Final = 8 * _BATCH
 """Items in memory, at most; those that were read first go first."""
 
 
 class InputPrefetch:
-    """The small items of a job around the place where it is. For one thread, which is not the
-    reader's."""
+    """The small items that a job needs next. For one thread, which is not the reader's."""
 
     def __init__(self, inputs: InputSet, reader: Executor, limit_bytes: int) -> None:
-        """Items above `limit_bytes` are left alone. `reader` runs what waits for the disk."""
+        """Items above `limit_bytes` are not prefetched. `reader` runs the reads."""
         self._inputs = inputs
         self._reader = reader
         self._limit_bytes = limit_bytes
-        self._kept: OrderedDict[int, dict[str, Array]] = OrderedDict()
-        self._begun = 0
+        self._cached: OrderedDict[int, dict[str, Array]] = OrderedDict()
+        self._scheduled = 0
         self._reading: Future[dict[int, dict[str, Array]]] | None = None
 
-    def at_hand(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
-        """Some of an item's inputs if they are in memory; if not, they may be the next time."""
+    def cached(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
+        """Some of an item's inputs if they are in memory; schedules the next batch."""
         self._collect()
-        if self._reading is None and item + _ROW // 2 >= self._begun < len(self._inputs):
-            first = max(self._begun, item)
-            self._begun = min(first + _ROW, len(self._inputs))
-            self._reading = self._reader.submit(self._read, range(first, self._begun))
-        arrays = self._kept.get(item)
+        if self._reading is None and item + _BATCH // 2 >= self._scheduled < len(self._inputs):
+            first = max(self._scheduled, item)
+            self._scheduled = min(first + _BATCH, len(self._inputs))
+            self._reading = self._reader.submit(self._read, range(first, self._scheduled))
+        arrays = self._cached.get(item)
         return None if arrays is None else {name: arrays[name] for name in names}
 
     def forget(self, item: int) -> None:
-        """Nobody will ask for it any more."""
-        self._kept.pop(item, None)
+        """Drop an item that has ended."""
+        self._cached.pop(item, None)
 
     def _collect(self) -> None:
         if self._reading is None or not self._reading.done():
             return
-        self._kept.update(self._reading.result())
+        self._cached.update(self._reading.result())
         self._reading = None
-        while len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
+        while len(self._cached) > _CACHED:
+            self._cached.popitem(last=False)
 
     def _read(self, items: Iterable[int]) -> dict[int, dict[str, Array]]:
-        """In the reader's thread."""
+        """In the reader's thread. Whatever goes wrong with an item, the ordinary way meets it again
+        and refuses the item with its reason."""
         found: dict[int, dict[str, Array]] = {}
         for item in items:
-            if self._inputs.item_bytes(item) <= self._limit_bytes:
-                try:
+            with contextlib.suppress(Exception):
+                if self._inputs.item_bytes(item) <= self._limit_bytes:
                     found[item] = self._inputs.read(item)
-                except InputUnsuitable:
-                    continue
         return found

@@ -4,16 +4,16 @@
 OUTPUTS/lines.npz                one file per input file, of the same stem
         failures.json            what failed and why, while there is any
         .shoal/JOB/job.json      whose results these are
-                   journal.jsonl {"item": 17, "at": 4096, "end": 8192} is stored, {"file": 3, ...}
-                   is made 3.part        results of the items of file 3, until the file is made
+                   journal.jsonl {"file": 3, "bytes": 8192, ...} is made
+                   3.part        results of the items of file 3, until the file is made
                    lock          held by the process that writes here
 ```
 
-An item's results are appended to its file's part as they come, and counted when its line is in the
-journal; both are synced in batches. Once all items of a file have ended, the file is made from the
-part: written beside, synced, renamed, journalled; then the part goes. A file of a single item is
-made at once, without a line for the item. After a crash: what the journal knows stands, anything
-else is done anew, and gives the same bytes.
+An item's results are appended to its file's part as they come, and count once the part is synced,
+which happens in batches. Once all items of a file have ended, the file is made from the part:
+written beside, synced, renamed, journalled; then the part is removed. A file of a single item is
+made at once. After a crash or damage: files of which the journal knows and rows whose checksums are
+right are complete, anything else is computed again, and gives the same bytes.
 
 Rows are stacked as the input was: along a new first axis, or joined along the first where the
 inputs were and the rows have length 1. Rows of different shapes cannot be stacked: they become
@@ -21,8 +21,7 @@ arrays of their own, `NAME.0`, `NAME.1`, by row. Where rows failed, the file hol
 succeeded, and `__rows__` (int64) says which these are; its part is kept, so that running again
 tries the failed ones again. bfloat16 is written as uint16 (its bits), text as fixed-width unicode.
 
-When all items have succeeded, the journal shrinks to one line per file: running again finds nothing
-to do.
+Others may write to the folder too: nothing in it is reached through a link (`folders`).
 """
 
 import contextlib
@@ -38,11 +37,12 @@ from pathlib import Path
 from typing import Final
 
 from shoal_coordinator.storage.arrays import Array
+from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.journal import Journal, Line
 from shoal_coordinator.storage.parts import Part, ResultFile, make_file
-from shoal_protocol.durable_files import replace_file, sync_folder
 
-_VERSION: Final = 1
+_VERSION: Final = 2
+_MOST_IDENTITY_BYTES: Final = 1 << 20
 _LISTED_FAILURES: Final = 100_000
 _MAKERS: Final = 4
 """Files that are made at once."""
@@ -97,8 +97,7 @@ class ResultStore:
     ) -> None:
         """Open or begin. `identity` says what the results depend on, `names` are the model's
         outputs in order. Raises `OutputsRefused`."""
-        self._outputs = outputs
-        self._folder = outputs / ".shoal" / job
+        self._path = outputs
         self._job = job
         self._files = files
         self._firsts = [file.first for file in files]
@@ -111,12 +110,12 @@ class ResultStore:
         self._unwritten = 0
         with contextlib.ExitStack() as undo:
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                undo.callback(os.close, lock)
-                self._take(lock)
+                outputs.mkdir(parents=True, exist_ok=True)
+                self._outputs = Folder(outputs)
+                undo.callback(self._outputs.close)
+                self._folder = self._own_folder(undo)
                 self._identify(identity)
-                self._journal = Journal(self._folder / "journal.jsonl")
+                self._journal = Journal(self._folder, "journal.jsonl")
                 undo.callback(self._journal.close)
                 self._recover()
             except OSError as e:
@@ -125,7 +124,7 @@ class ResultStore:
             self._resources = undo.pop_all()
 
     def close(self) -> None:
-        """Let go of the folder. What is stored stays."""
+        """Release the folder. What is stored stays."""
         self._resources.close()
 
     def completed(self) -> frozenset[int]:
@@ -141,9 +140,9 @@ class ResultStore:
     # ---- storing ---------------------------------------------------------------------------------
 
     def add(self, item: int, arrays: Mapping[str, Array]) -> None:
-        """Put aside some of an item's results; a later array of the same name replaces an earlier.
+        """Store some of an item's results; a later array of the same name replaces an earlier.
 
-        What goes wrong here is told by `finish`.
+        `finish` reports what goes wrong here.
         """
         part = self._part_of(item)
         part.add(item - part.file.first, arrays)
@@ -154,7 +153,7 @@ class ResultStore:
                 part.flush()
 
     def finish(self, items: Iterable[int]) -> dict[int, str]:
-        """Make the results of these items last. Of those that cannot be stored: why."""
+        """Make the results of these items durable. Of those that cannot be stored: why."""
         failures: dict[int, str] = {}
         touched: dict[int, list[int]] = {}
         for item in items:
@@ -162,18 +161,17 @@ class ResultStore:
             if number in self._made:
                 continue
             part = self._part_of(item)
-            reason = part.problem(item - part.file.first, self._names)
+            reason = part.problem(item - part.file.first)
             if reason is None:
                 touched.setdefault(number, []).append(item)
             else:
                 failures[item] = self._unwritable(reason)
-        several = {n: items for n, items in touched.items() if self._files[n].items > 1}
-        try:
-            self._journal.append(self._settle(several))
-        except OSError as e:
-            for number, lost in several.items():
-                failures |= dict.fromkeys(lost, self._unwritable(e.strerror or str(e)))
-                del touched[number]
+        for number in [number for number in touched if self._files[number].items > 1]:
+            try:
+                self._parts[number].sync()
+            except OSError as e:
+                reason = self._unwritable(e.strerror or str(e))
+                failures |= dict.fromkeys(touched.pop(number), reason)
         for number, stored in touched.items():
             for item in stored:
                 self._parts[number].settle(item - self._files[number].first)
@@ -192,33 +190,20 @@ class ResultStore:
             part.fail(failure.item - part.file.first)
             touched.add(self._file_of(failure.item))
         self._make(touched)
-        # Written anew each time the list has grown by a quarter, so that many failures stay cheap.
+        # Written again each time the list has grown by a quarter, so that many failures stay cheap.
         if len(self._failed) > self._listed * 5 // 4:
             with contextlib.suppress(OSError):
                 self._list_failures()
 
     def complete(self) -> str | None:
-        """Bring everything to its end after the job's last item; the reason if that is
+        """Make all files after the job's last item; the reason if that is
         impossible."""
         problems = self._make(list(self._parts))
         try:
             self._list_failures()
-            if not self._failed and not problems:
-                self._journal.rewrite(self._made_line(number) for number in sorted(self._made))
         except OSError as e:
             return self._unwritable(e.strerror or str(e))
         return next(iter(problems.values()), None)
-
-    def _settle(self, touched: Mapping[int, Sequence[int]]) -> list[Line]:
-        """The journal's lines for items whose parts are synced now. Raises `OSError`."""
-        lines: list[Line] = []
-        for number, items in touched.items():
-            part = self._parts[number]
-            part.sync()
-            for item in items:
-                at, end = part.extent(item - part.file.first)
-                lines.append({"item": item, "at": at, "end": end})
-        return lines
 
     def _make(self, numbers: Iterable[int]) -> dict[int, str]:
         """Make the files among these whose items have all ended; the reasons where that failed."""
@@ -246,16 +231,16 @@ class ResultStore:
     def _try_make(self, number: int) -> int | OSError:
         """In a thread of its own: what takes the time is to wait for the disk."""
         try:
-            return make_file(self._parts[number], self._names, self._outputs)
+            return make_file(self._parts[number], self._outputs)
         except OSError as e:
             return e
 
     def _note_made(self, numbers: Sequence[int]) -> dict[int, str]:
-        """Make the names of made files last, then let their parts go."""
+        """Make the names of made files durable, then remove their parts."""
         if not numbers:
             return {}
         try:
-            sync_folder(self._outputs)
+            self._outputs.sync()
             self._journal.append([self._made_line(number) for number in numbers])
         except OSError as e:
             for number in numbers:
@@ -272,10 +257,9 @@ class ResultStore:
         self._parts.pop(number).remove()
 
     def _list_failures(self) -> None:
-        path = self._outputs / "failures.json"
         self._listed = len(self._failed)
         if not self._failed:
-            path.unlink(missing_ok=True)
+            self._outputs.remove("failures.json")
             return
         listed = [self._failed[item] for item in sorted(self._failed)[:_LISTED_FAILURES]]
         document = {
@@ -285,10 +269,11 @@ class ResultStore:
                 {"item": each.item, "input": each.input, "reason": each.reason} for each in listed
             ],
         }
-        replace_file(path, json.dumps(document, indent=1).encode() + b"\n")
+        content = json.dumps(document, indent=1).encode() + b"\n"
+        self._outputs.replace("failures.json", content)
 
     def _unwritable(self, reason: str) -> str:
-        return f"results cannot be written to {self._outputs}: {reason}"
+        return f"results cannot be written to {self._path}: {reason}"
 
     # ---- finding ---------------------------------------------------------------------------------
 
@@ -298,95 +283,83 @@ class ResultStore:
     def _part_of(self, item: int) -> Part:
         number = self._file_of(item)
         if number not in self._parts:
-            self._parts[number] = Part(self._folder / f"{number}.part", self._files[number])
+            file = self._files[number]
+            self._parts[number] = Part(self._folder, number, file, self._names)
         return self._parts[number]
 
     # ---- beginning -------------------------------------------------------------------------------
 
-    def _take(self, lock: int) -> None:
-        """Make sure that the folder is ours alone, and can be written."""
-        state = self._outputs / ".shoal"
-        for other in os.listdir(state):
-            if other != self._job:
-                raise OutputsRefused(
-                    self._outputs,
-                    f"hold results of another job, {other!r}; choose another folder, "
-                    f"or delete {state}",
-                )
+    def _own_folder(self, undo: contextlib.ExitStack) -> Folder:
+        """The job's folder in the outputs: ours alone from now on, and writable."""
+        state = self._outputs.enter(".shoal")
+        undo.callback(state.close)
+        self._refuse_others(state)
+        folder = state.enter(self._job)
+        undo.callback(folder.close)
+        self._refuse_others(state)
+        lock = folder.open("lock", os.O_RDWR | os.O_CREAT)
+        undo.callback(os.close, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
             reason = f"are in use by another process that runs {self._job!r}"
-            raise OutputsRefused(self._outputs, reason) from e
+            raise OutputsRefused(self._path, reason) from e
         # The results' own folder may be another mount than its child, or read-only.
-        probe = self._outputs / ".shoal-probe"
-        probe.touch()
-        probe.unlink()
+        os.close(self._outputs.create(".shoal-probe"))
+        self._outputs.remove(".shoal-probe")
+        return folder
+
+    def _refuse_others(self, state: Folder) -> None:
+        for other in state.names():
+            if other != self._job:
+                raise OutputsRefused(
+                    self._path,
+                    f"hold results of another job, {other!r}; choose another folder, "
+                    f"or delete {state.path}",
+                )
 
     def _identify(self, identity: str) -> None:
-        """Make sure that what stands here is of this very job."""
-        path = self._folder / "job.json"
+        """Make sure that what exists here is of this very job."""
         mine = {"version": _VERSION, "job": self._job, "identity": identity}
-        try:
-            known = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            replace_file(path, json.dumps(mine).encode())
+        if self._folder.size("job.json") is None:
+            self._folder.replace("job.json", json.dumps(mine).encode())
             return
-        except ValueError as e:
-            raise OutputsRefused(self._outputs, f"hold a damaged {path}; delete it") from e
+        with open(self._folder.open("job.json", os.O_RDONLY), "rb") as file:
+            content = file.read(_MOST_IDENTITY_BYTES)
+        try:
+            known = json.loads(content)
+        except (ValueError, RecursionError) as e:
+            damaged = self._folder.path / "job.json"
+            raise OutputsRefused(self._path, f"hold a damaged {damaged}; delete it") from e
         if known != mine:
             raise OutputsRefused(
-                self._outputs,
+                self._path,
                 f"hold results of another {self._job!r}, of another model or other inputs; "
-                f"choose another folder, or delete {self._outputs / '.shoal'}",
+                f"choose another folder, or delete {self._folder.path.parent}",
             )
 
     def _recover(self) -> None:
-        """Take over what the journal says, as far as the files still bear it out."""
+        """Take over what the journal and the parts say, as far as the files bear it out."""
+        noted: dict[int, int] = {}
         for line in self._journal.lines:
             match line:
                 case {"file": int(number), "bytes": int(size)} if 0 <= number < len(self._files):
-                    self._made[number] = size
-                case {"item": int(item), "at": int(at), "end": int(end)} if self._knows(item):
-                    part = self._part_of(item)
-                    part.restore(item - part.file.first, at, end)
+                    noted[number] = size
                 case _:
                     pass
-        for number, size in list(self._made.items()):
-            if self._stands(number, size):
-                self._parts.pop(number, None)
+        for number, size in noted.items():
+            if self._outputs.size(self._files[number].name) == size:
+                self._made[number] = size
+        for name in self._folder.names():
+            stem, dot, kind = name.partition(".")
+            if not dot or kind not in ("part", "part.tmp"):
+                continue
+            number = int(stem) if stem.isdecimal() and stem.isascii() else len(self._files)
+            known = number < len(self._files) and self._files[number].items > 0
+            if kind == "part" and known and number not in self._made:
+                self._part_of(self._files[number].first).recover()
             else:
-                del self._made[number]
-        self._sweep()
-        for part in self._parts.values():
-            part.cut()
-        # What does not hold any more must not be believed later, when new parts have grown.
-        lines = list(self._valid_lines())
-        if len(lines) != len(self._journal.lines):
-            self._journal.rewrite(lines)
-
-    def _sweep(self) -> None:
-        """Delete what nobody will ask for."""
-        for leftover in self._folder.glob("*.tmp"):
-            leftover.unlink()
-        for path in self._folder.glob("*.part"):
-            number = int(path.stem) if path.stem.isdigit() else -1
-            if number not in self._parts:
-                path.unlink()
-
-    def _valid_lines(self) -> Iterable[Line]:
-        for number in sorted(self._made):
-            yield self._made_line(number)
-        for part in self._parts.values():
-            for row in part.stored_rows():
-                at, end = part.extent(row)
-                yield {"item": part.file.first + row, "at": at, "end": end}
-
-    def _knows(self, item: int) -> bool:
-        return 0 <= item < self._files[-1].first + self._files[-1].items
-
-    def _stands(self, number: int, size: int) -> bool:
-        try:
-            return (self._outputs / self._files[number].name).stat().st_size == size
-        except FileNotFoundError:
-            return False
+                self._folder.remove(name)
+        # What does not hold any more must not be believed later.
+        if self._journal.damaged or self._made.keys() != noted.keys():
+            self._journal.rewrite(self._made_line(number) for number in sorted(self._made))

@@ -1,63 +1,36 @@
-"""An array in Fortran order, written again row by row, in bounded memory.
+"""An array in Fortran order, copied in C order in bounded memory.
 
 In such a file the elements of one row (one index of the first axis) lie as far apart as the array
-has rows, so that reading a row would mean reading all of it. Seen as a matrix, the file holds its
-transpose; that is turned in tiles: as many elements of as many rows as fit a buffer, both as long
-as can be, so that neither reading nor writing falls apart into single elements.
+has rows, so that reading a row would mean reading all of it. NumPy transposes it tile by tile
+between two maps: as many elements of as many rows as fit a tile, both as long as can be, so that
+neither side is touched element by element.
 """
 
 import math
 import os
-from collections.abc import Iterator
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
-import numpy.typing as npt
 
-BUFFER_BYTES: Final = 8 << 20
-"""Of a tile; there are two at a time, as it was and turned."""
+TILE_BYTES: Final = 8 << 20
 
 
-def turn(
-    source: int, offset: int, target: int, rows: int, columns: int, element_bytes: int
+def copy_in_c_order(
+    source: BinaryIO, offset: int, target: BinaryIO, *, rows: int, columns: int, element_bytes: int
 ) -> None:
-    """Write the `rows` x `columns` matrix whose transpose stands in the file `source` from `offset`
-    on to the file `target`, from its start. Raises `OSError`, `EOFError`."""
+    """Write the `rows` x `columns` matrix whose transpose begins at `offset` of `source` to the
+    start of `target`. Both files are mapped, so nobody else may be able to cut them short. Raises
+    `OSError` if the disk is full."""
+    if not rows * columns:
+        return
+    os.posix_fallocate(target.fileno(), 0, rows * columns * element_bytes)
     element = np.dtype((np.void, element_bytes))
-    room = max(1, BUFFER_BYTES // element_bytes)
-    width = max(1, min(columns, max(math.isqrt(room), room // max(rows, 1))))
+    old = np.memmap(source, element, "r", offset, (columns, rows)).T
+    new = np.memmap(target, element, "r+", 0, (rows, columns))
+    room = max(1, TILE_BYTES // element_bytes)
+    width = max(1, min(columns, max(math.isqrt(room), room // rows)))
     height = max(1, min(rows, room // width))
-    for first in range(0, columns, width):
-        wide = min(width, columns - first)
+    for left in range(0, columns, width):
         for top in range(0, rows, height):
-            high = min(height, rows - top)
-            tile = np.empty((wide, high), element)
-            # Whole columns follow one another in the source, whole rows in the target.
-            for column, piece in enumerate(_pieces(tile, whole=high == rows)):
-                start = offset + ((first + column) * rows + top) * element_bytes
-                _read(source, piece, start)
-            turned = np.ascontiguousarray(tile.T)
-            for row, piece in enumerate(_pieces(turned, whole=wide == columns)):
-                start = ((top + row) * columns + first) * element_bytes
-                _write(target, piece, start)
-
-
-def _pieces(tile: npt.NDArray[np.void], *, whole: bool) -> Iterator[memoryview]:
-    """The bytes of each line of a tile, or of all of them in one."""
-    lines = tile.reshape(1, -1) if whole else tile
-    for line in lines:
-        yield line.view(np.uint8).data
-
-
-def _read(descriptor: int, view: memoryview, at: int) -> None:
-    while view:
-        count = os.preadv(descriptor, [view], at)
-        if not count:
-            raise EOFError("it is shorter than it was")
-        view, at = view[count:], at + count
-
-
-def _write(descriptor: int, view: memoryview, at: int) -> None:
-    while view:
-        count = os.pwrite(descriptor, view, at)
-        view, at = view[count:], at + count
+            tile = slice(top, top + height), slice(left, left + width)
+            new[tile] = old[tile]

@@ -22,7 +22,7 @@ from shoal_cluster.build import (
 from shoal_cluster.cluster import Cluster, require_machine
 from shoal_cluster.machine import MachineLacks
 from shoal_cluster.node import NodeShape, import_image
-from shoal_cluster.programs import find_all, unbuilt
+from shoal_cluster.programs import find, find_all, unbuilt
 from shoal_cluster.removal import take_down
 
 KUBECONFIG = Path("out/cluster/kubeconfig")
@@ -116,7 +116,9 @@ def up() -> None:
         cluster.stop()
         raise
     _say(f"cluster: {len(SHAPES)} nodes, ready in {time.monotonic() - started:.0f} s")
-    print(f"\n  export KUBECONFIG={KUBECONFIG.resolve()}\n  kubectl get nodes")
+    clients = find("helm").parent
+    print(f"\n  export KUBECONFIG={KUBECONFIG.resolve()}\n  export PATH=$PATH:{clients}")
+    print("  kubectl get nodes")
 
 
 def bring(name: str, target: str) -> None:

@@ -4,20 +4,20 @@ for something asks a thousand times, and a process for each question costs more 
 
 import atexit
 import functools
-import http.client
+import http
 import json
-import threading
-import time
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from shoal_operator.controller.login import log_in
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import load_kube_config
+from urllib3.exceptions import HTTPError
 
 _TIMEOUT_SECONDS: Final = 30.0
-_TRIES: Final = 5
+_RETRIES: Final = 4
 _KINDS_AT_ONCE: Final = (
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"
 )
@@ -42,14 +42,11 @@ class Reader:
 
     def __init__(self, kubeconfig: Path) -> None:
         """With the rights of the kubeconfig's current context."""
-        self._account = log_in(kubeconfig)
-        self._turn = threading.Lock()
-        self._connection = http.client.HTTPSConnection(
-            urllib.parse.urlsplit(self._account.server).netloc,
-            context=self._account.tls,
-            timeout=_TIMEOUT_SECONDS,
-        )
-        atexit.register(self._connection.close)
+        configuration = Configuration()
+        load_kube_config(str(kubeconfig), client_configuration=configuration, persist_config=False)
+        configuration.retries = _RETRIES
+        self._client = ApiClient(configuration)
+        atexit.register(self._client.close)
         self._kinds: dict[str, _Kind] = {}
 
     def get(self, *arguments: str) -> Any:
@@ -106,36 +103,18 @@ class Reader:
     ) -> Any:
         if query:
             path += "?" + urllib.parse.urlencode(query)
+        request = self._client.param_serialize(
+            "GET", path, header_params={"Accept": accept}, auth_settings=["BearerToken"]
+        )
         try:
-            status, answer = self._request(path, accept)
-        except (OSError, http.client.HTTPException) as error:
+            response = self._client.call_api(*request, _request_timeout=_TIMEOUT_SECONDS)
+            answer = response.read()
+        except HTTPError as error:
             raise ReadFailed(f"the server cannot be reached: {error}") from error
-        if status != http.HTTPStatus.OK:
-            raise ReadFailed(f"Error from server ({http.HTTPStatus(status).phrase}): {answer}")
+        if response.status != http.HTTPStatus.OK:
+            phrase = http.HTTPStatus(response.status).phrase
+            raise ReadFailed(f"Error from server ({phrase}): {answer.decode()}")
         return json.loads(answer)
-
-    def _request(self, path: str, accept: str) -> tuple[int, str]:
-        """A GET's status and text."""
-        headers = {"Accept": accept}
-        if token := self._account.token.value():
-            headers["Authorization"] = f"Bearer {token}"
-        with self._turn:
-            for tries_left in reversed(range(_TRIES)):
-                try:
-                    self._connection.request("GET", path, headers=headers)
-                    answer = self._connection.getresponse()
-                    text = answer.read().decode()
-                except (OSError, http.client.HTTPException) as error:
-                    self._connection.close()
-                    # One that has stood idle may be closed on the other side.
-                    if isinstance(error, TimeoutError) or not tries_left:
-                        raise
-                    continue
-                wait = answer.headers.get("Retry-After")
-                if answer.status != http.HTTPStatus.TOO_MANY_REQUESTS or wait is None:
-                    break
-                time.sleep(float(wait))
-        return answer.status, text
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,9 +1,9 @@
-"""A decision carried out: status, certificates, children, removals, calls, Events, in this order.
+"""Carries out a decision: status, certificates, children, removals, calls, Events, in this order.
 
 Every step writes only what differs, so carrying out the same decision again writes nothing. A step
 that fails does not keep the others from being done, except for the status: where that is out of
 date, so is the decision. What failed is raised at the end; what will fail again is remembered, so
-that the next decision tells it in the object's conditions.
+that the next decision reports it in the object's conditions.
 """
 
 import logging
@@ -13,7 +13,7 @@ from functools import partial
 from shoal_api.kinds import KINDS
 from shoal_api.schema import API_VERSION
 from shoal_api.writing import write
-from shoal_operator.controller.api import Api, ApiError, Refused, Trouble, key_of_manifest
+from shoal_operator.controller.api import Api, ApiError, Rejected, Unavailable, key_of_manifest
 from shoal_operator.controller.cache import Cache, ObjectName, Own, reduce
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children, NameTaken
@@ -89,14 +89,14 @@ class Actions:
             self._check()
             try:
                 changed |= await step()
-            except Trouble:
+            except Unavailable:
                 raise
             except (ApiError, CallFailed, NameTaken) as error:
                 failures.append(error)
-                if isinstance(error, Refused | NameTaken):
+                if isinstance(error, Rejected | NameTaken):
                     refused.append(_refusal(what, error))
         changed |= self._remember(own, decision, tuple(refused))
-        await self._events.tell(identity, decision.notes)
+        await self._events.post(identity, decision.notes)
         if decision.delete_self and not failures:
             self._check()
             version = str(identity.version)
@@ -116,10 +116,10 @@ class Actions:
         self._check()
         await self._apply_status(own.identity, status)
         note = Note(reason="Invalid", message=message, warning=True)
-        await self._events.tell(own.identity, [note])
+        await self._events.post(own.identity, [note])
 
     def _remember(self, own: Own, decision: Decision, refused: tuple[str, ...]) -> bool:
-        """Note what was refused; whether the next decision will tell something else for it."""
+        """Remember what was refused; whether the next decision will report something else."""
         before = self.applied(own)
         applied = Applied(generation=own.identity.generation, refused=refused)
         self._applied[own.name] = (own.identity.uid, applied)
@@ -169,7 +169,7 @@ class Actions:
         return await self._apply_status(identity, write(status))
 
     async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:
-        """Apply a status to exactly the object that was looked at; `Conflict` if it has changed."""
+        """Apply a status to exactly the object that was read; `Conflict` if it has changed."""
         manifest = {
             "apiVersion": API_VERSION,
             "kind": identity.kind,
@@ -200,7 +200,7 @@ def _named(key: ObjectKey) -> str:
     return f"{key.kind} {key.name}"
 
 
-def _refusal(what: str, error: Refused | NameTaken) -> str:
+def _refusal(what: str, error: Rejected | NameTaken) -> str:
     """What is in the way, and what to do."""
     if isinstance(error, NameTaken):
         return str(error)

@@ -1,7 +1,7 @@
-"""Requests to the API server over one HTTP session, which kopf's watches use as well.
+"""Requests to the API server by the official client, as JSON; kopf's watches share connections.
 
-What may be expected to go wrong is an `ApiError` with what was asked and what was answered: `Gone`
-(404), `Conflict` (409), `Refused` (the server will say the same again), `Trouble` (it may not).
+An expected failure is an `ApiError` with the request and the response: `NotFound` (404), `Conflict`
+(409), `Rejected` (a retry gets the same response), `Unavailable` (a retry may succeed).
 """
 
 import asyncio
@@ -11,16 +11,15 @@ from typing import Any, Final
 
 import aiohttp
 
-from shoal_operator.controller.login import Account, Token
+from shoal_operator.controller.login import Login
 from shoal_operator.controller.resources import Resource, resource_for, resource_of
+from shoal_operator.controller.traces import Telemetry, make_trace
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import MANAGER
 
 REQUEST_SECONDS: Final = 30.0
-PAGE: Final = 250
-"""Objects per page of a list, so that a list of thousands never stands in memory at once."""
-OWN: Final = "shoal"
-"""Marks requests that are not kopf's, for the traces."""
+PAGE: Final = 50
+"""Objects per page of a list: so many are in memory in full at once."""
 
 _OVERLAP: Final = "Apply failed with"
 
@@ -28,7 +27,7 @@ Json = dict[str, object]
 
 
 class ApiError(Exception):
-    """A request that did not do what it should: what was asked, status, reason, message."""
+    """A request that failed: the request, the status, its reason and message."""
 
     def __init__(self, asked: str, status: int, reason: str, message: str) -> None:
         super().__init__(f"{asked}: {message or reason} ({status})" if status else message)
@@ -38,57 +37,65 @@ class ApiError(Exception):
         self.message = message
 
 
-class Gone(ApiError):
-    """The object is not there."""
+class NotFound(ApiError):
+    """The object does not exist."""
 
 
 class Conflict(ApiError):
-    """Somebody else has written, or made it, in between."""
+    """Somebody else has written or created the object first."""
 
 
-class Overlap(Conflict):
-    """What would be applied is set by somebody else, and otherwise."""
+class ApplyConflict(Conflict):
+    """Somebody else manages a field that would be applied, and has set another value."""
 
 
-class Refused(ApiError):
-    """Forbidden, invalid: asking again brings the same answer."""
+class Rejected(ApiError):
+    """Forbidden or invalid: a retry gets the same response."""
 
 
-class Trouble(ApiError):
-    """The server is overloaded, restarts, or cannot be reached."""
+class Unavailable(ApiError):
+    """The server is overloaded, restarting, or cannot be reached."""
 
 
 class Api:
-    """The requests. `trace` sees each of the session; `namespace` is the operator's own."""
+    """The requests. `telemetry` counts them; `namespace` is the operator's own."""
 
-    def __init__(self, account: Account, trace: aiohttp.TraceConfig, *, namespace: str) -> None:
-        self.server = account.server
+    def __init__(self, login: Login, telemetry: Telemetry, *, namespace: str) -> None:
+        assert login.client is not None, "not logged in"
+        self.server = str(login.configuration.host)
         self.namespace = namespace
-        self._connector = aiohttp.TCPConnector(limit=0, ssl=account.tls)
-        self._trace = trace
-        self._bearer = _bearer(account.token)
-        self._session = self.open_session()
+        self._telemetry = telemetry
+        self._connector = aiohttp.TCPConnector(limit=0, ssl=login.tls)
+        self._session: dict[str, Any] = {
+            "connector": self._connector,
+            "connector_owner": False,
+            "middlewares": (login.authenticate,),
+            "proxy": login.configuration.proxy,
+            "trust_env": False,
+        }
+        self._client = login.client
+        self._client.user_agent = MANAGER
+        login.configuration.client_session_kwargs = self._session
+        login.configuration.trace_configs = [make_trace(telemetry, of_kopf=False)]
 
     def open_session(self) -> aiohttp.ClientSession:
-        """A session over the same connections; who asks closes it, the connections stay."""
+        """A session for watches over the same connections; the caller closes it, not them."""
         return aiohttp.ClientSession(
-            connector=self._connector,
-            connector_owner=False,
+            **self._session,
             headers={"User-Agent": MANAGER},
-            trace_configs=[self._trace],
-            middlewares=(self._bearer,),
+            trace_configs=[make_trace(self._telemetry, of_kopf=True)],
         )
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._session.close()
+        await self._client.close()
         await self._connector.close()
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
-        """An object, or None when it is not there."""
+        """An object, or None if it does not exist."""
         try:
             return await self._json("GET", resource.path(namespace, name))
-        except Gone:
+        except NotFound:
             return None
 
     async def list(
@@ -113,7 +120,7 @@ class Api:
 
     async def apply(self, manifest: Manifest, subresource: str = "", *, force: bool = True) -> Json:
         """Server-side apply, taking over fields that somebody else has set; without `force` that is
-        `Overlap`.
+        `ApplyConflict`.
         """
         key = key_of_manifest(manifest)
         path = resource_for(key).path(key.namespace, key.name, subresource)
@@ -122,21 +129,21 @@ class Api:
         return await self._json("PATCH", path, query=query, body=manifest, content_type=kind)
 
     async def create(self, manifest: Manifest) -> Json:
-        """Make an object; `Conflict` when there is one of that name."""
+        """Create an object; `Conflict` if one of that name exists."""
         key = key_of_manifest(manifest)
         path = resource_for(key).path(key.namespace)
         query = {"fieldManager": MANAGER}
         return await self._json("POST", path, query=query, body=manifest)
 
     async def replace(self, manifest: Manifest) -> Json:
-        """Write an object as it was read and changed; `Conflict` when it has moved on."""
+        """Replace an object that was read and changed; `Conflict` if its version is outdated."""
         key = key_of_manifest(manifest)
         path = resource_for(key).path(key.namespace, key.name)
         query = {"fieldManager": MANAGER}
         return await self._json("PUT", path, query=query, body=manifest)
 
     async def delete(self, key: ObjectKey, *, uid: str, resource_version: str = "") -> bool:
-        """Delete exactly this object, its children behind it; False when it is gone already."""
+        """Delete the object with this uid, then its children; False if it does not exist."""
         preconditions = {"uid": uid}
         if resource_version:
             preconditions["resourceVersion"] = resource_version
@@ -144,41 +151,31 @@ class Api:
         path = resource_for(key).path(key.namespace, key.name)
         try:
             await self._json("DELETE", path, body=options)
-        except Gone:
+        except NotFound:
             return False
         return True
 
     async def log(self, namespace: str, pod: str, *, limit_bytes: int) -> bytes:
-        """What a pod's first container has printed, from the beginning, at most so much."""
+        """The beginning of the log of a pod's first container."""
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
         query = {"limitBytes": str(limit_bytes)}
-        _, body = await self._request("GET", path, query=query)
-        return body
+        return await self._request("GET", path, query=query)
 
     async def raw(self, path: str) -> Json | None:
-        """A document of the server itself, such as `/apis/GROUP/VERSION`; None: not there."""
+        """A document of the server itself, such as `/apis/GROUP/VERSION`; None if it has none."""
         try:
             return await self._json("GET", path)
-        except Gone:
+        except NotFound:
             return None
 
-    async def _json(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Mapping[str, object] | None = None,
-        content_type: str = "application/json",
-    ) -> Json:
-        asked, answer = await self._request(
-            method, path, query=query, body=body, content_type=content_type
-        )
+    async def _json(self, method: str, path: str, **arguments: Any) -> Json:
+        answer = await self._request(method, path, **arguments)
         try:
             value: object = json.loads(answer)
         except ValueError as error:
-            raise Trouble(asked, 0, "NotJson", f"{asked}: the answer is not JSON") from error
-        assert isinstance(value, dict), f"{asked} answered {type(value)}"
+            asked = f"{method} {path}"
+            raise Unavailable(asked, 0, "NotJson", f"{asked}: the answer is not JSON") from error
+        assert isinstance(value, dict), f"{method} {path} answered {type(value)}"
         return value
 
     async def _request(
@@ -189,29 +186,28 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, object] | None = None,
         content_type: str = "application/json",
-    ) -> tuple[str, bytes]:
+    ) -> bytes:
         asked = f"{method} {path}"
-        arguments: dict[str, Any] = {"params": query, "trace_request_ctx": OWN}
-        if body is not None:
-            arguments["data"] = json.dumps(body, separators=(",", ":")).encode()
-            arguments["headers"] = {"Content-Type": content_type}
+        headers = {"Accept": "*/*", "Content-Type": content_type}
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                url = self.server + path
-                async with self._session.request(method, url, **arguments) as response:
-                    answer = await response.read()
+                request = await self._client.param_serialize(
+                    method, path, query_params=query, header_params=headers, body=body
+                )
+                response = await self._client.call_api(*request)
+                answer: bytes = await response.read()
         except TimeoutError as error:
             message = f"{asked}: no answer within {REQUEST_SECONDS:.0f} s"
-            raise Trouble(asked, 0, "Timeout", message) from error
+            raise Unavailable(asked, 0, "Timeout", message) from error
         except aiohttp.ClientError as error:
-            raise Trouble(asked, 0, "Unreachable", f"{asked}: {error}") from error
+            raise Unavailable(asked, 0, "Unreachable", f"{asked}: {error}") from error
         if response.status >= 400:
             raise _error(asked, response.status, answer)
-        return asked, answer
+        return answer
 
 
 def key_of_manifest(manifest: Manifest) -> ObjectKey:
-    """What a manifest is about; apiVersion, kind and metadata.name must be there."""
+    """Which object a manifest describes; it must have apiVersion, kind and metadata.name."""
     metadata = manifest["metadata"]
     assert isinstance(metadata, Mapping), "a manifest without metadata"
     resource = resource_of(str(manifest["apiVersion"]), str(manifest["kind"]))
@@ -233,32 +229,11 @@ def _error(asked: str, status: int, answer: bytes) -> ApiError:
     reason, message = (str(document.get(each) or "") for each in ("reason", "message"))
     match status:
         case 404 | 410:
-            kind: type[ApiError] = Gone
+            kind: type[ApiError] = NotFound
         case 409:
-            kind = Overlap if message.startswith(_OVERLAP) else Conflict
+            kind = ApplyConflict if message.startswith(_OVERLAP) else Conflict
         case 401 | 408 | 429:
-            kind = Trouble
+            kind = Unavailable
         case _:
-            kind = Trouble if status >= 500 else Refused
+            kind = Unavailable if status >= 500 else Rejected
     return kind(asked, status, reason, message or answer[:200].decode(errors="replace"))
-
-
-def _bearer(token: Token) -> aiohttp.ClientMiddlewareType:
-    """Send the token, and read it again when the server does not know it any more."""
-
-    async def send(
-        request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-    ) -> aiohttp.ClientResponse:
-        value = token.value()
-        if value:
-            request.headers["Authorization"] = f"Bearer {value}"
-        response = await handler(request)
-        if response.status == 401 and value:
-            fresh = token.value(fresh=True)
-            if fresh != value:
-                response.release()
-                request.headers["Authorization"] = f"Bearer {fresh}"
-                return await handler(request)
-        return response
-
-    return send

@@ -1,15 +1,15 @@
-"""What the cluster looked like when it was last heard of, and who has looked at what.
+"""The informers' cache: the last known state of each object, and which snapshot depends on what.
 
-Own objects are kept parsed, which is small; an object that does not parse is kept with its errors.
-Whoever builds a snapshot through a `Reader` subscribes to exactly what it read, what is not there
-included, before it reads it: what changes while the snapshot is being built is told as well.
+Own objects are stored parsed, which is small; an object that does not parse is stored with its
+errors. A snapshot is built through a `Reader`, which subscribes to exactly what it reads, missing
+objects included, before it reads it; so a change during the build causes a new one.
 
 Topics: `(KIND, NAMESPACE, NAME)` an object; `(KIND, NAMESPACE, "*")` any object of the namespace;
-`(KIND, NAMESPACE, "+")` which objects there are, whatever they say. Kinds of the cluster have the
-namespace "". `(KIND, NAMESPACE, "@UID")`: the children made for an object, as their label says.
-`(KIND, NAMESPACE, ">NAME")`: those that refer to an object: Partitions to a Model, Devices to a
-DevicePool, and which InferenceJobs, whatever they say, to a Placement. Coordinators add topics of
-their own.
+`(KIND, NAMESPACE, "+")` the set of objects, whatever they contain. Kinds of the cluster have the
+namespace "". `(KIND, NAMESPACE, "@UID")`: the children of an object, by their label.
+`(KIND, NAMESPACE, ">NAME")`: the objects that refer to another one: Partitions to a Model, Devices
+to a DevicePool, and the set of InferenceJobs, whatever they contain, to a Placement. Coordinators
+add topics of their own.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -46,8 +46,8 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """An object of one of our kinds. `value` is None when it does not parse; `errors` say why then,
-    and `status` is what stands there, as it stands.
+    """An object of one of our kinds. `value` is None if it does not parse; then `errors` say why,
+    and `status` is the unparsed status.
     """
 
     identity: Identity
@@ -65,7 +65,7 @@ State = Own | JobState | WorkloadState | NodeState
 
 
 def reduce(document: Mapping[str, object]) -> State:
-    """An object as the API server gives it, as the cache keeps it."""
+    """What the cache stores of an object that the API server has sent."""
     kind = document.get("kind")
     match kind:
         case "Job":
@@ -89,8 +89,8 @@ def _own(kind: str, document: Mapping[str, object]) -> Own:
 
 
 class Cache:
-    """`changed` is called with each object that changed, the topics that this touches, and whether
-    it is the operator's own writing.
+    """Calls `changed` with each object that changed, the topics that this concerns, and whether the
+    operator has written it.
     """
 
     def __init__(self, changed: Callable[[ObjectName, tuple[Topic, ...], bool], None]) -> None:
@@ -100,7 +100,7 @@ class Cache:
         self._groups: dict[Topic, set[str]] = {}
 
     def put(self, state: State, *, by_us: bool = False) -> None:
-        """An object was seen. One older than what is known, or the same, changes nothing."""
+        """Store an object, unless it is not newer than the one that is stored."""
         identity = state.identity
         states = self._states.setdefault((identity.kind, identity.namespace), {})
         known = states.get(identity.name)
@@ -113,17 +113,17 @@ class Cache:
         if self._removed is not None and identity.uid in self._removed:
             return
         states[identity.name] = state
-        came = known is None or known.identity.uid != identity.uid
+        is_new = known is None or known.identity.uid != identity.uid
         left = frozenset[Topic]()
         if known is not None:
-            self._leave(known)
+            self._unindex(known)
             left = frozenset(_groups(known)) - frozenset(_groups(state))
         for group in _groups(state):
             self._groups.setdefault(group, set()).add(identity.name)
-        self._tell(state, came_or_went=came, by_us=by_us, left=left)
+        self._notify(state, membership_changed=is_new, by_us=by_us, left=left)
 
     def remove(self, identity: Identity) -> None:
-        """An object is gone; nothing happens when another of its name is there."""
+        """An object was deleted; another one of the same name stays."""
         if self._removed is not None:
             self._removed.add(identity.uid)
         states = self._states.get((identity.kind, identity.namespace), {})
@@ -133,13 +133,13 @@ class Cache:
         del states[identity.name]
         if not states:
             del self._states[identity.kind, identity.namespace]
-        self._leave(known)
-        self._tell(known, came_or_went=True)
+        self._unindex(known)
+        self._notify(known, membership_changed=True)
 
     @contextmanager
     def listing(self, kind: str) -> Iterator[set[str]]:
-        """While all objects of a kind are listed; the caller adds the uids on the list. At a good
-        end, those known before and not on the list are removed. One list at a time.
+        """Replace a kind by a list: the caller adds each uid on the list. If it succeeds, objects
+        that were stored before and are not on the list are removed. One list at a time.
         """
         before = {each.identity.uid for each in self.states(kind)}
         listed: set[str] = set()
@@ -153,7 +153,7 @@ class Cache:
                 self.remove(state.identity)
 
     def knows(self, identity: Identity) -> bool:
-        """Whether this state of the object, or a newer one, was seen already."""
+        """Whether this version of the object, or a newer one, is stored."""
         known = self.state(identity.kind, identity.namespace, identity.name)
         if known is None or known.identity.uid != identity.uid:
             return False
@@ -173,7 +173,7 @@ class Cache:
                 yield from states.values()
 
     def made_for(self, kind: str, namespace: str, uid: str) -> tuple[State, ...]:
-        """The children of a kind that carry an object's uid as their label, by name."""
+        """The children of an object, of one kind, by name."""
         return self._members((kind, namespace, f"@{uid}"))
 
     def referring(self, kind: str, namespace: str, name: str) -> tuple[State, ...]:
@@ -189,33 +189,33 @@ class Cache:
         names = self._groups.get(group)
         return tuple(self._states[kind, namespace][name] for name in sorted(names or ()))
 
-    def _leave(self, state: State) -> None:
+    def _unindex(self, state: State) -> None:
         for group in _groups(state):
             names = self._groups[group]
             names.discard(state.identity.name)
             if not names:
                 del self._groups[group]
 
-    def _tell(
+    def _notify(
         self,
         state: State,
         *,
-        came_or_went: bool,
+        membership_changed: bool,
         by_us: bool = False,
         left: frozenset[Topic] = frozenset(),
     ) -> None:
         kind, namespace = state.identity.kind, state.identity.namespace
         name = (kind, namespace, state.identity.name)
         topics: tuple[Topic, ...] = (name, (kind, namespace, ANY), *left)
-        if came_or_went:
+        if membership_changed:
             topics = (*topics, (kind, namespace, WHICH))
-        if came_or_went or kind != InferenceJob.__name__:
+        if membership_changed or kind != InferenceJob.__name__:
             topics = (*topics, *_groups(state))
         self._changed(name, topics, by_us)
 
 
 def _groups(state: State) -> Iterator[Topic]:
-    """What an object belongs to."""
+    """The groups that an object belongs to, as topics."""
     identity = state.identity
     if identity.owner_uid:
         yield (identity.kind, identity.namespace, f"@{identity.owner_uid}")
@@ -247,14 +247,14 @@ def _unversioned(value: AnyKind | None) -> AnyKind | None:
 
 
 class Dependents:
-    """Who has read which topics."""
+    """Which readers depend on which topics."""
 
     def __init__(self) -> None:
         self._topics: dict[ObjectName, frozenset[Topic]] = {}
         self._readers: dict[Topic, set[ObjectName]] = {}
 
     def subscribe(self, reader: ObjectName, topics: frozenset[Topic]) -> None:
-        """What a reader has read now takes the place of what it read before."""
+        """Replace the topics that a reader depends on."""
         before = self._topics.get(reader, frozenset())
         for topic in before - topics:
             readers = self._readers[topic]
@@ -269,17 +269,17 @@ class Dependents:
             self._topics.pop(reader, None)
 
     def add(self, reader: ObjectName, topic: Topic) -> None:
-        """A reader is about to read one thing more."""
+        """Add a topic that a reader is about to read."""
         self._topics[reader] = self._topics.get(reader, frozenset()) | {topic}
         self._readers.setdefault(topic, set()).add(reader)
 
     def readers(self, topic: Topic) -> tuple[ObjectName, ...]:
-        """Whose snapshots a topic is part of."""
+        """The readers that depend on a topic."""
         return tuple(self._readers.get(topic, ()))
 
 
 class Reader:
-    """One look at the cache. `about_to_read` is called with each topic before it is read."""
+    """Reads for one snapshot. Calls `about_to_read` with each topic before it reads it."""
 
     def __init__(self, cache: Cache, about_to_read: Callable[[Topic], None]) -> None:
         self._cache = cache
@@ -288,17 +288,17 @@ class Reader:
 
     @property
     def topics(self) -> frozenset[Topic]:
-        """What was read."""
+        """The topics that were read."""
         return frozenset(self._topics)
 
     def subscribe(self, topic: Topic) -> None:
-        """Something is about to be read, here or elsewhere."""
+        """A topic is about to be read, here or elsewhere."""
         if topic not in self._topics:
             self._topics.add(topic)
             self._about_to_read(topic)
 
     def own(self, cls: type[K], namespace: str, name: str | None) -> K | None:
-        """One of our objects; None when it is not there, or does not parse."""
+        """One of our objects; None if it does not exist or does not parse."""
         if name is None:
             return None
         state = self.state(cls.__name__, namespace, name)
@@ -324,7 +324,7 @@ class Reader:
         return tuple(value for value in values if isinstance(value, cls))
 
     def state(self, kind: str, namespace: str, name: str) -> State | None:
-        """Any object that is kept."""
+        """Any object that is stored."""
         self.subscribe((kind, namespace, name))
         return self._cache.state(kind, namespace, name)
 
@@ -334,10 +334,10 @@ class Reader:
         return tuple(self._cache.states(kind, namespace))
 
     def made_for(self, kind: str, namespace: str, uid: str) -> tuple[State, ...]:
-        """The children of a kind that carry an object's uid as their label, by name."""
+        """The children of an object, of one kind, by name."""
         self.subscribe((kind, namespace, f"@{uid}"))
         return self._cache.made_for(kind, namespace, uid)
 
     def which(self, kind: str, namespace: str) -> None:
-        """Which objects there are, whatever they say."""
+        """Subscribe to the set of objects, whatever they contain."""
         self.subscribe((kind, namespace, WHICH))

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal_api.schema import API_VERSION
-from shoal_operator.controller.api import Api, Json, Overlap, key_of_manifest
+from shoal_operator.controller.api import Api, ApplyConflict, Json, key_of_manifest
 from shoal_operator.controller.cache import Cache, State, Topic, reduce
-from shoal_operator.controller.drift import stands
+from shoal_operator.controller.drift import matches
 from shoal_operator.controller.foreign import APPLIED, Identity, identity_of
 from shoal_operator.controller.resources import JOB, WATCHED, resource_for
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
@@ -47,7 +47,7 @@ class _Applied:
 
 
 class Children:
-    """`clock` counts seconds; `changed` is told of children that are not watched."""
+    """`clock` counts seconds; `changed` is called with children that are not watched."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Children:
         unknown = (key.api_version, key.kind) in _WATCHED and self._find(key) is None
         try:
             answer = await self._api.apply(full, force=not unknown)
-        except Overlap as error:
+        except ApplyConflict as error:
             raise NameTaken(key) from error
         identity = identity_of(answer)
         if identity.leaving:
@@ -138,7 +138,7 @@ class Children:
         if key.kind == JOB.kind:
             return False
         known = self._applied.get(key)
-        if known is None and identity.applied == digest and stands(manifest, state):
+        if known is None and identity.applied == digest and matches(manifest, state):
             known = _Applied(digest, identity.generation, self._clock())
             self._applied[key] = known
         return (

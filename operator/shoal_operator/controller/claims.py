@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from shoal_operator.controller.api import Api, Refused
+from shoal_operator.controller.api import Api, Rejected
 from shoal_operator.controller.foreign import Raw, identity_of
 from shoal_operator.controller.resources import CLAIM, EVENT
 from shoal_operator.reconcile.snapshot import Claim
@@ -49,7 +49,7 @@ class Claims:
         fields = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.uid={uid}"
         try:
             events = [Raw(each) async for each in self._api.list(EVENT, namespace, fields=fields)]
-        except Refused:
+        except Rejected:
             return ""  # A role that does not allow it takes nothing but the reason.
         if not events:
             return ""

@@ -1,4 +1,4 @@
-"""What time it is, for those that get time as data."""
+"""The current time, which pure functions take as data."""
 
 from datetime import UTC, datetime
 

@@ -14,7 +14,7 @@ from shoal_operator.controller.foreign import identity_of
 from shoal_operator.controller.resources import CONFIG_MAP
 from shoal_operator.reconcile.documents import read_document
 from shoal_operator.reconcile.names import document_name, namespace_of
-from shoal_operator.reconcile.snapshot import KeptDocument
+from shoal_operator.reconcile.snapshot import StoredDocument
 
 MAX_KEPT: Final = 64
 MAX_KNOWN: Final = 16_384
@@ -36,10 +36,10 @@ class Documents:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._kept: OrderedDict[tuple[str, _Digests], KeptDocument] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, _Digests], StoredDocument] = OrderedDict()
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
-    async def read(self, partition: Partition, *, fresh: bool = False) -> KeptDocument | None:
+    async def read(self, partition: Partition, *, fresh: bool = False) -> StoredDocument | None:
         """A Partition's document; None where there is none. Without `fresh` one that has the
         fragments of the Partition's status is taken as read before.
         """
@@ -63,7 +63,7 @@ class Documents:
             return None
         return self._keep(uid, state, kept)
 
-    def _find(self, partition: Partition, uid: str) -> KeptDocument | None:
+    def _find(self, partition: Partition, uid: str) -> StoredDocument | None:
         known = self._known.get(uid)
         if partition.status is None or not partition.status.fragments or known is None:
             return None
@@ -71,11 +71,11 @@ class Documents:
         same = known.document[1] == digests and known.document in self._kept
         return self._use(known.document) if same else None
 
-    def _use(self, document: tuple[str, _Digests]) -> KeptDocument:
+    def _use(self, document: tuple[str, _Digests]) -> StoredDocument:
         self._kept.move_to_end(document)
         return self._kept[document]
 
-    def _keep(self, uid: str, state: tuple[str, int], kept: KeptDocument) -> KeptDocument:
+    def _keep(self, uid: str, state: tuple[str, int], kept: StoredDocument) -> StoredDocument:
         document = (kept.recipe, tuple(each.digest for each in kept.document.fragments))
         known = self._kept.setdefault(document, kept)
         if known != kept:

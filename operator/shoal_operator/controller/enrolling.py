@@ -12,8 +12,6 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-import grpc
-
 from shoal_api.kinds import DevicePool
 from shoal_operator.controller.api import Api, ApiError
 from shoal_operator.controller.certificates import Certificates
@@ -25,11 +23,9 @@ from shoal_operator.pki.enrolment import (
     EnrolmentService,
     Reviewed,
     ReviewFailed,
-    add_enrolment_port,
+    listen_for_enrolment,
 )
 from shoal_operator.reconcile.names import ENROLMENT_AUDIENCE, agent_name, authority_secret
-from shoal_protocol.channels import server_options
-from shoal_protocol.v1.enrolment_pb2_grpc import add_EnrolmentServicer_to_server
 
 logger = logging.getLogger(__name__)
 
@@ -60,20 +56,17 @@ class Enrolling:
     async def serve(self) -> None:
         """Serve until cancelled, as soon as there is an authority."""
         await self._known.wait()
-        server = grpc.aio.server(options=server_options())
         service = EnrolmentService(self._review, self._find, now)
-        add_EnrolmentServicer_to_server(service, server)
         host, port = self._address
-        bound = add_enrolment_port(server, f"{host}:{port}", self._identity)
-        await server.start()
+        listener, bound = await listen_for_enrolment(service, f"{host}:{port}", self._identity)
         logger.info("enrolment at %s:%d", host, bound)
         try:
-            await server.wait_for_termination()
+            await asyncio.Event().wait()
         finally:
-            await server.stop(GRACE_SECONDS)
+            await listener.stop(GRACE_SECONDS)
 
-    def _identity(self) -> Issued:
-        """The server's certificate; asked for at every handshake, made when it is time."""
+    async def _identity(self) -> Issued:
+        """The server's certificate, issued anew when it is time. Raises `CertificateRefused`."""
         authority = self._authority
         assert authority is not None, "served before there was an authority"
         if self._issued is None or renewal_time(self._issued.certificate) <= now():

@@ -1,8 +1,8 @@
 """Events on our objects.
 
-The Event's name says what it says, so that what another operator has told is not told again. A
-decision tells the same at each look as long as it stands; that is news when it comes, and again
-when it had gone.
+The Event's name is a digest of its content, so that an operator does not repeat what another one
+has posted. A decision has a note as long as it is true; it is posted when it becomes true, and
+again when that happens again.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shoal_api.schema import API_VERSION
-from shoal_operator.controller.api import Api, ApiError, Conflict, Gone
+from shoal_operator.controller.api import Api, ApiError, Conflict, NotFound
 from shoal_operator.controller.clock import now_text
 from shoal_operator.controller.foreign import Identity
 from shoal_operator.reconcile.decision import Note
@@ -21,66 +21,66 @@ from shoal_operator.reconcile.names import MANAGER
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE: Final = 1024
-MAX_TOLD: Final = 16_384
+MAX_REMEMBERED: Final = 16_384
 _MAX_NAME: Final = 253
 
 
-class Story:
-    """What was told of each object, by uid, and what of that stands still."""
+class NoteHistory:
+    """The notes that were posted about each object, by uid, and those that are still true."""
 
     def __init__(self) -> None:
-        self._told: OrderedDict[str, None] = OrderedDict()
-        self._standing: OrderedDict[str, frozenset[str]] = OrderedDict()
+        self._posted: OrderedDict[str, None] = OrderedDict()
+        self._current: OrderedDict[str, frozenset[str]] = OrderedDict()
 
-    def news(self, uid: str, notes: Sequence[Note], now: str) -> list[tuple[str, Note]]:
-        """The notes that are to be told now, each with the mark that names it."""
-        standing = self._standing.get(uid, frozenset())
-        marked = [(_mark(uid, note.reason, note.message, note.since), note) for note in notes]
-        self._standing[uid] = frozenset(mark for mark, _ in marked)
-        self._standing.move_to_end(uid)
+    def new(self, uid: str, notes: Sequence[Note], now: str) -> list[tuple[str, Note]]:
+        """The notes to post now, each with the key that names its Event."""
+        current = self._current.get(uid, frozenset())
+        keyed = [(_key(uid, note.reason, note.message, note.since), note) for note in notes]
+        self._current[uid] = frozenset(key for key, _ in keyed)
+        self._current.move_to_end(uid)
         found = [
-            (_mark(mark, now) if mark in self._told else mark, note)
-            for mark, note in marked
-            if mark not in standing and not (note.since and mark in self._told)
+            (_key(key, now) if key in self._posted else key, note)
+            for key, note in keyed
+            if key not in current and not (note.since and key in self._posted)
         ]
-        for mark, _ in marked:
-            self._told[mark] = None
-            self._told.move_to_end(mark)
-        for memory in (self._told, self._standing):
-            while len(memory) > MAX_TOLD:
+        for key, _ in keyed:
+            self._posted[key] = None
+            self._posted.move_to_end(key)
+        for memory in (self._posted, self._current):
+            while len(memory) > MAX_REMEMBERED:
                 memory.popitem(last=False)
         return found
 
-    def lost(self, uid: str, mark: str) -> None:
-        """What was told has not arrived; if it stands, it is news at the next look."""
-        self._told.pop(mark, None)
-        self._standing.pop(uid, None)
+    def forget(self, uid: str, key: str) -> None:
+        """A note was not posted: if it is still true at the next reconciliation, it is new."""
+        self._posted.pop(key, None)
+        self._current.pop(uid, None)
 
 
 class Events:
-    """Posts Events; they never keep a decision from being done."""
+    """Posts Events; a failure does not stop a decision."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._story = Story()
+        self._history = NoteHistory()
 
-    async def tell(self, identity: Identity, notes: Sequence[Note]) -> None:
-        """Post what is news."""
-        for mark, note in self._story.news(identity.uid, notes, now_text()):
+    async def post(self, identity: Identity, notes: Sequence[Note]) -> None:
+        """Post the notes that are new."""
+        for key, note in self._history.new(identity.uid, notes, now_text()):
             try:
-                await self._api.create(_event(identity, note, mark))
-            except (Conflict, Gone):
-                pass  # It was told already; or there is no object any more that it could be about.
+                await self._api.create(_event(identity, note, key))
+            except (Conflict, NotFound):
+                pass  # It was posted already, or the object is gone.
             except ApiError as error:
                 logger.warning("%s/%s: %s", identity.namespace, identity.name, error)
-                self._story.lost(identity.uid, mark)
+                self._history.forget(identity.uid, key)
 
 
-def _mark(*parts: str) -> str:
+def _key(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _event(identity: Identity, note: Note, mark: str) -> dict[str, object]:
+def _event(identity: Identity, note: Note, key: str) -> dict[str, object]:
     message = note.message
     if len(message) > MAX_MESSAGE:
         message = f"{message[: MAX_MESSAGE - 3]}..."
@@ -89,7 +89,7 @@ def _event(identity: Identity, note: Note, mark: str) -> dict[str, object]:
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{identity.name[: _MAX_NAME - 17]}.{mark}",
+            "name": f"{identity.name[: _MAX_NAME - 17]}.{key}",
             "namespace": identity.namespace,
         },
         "involvedObject": {

@@ -1,8 +1,8 @@
-"""Whether the operator makes progress, as its probes and its metrics say it.
+"""Whether the operator makes progress, as its probes and its metrics report it.
 
-Asked from the thread of the HTTP server, so it only reads numbers; a loop that is stuck cannot say
-that it is, but it is seen here. One that is stuck for long will not come back: then the liveness
-probe fails as well, and the kubelet starts the operator again.
+The thread of the HTTP server calls `problem` and `hung`, so they only read numbers and also notice
+an event loop that is stuck. A loop that is stuck for long will not recover: then the liveness probe
+fails as well, and the kubelet restarts the operator.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.lease import Lease
 from shoal_operator.controller.resources import WATCHED
-from shoal_operator.controller.traces import Signs
+from shoal_operator.controller.traces import Telemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class HealthLimits:
     loop: float = 15.0
     hung: float = 60.0
     lease: float = 60.0
-    beat: float = 1.0
+    heartbeat: float = 1.0
 
 
 class Health:
@@ -37,7 +37,7 @@ class Health:
         self,
         event_router: EventRouter,
         lease: Lease,
-        signs: Signs,
+        telemetry: Telemetry,
         *,
         clock: Callable[[], float],
         limits: HealthLimits,
@@ -45,21 +45,21 @@ class Health:
     ) -> None:
         self._event_router = event_router
         self._lease = lease
-        self._ages = signs.ages
-        self._metrics = signs.metrics
+        self._ages = telemetry.watch_ages
+        self._metrics = telemetry.metrics
         self._clock = clock
         self._limits = limits
         self._missing_kinds = missing_kinds
-        self._beat_at = clock()
+        self._heartbeat_at = clock()
         self.synced = False
 
-    async def beat(self) -> None:
-        """Show that the loop runs, and bring the gauges up to date, until cancelled."""
+    async def heartbeat(self) -> None:
+        """Record that the event loop runs, and update the gauges, until cancelled."""
         while True:
             before = self._clock()
-            await asyncio.sleep(self._limits.beat)
-            self._beat_at = self._clock()
-            self._metrics.loop_lag.set(self._beat_at - before - self._limits.beat)
+            await asyncio.sleep(self._limits.heartbeat)
+            self._heartbeat_at = self._clock()
+            self._metrics.loop_lag.set(self._heartbeat_at - before - self._limits.heartbeat)
             self._metrics.leader.set(self._lease.leads)
             self._metrics.queue_depth.set(self._event_router.queue.depth)
             self._metrics.queue_waiting.set(self._event_router.queue.waiting)
@@ -70,17 +70,17 @@ class Health:
                 self._metrics.watch_age.labels(kind=kind).set(seconds)
 
     def hung(self) -> str | None:
-        """Why the operator must be started again; None while it need not."""
-        stuck = self._clock() - self._beat_at
+        """Why the operator must be restarted; None while it need not."""
+        stuck = self._clock() - self._heartbeat_at
         return _stuck_text(stuck) if stuck > self._limits.hung else None
 
     def problem(self) -> str | None:
         """Why the operator is not ready; None when it is."""
         limits, now = self._limits, self._clock()
-        stuck = now - self._beat_at
+        stuck = now - self._heartbeat_at
         if stuck > limits.loop:
             return _stuck_text(stuck)
-        silent = now - self._lease.heard_at
+        silent = now - self._lease.answered_at
         if silent > limits.lease:
             return f"the API server has not answered about the lease for {silent:.0f} s"
         ages = self._ages.seconds()

@@ -1,13 +1,13 @@
-"""Who leads: one holder of a `coordination.k8s.io` Lease at a time.
+"""Leader election: one holder of a `coordination.k8s.io` Lease at a time.
 
-Clocks of different machines are not compared. A candidate that has seen the same record for the
-lease's whole duration, by its own clock, takes it. A leader that has not renewed for
-`give_up_seconds`, which is shorter, stops leading by its own clock; so there are never two:
+Clocks of different machines are not compared. A candidate that has observed the same record for
+the whole lease duration, by its own clock, acquires the lease. A leader that could not renew it
+before the renew deadline, which is shorter, stops leading by its own clock; so there are never two:
 
-    leader:     renewed ......... stops (give_up)
-    candidate:  seen ........................ takes (duration)
+    leader:     renews ......... stops (renew deadline)
+    candidate:  observes ................... acquires (lease duration)
 
-The record is written with the version that was read, so that of two candidates one wins.
+The record is written with the resource version that was read, so of two candidates one wins.
 """
 
 import asyncio
@@ -27,19 +27,20 @@ _RELEASE_TRIES: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTimes:
-    """In seconds; `give_up` is what keeps two leaders apart, so it is well below `duration`."""
+    """In seconds. The renew deadline keeps two leaders apart, so it is well below the duration."""
 
-    duration: int = 15
-    renew: float = 2.0
-    give_up: float = 10.0
+    lease_duration: int = 15
+    renew_deadline: float = 10.0
+    retry_period: float = 2.0
 
     def __post_init__(self) -> None:
-        assert self.renew < self.give_up < self.duration, f"{self} lets two lead at once"
+        in_order = self.retry_period < self.renew_deadline < self.lease_duration
+        assert in_order, f"{self} lets two lead at once"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a Lease says."""
+    """The spec of a Lease; times in RFC 3339."""
 
     holder: str
     duration_seconds: int
@@ -48,24 +49,26 @@ class Record:
     transitions: int
 
 
-FREE: Final = Record(holder="", duration_seconds=1, acquired="", renewed="", transitions=0)
+RELEASED: Final = Record(holder="", duration_seconds=1, acquired="", renewed="", transitions=0)
 
 
 @dataclass(slots=True)
 class Observation:
-    """What was last read, and when it was first seen so, by the own clock."""
+    """The record that was last read, and since when it has not changed, by the own clock."""
 
-    record: Record = FREE
+    record: Record = RELEASED
     since: float = 0.0
 
-    def see(self, record: Record, now: float) -> None:
-        """Another record starts the time anew."""
+    def observe(self, record: Record, now: float) -> None:
+        """A record was read; one that differs restarts the time."""
         if record != self.record:
             self.record = record
             self.since = now
 
-    def is_free(self, identity: str, now: float) -> bool:
-        """Whether `identity` may write itself in: nobody holds it, it does, or it has run out."""
+    def may_acquire(self, identity: str, now: float) -> bool:
+        """Whether `identity` may write itself in: it is the holder, or there is none, or the lease
+        has expired.
+        """
         holder = self.record.holder
         return holder in ("", identity) or now - self.since > self.record.duration_seconds
 
@@ -91,73 +94,76 @@ class Lease:
         self._clock = clock
         self._now = now
         self._observation = Observation()
-        self._led_until = clock()
-        self.heard_at: float = clock()
+        self._leads_until = clock()
+        self.answered_at: float = clock()
         self.transitions = 0
 
     @property
     def leads(self) -> bool:
-        """Whether this candidate leads at this moment; asked before every write."""
-        return self._clock() < self._led_until
+        """Whether this candidate leads now; the operator checks it before every write."""
+        return self._clock() < self._leads_until
 
     @property
     def holder(self) -> str:
         """Who held it when it was last read."""
         return self._observation.record.holder
 
-    async def run(self, won: Callable[[], None], lost: Callable[[], Awaitable[None]]) -> None:
-        """Take part until cancelled: `won` when it starts leading, `lost` when it has stopped."""
+    async def run(
+        self, started_leading: Callable[[], None], stopped_leading: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Take part in the election until cancelled, and call these when the leadership changes."""
         led = False
         while True:
-            await self._try_once()
+            await self._acquire_or_renew()
             if self.leads and not led:
                 logger.info("%s leads (transition %d)", self.identity, self.transitions)
                 led = True
-                won()
+                started_leading()
             elif led and not self.leads:
                 logger.warning("%s leads no more; %s does", self.identity, self.holder or "nobody")
                 led = False
-                await lost()
-            # A leader that could not renew looks again before its time is over.
-            left = self._led_until - self._clock()
-            await asyncio.sleep(min(self._times.renew, left) if left > 0 else self._times.renew)
+                await stopped_leading()
+            # A leader that could not renew checks again no later than its deadline.
+            left = self._leads_until - self._clock()
+            retry = self._times.retry_period
+            await asyncio.sleep(min(retry, left) if left > 0 else retry)
 
     async def release(self) -> None:
-        """Let the next one in at once, instead of after the lease's duration. `run` has ended."""
+        """Let the next candidate lead at once, not after the lease duration. `run` has ended."""
         if not self.leads:
             return
         for _ in range(_RELEASE_TRIES):
             try:
-                await self._write_free()
+                await self._write_released()
                 break
             except Conflict:
-                continue  # the last renewal, which `run` did not wait for, came in between
+                continue  # the last renewal, which `run` did not wait for, came first
             except ApiError as error:
-                logger.warning("the lease runs out by itself: %s", error)
+                logger.warning("the lease was not released and expires later: %s", error)
                 break
-        self._led_until = self._clock()
+        self._leads_until = self._clock()
 
-    async def _write_free(self) -> None:
+    async def _write_released(self) -> None:
         document = await self._api.get(LEASE, self._namespace, self._name)
         if document is None or _record(document).holder != self.identity:
             return
         now = self._now()
-        free = replace(FREE, acquired=now, renewed=now, transitions=self.transitions)
-        await self._api.replace(self._document(free, document))
+        released = replace(RELEASED, acquired=now, renewed=now, transitions=self.transitions)
+        await self._api.replace(self._document(released, document))
 
-    async def _try_once(self) -> None:
-        """Read, and write when it is ours to write. Counts as renewed from before the request."""
+    async def _acquire_or_renew(self) -> None:
+        """Read the lease, and acquire or renew it if allowed; its time starts with the request."""
         asked_at = self._clock()
-        longest = self._times.renew * 2
-        left = self._led_until - asked_at
+        longest = self._times.retry_period * 2
+        left = self._leads_until - asked_at
         try:
             async with asyncio.timeout(min(longest, left) if left > 0 else longest):
                 written = await self._write()
-            self._led_until = asked_at + self._times.give_up if written else asked_at
-            self.heard_at = self._clock()
+            self._leads_until = asked_at + self._times.renew_deadline if written else asked_at
+            self.answered_at = self._clock()
         except Conflict:
-            # Somebody has written in between; the next look says who.
-            self.heard_at = self._clock()
+            # Somebody else has written first; the next read shows who.
+            self.answered_at = self._clock()
         except TimeoutError:
             logger.warning("the API server does not answer about the lease")
         except ApiError as error:
@@ -166,23 +172,23 @@ class Lease:
     async def _write(self) -> bool:
         document = await self._api.get(LEASE, self._namespace, self._name)
         if document is None:
-            self._observation.see(FREE, self._clock())
-            await self._api.create(self._document(self._taken(FREE), None))
+            self._observation.observe(RELEASED, self._clock())
+            await self._api.create(self._document(self._acquired(RELEASED), None))
             return True
         record = _record(document)
-        self._observation.see(record, self._clock())
-        if not self._observation.is_free(self.identity, self._clock()):
+        self._observation.observe(record, self._clock())
+        if not self._observation.may_acquire(self.identity, self._clock()):
             return False
-        await self._api.replace(self._document(self._taken(record), document))
+        await self._api.replace(self._document(self._acquired(record), document))
         return True
 
-    def _taken(self, record: Record) -> Record:
+    def _acquired(self, record: Record) -> Record:
         """The record with this candidate in it."""
         mine = record.holder == self.identity
         self.transitions = record.transitions if mine else record.transitions + 1
         return Record(
             holder=self.identity,
-            duration_seconds=self._times.duration,
+            duration_seconds=self._times.lease_duration,
             acquired=record.acquired if mine else self._now(),
             renewed=self._now(),
             transitions=self.transitions,

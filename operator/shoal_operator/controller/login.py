@@ -1,28 +1,35 @@
-"""Who the operator is to the API server: a pod's service account, or a kubeconfig.
+"""Credentials for the API server: a pod's service account, or the current context of a kubeconfig.
 
-Tokens of a service account are projected and change every hour, so they are read again when they
-have aged. A kubeconfig may name a certificate, a token or a token's file; what a cloud's login
-program would answer (`exec`) is not run here: use a service account's kubeconfig.
+The official client reads both: certificates, tokens, files of tokens, `exec` plugins, OIDC. What
+the API server rejects with 401 is loaded again, once for all requests that were rejected together;
+a service account's token is read again every minute besides, because an old one may still be valid.
 """
 
-import base64
+import asyncio
+import logging
 import os
 import ssl
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 from typing import Final
 
-import yaml
+import aiohttp
+import certifi
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import load_incluster_config
+from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
+
+logger = logging.getLogger(__name__)
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_TOKEN_SECONDS: Final = 60.0
+_LOAD_SECONDS: Final = 60.0
+"""An `exec` plugin or an OIDC issuer that has not answered by then counts as failed."""
+_TOKEN: Final = "BearerToken"  # noqa: S105 - the official client's name for it
+_UNAUTHORIZED: Final = 401
 
 
 class LoginRefused(ValueError):
-    """There is no way to log in to a cluster; says what was looked at and what would help."""
+    """A cluster does not let us in: names the source of the credentials, and the problem."""
 
     def __init__(self, source: str, problem: str) -> None:
         super().__init__(f"{source}: {problem}")
@@ -30,125 +37,120 @@ class LoginRefused(ValueError):
         self.problem = problem
 
 
-class Token:
-    """A bearer token, fixed or in a file that is renewed."""
+class Login:
+    """Where the API server is, and the credentials for it. `log_in` makes one."""
 
-    def __init__(self, value: str = "", file: Path | None = None) -> None:
-        self._value = value
-        self._file = file
-        self._read_at = -_TOKEN_SECONDS
+    def __init__(self, source: str, load: Callable[[Configuration], None]) -> None:
+        """`load` brings a configuration up to date; it may block."""
+        self._source = source
+        self._load = load
+        self._loading = asyncio.Lock()
+        self._loads = 0
+        self.configuration = Configuration()
+        self.client: ApiClient | None = None
 
-    def value(self, *, fresh: bool = False) -> str:
-        """The token; `fresh`: what was read is not good any more. Empty: there is none."""
-        now = monotonic()
-        if self._file is not None and (fresh or now - self._read_at > _TOKEN_SECONDS):
-            self._value = self._file.read_text(encoding="utf-8").strip()
-            self._read_at = now
-        return self._value
+    async def load(self) -> None:
+        """Read the credentials, again if they were read before. Raises `LoginRefused`."""
+        self._loads += 1
+        try:
+            async with asyncio.timeout(_LOAD_SECONDS):
+                await asyncio.to_thread(self._load, self.configuration)
+            if self.client is None:
+                self.client = ApiClient(self.configuration)
+            elif self.configuration.cert_file:
+                certificate, key = self.configuration.cert_file, self.configuration.key_file
+                self.tls.load_cert_chain(certificate, key)
+        except TimeoutError as error:
+            problem = f"its user's login has not answered within {_LOAD_SECONDS:.0f} s"
+            raise LoginRefused(self._source, problem) from error
+        except Exception as error:
+            # A malformed file makes the loader raise anything; so may an OIDC issuer.
+            raise LoginRefused(self._source, str(error) or type(error).__name__) from error
+        if not (self.configuration.api_key or self.configuration.cert_file):
+            problem = "its user has no token and no certificate; if it has `exec`, run its command"
+            raise LoginRefused(self._source, problem)
 
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """How connections are secured; it changes when a certificate is renewed."""
+        assert self.client is not None, "nothing was loaded yet"
+        context: ssl.SSLContext = self.client.rest_client.ssl_context
+        return context
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """Where the API server is, and how one proves there who one is."""
+    async def authenticate(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Middleware of an HTTP session: sends the credentials, renewed once if rejected."""
+        request.server_hostname = self.configuration.tls_server_name
+        sent, loads = await self._authorize(request), self._loads
+        response = await handler(request)
+        if response.status == _UNAUTHORIZED and await self._renew(sent, loads):
+            response.release()
+            if self.configuration.cert_file:
+                # A connection has shown the certificate that it began with: end it.
+                request.headers["Connection"] = "close"
+            await self._authorize(request)
+            return await handler(request)
+        return response
 
-    server: str
-    tls: ssl.SSLContext
-    token: Token
-
-
-def log_in(kubeconfig: Path | None) -> Account:
-    """An account from a kubeconfig, or of the pod that this runs in. Raises `LoginRefused`."""
-    if kubeconfig is not None:
-        return _from_kubeconfig(kubeconfig)
-    if (_SERVICE_ACCOUNT / "token").is_file():
-        return _from_service_account()
-    raise LoginRefused(str(_SERVICE_ACCOUNT), "this is no pod; give --kubeconfig FILE")
-
-
-def _from_service_account() -> Account:
-    host = os.environ.get("KUBERNETES_SERVICE_HOST", "kubernetes.default.svc")
-    port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    host = f"[{host}]" if ":" in host else host
-    return Account(
-        server=f"https://{host}:{port}",
-        tls=ssl.create_default_context(cafile=str(_SERVICE_ACCOUNT / "ca.crt")),
-        token=Token(file=_SERVICE_ACCOUNT / "token"),
-    )
-
-
-def _from_kubeconfig(path: Path) -> Account:
-    try:
-        document: object = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise LoginRefused(str(path), str(error)) from error
-    config = _Config(path, document)
-    context = config.entry("contexts", config.text(config.document, "current-context"), "context")
-    cluster = config.entry("clusters", config.text(context, "cluster"), "cluster")
-    user = config.entry("users", config.text(context, "user"), "user")
-    if "exec" in user or "auth-provider" in user:
-        raise LoginRefused(str(path), "its user needs a login program; use a token or certificate")
-    file = config.text(user, "tokenFile", "")
-    return Account(
-        server=config.text(cluster, "server").rstrip("/"),
-        tls=_tls(config, cluster, user),
-        token=Token(config.text(user, "token", ""), path.parent / file if file else None),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """A parsed kubeconfig; every complaint names the file."""
-
-    path: Path
-    document: object
-
-    def entry(self, kind: str, name: str, field: str) -> Mapping[str, object]:
-        """The content of a named entry of a list."""
-        entries = self.document.get(kind) if isinstance(self.document, Mapping) else None
-        for each in entries if isinstance(entries, list) else []:
-            if isinstance(each, Mapping) and each.get("name") == name:
-                content = each.get(field)
-                if isinstance(content, Mapping):
-                    return content
-        raise LoginRefused(str(self.path), f"{kind} has no {name!r}")
-
-    def text(self, table: object, key: str, default: str | None = None) -> str:
-        """A string; required without a default."""
-        value = table.get(key, default) if isinstance(table, Mapping) else default
-        if not isinstance(value, str):
-            raise LoginRefused(str(self.path), f"{key} is missing or no text")
+    async def _authorize(self, request: aiohttp.ClientRequest) -> str:
+        # A file of a token may end with a newline, which no header may contain.
+        value = (await self.configuration.get_api_key_with_prefix(_TOKEN) or "").strip()
+        if value:
+            request.headers["Authorization"] = value
         return value
 
-    def pem(self, table: Mapping[str, object], key: str) -> str | None:
-        """PEM given inline (`KEY-data`, base64) or as a file's name (`KEY`)."""
-        inline = self.text(table, f"{key}-data", "")
-        if inline:
-            return base64.b64decode(inline).decode()
-        file = self.text(table, key, "")
-        return (self.path.parent / file).read_text(encoding="utf-8") if file else None
+    async def _renew(self, rejected: str, loads: int) -> bool:
+        """Load again, unless that was done since `loads`; whether another attempt may succeed."""
+        async with self._loading:
+            if self._loads == loads:
+                try:
+                    await self.load()
+                except LoginRefused as error:
+                    logger.warning("%s", error)
+        token = str(self.configuration.api_key.get(_TOKEN, "")).strip()
+        return token != rejected or bool(self.configuration.cert_file)
 
 
-def _tls(
-    config: _Config, cluster: Mapping[str, object], user: Mapping[str, object]
-) -> ssl.SSLContext:
-    try:
-        authority = config.pem(cluster, "certificate-authority")
-        certificate = config.pem(user, "client-certificate")
-        key = config.pem(user, "client-key")
-        tls = ssl.create_default_context(cadata=authority)
-        if cluster.get("insecure-skip-tls-verify") is True:
-            tls.check_hostname = False
-            tls.verify_mode = ssl.CERT_NONE
-        if certificate and key:
-            _load_pair(tls, certificate, key)
-    except (OSError, ValueError) as error:
-        raise LoginRefused(str(config.path), str(error)) from error
-    return tls
+async def log_in(kubeconfig: Path | None) -> Login:
+    """Log in by a kubeconfig, or as the pod that this runs in. Raises `LoginRefused`."""
+    if kubeconfig is None:
+        if not (_SERVICE_ACCOUNT / "token").is_file():
+            raise LoginRefused(str(_SERVICE_ACCOUNT), "this is no pod; give --kubeconfig FILE")
+        login = Login(str(_SERVICE_ACCOUNT), load_incluster_config)
+    else:
+        login = Login(str(kubeconfig), _Kubeconfig(kubeconfig).load)
+    await login.load()
+    return login
 
 
-def _load_pair(tls: ssl.SSLContext, certificate: str, key: str) -> None:
-    """`ssl` takes certificate and key from a file only; it lives as long as the call."""
-    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
-        file.write(f"{key}\n{certificate}\n")
-        file.flush()
-        tls.load_cert_chain(file.name)
+class _Kubeconfig:
+    """One kubeconfig, or several with `:` between them, as kubectl merges them.
+
+    The loader is the blocking one of the official client, run in a thread: the other one hands an
+    `exec` plugin no cluster, and verifies no OIDC issuer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._loader: KubeConfigLoader | None = None
+
+    def load(self, configuration: Configuration) -> None:
+        """Read the files once, and the credentials that they lead to every time."""
+        if self._loader is None:
+            merged = KubeConfigMerger(os.path.expanduser(self._path)).config
+            if merged is None:
+                raise FileNotFoundError("there is no such file")
+            for user in merged.value["users"]:
+                _verify_issuer(user.value)
+            self._loader = KubeConfigLoader(merged, config_base_path=None)  # each file's own folder
+        self._loader.load_and_set(configuration)
+        # It would run an `exec` plugin in the event loop.
+        configuration.refresh_api_key_hook = None
+
+
+def _verify_issuer(user: dict[str, dict[str, dict[str, dict[str, str]]]]) -> None:
+    """Have the loader verify an OIDC issuer, which it does by a named authority only."""
+    issuer = user.get("user", {}).get("auth-provider", {}).get("config")
+    if issuer is not None and "idp-certificate-authority-data" not in issuer:
+        issuer.setdefault("idp-certificate-authority", certifi.where())

@@ -35,7 +35,7 @@ from shoal_operator.controller.login import log_in
 from shoal_operator.controller.metrics import OperatorMetrics
 from shoal_operator.controller.resources import CHILDREN
 from shoal_operator.controller.snapshots import Snapshots
-from shoal_operator.controller.traces import Lists, Signs, WatchAges, make_trace
+from shoal_operator.controller.traces import Telemetry
 from shoal_operator.controller.watches import Watches, WatchTimes
 from shoal_operator.reconcile.decision import ObjectKey
 from shoal_operator.reconcile.job_status import has_ended
@@ -85,13 +85,13 @@ async def _run(config: OperatorConfig) -> int:
 async def _operator(config: OperatorConfig) -> AsyncIterator["_Operator"]:
     """All parts, joined; they are closed in the opposite order."""
     clock = asyncio.get_running_loop().time
-    metrics, event_router = OperatorMetrics(), EventRouter()
-    signs = Signs(metrics, WatchAges(clock), Lists())
-    account = log_in(config.kubeconfig)
+    telemetry, event_router = Telemetry(clock), EventRouter()
+    metrics = telemetry.metrics
+    login = await log_in(config.kubeconfig)
     async with contextlib.AsyncExitStack() as stack:
-        api = Api(account, make_trace(signs), namespace=config.settings.namespace)
+        api = Api(login, telemetry, namespace=config.settings.namespace)
         stack.push_async_callback(api.close)
-        watches = Watches(api, event_router.cache, signs, config.namespaces, times=config.watch)
+        watches = Watches(api, event_router.cache, telemetry, config.namespaces, times=config.watch)
         lease = Lease(
             api,
             name=LEASE_NAME,
@@ -103,7 +103,7 @@ async def _operator(config: OperatorConfig) -> AsyncIterator["_Operator"]:
         health = Health(
             event_router,
             lease,
-            signs,
+            telemetry,
             clock=clock,
             limits=config.limits,
             missing_kinds=lambda: watches.missing_kinds,
@@ -179,7 +179,7 @@ class _Operator:
             asyncio.create_task(work, name=name)
             for name, work in (
                 ("lease", self._lease.run(self._won, self._lost)),
-                ("beat", self._health.beat()),
+                ("heartbeat", self._health.heartbeat()),
                 ("authority", self._keep_authority()),
                 ("enrolment", self._enrolling.serve()),
                 ("lead", self._lead()),
@@ -227,7 +227,7 @@ class _Operator:
         await self._watches.wait_for_kinds()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watches.run(self._synced, self._take_signals), name="watches")
-            group.create_task(self._watches.follow_lists(), name="lists")
+            group.create_task(self._watches.follow_relists(), name="relists")
             group.create_task(self._resync(), name="resync")
             group.create_task(self._work(), name="work")
 
@@ -237,7 +237,7 @@ class _Operator:
     async def _work(self) -> None:
         while True:
             await self._watches.first_list.wait()
-            await self._coordinators.all_asked(FIRST_ANSWERS_SECONDS)
+            await self._coordinators.all_polled(FIRST_ANSWERS_SECONDS)
             await self._leading.wait()
             self._event_router.add_all()
             self._workers = asyncio.create_task(self._controller.run(), name="workers")

@@ -1,7 +1,7 @@
-"""What only pods know: what a worker answered, why it failed, why a workload does not get ready.
+"""What only pods say: a worker's answer, why it failed, why a workload is not ready.
 
-Pods are not watched, they are read when a decision needs it. A pod that waits tells nobody, so
-whoever has asked about one asks again after `AGAIN_SECONDS`.
+Pods are not watched, they are read when a decision needs it. A pod that waits causes no
+event, so an object with such a pod is requeued after `REQUEUE_SECONDS`.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from shoal_operator.reconcile.workers import REFUSED_STATUS
 
 logger = logging.getLogger(__name__)
 
-AGAIN_SECONDS: Final = 5.0
+REQUEUE_SECONDS: Final = 5.0
 LISTED_SECONDS: Final = 3.0
 """How long a list of pods is taken for what there is."""
 MAX_LOG_BYTES: Final = 16 << 20
@@ -34,7 +34,7 @@ _USUAL: Final = frozenset({"ContainerCreating", "PodInitializing"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ended:
+class _WorkerEnd:
     """What was found out about a worker that has ended; it does not change any more."""
 
     output: bytes | None
@@ -51,8 +51,8 @@ class Pods:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._ended: OrderedDict[str, _Ended] = OrderedDict()
-        self._seen: OrderedDict[str, float] = OrderedDict()
+        self._ended: OrderedDict[str, _WorkerEnd] = OrderedDict()
+        self._end_seen: OrderedDict[str, float] = OrderedDict()
         self._kept_bytes = 0
         self._listing = asyncio.Lock()
         self._waiting: dict[str, tuple[float, Mapping[str, Sequence[Raw]]]] = {}
@@ -62,7 +62,7 @@ class Pods:
         which is two requests less for each that has ended well.
         """
         identity = job.identity
-        ended, message = _Ended(output=None, message="", refused=False), ""
+        ended, message = _WorkerEnd(output=None, message="", refused=False), ""
         match job.phase:
             case WorkerPhase.SUCCEEDED if not answers:
                 pass
@@ -81,16 +81,16 @@ class Pods:
             message=message,
             refused=ended.refused,
             ended_at=job.ended_at,
-            end_seen=self._when_seen(job),
+            end_seen=self._when_end_seen(job),
         )
 
-    def _when_seen(self, job: JobState) -> float | None:
+    def _when_end_seen(self, job: JobState) -> float | None:
         if job.phase not in (WorkerPhase.SUCCEEDED, WorkerPhase.FAILED):
             return None
-        seen = self._seen.setdefault(job.identity.uid, asyncio.get_running_loop().time())
-        self._seen.move_to_end(job.identity.uid)
-        if len(self._seen) > MAX_SEEN:
-            self._seen.popitem(last=False)
+        seen = self._end_seen.setdefault(job.identity.uid, asyncio.get_running_loop().time())
+        self._end_seen.move_to_end(job.identity.uid)
+        if len(self._end_seen) > MAX_SEEN:
+            self._end_seen.popitem(last=False)
         return seen
 
     async def workload(self, state: WorkloadState) -> Workload:
@@ -133,7 +133,7 @@ class Pods:
         listed = self._api.list(POD, namespace, labels=labels, fields=fields)
         return sorted([Raw(each) async for each in listed], key=_made_at, reverse=True)
 
-    async def _read_end(self, job: JobState) -> _Ended:
+    async def _read_end(self, job: JobState) -> _WorkerEnd:
         identity = job.identity
         pods = await self._pods(identity.namespace, f"{_JOB}={identity.name}")
         if job.phase is WorkerPhase.SUCCEEDED:
@@ -147,17 +147,17 @@ class Pods:
             self._kept_bytes -= self._ended.popitem(last=False)[1].size
         return ended
 
-    async def _read_answer(self, namespace: str, pods: Sequence[Raw]) -> _Ended:
+    async def _read_answer(self, namespace: str, pods: Sequence[Raw]) -> _WorkerEnd:
         if not pods:
-            return _Ended(output=None, message="its pod is gone", refused=False)
+            return _WorkerEnd(output=None, message="its pod is gone", refused=False)
         name = pods[0].table("metadata").text("name")
         try:
             log = await self._api.log(namespace, name, limit_bytes=MAX_LOG_BYTES)
         except ApiError as error:
             if error.status == 404:
-                return _Ended(output=None, message="its log is gone", refused=False)
+                return _WorkerEnd(output=None, message="its log is gone", refused=False)
             raise
-        return _Ended(output=_answer(log), message="", refused=False)
+        return _WorkerEnd(output=_answer(log), message="", refused=False)
 
 
 def _is_behind(state: WorkloadState) -> bool:
@@ -199,7 +199,7 @@ def trouble(pods: Sequence[Raw]) -> str:
     return ""
 
 
-def _read_failure(job: JobState, pods: Sequence[Raw]) -> _Ended:
+def _read_failure(job: JobState, pods: Sequence[Raw]) -> _WorkerEnd:
     """The last words of the newest pod that has some; else those of the Job controller."""
     for pod in pods:
         for container in _containers(pod):
@@ -209,12 +209,12 @@ def _read_failure(job: JobState, pods: Sequence[Raw]) -> _Ended:
             refused = ended.number("exitCode") == REFUSED_STATUS
             said = ended.text("message").strip()
             message = said if said and refused else _end_text(ended)
-            return _Ended(output=None, message=message, refused=refused)
+            return _WorkerEnd(output=None, message=message, refused=refused)
         status = pod.table("status")
         if status.text("reason"):
             message = f"{status.text('reason')}: {status.text('message')}"
-            return _Ended(output=None, message=message, refused=False)
-    return _Ended(output=None, message=job.message, refused=False)
+            return _WorkerEnd(output=None, message=message, refused=False)
+    return _WorkerEnd(output=None, message=job.message, refused=False)
 
 
 def _end_text(ended: Raw) -> str:

@@ -1,7 +1,7 @@
-"""What can be read of a status that another version of the operator has written.
+"""Reads a status that another version of the operator has written.
 
-A status that does not parse loses what is wrong with it, and nothing else: how a job has ended must
-be known after a downgrade too, or it would run again.
+A status that does not parse loses its invalid fields and no others: after a downgrade the operator
+must still know that a job has ended, or the job would run again.
 """
 
 import copy
@@ -17,7 +17,7 @@ _ROUNDS: Final = 32
 
 
 def parse_pruned(cls: type[R], document: Mapping[str, object]) -> R | tuple[FieldError, ...]:
-    """Read an object without what is wrong in its status; the errors of what else is."""
+    """Parse an object without its status' invalid fields; the errors outside of the status."""
     pruned = dict(document)
     value = parse(cls, pruned)
     for _ in range(_ROUNDS):
@@ -25,7 +25,7 @@ def parse_pruned(cls: type[R], document: Mapping[str, object]) -> R | tuple[Fiel
         if not wrong:
             return value
         pruned = copy.deepcopy(pruned)
-        # From the end, so that the places of what comes before stay.
+        # From the end, so that the indices of earlier items stay valid.
         for path in sorted(wrong, key=_order, reverse=True):
             _drop(pruned, path)
         value = parse(cls, pruned)
@@ -41,7 +41,7 @@ def _order(path: Sequence[str | int]) -> list[tuple[int, str]]:
 
 
 def _drop(document: dict[str, object], path: Sequence[str | int]) -> None:
-    """Remove what is there at a path; where something is missing, what it is missing from."""
+    """Remove the value at a path; of a missing value, the innermost parent that exists."""
     place: object = document
     above: list[tuple[object, str | int]] = []
     for step in path:

@@ -1,6 +1,6 @@
-"""The kinds that the operator touches, and where the API server keeps them.
+"""The kinds that the operator reads or writes, and their paths at the API server.
 
-The list is closed on purpose: it is the same that the operator's role allows.
+The list is closed on purpose: the operator's role allows the same kinds and no others.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from shoal_operator.reconcile.decision import ObjectKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """A kind as the API server addresses it."""
+    """A kind, with what its URL is made of."""
 
     api_version: str
     kind: str

@@ -1,13 +1,13 @@
 """Snapshots: what a decision sees, from the cache and from what is read for it.
 
-Everything is read through a `Reader`, so that whoever gets a snapshot is looked at again when one
-of its parts changes. What is not watched (pods, claims, Secrets, documents) is read on demand;
-where it may still change, the snapshot is to be made again soon.
+Everything is read through a `Reader`, so that an object is reconciled again when a part
+of its snapshot changes. What is not watched (pods, claims, Secrets, documents) is read on demand;
+where it may still change, the object is requeued.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from shoal_api.kinds import AnyKind, Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_operator.controller import views
@@ -19,7 +19,7 @@ from shoal_operator.controller.clock import now_text
 from shoal_operator.controller.coordinators import Coordinators
 from shoal_operator.controller.documents import Documents
 from shoal_operator.controller.foreign import JobState, NodeState, WorkloadState
-from shoal_operator.controller.pods import AGAIN_SECONDS, Pods
+from shoal_operator.controller.pods import REQUEUE_SECONDS, Pods
 from shoal_operator.controller.resources import CONFIG_MAP, DAEMON_SET, DEPLOYMENT, JOB, NODE
 from shoal_operator.reconcile.certificates import secrets_needed
 from shoal_operator.reconcile.job_status import has_ended
@@ -36,31 +36,33 @@ from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
     DevicePoolSnapshot,
     InferenceJobSnapshot,
-    KeptDocument,
     ModelSnapshot,
     Node,
     PartitionSnapshot,
     PlacementSnapshot,
     Run,
     Snapshot,
+    StoredDocument,
     Unreachable,
     Worker,
     WorkerPhase,
     Workload,
 )
 
+CORDONED_SECONDS: Final = 30.0
+
 
 @dataclass(slots=True)
-class _Look:
-    """One snapshot in the making."""
+class _Context:
+    """A snapshot that is being built."""
 
     reader: Reader
-    again_seconds: float | None = None
+    requeue_seconds: float | None = None
 
-    def again(self, seconds: float) -> None:
-        """What was read may be different after this time, and nobody will tell."""
-        known = self.again_seconds
-        self.again_seconds = seconds if known is None else min(known, seconds)
+    def requeue(self, seconds: float) -> None:
+        """What was read may change within this time without an event."""
+        known = self.requeue_seconds
+        self.requeue_seconds = seconds if known is None else min(known, seconds)
 
 
 class Snapshots:
@@ -89,135 +91,155 @@ class Snapshots:
         """What is to be decided with about an object, and when it is out of date by itself, in
         seconds; None where nothing is ever decided (Devices). Raises `ApiError`.
         """
-        look = _Look(reader)
+        context = _Context(reader)
         match value:
             case Model():
-                snapshot: Snapshot = await self._model(look, value)
+                snapshot: Snapshot = await self._model(context, value)
             case Partition():
-                snapshot = await self._partition(look, value)
+                snapshot = await self._partition(context, value)
             case DevicePool():
-                snapshot = await self._pool(look, value)
+                snapshot = await self._pool(context, value)
             case Placement():
-                snapshot = await self._placement(look, value)
+                snapshot = await self._placement(context, value)
             case InferenceJob():
-                snapshot = await self._job(look, value)
+                snapshot = await self._job(context, value)
             case Device():
                 return None
             case _:
                 assert_never(value)
-        return snapshot, look.again_seconds
+        return snapshot, context.requeue_seconds
 
-    async def _model(self, look: _Look, model: Model) -> ModelSnapshot:
-        partitions = look.reader.own_referring(Partition, namespace_of(model), model.metadata.name)
+    async def _model(self, context: _Context, model: Model) -> ModelSnapshot:
+        partitions = context.reader.own_referring(
+            Partition, namespace_of(model), model.metadata.name
+        )
         return ModelSnapshot(
             now=now_text(),
             settings=self._settings,
             model=model,
-            workers=await self._workers(look, model),
+            workers=await self._workers(context, model),
             partitions=partitions,
         )
 
-    async def _partition(self, look: _Look, partition: Partition) -> PartitionSnapshot:
+    async def _partition(self, context: _Context, partition: Partition) -> PartitionSnapshot:
         namespace = namespace_of(partition)
         return PartitionSnapshot(
             now=now_text(),
             settings=self._settings,
             partition=partition,
-            model=look.reader.own(Model, namespace, partition.spec.model_ref.name),
-            workers=await self._workers(look, partition),
-            document=await self._document(look, partition, fresh=True),
-            pools=look.reader.all_own(DevicePool, namespace) if _cut_for_pools(partition) else (),
+            model=context.reader.own(Model, namespace, partition.spec.model_ref.name),
+            workers=await self._workers(context, partition),
+            document=await self._document(context, partition, fresh=True),
+            pools=context.reader.all_own(DevicePool, namespace)
+            if _cut_for_pools(partition)
+            else (),
         )
 
-    async def _pool(self, look: _Look, pool: DevicePool) -> DevicePoolSnapshot:
+    async def _pool(self, context: _Context, pool: DevicePool) -> DevicePoolSnapshot:
         namespace, name = namespace_of(pool), pool.metadata.name
-        coordinator = look.reader.state(DEPLOYMENT.kind, namespace, coordinator_name(name))
+        coordinator = context.reader.state(DEPLOYMENT.kind, namespace, coordinator_name(name))
         claim = await self._claims.claim(namespace, coordinator_name(name), uid_of(pool))
         if claim is None or not claim.bound:
-            look.again(AGAIN_SECONDS)
-        agents = look.reader.made_for(DAEMON_SET.kind, namespace, uid_of(pool))
+            context.requeue(REQUEUE_SECONDS)
+        agents = context.reader.made_for(DAEMON_SET.kind, namespace, uid_of(pool))
         return DevicePoolSnapshot(
             now=now_text(),
             settings=self._settings,
             pool=pool,
-            nodes=self._nodes(look),
-            secrets=await self._secrets(look, pool),
-            coordinator=await self._workload(look, coordinator),
+            nodes=self._nodes(context),
+            secrets=await self._secrets(context, pool),
+            coordinator=await self._workload(context, coordinator),
             claim=claim,
-            agents=await self._agents(look, agents),
-            view=self._view(look, namespace, name, views.DEVICES, views.RUNS),
-            devices=look.reader.own_referring(Device, namespace, name),
-            jobs=self._jobs(look, namespace),
+            agents=await self._agents(context, agents),
+            view=self._view(context, namespace, name, views.DEVICES, views.RUNS),
+            devices=context.reader.own_referring(Device, namespace, name),
+            jobs=self._jobs(context, namespace),
+            own_jobs=tuple(self._jobs_on(namespace, name)),
             enrolment_authority=self._enrolment_authority(),
         )
 
-    async def _placement(self, look: _Look, placement: Placement) -> PlacementSnapshot:
+    async def _placement(self, context: _Context, placement: Placement) -> PlacementSnapshot:
         namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
-        partition = look.reader.own(Partition, namespace, placement.spec.partition_ref.name)
-        view = self._view(look, namespace, pool, views.FLEET)
+        partition = context.reader.own(Partition, namespace, placement.spec.partition_ref.name)
+        view = self._view(context, namespace, pool, views.FLEET)
         return PlacementSnapshot(
             now=now_text(),
             settings=self._settings,
             placement=placement,
             partition=partition,
-            document=await self._document(look, partition),
-            pool=look.reader.own(DevicePool, namespace, pool),
+            document=await self._document(context, partition),
+            pool=context.reader.own(DevicePool, namespace, pool),
             view=view,
-            measured=self._measured(look, placement, view),
+            measured=self._measured(context, placement, view),
+            cordoned=self._cordoned(context, view),
         )
 
-    async def _job(self, look: _Look, job: InferenceJob) -> InferenceJobSnapshot:
-        namespace, reader = namespace_of(job), look.reader
+    async def _job(self, context: _Context, job: InferenceJob) -> InferenceJobSnapshot:
+        namespace, reader = namespace_of(job), context.reader
         placement = reader.own(Placement, namespace, placement_of(job))
         partition = reader.own(Partition, namespace, partition_of(job, placement))
         pool = reader.own(DevicePool, namespace, pool_of(job, placement))
         over = job.status is not None and has_ended(job.status)
         run = f"run/{job_id(job)}"
         name = pool_of(job, placement)
-        workers = await self._workers(look, job, answers=False)
+        workers = await self._workers(context, job, answers=False)
         if partition is not None and not over:
-            workers += await self._workers(look, partition, answers=False)
+            workers += await self._workers(context, partition, answers=False)
         view: views.View = Unreachable(reason="the job's pool is not known yet")
         if name is not None:
-            # Of one that has ended only its run is left to be cleared away.
+            # Of a job that has ended only its run is left to be removed.
             parts = () if over else (views.LOST, views.FRAGMENTS)
-            view = self._view(look, namespace, name, run, *parts)
+            view = self._view(context, namespace, name, run, *parts)
         return InferenceJobSnapshot(
             now=now_text(),
             settings=self._settings,
             job=job,
             model=reader.own(Model, namespace, model_of(job, partition)),
             partition=partition,
-            document=None if over else await self._document(look, partition),
+            document=None if over else await self._document(context, partition),
             placement=placement,
             pool=pool,
             view=view,
             workers=workers,
             refusal=self._coordinators.refusal(namespace, name or "", job_id(job)),
+            rivals=() if over or name is None else self._rivals(job, name, view),
         )
 
-    def _view(self, look: _Look, namespace: str, pool: str, *parts: str) -> views.View:
-        """What a pool's coordinator says; looked at again when one of these parts changes."""
+    def _view(self, context: _Context, namespace: str, pool: str, *parts: str) -> views.View:
+        """What a pool's coordinator says; reconciled again when one of these parts changes."""
         for part in (views.REACH, *parts):
-            look.reader.subscribe(views.topic(namespace, pool, part))
+            context.reader.subscribe(views.topic(namespace, pool, part))
         return self._coordinators.view(namespace, pool)
 
-    def _measured(self, look: _Look, placement: Placement, view: views.View) -> Run | None:
-        """The run of the newest job on a Placement; looked at again when one of them ends."""
+    def _cordoned(self, context: _Context, view: views.View) -> frozenset[str]:
+        """The devices of a pool whose nodes are cordoned. Nobody subscribes to nodes here: a
+        thousand Placements would reconcile for each of them. While there is one, this is asked
+        again.
+        """
+        devices = view.devices if isinstance(view, CoordinatorView) else ()
+        states = (self._cache.state(NODE.kind, "", device.name) for device in devices)
+        nodes = (state.node for state in states if isinstance(state, NodeState))
+        found = frozenset(node.name for node in nodes if node.is_cordoned)
+        if found:
+            context.requeue(CORDONED_SECONDS)
+        return found
+
+    def _measured(self, context: _Context, placement: Placement, view: views.View) -> Run | None:
+        """The run of the newest job on a Placement; reconciled again when one of them ends."""
         namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
-        jobs = look.reader.own_referring(InferenceJob, namespace, placement.metadata.name)
+        jobs = context.reader.own_referring(InferenceJob, namespace, placement.metadata.name)
         newest: tuple[str, Run | None] = ("", None)
         for job in jobs:
-            look.reader.subscribe(views.end_topic(namespace, pool, job_id(job)))
+            context.reader.subscribe(views.end_topic(namespace, pool, job_id(job)))
             run = view.runs.get(job_id(job)) if isinstance(view, CoordinatorView) else None
             made = job.metadata.creation_timestamp or ""
             if run is not None and made >= newest[0]:
                 newest = (made, run)
         return newest[1]
 
-    def _jobs(self, look: _Look, namespace: str) -> frozenset[str] | None:
+    def _jobs(self, context: _Context, namespace: str) -> frozenset[str] | None:
         """The names of the namespace's jobs; None if there is one that cannot be read."""
-        look.reader.which(InferenceJob.__name__, namespace)
+        context.reader.which(InferenceJob.__name__, namespace)
         names = set[str]()
         for state in self._cache.states(InferenceJob.__name__, namespace):
             job = state.value if isinstance(state, Own) else None
@@ -227,53 +249,76 @@ class Snapshots:
                 names.add(job_id(job))
         return frozenset(names)
 
-    def _nodes(self, look: _Look) -> tuple[Node, ...]:
-        states = look.reader.states(NODE.kind, "")
+    def _rivals(self, job: InferenceJob, pool: str, view: views.View) -> tuple[InferenceJob, ...]:
+        """The jobs with a higher priority on a job's pool, as long as the job has no run."""
+        if isinstance(view, CoordinatorView) and job_id(job) in view.runs:
+            return ()
+        own, namespace = job.spec.priority, namespace_of(job)
+        return tuple(self._jobs_on(namespace, pool, above=own))
+
+    def _jobs_on(
+        self, namespace: str, pool: str, above: int | None = None
+    ) -> Iterator[InferenceJob]:
+        """The jobs on a pool, all or those with a higher priority than `above`. Nobody subscribes
+        to them: a pool reconciles when their runs come and end, and a job that waits for another
+        asks again.
+        """
+        for state in self._cache.states(InferenceJob.__name__, namespace):
+            job = state.value if isinstance(state, Own) else None
+            if isinstance(job, InferenceJob) and (above is None or job.spec.priority > above):
+                found = self._cache.state(Placement.__name__, namespace, placement_of(job))
+                placement = found.value if isinstance(found, Own) else None
+                known = placement if isinstance(placement, Placement) else None
+                if pool_of(job, known) == pool:
+                    yield job
+
+    def _nodes(self, context: _Context) -> tuple[Node, ...]:
+        states = context.reader.states(NODE.kind, "")
         nodes = [state.node for state in states if isinstance(state, NodeState)]
         return tuple(sorted(nodes, key=lambda node: node.name))
 
-    async def _secrets(self, look: _Look, pool: DevicePool) -> frozenset[str]:
+    async def _secrets(self, context: _Context, pool: DevicePool) -> frozenset[str]:
         wanted = secrets_needed(pool)
         found = set[str]()
         for secret in wanted:
             if await self._certificates.pair(namespace_of(pool), secret) is not None:
                 found.add(secret)
         if len(found) < len(wanted):
-            look.again(AGAIN_SECONDS)
+            context.requeue(REQUEUE_SECONDS)
         return frozenset(found)
 
     async def _workers(
-        self, look: _Look, owner: AnyKind, *, answers: bool = True
+        self, context: _Context, owner: AnyKind, *, answers: bool = True
     ) -> tuple[Worker, ...]:
-        states = look.reader.made_for(JOB.kind, namespace_of(owner), uid_of(owner))
+        states = context.reader.made_for(JOB.kind, namespace_of(owner), uid_of(owner))
         jobs = [each for each in states if isinstance(each, JobState)]
         workers = [await self._pods.worker(each, answers=answers) for each in jobs]
         if any(worker.phase is WorkerPhase.PENDING for worker in workers):
-            look.again(AGAIN_SECONDS)
+            context.requeue(REQUEUE_SECONDS)
         return tuple(workers)
 
-    async def _workload(self, look: _Look, state: State | None) -> Workload | None:
+    async def _workload(self, context: _Context, state: State | None) -> Workload | None:
         if not isinstance(state, WorkloadState):
             return None
         workload = await self._pods.workload(state)
         if workload.is_behind:
-            look.again(AGAIN_SECONDS)
+            context.requeue(REQUEUE_SECONDS)
         return workload
 
-    async def _agents(self, look: _Look, states: Sequence[State]) -> tuple[Workload, ...]:
+    async def _agents(self, context: _Context, states: Sequence[State]) -> tuple[Workload, ...]:
         sets = [state for state in states if isinstance(state, WorkloadState)]
         agents = await self._pods.agents(sets)
         if any(each.is_behind for each in agents):
-            look.again(AGAIN_SECONDS)
+            context.requeue(REQUEUE_SECONDS)
         return agents
 
     async def _document(
-        self, look: _Look, partition: Partition | None, *, fresh: bool = False
-    ) -> KeptDocument | None:
+        self, context: _Context, partition: Partition | None, *, fresh: bool = False
+    ) -> StoredDocument | None:
         if partition is None:
             return None
         namespace, name = namespace_of(partition), document_name(partition.metadata.name)
-        look.reader.subscribe((CONFIG_MAP.kind, namespace, name))
+        context.reader.subscribe((CONFIG_MAP.kind, namespace, name))
         return await self._documents.read(partition, fresh=fresh)
 
 

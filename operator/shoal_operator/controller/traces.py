@@ -1,20 +1,18 @@
-"""What every request of the HTTP session tells, ours and kopf's: counters, and how old watches are.
+"""What HTTP requests to the API server show, ours and kopf's: counters, and the ages of watches.
 
-A watch that only stands is not alive: its age is counted from the last answer of the API server to
-a watch request, or the last event. Watches are asked for anew every `server_timeout`, so a quiet
-one is young, and a frozen one grows old.
+An open connection does not prove that a watch is alive: its age is counted from the API server's
+last response to a watch request, or from the last event. kopf renews a watch after
+`server_timeout`, so a quiet watch stays young, and a frozen one grows old.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Final
 
 import aiohttp
 from yarl import URL
 
-from shoal_operator.controller.api import OWN
 from shoal_operator.controller.metrics import OperatorMetrics
 from shoal_operator.controller.resources import WATCHED, Resource
 
@@ -23,18 +21,18 @@ _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": 
 
 
 class WatchAges:
-    """When each watch was last known to be alive, by kind and namespace ("" for all)."""
+    """When each watch last proved to be alive, by kind and namespace ("" for all)."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._alive_at: dict[tuple[str, str], float] = {}
 
     def expect(self, kind: str, namespace: str) -> None:
-        """A watch that there is to be; it is as old as this call until it is heard of."""
+        """A watch is about to start; its age counts from this call."""
         self._alive_at.setdefault((kind, namespace), self._clock())
 
-    def heard(self, kind: str, namespace: str) -> None:
-        """The API server has answered for this watch."""
+    def renew(self, kind: str, namespace: str) -> None:
+        """The API server has responded to this watch."""
         for key in ((kind, namespace), (kind, "")):
             if key in self._alive_at:
                 self._alive_at[key] = self._clock()
@@ -47,72 +45,68 @@ class WatchAges:
         return ages
 
 
-class Lists:
-    """The kinds that kopf has listed, other than the first time in each place."""
+class Relists:
+    """The kinds that kopf has listed again in a namespace after its first list there."""
 
     def __init__(self) -> None:
-        self._seen: set[tuple[Resource, str]] = set()
-        self._anew: set[Resource] = set()
+        self._listed: set[tuple[Resource, str]] = set()
+        self._relisted: set[Resource] = set()
         self._any = asyncio.Event()
 
     def listed(self, resource: Resource, namespace: str, *, first_page: bool) -> None:
         """kopf has listed a kind in a namespace ("" for all)."""
-        if (resource, namespace) not in self._seen:
-            self._seen.add((resource, namespace))
+        if (resource, namespace) not in self._listed:
+            self._listed.add((resource, namespace))
         elif first_page:
             self.add(resource)
 
     def add(self, resource: Resource) -> None:
-        """A kind that is to be listed by us as well."""
-        self._anew.add(resource)
+        """The cache has to list this kind as well."""
+        self._relisted.add(resource)
         self._any.set()
 
     async def take(self) -> frozenset[Resource]:
-        """Those listed anew since the last call; waits for one."""
+        """The kinds listed again since the last call; waits for one."""
         await self._any.wait()
         self._any.clear()
-        anew, self._anew = frozenset(self._anew), set()
-        return anew
+        relisted, self._relisted = frozenset(self._relisted), set()
+        return relisted
 
 
-@dataclass(frozen=True, slots=True)
-class Signs:
-    """Where what is seen is noted."""
+class Telemetry:
+    """What is measured about requests and watches. `clock` counts seconds and never goes back."""
 
-    metrics: OperatorMetrics
-    ages: WatchAges
-    lists: Lists
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.metrics = OperatorMetrics()
+        self.watch_ages = WatchAges(clock)
+        self.relists = Relists()
 
 
-def make_trace(signs: Signs) -> aiohttp.TraceConfig:
-    """Counts requests, renews ages, notes kopf's lists."""
-    metrics, ages, lists = signs.metrics, signs.ages, signs.lists
+def make_trace(telemetry: Telemetry, *, of_kopf: bool) -> aiohttp.TraceConfig:
+    """Counts a session's requests; of kopf's session it also renews ages and records relists."""
+    metrics = telemetry.metrics
 
     async def ended(
         session: aiohttp.ClientSession,
         context: SimpleNamespace,
         request: aiohttp.TraceRequestEndParams,
     ) -> None:
-        resource, namespace, is_list = _target(request.url)
-        watch = is_list and request.method == "GET" and request.url.query.get("watch") == "true"
-        verb = _verb(request.method, is_list=is_list, watch=watch)
+        resource, namespace, verb = _target(request.method, request.url)
         metrics.requests.labels(verb=verb, code=str(request.response.status)).inc()
-        if resource is None or request.response.status != 200:
+        if not of_kopf or resource is None or request.response.status != 200:
             return
-        if watch:
-            ages.heard(resource.kind, namespace)
-        elif verb == "list" and context.trace_request_ctx != OWN:
+        if verb == "watch":
+            telemetry.watch_ages.renew(resource.kind, namespace)
+        elif verb == "list":
             first_page = "continue" not in request.url.query
-            lists.listed(resource, namespace, first_page=first_page)
+            telemetry.relists.listed(resource, namespace, first_page=first_page)
 
     async def failed(
         session: aiohttp.ClientSession,
         context: SimpleNamespace,
         request: aiohttp.TraceRequestExceptionParams,
     ) -> None:
-        _, _, is_list = _target(request.url)
-        watch = is_list and request.url.query.get("watch") == "true"
-        verb = _verb(request.method, is_list=is_list, watch=watch)
+        _, _, verb = _target(request.method, request.url)
         metrics.requests.labels(verb=verb, code="error").inc()
 
     trace = aiohttp.TraceConfig()
@@ -121,19 +115,13 @@ def make_trace(signs: Signs) -> aiohttp.TraceConfig:
     return trace
 
 
-def _verb(method: str, *, is_list: bool, watch: bool) -> str:
-    if watch:
-        return "watch"
-    if method == "GET":
-        return "list" if is_list else "get"
-    return _VERBS.get(method, method.lower())
-
-
-def _target(url: URL) -> tuple[Resource | None, str, bool]:
-    """The watched kind of a path, its namespace, and whether all objects are meant."""
+def _target(method: str, url: URL) -> tuple[Resource | None, str, str]:
+    """The watched kind that a list or a watch is of, its namespace, and the request's verb."""
     *rest, last = url.path.strip("/").split("/")
     resource = _BY_PLURAL.get(last)
     if resource is None or not url.path.startswith(resource.path().rsplit("/", 1)[0]):
-        return None, "", False
+        return None, "", _VERBS.get(method, method.lower())
+    if method != "GET":
+        return resource, "", _VERBS.get(method, method.lower())
     namespace = rest[-1] if len(rest) > 1 and rest[-2] == "namespaces" else ""
-    return resource, namespace, True
+    return resource, namespace, "watch" if url.query.get("watch") == "true" else "list"

@@ -1,9 +1,9 @@
-"""What a coordinator answers, as reconcilers see it, and what has changed since the last look.
+"""What a coordinator answers, as reconcilers see it, and what has changed since the last poll.
 
 Topics: `(VIEW, NAMESPACE, "POOL/...")` with `reach` (whether it answers), `devices` (all of them),
-`fleet` (those to plan with), `lost` (those given up), `fragments`, `runs` (which there are, and
-which have ended), `run/JOB` (one of them), `end/JOB` (whether it is there, and whether it has
-ended).
+`fleet` (those to plan with), `lost` (those given up), `fragments`, `runs` (which there are, which
+have results, and which have ended), `run/JOB` (one of them), `end/JOB` (whether it is there, and
+whether it has ended).
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,8 @@ def run_of(status: pb.JobStatus) -> Run:
     hits = status.tier_hits
     return Run(
         job=status.name,
-        state=_STATES[status.state],
+        # A coordinator of another version may have a state more; its end is none of these.
+        state=_STATES.get(status.state, RunState.RUNNING),
         message=status.message,
         plan=status.plan,
         terms=Terms(
@@ -136,8 +137,10 @@ def run_differences(
     namespace: str, pool: str, job: str, old: Run | None, new: Run | None
 ) -> Iterator[Topic]:
     """The topics that changed with one run."""
-    if _end(old) != _end(new):
+    ended = _end(old) != _end(new)
+    if ended or _has_results(old) != _has_results(new):
         yield topic(namespace, pool, RUNS)
+    if ended:
         yield end_topic(namespace, pool, job)
     if _timeless(old) != _timeless(new):
         yield run_topic(namespace, pool, job)
@@ -180,6 +183,10 @@ def _fleet(devices: tuple[ConnectedDevice, ...]) -> tuple[tuple[str, int], ...]:
 
 def _lost(devices: tuple[ConnectedDevice, ...]) -> frozenset[str]:
     return frozenset(each.name for each in devices if each.state is DeviceState.LOST)
+
+
+def _has_results(run: Run | None) -> bool:
+    return run is not None and run.succeeded > 0
 
 
 def _end(run: Run | None) -> RunState | bool:

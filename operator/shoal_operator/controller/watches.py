@@ -1,9 +1,9 @@
-"""kopf keeps the watches; everything else that it can do is left alone.
+"""The informers: kopf lists and watches, and each event updates the cache.
 
-Only `on.event` is used, which writes nothing: no finalizer, no annotation, no Event. kopf never
-ends a watch because of trouble (`_forever`), and asks for each anew every `server_timeout`, so that
-one that a load balancer has silently dropped is noticed. When kopf lists a kind anew, what has
-vanished meanwhile is not told; so `resync` lists it once more.
+Of kopf only `on.event` is used, which writes nothing: no finalizer, no annotation, no Event. kopf
+retries a failed watch without end (`_Backoff`), and renews each after `server_timeout`, so one that
+a load balancer has silently dropped is noticed. When kopf lists a kind again it reports no object
+that was deleted meanwhile, so `follow_relists` lists that kind once more; `resync` lists all.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import kopf
 
-from shoal_operator.controller.api import Api, ApiError
+from shoal_operator.controller.api import PAGE, Api, ApiError
 from shoal_operator.controller.cache import Cache, reduce
 from shoal_operator.controller.foreign import identity_of
 from shoal_operator.controller.resources import CHILDREN, SHOAL, WATCHED, Resource
-from shoal_operator.controller.traces import Signs
+from shoal_operator.controller.traces import Telemetry
 from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
 
 logger = logging.getLogger(__name__)
@@ -30,12 +30,14 @@ OURS: Final = f"{MANAGED_BY}={MANAGER}"
 _CRD_SECONDS: Final = 2.0
 _LOGIN_SECONDS: Final = 2.0
 _SETTLE_SECONDS: Final = 1.0
+_IDLE_SECONDS: Final = 0.1
+"""kopf stores an object in full until no event of it has come for so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchTimes:
-    """How watches are kept alive. `server`: asked of the API server; `inactive`: after so long
-    without any event, bookmarks included, a watch is given up and asked for anew.
+    """How long watches live. `server`: the API server ends a watch after this; `inactive`: a watch
+    without any event, bookmarks included, is abandoned and renewed after this. In seconds.
     """
 
     server: int
@@ -45,27 +47,27 @@ class WatchTimes:
 
     @classmethod
     def every(cls, seconds: int) -> "WatchTimes":
-        """Watches that the API server ends after so long, with time for it to be late."""
+        """Watches that the API server ends after so many seconds, with time for it to be late."""
         return cls(server=seconds, client=seconds + 15, inactive=seconds + 10)
 
 
 class Watches:
-    """Feeds the cache from the API server until cancelled."""
+    """Updates the cache from the API server until cancelled. `namespaces`: none means all."""
 
     def __init__(
         self,
         api: Api,
         cache: Cache,
-        signs: Signs,
+        telemetry: Telemetry,
         namespaces: Sequence[str],
         *,
         times: WatchTimes,
     ) -> None:
         self._api = api
         self._cache = cache
-        self._ages = signs.ages
-        self._lists = signs.lists
-        self._metrics = signs.metrics
+        self._ages = telemetry.watch_ages
+        self._relists = telemetry.relists
+        self._metrics = telemetry.metrics
         self._namespaces = tuple(namespaces)
         self._times = times
         self._listing = asyncio.Lock()
@@ -74,7 +76,7 @@ class Watches:
         self.missing_kinds = frozenset[str]()
 
     async def wait_for_kinds(self) -> None:
-        """Return when the API server knows our kinds; kopf would never look again."""
+        """Return when the API server knows our kinds; kopf would not ask a second time."""
         while True:
             missing = await self._find_missing()
             if missing and missing != self.missing_kinds:
@@ -96,14 +98,14 @@ class Watches:
         return frozenset(SHOAL) - {each.get("kind") for each in known if isinstance(each, dict)}
 
     async def run(self, ready: Callable[[], None], take_signals: Callable[[], None]) -> None:
-        """Watch; `ready` is called once everything there is was seen, `take_signals` when kopf has
-        taken SIGTERM for itself. Ends only by cancellation, or with the error of a watch that
-        cannot go on.
+        """Watch; calls `ready` once the cache has every object, and `take_signals` when kopf has
+        installed its own handler of SIGTERM. Ends only by cancellation, or with the error of a
+        watch that cannot resume.
         """
         for resource in WATCHED:
-            for namespace in self._places(resource):
+            for namespace in self._scopes(resource):
                 self._ages.expect(resource.kind, namespace)
-        await self._list_first()
+        await self._initial_list()
         ready()
         self.first_list.set()
         others = asyncio.all_tasks()
@@ -118,8 +120,8 @@ class Watches:
         await kopf.run_tasks(tasks, ignored=others)
         raise RuntimeError("kopf has ended by itself")
 
-    async def _list_first(self) -> None:
-        for delay in _Forever():
+    async def _initial_list(self) -> None:
+        for delay in _Backoff():
             try:
                 await self.resync()
             except ApiError as error:
@@ -129,43 +131,43 @@ class Watches:
                 return
 
     async def resync(self) -> None:
-        """List all kinds, so that nothing that was missed stays missed."""
+        """List all kinds, so that the cache recovers whatever event was lost."""
         for each in WATCHED:
             await self._list(each)
 
-    async def follow_lists(self) -> None:
-        """List again what kopf has listed again: what has vanished meanwhile it does not tell."""
+    async def follow_relists(self) -> None:
+        """List what kopf has listed again: it reports no object that was deleted meanwhile."""
         while True:
-            anew = await self._lists.take()
+            relisted = await self._relists.take()
             # Time for what kopf has listed to reach the cache, or it would all be parsed twice.
             await asyncio.sleep(_SETTLE_SECONDS)
-            for resource in anew:
+            for resource in relisted:
                 try:
                     await self._list(resource)
                 except ApiError as error:
                     logger.warning("%s; %s will be listed again", error, resource.plural)
-                    self._lists.add(resource)
+                    self._relists.add(resource)
 
     async def _list(self, resource: Resource) -> None:
         labels = OURS if resource in CHILDREN else ""
         async with self._listing:
             with self._cache.listing(resource.kind) as listed:
-                for namespace in self._places(resource):
+                for namespace in self._scopes(resource):
                     async for document in self._api.list(resource, namespace, labels=labels):
                         identity = identity_of(document)
                         listed.add(identity.uid)
                         if not self._cache.knows(identity):
                             self._cache.put(reduce(document))
 
-    def _places(self, resource: Resource) -> tuple[str, ...]:
-        """The namespaces to look into; "" is all of them, or the cluster's own objects."""
+    def _scopes(self, resource: Resource) -> tuple[str, ...]:
+        """The namespaces to list and watch; "" is all of them, or the cluster's own objects."""
         return self._namespaces if resource.namespaced and self._namespaces else ("",)
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
 
         async def login(**_: object) -> kopf.AiohttpSession:
-            # kopf logs in again at once when the API server says 401, as often as it says so.
+            # kopf logs in again at once, and without end, while the API server answers 401.
             await asyncio.sleep(max(0.0, self._login_at + _LOGIN_SECONDS - monotonic()))
             self._login_at = monotonic()
             return kopf.AiohttpSession(
@@ -181,7 +183,7 @@ class Watches:
         return registry
 
     def _handler(self, resource: Resource) -> Callable[..., Any]:
-        async def seen(event: kopf.RawEvent, **_: object) -> None:
+        async def on_event(event: kopf.RawEvent, **_: object) -> None:
             self._metrics.events.labels(kind=resource.kind).inc()
             document: Mapping[str, object] = {
                 **event["object"],
@@ -189,13 +191,13 @@ class Watches:
                 "kind": resource.kind,
             }
             identity = identity_of(document)
-            self._ages.heard(resource.kind, identity.namespace)
+            self._ages.renew(resource.kind, identity.namespace)
             if event["type"] == "DELETED":
                 self._cache.remove(identity)
             elif not self._cache.knows(identity):
                 self._cache.put(reduce(document))
 
-        return seen
+        return on_event
 
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()
@@ -203,20 +205,21 @@ class Watches:
         settings.scanning.disabled = True
         settings.networking.request_timeout = self._times.client
         settings.networking.connect_timeout = self._times.connect
-        settings.networking.error_backoffs = _Forever()
+        settings.networking.error_backoffs = _Backoff()
         settings.watching.server_timeout = self._times.server
         settings.watching.client_timeout = self._times.client
         settings.watching.connect_timeout = self._times.connect
         settings.watching.inactivity_timeout = self._times.inactive
-        settings.watching.chunk_size = 250
+        settings.watching.chunk_size = PAGE
+        settings.queueing.idle_timeout = _IDLE_SECONDS
         for resource in CHILDREN:
             group, _, version = resource.api_version.rpartition("/")
             settings.watching.label_selectors[group, version, resource.plural] = OURS
         return settings
 
 
-class _Forever:
-    """Delays between tries that never end, each time longer, up to half a minute."""
+class _Backoff:
+    """Endless delays between attempts, in seconds: each longer, up to half a minute."""
 
     def __iter__(self) -> Iterator[float]:
         for count in itertools.count():

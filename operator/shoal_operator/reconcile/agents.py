@@ -43,7 +43,7 @@ from shoal_operator.reconcile.pods import (
     startup_probe,
 )
 from shoal_operator.reconcile.settings import OperatorSettings
-from shoal_operator.reconcile.snapshot import Node, Workload
+from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, Node, Unreachable, Workload
 from shoal_operator.reconcile.workers import coordinator_address
 from shoal_protocol.units import Bytes
 
@@ -161,23 +161,27 @@ def _percent_of(node: Node, percent: int, settings: OperatorSettings) -> int:
 # ---- the objects ---------------------------------------------------------------------------------
 
 
-def agent_workloads(
-    pool: DevicePool, sets: Sequence[AgentSet], authority: str, there: Sequence[Workload]
-) -> tuple[Manifest, ...]:
+def agent_workloads(snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet]) -> tuple[Manifest, ...]:
     """Service account, what agents trust when they enrol, and the DaemonSets whose turn it is.
-    `there` are those that the pool has.
+
+    New DaemonSets wait for that and for the coordinator's first answer: until then an agent could
+    only collect warnings of what it cannot mount, and of a probe that finds no session.
     """
+    pool, there = snapshot.pool, snapshot.agents
     labels = labels_of(pool, "agent", pool=pool.metadata.name)
     account = service_account(pool, agent_name(pool.metadata.name), labels)
+    if not snapshot.enrolment_authority:
+        return (account,)
     trust: Manifest = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata_of(pool, trust_name(pool.metadata.name), labels),
-        "data": {"ca.crt": authority},
+        "data": {"ca.crt": snapshot.enrolment_authority},
     }
     turn = _whose_turn(sets, there)
-    daemon_sets = (each.manifest for each in sets if each.name in turn)
-    return (account, *((trust,) if authority else ()), *daemon_sets)
+    if isinstance(snapshot.view, Unreachable):
+        turn &= {each.name for each in there}
+    return (account, trust, *(each.manifest for each in sets if each.name in turn))
 
 
 def _whose_turn(sets: Sequence[AgentSet], there: Sequence[Workload]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""What a reconciler tells of one aspect, and how that becomes the object's conditions. Pure."""
+"""What a reconciler reports of one aspect, and how that becomes the object's conditions. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class ConditionUpdate:
 
 
 def conditions(
-    before: Sequence[Condition], told: Sequence[ConditionUpdate], *, generation: int, now: str
+    before: Sequence[Condition], updates: Sequence[ConditionUpdate], *, generation: int, now: str
 ) -> tuple[Condition, ...]:
-    """The conditions told, in that order; times move where a status flips only."""
+    """The updated conditions, in the order of `updates`; a time moves only where a status flips."""
     known: Sequence[Condition] = before
-    for each in told:
+    for each in updates:
         known = set_condition(
             known,
             Condition(
@@ -41,7 +41,7 @@ def conditions(
             ),
         )
     by_type = {condition.type: condition for condition in known}
-    return tuple(by_type[each.type] for each in told)
+    return tuple(by_type[each.type] for each in updates)
 
 
 def find(known: Sequence[Condition], type_: str) -> Condition | None:

@@ -1,14 +1,23 @@
-"""A pool's coordinator: Deployment, Service, volume claim, service account. Pure builders."""
+"""A pool's coordinator: Deployment, Service, volume claim, service account. Pure builders.
 
+The claim belongs to the pool and to each job whose results lie on its volume, so Kubernetes deletes
+it with the last of them: who deletes a pool by mistake makes it again, and its jobs resume. Nothing
+waits for anything: a finalizer would keep pools and namespaces when the operator is gone.
+"""
+
+from collections.abc import Sequence
 from typing import Final
 
-from shoal_api.kinds import DevicePool
+from shoal_api.kinds import DevicePool, InferenceJob
+from shoal_api.schema import API_VERSION
 from shoal_operator.reconcile.decision import Manifest
+from shoal_operator.reconcile.job_status import has_results_on_volume
 from shoal_operator.reconcile.names import (
     COMPONENT,
     POOL,
     coordinator_name,
     coordinator_secret,
+    uid_of,
 )
 from shoal_operator.reconcile.pods import (
     GRPC_PORT,
@@ -36,14 +45,17 @@ GRACE_SECONDS: Final = 30
 
 
 def coordinator_objects(
-    pool: DevicePool, settings: OperatorSettings, claim: Claim | None
+    pool: DevicePool,
+    settings: OperatorSettings,
+    claim: Claim | None,
+    own_jobs: Sequence[InferenceJob] = (),
 ) -> tuple[Manifest, ...]:
     """Everything of the coordinator but its certificate."""
     name = coordinator_name(pool.metadata.name)
     labels = labels_of(pool, "coordinator", pool=pool.metadata.name)
     return (
         service_account(pool, name, labels),
-        _claim(pool, name, labels, claim),
+        _claim(pool, name, labels, claim, own_jobs),
         _service(pool, name, labels),
         _deployment(pool, name, labels, settings),
     )
@@ -64,7 +76,13 @@ def pool_selector(pool: DevicePool, component: str) -> dict[str, str]:
     return {POOL: pool.metadata.name, COMPONENT: component}
 
 
-def _claim(pool: DevicePool, name: str, labels: dict[str, str], there: Claim | None) -> Manifest:
+def _claim(
+    pool: DevicePool,
+    name: str,
+    labels: dict[str, str],
+    there: Claim | None,
+    own_jobs: Sequence[InferenceJob],
+) -> Manifest:
     """The claim. Of one that is there, the class stays, and the size does not shrink."""
     storage = pool.spec.coordinator.storage
     size = storage.size if there is None else max(storage.size, there.size)
@@ -78,8 +96,28 @@ def _claim(pool: DevicePool, name: str, labels: dict[str, str], there: Claim | N
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": metadata_of(pool, name, labels),
+        "metadata": metadata_of(pool, name, labels, **_owners(pool, own_jobs)),
         "spec": spec,
+    }
+
+
+def _owners(pool: DevicePool, own_jobs: Sequence[InferenceJob]) -> Json:
+    """The jobs with results on the volume, beside the pool, as part of the claim's metadata."""
+    jobs = sorted(filter(has_results_on_volume, own_jobs), key=uid_of)
+    if not jobs:
+        return {}
+    owners: list[DevicePool | InferenceJob] = [pool, *jobs]
+    return {
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION,
+                "kind": type(owner).__name__,
+                "name": owner.metadata.name,
+                "uid": uid_of(owner),
+                "controller": owner is pool,
+            }
+            for owner in owners
+        ]
     }
 
 

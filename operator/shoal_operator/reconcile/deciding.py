@@ -1,9 +1,9 @@
 """What is to be done about an object of any kind, and whether the cluster lets the operator do it.
 
 What a decision asks for may be refused: by a quota, an admission rule, a storage class that cannot
-grow, or because a name is taken. The status was written by then, so it is told at the next look:
-Ready (of an InferenceJob: Complete) is False, and says what was refused. Of a new spec Ready is not
-told before its children were applied, for nobody knows yet whether they will be. Pure.
+grow, or because a name is taken. By then the status is written, so the next reconciliation reports
+it: Ready (of an InferenceJob: Complete) is False, and says what was refused. A new spec is not
+Ready before its children were applied, because nobody knows yet whether they will be. Pure.
 """
 
 from collections.abc import Mapping
@@ -45,29 +45,29 @@ def decide(snapshot: Snapshot, applied: Applied | None) -> Decision:
     """
     decision = reconcile(snapshot)
     about = subject(snapshot)
-    told = _told(about, decision, applied)
-    if told is not None:
-        decision = _instead(decision, about, told, snapshot.now)
+    update = _override(about, decision, applied)
+    if update is not None:
+        decision = _instead(decision, about, update, snapshot.now)
     if isinstance(about, DevicePool):
         ready = find(decision.status.conditions, "Ready")
-        assert ready is not None, "a pool always tells"
+        assert ready is not None, "every decision about a pool has Ready"
         decision = replace(decision, notes=(*decision.notes, *pool_notes(about, ready)))
     return decision
 
 
-def _instead(decision: Decision, about: AnyKind, told: ConditionUpdate, now: str) -> Decision:
-    """The decision with one condition told otherwise."""
+def _instead(decision: Decision, about: AnyKind, update: ConditionUpdate, now: str) -> Decision:
+    """The decision with one condition replaced."""
     generation, known = about.metadata.generation or 0, _conditions(about.status)
-    (changed,) = conditions(known, [told], generation=generation, now=now)
+    (changed,) = conditions(known, [update], generation=generation, now=now)
     status = replace(
         decision.status,
         conditions=tuple(
-            changed if each.type == told.type else each for each in decision.status.conditions
+            changed if each.type == update.type else each for each in decision.status.conditions
         ),
     )
     notes = decision.notes
-    if told.reason == NOT_APPLIED:
-        notes = (*notes, Note(reason=NOT_APPLIED, message=told.message, warning=True))
+    if update.reason == NOT_APPLIED:
+        notes = (*notes, Note(reason=NOT_APPLIED, message=update.message, warning=True))
     return replace(decision, status=status, notes=notes)
 
 
@@ -105,8 +105,10 @@ def subject(snapshot: Snapshot) -> AnyKind:
             assert_never(snapshot)
 
 
-def _told(about: AnyKind, decision: Decision, applied: Applied | None) -> ConditionUpdate | None:
-    """What is to be told instead; None where the decision's own words stand."""
+def _override(
+    about: AnyKind, decision: Decision, applied: Applied | None
+) -> ConditionUpdate | None:
+    """What replaces the decision's own condition; None: nothing does."""
     type_ = "Complete" if isinstance(about, InferenceJob) else "Ready"
     after = decision.status.conditions
     if any(holds(after, end) for end in ("Complete", "Failed")):
@@ -128,18 +130,18 @@ def _told(about: AnyKind, decision: Decision, applied: Applied | None) -> Condit
 def refused_status(
     kind: str, status: Manifest, message: str, generation: int, now: str
 ) -> Manifest | None:
-    """The status of an object that cannot be read, as JSON: as it stands, but for one condition
-    that says what is wrong. None: what has ended is left as it ended.
+    """The status of an object that cannot be read, as JSON: as it is, with one condition
+    that says what is wrong. None: an object that has ended stays as it ended.
     """
     type_ = "Planned" if kind == InferenceJob.__name__ else "Ready"
-    known = status.get("conditions")
-    listed = known if isinstance(known, list) else []
-    told = {str(each.get("type")): each for each in listed if isinstance(each, Mapping)}
-    if any(told.get(end, {}).get("status") == TRUE for end in ("Complete", "Failed")):
+    listed = status.get("conditions")
+    given = listed if isinstance(listed, list) else []
+    known = {str(each.get("type")): each for each in given if isinstance(each, Mapping)}
+    if any(known.get(end, {}).get("status") == TRUE for end in ("Complete", "Failed")):
         return None
-    before = told.get(type_, {})
+    before = known.get(type_, {})
     since = before.get("lastTransitionTime") if before.get("status") == FALSE else None
-    told[type_] = {
+    known[type_] = {
         "type": type_,
         "status": FALSE.value,
         "reason": "Invalid",
@@ -147,7 +149,7 @@ def refused_status(
         "observedGeneration": generation,
         "lastTransitionTime": since or now,
     }
-    return {**status, "conditions": list(told.values())}
+    return {**status, "conditions": list(known.values())}
 
 
 def _conditions(status: AnyStatus | None) -> tuple[Condition, ...]:

@@ -1,6 +1,6 @@
-"""What a reconciler answers: the status to show, the children to have, what to tell and to ask.
+"""What a reconciler decides: the status, the children, Events, and calls of the coordinator.
 
-The shell carries a decision out in this order: status first (so that what is shown never lags
+The controller carries a decision out in this order: status first (so that what is shown never lags
 behind what is done), then certificates, children, Devices, removals, coordinator calls, Events, and
 last the object's own deletion.
 """
@@ -42,8 +42,9 @@ class ObjectKey:
 class Note:
     """An Event on the object itself. `warning`: of type Warning instead of Normal.
 
-    What stands is in each decision, and told when it comes. What happens is told once: `since` says
-    when it did, or which it was, and so sets it apart from what says the same later.
+    A state is in each decision as long as it lasts, and posted when it begins. An occurrence is
+    posted once: `since` says when it was, or which, and so sets it apart from the same occurrence
+    later.
     """
 
     reason: str
@@ -117,9 +118,10 @@ class Decision:
 
     `children` are applied server-side with the object as their controlling owner, except for those
     that name another owner themselves (`metadata.ownerReferences`); what is no child any more is in
-    `removals`, which are deleted (with their pods). `certificates` are Secrets that the shell makes
-    once and keeps fresh, because keys come from chance. `requeue_seconds`: look again then, even if
-    nothing happens; None: an event will come. `delete_self`: the object itself has served its time.
+    `removals`, which are deleted (with their pods). `certificates` are Secrets that the controller
+    makes once and renews, because keys come from chance. `requeue_seconds`: reconcile again then,
+    even if nothing happens; None: an event will come. `delete_self`: the object itself has served
+    its time.
     """
 
     status: AnyStatus

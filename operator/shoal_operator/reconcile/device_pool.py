@@ -1,8 +1,8 @@
 """DevicePool: a coordinator, agents on the selected nodes, what keeps others out, and its Devices.
 
-Everything is made at once and waits for what it needs by itself: pods for their Secrets, agents for
-their coordinator. What is told comes from the far end: the coordinator is ready when it answers,
-an agent when the coordinator has its session. Pure.
+Everything is created at once, but agents once their coordinator answers. The conditions come from
+the far end: the coordinator is ready when it answers, an agent when the coordinator has its
+session. Pure.
 
 There is no PodDisruptionBudget: of one coordinator it would only keep nodes from being drained, and
 the pods of a DaemonSet are not evicted.
@@ -61,7 +61,7 @@ from shoal_operator.reconcile.snapshot import (
 )
 from shoal_operator.reconcile.workers import coordinator_address
 
-LOOK_SECONDS: Final = 30.0
+REQUEUE_SECONDS: Final = 30.0
 UPDATING: Final = "Updating"
 _NAMED: Final = 5
 _POLICIES: Final = "networking.k8s.io"
@@ -74,8 +74,8 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
     nodes = selected_nodes(pool, snapshot.nodes)
     sets = agent_sets(pool, nodes, settings)
     children = [
-        *coordinator_objects(pool, settings, snapshot.claim),
-        *agent_workloads(pool, sets, snapshot.enrolment_authority, snapshot.agents),
+        *coordinator_objects(pool, settings, snapshot.claim, snapshot.own_jobs),
+        *agent_workloads(snapshot, sets),
         *_optional(pool, settings),
     ]
     wanted = {each.name for each in sets}
@@ -94,7 +94,7 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
         ),
         calls=_orphans(snapshot),
         certificates=certificates_wanted(pool, settings),
-        requeue_seconds=LOOK_SECONDS,
+        requeue_seconds=REQUEUE_SECONDS,
     )
 
 
@@ -145,10 +145,10 @@ def _orphans(snapshot: DevicePoolSnapshot) -> tuple[CoordinatorCall, ...]:
     return tuple(calls)
 
 
-# ---- what is told --------------------------------------------------------------------------------
+# ---- the status ----------------------------------------------------------------------------------
 
 
-def _told(
+def _updates(
     snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[AgentSet]
 ) -> list[ConditionUpdate]:
     coordinator = _coordinator(snapshot)
@@ -274,7 +274,7 @@ def _why_no_nodes(snapshot: DevicePoolSnapshot) -> str:
 def _status(
     snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[AgentSet]
 ) -> DevicePoolStatus:
-    pool, told = snapshot.pool, _told(snapshot, nodes, sets)
+    pool, updates = snapshot.pool, _updates(snapshot, nodes, sets)
     before = pool.status or DevicePoolStatus()
     generation = pool.metadata.generation or 0
     budgets = {name: each.budget_bytes for each in sets for name in each.nodes}
@@ -287,7 +287,7 @@ def _status(
         ready = min(before.devices.ready, len(budgets))
     status = DevicePoolStatus(
         observed_generation=generation,
-        conditions=conditions(before.conditions, told, generation=generation, now=snapshot.now),
+        conditions=conditions(before.conditions, updates, generation=generation, now=snapshot.now),
         devices=DeviceCounts(total=len(nodes), ready=ready),
         budget_bytes=sum(budgets.values()),
         smallest_budget_bytes=min(budgets.values(), default=pool.spec.budget.memory),
@@ -297,7 +297,7 @@ def _status(
 
 
 def pool_notes(pool: DevicePool, ready: Condition) -> tuple[Note, ...]:
-    """What has become of a pool, by the Ready that is told now."""
+    """That a pool became Ready, or is no longer."""
     before = pool.status or DevicePoolStatus()
     was_ready = holds_for(before.conditions, "Ready", pool.metadata.generation or 0)
     since = f"{ready.last_transition_time}, generation {pool.metadata.generation}"

@@ -61,11 +61,11 @@ def device_children(snapshot: DevicePoolSnapshot, gone: frozenset[str]) -> tuple
     pool = snapshot.pool.metadata.name
     match snapshot.view:
         case Unreachable(reason=reason):
-            told = ConditionUpdate("Ready", UNKNOWN, "CoordinatorUnreachable", reason)
-            return tuple(_as_before(snapshot, each, told) for _, each in sorted(known.items()))
+            update = ConditionUpdate("Ready", UNKNOWN, "CoordinatorUnreachable", reason)
+            return tuple(_as_before(snapshot, each, update) for _, each in sorted(known.items()))
         case CoordinatorView(devices=reported):
             connected = {device_object_name(pool, each.name): each for each in reported}
-            told = ConditionUpdate(
+            update = ConditionUpdate(
                 "Ready", FALSE, "NotConnected", "the coordinator has no session of it"
             )
             shown = {
@@ -73,7 +73,7 @@ def device_children(snapshot: DevicePoolSnapshot, gone: frozenset[str]) -> tuple
                 for name, each in connected.items()
                 if each.state is not DeviceState.LOST or name in known
             } | {
-                name: _as_before(snapshot, device, told)
+                name: _as_before(snapshot, device, update)
                 for name, device in known.items()
                 if name not in connected
             }
@@ -99,15 +99,17 @@ def _reported(
         cached_fragments=CachedFragments(count=each.cached_fragments, bytes=each.cached_bytes),
         last_seen_time=seen,
     )
-    return _child(snapshot, name, before, status, _state_told(each))
+    return _child(snapshot, name, before, status, _state_update(each))
 
 
-def _as_before(snapshot: DevicePoolSnapshot, device: Device, told: ConditionUpdate) -> DeviceChild:
+def _as_before(
+    snapshot: DevicePoolSnapshot, device: Device, update: ConditionUpdate
+) -> DeviceChild:
     status = device.status or DeviceStatus()
-    return _child(snapshot, device.metadata.name, device, status, told)
+    return _child(snapshot, device.metadata.name, device, status, update)
 
 
-def _state_told(each: ConnectedDevice) -> ConditionUpdate:
+def _state_update(each: ConnectedDevice) -> ConditionUpdate:
     match each.state:
         case DeviceState.READY:
             return ConditionUpdate("Ready", TRUE, "Connected", "its session is alive")
@@ -130,10 +132,10 @@ def _child(
     name: str,
     before: Device | None,
     status: DeviceStatus,
-    told: ConditionUpdate,
+    update: ConditionUpdate,
 ) -> DeviceChild:
     generation = 1 if before is None else before.metadata.generation or 0
-    known = conditions(status.conditions, [told], generation=generation, now=snapshot.now)
+    known = conditions(status.conditions, [update], generation=generation, now=snapshot.now)
     pool = snapshot.pool
     labels = labels_of(pool, "device", pool=pool.metadata.name)
     manifest: Manifest = {

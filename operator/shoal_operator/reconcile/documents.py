@@ -14,7 +14,7 @@ from shoal_api.kinds import Partition
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.names import document_name
 from shoal_operator.reconcile.pods import labels_of, metadata_of
-from shoal_operator.reconcile.snapshot import KeptDocument
+from shoal_operator.reconcile.snapshot import StoredDocument
 from shoal_protocol.partition import DocumentRefused, document_from_json, document_to_json
 
 KEY: Final = "partition.json.gz"
@@ -25,14 +25,14 @@ MAX_DOCUMENT_BYTES: Final = 64 << 20
 """Unpacked: a ConfigMap that anyone may have written must not fill the operator's memory."""
 
 
-def pack(kept: KeptDocument) -> bytes:
+def pack(stored: StoredDocument) -> bytes:
     """The document as the ConfigMap holds it; the same bytes every time."""
-    return gzip.compress(document_to_json(kept.document).encode(), mtime=0)
+    return gzip.compress(document_to_json(stored.document).encode(), mtime=0)
 
 
-def config_map(partition: Partition, kept: KeptDocument, packed: bytes) -> Manifest:
+def config_map(partition: Partition, stored: StoredDocument, packed: bytes) -> Manifest:
     """The ConfigMap of a Partition's document."""
-    annotations = {RECIPE: kept.recipe, ARGUMENTS: json.dumps(list(kept.arguments))}
+    annotations = {RECIPE: stored.recipe, ARGUMENTS: json.dumps(list(stored.arguments))}
     name, labels = document_name(partition.metadata.name), labels_of(partition, "document")
     return {
         "apiVersion": "v1",
@@ -42,7 +42,7 @@ def config_map(partition: Partition, kept: KeptDocument, packed: bytes) -> Manif
     }
 
 
-def read_document(config_map: Mapping[str, object]) -> KeptDocument | None:
+def read_document(config_map: Mapping[str, object]) -> StoredDocument | None:
     """What a ConfigMap of ours holds; None where somebody has made it useless: it is made again."""
     match config_map:
         case {
@@ -63,5 +63,5 @@ def read_document(config_map: Mapping[str, object]) -> KeptDocument | None:
                 return None
             if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
                 return None
-            return KeptDocument(recipe=recipe, arguments=tuple(given), document=document)
+            return StoredDocument(recipe=recipe, arguments=tuple(given), document=document)
     return None

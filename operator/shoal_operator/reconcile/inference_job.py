@@ -1,20 +1,21 @@
-"""InferenceJob: planned, prepared, run, carried out; Complete or Failed. Pure.
+"""InferenceJob: planned, prepared, run, results transferred; Complete or Failed. Pure.
 
-The manners are those of `batch/v1` Job: suspend stops and resume goes on, the deadline counts while
-the job is not suspended, a terminal condition is never left, and the job may delete itself later.
+The semantics are those of `batch/v1` Job: suspend stops the run and resume continues it, the
+deadline counts while the job is not suspended, a terminal condition is never left, and the job may
+delete itself later.
 
 In order of precedence:
 
-1. it has ended, or is being deleted: only what is left at the coordinator is cleared away;
-2. its run has ended: results are carried out, then the verdict is told;
-3. the deadline has passed: the run is stopped, what it has finished is carried out, Failed;
+1. it has ended, or is being deleted: only its run at the coordinator is removed;
+2. its run has ended: results are transferred, then the verdict is reported;
+3. the deadline has passed: the run is stopped, finished results are transferred, Failed;
 4. it is suspended: the run is stopped;
-5. it runs, or what it needs is brought about: plan, fragments, inputs, submission.
+5. it runs, or is prepared: plan, its turn, fragments, inputs, submission.
 
-A coordinator that does not answer is told nothing and asked nothing; the counts stay as they were.
+A coordinator that does not answer gets no call; the counts stay as they were.
 What the coordinator knows of the run is the truth. Where it answers and does not know a run that
 was seen before, its volume was replaced (or it forgot a run that ended long ago): the inputs are
-brought again and the job is submitted again; results that stand are not made again.
+transferred again and the job is submitted again; stored results are not made again.
 """
 
 from dataclasses import replace
@@ -37,42 +38,45 @@ from shoal_operator.reconcile.decision import (
     SubmitJob,
 )
 from shoal_operator.reconcile.job_ending import (
-    carry_out,
     end,
     key,
     over,
     pool_name,
+    transfer_results,
     verdict_so_far,
 )
 from shoal_operator.reconcile.job_preparation import (
     Ready,
     Step,
-    Waits,
-    carry_in,
     deliver,
     own_children,
     plan_for,
     refused_cut,
+    transfer_inputs,
     unusable,
 )
 from shoal_operator.reconcile.job_status import (
     NOT_FAILED,
     Verdict,
+    Waits,
     decision,
-    going_on,
     has_ended,
+    in_progress,
     lost_devices,
+    missing_pool,
     planned_before,
+    progress,
     status_before,
     terms_of,
+    unreachable,
     with_run,
 )
 from shoal_operator.reconcile.names import job_id
+from shoal_operator.reconcile.priorities import preceded_by
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
     InferenceJobSnapshot,
     Run,
-    RunState,
     Unreachable,
 )
 from shoal_operator.reconcile.times import seconds_since
@@ -83,7 +87,7 @@ from shoal_operator.reconcile.waiting import (
     worker_named,
 )
 from shoal_operator.reconcile.workers import (
-    carry_in_worker,
+    input_transfer_worker,
 )
 from shoal_protocol.choices import Precision
 from shoal_protocol.partition import document_to_json
@@ -96,13 +100,13 @@ def reconcile_inference_job(snapshot: InferenceJobSnapshot) -> Decision:
         return over(snapshot, run)
     verdict = verdict_so_far(snapshot, run)
     if verdict is not None:
-        return carry_out(snapshot, verdict, run)
+        return transfer_results(snapshot, verdict, run)
     overdue = _overdue(snapshot)
     if overdue is not None:
         return _stop(snapshot, overdue, run)
     if snapshot.job.spec.suspend:
         return _suspend(snapshot, run)
-    wanted = _go_on(snapshot, run)
+    wanted = _proceed(snapshot, run)
     deadline = _seconds_left(snapshot)
     if deadline is not None:
         wanted = replace(wanted, requeue_seconds=min(wanted.requeue_seconds or deadline, deadline))
@@ -145,12 +149,12 @@ def _overdue(snapshot: InferenceJobSnapshot) -> Verdict | None:
 
 
 def _stop(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> Decision:
-    """The run is stopped; what it has finished is carried out, once the coordinator answers."""
+    """The run is stopped; finished results are transferred once the coordinator answers."""
     if run is None and not isinstance(snapshot.view, Unreachable):
         return end(snapshot, status_before(snapshot), verdict, None)
     if run is None or run.state.is_over:
-        return carry_out(snapshot, verdict, run)
-    result = going_on(
+        return transfer_results(snapshot, verdict, run)
+    result = in_progress(
         snapshot, with_run(snapshot, run), "Stopping", verdict.message, requeue=SOON_SECONDS
     )
     call = CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason=verdict.message)
@@ -163,33 +167,34 @@ def _stop(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> 
 def _suspend(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     before = status_before(snapshot)
     status = before if run is None else with_run(snapshot, run)
+    away, missing = unreachable(snapshot), missing_pool(snapshot)
     calls: tuple[CoordinatorCall, ...] = ()
     requeue: float | None = None
     if run is not None and not run.state.is_over:
         suspended = ConditionUpdate("Suspended", FALSE, "Suspending", "the run is being stopped")
         calls = (CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason="suspended"),)
         requeue = SOON_SECONDS
-    elif isinstance(snapshot.view, Unreachable) and holds(before.conditions, "Planned"):
-        text = f"the coordinator does not answer: {snapshot.view.reason}"
-        suspended = ConditionUpdate("Suspended", UNKNOWN, "CoordinatorUnreachable", text)
+    elif away is not None and missing is None and holds(before.conditions, "Planned"):
+        suspended = ConditionUpdate("Suspended", UNKNOWN, away.reason, away.message)
         requeue = LATER_SECONDS
     else:
-        suspended = ConditionUpdate("Suspended", TRUE, "Suspended", "spec.suspend is true")
+        text = "" if away is None or missing is None else f"; {away.message}"
+        suspended = ConditionUpdate("Suspended", TRUE, "Suspended", f"spec.suspend is true{text}")
         if status.items is not None:
             status = replace(status, items=replace(status.items, active=0))
-    told = [
+    updates = [
         planned_before(snapshot),
         suspended,
-        ConditionUpdate("Complete", FALSE, "Suspended"),
+        ConditionUpdate("Complete", FALSE, "Suspended", "spec.suspend is true"),
         ConditionUpdate("Failed", FALSE, NOT_FAILED),
     ]
-    return replace(decision(snapshot, status, told, requeue=requeue), calls=calls)
+    return replace(decision(snapshot, status, updates, requeue=requeue), calls=calls)
 
 
-# ---- 5. going on ---------------------------------------------------------------------------------
+# ---- 5. in progress ------------------------------------------------------------------------------
 
 
-def _go_on(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
+def _proceed(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     hopeless = unusable(snapshot) or refused_cut(snapshot)
     if hopeless is not None and run is None:
         return end(snapshot, status_before(snapshot), hopeless, None)
@@ -199,17 +204,18 @@ def _go_on(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     if isinstance(ready, Waits):
         return _waiting(snapshot, ready)
     match snapshot.view:
-        case Unreachable(reason=reason):
-            text = f"the coordinator does not answer: {reason}"
-            unreachable = going_on(
+        case Unreachable():
+            away = unreachable(snapshot)
+            assert away is not None, "it does not answer"
+            result = in_progress(
                 snapshot,
                 status_before(snapshot),
-                "CoordinatorUnreachable",
-                text,
+                away.reason,
+                away.message,
                 planned=_planned(ready),
                 requeue=LATER_SECONDS,
             )
-            return replace(unreachable, children=own_children(snapshot))
+            return replace(result, children=own_children(snapshot))
         case CoordinatorView():
             prepared = _prepare(snapshot, snapshot.view, ready, run)
             return replace(prepared, children=(*own_children(snapshot), *prepared.children))
@@ -218,15 +224,15 @@ def _go_on(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
 
 
 def _waiting(snapshot: InferenceJobSnapshot, waits: Waits) -> Decision:
-    """For what the job leads to. A run that was seen goes on being told of."""
+    """Waits for an object that the job refers to. The counts of a run that was seen stay."""
     status = status_before(snapshot)
     planned = ConditionUpdate("Planned", FALSE, waits.reason, waits.message)
-    reason, message = "Waiting", waits.message
-    if isinstance(snapshot.view, Unreachable) and status.start_time is not None:
-        reason = "CoordinatorUnreachable"
-        message = f"the coordinator does not answer: {snapshot.view.reason}"
-        planned = planned_before(snapshot)
-    result = going_on(snapshot, status, reason, message, planned=planned, requeue=LATER_SECONDS)
+    reason, message, away = "Waiting", waits.message, unreachable(snapshot)
+    if away is not None and status.items is not None:
+        reason, message = away.reason, away.message
+        if missing_pool(snapshot) is None:
+            planned = planned_before(snapshot)
+    result = in_progress(snapshot, status, reason, message, planned=planned, requeue=LATER_SECONDS)
     return replace(result, children=own_children(snapshot))
 
 
@@ -240,20 +246,23 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
     ready = plan_for(snapshot)
     status = with_run(snapshot, run)
     planned = _planned(ready) if isinstance(ready, Ready) else planned_before(snapshot)
-    reason = "Running" if run.state is RunState.RUNNING else "Starting"
-    message, calls = "", tuple[CoordinatorCall, ...]()
+    reason, message = progress(run)
+    calls = tuple[CoordinatorCall, ...]()
     if isinstance(ready, Ready) and _is_behind(snapshot, ready, run):
         if _refused(snapshot, ready):
-            assert snapshot.refusal is not None, "`_refused` has looked"
-            message = f"it goes on as before, for the coordinator says: {snapshot.refusal.message}"
+            assert snapshot.refusal is not None, "`_refused` has checked"
+            refusal = snapshot.refusal.message
+            message += f"; the coordinator refuses the newest plan or terms: {refusal}"
         else:
             calls = (_submission(snapshot, ready),)
-    result = going_on(snapshot, status, reason, message, planned=planned, requeue=RUNNING_SECONDS)
+    result = in_progress(
+        snapshot, status, reason, message, planned=planned, requeue=RUNNING_SECONDS
+    )
     return replace(result, notes=(*result.notes, *lost_devices(snapshot)), calls=calls)
 
 
 def _is_behind(snapshot: InferenceJobSnapshot, ready: Ready, run: Run) -> bool:
-    """Whether the coordinator goes by an older plan, or on other terms than those wanted."""
+    """Whether the coordinator uses an older plan, or other terms than those wanted."""
     return ready.plan > run.plan or terms_of(snapshot.job) != run.terms
 
 
@@ -263,14 +272,24 @@ def _prepare(
     """Fragments and inputs are brought, both at once; then the job is submitted."""
     before = status_before(snapshot)
     pool = ready.placement.spec.pool_ref.name
-    if run is None and before.start_time is not None:
-        inputs = carry_in_worker(snapshot.job, pool).name
+    if run is None and before.items is not None:
+        inputs = input_transfer_worker(snapshot.job, pool).name
         if worker_named(snapshot.workers, inputs) is not None:
             return _run_lost(snapshot, ready, inputs)
         before = _as_new(before)
+    queued = preceded_by(snapshot) if run is None else None
+    if queued is not None:
+        return in_progress(
+            snapshot,
+            before,
+            queued.reason,
+            queued.message,
+            planned=_planned(ready),
+            requeue=SOON_SECONDS,
+        )
     steps = [deliver(snapshot, view, ready)]
     if run is None:
-        steps.append(carry_in(snapshot, pool))
+        steps.append(transfer_inputs(snapshot, pool))
     undone: list[Step] = []
     for step in steps:
         match step:
@@ -280,7 +299,7 @@ def _prepare(
                 undone.append(step)
     status = before if run is None else with_run(snapshot, run)
     if undone:
-        result = going_on(
+        result = in_progress(
             snapshot,
             status,
             undone[0].reason,
@@ -291,11 +310,14 @@ def _prepare(
         children = tuple(step.child for step in undone if step.child is not None)
         return replace(result, children=children)
     if _refused(snapshot, ready):
-        assert snapshot.refusal is not None, "`_refused` has looked"
+        assert snapshot.refusal is not None, "`_refused` has checked"
         message = snapshot.refusal.message
         verdict = Verdict(complete=False, reason="SubmissionRefused", message=message)
         return end(snapshot, status, verdict, run)
-    result = going_on(snapshot, status, "Submitting", planned=_planned(ready), requeue=SOON_SECONDS)
+    text = f"the job is being submitted to the coordinator of {pool}"
+    result = in_progress(
+        snapshot, status, "Submitting", text, planned=_planned(ready), requeue=SOON_SECONDS
+    )
     return replace(result, calls=(_submission(snapshot, ready),))
 
 
@@ -303,9 +325,9 @@ def _run_lost(snapshot: InferenceJobSnapshot, ready: Ready, inputs: str) -> Deci
     """The coordinator does not know a run that was seen: its inputs may be gone as well, so the
     worker that brought them goes first, and then all begins again.
     """
-    message = "the coordinator does not know the run any more; it begins again"
+    message = "the coordinator does not know the run any more; the job starts again"
     before = status_before(snapshot)
-    result = going_on(
+    result = in_progress(
         snapshot, before, "RunLost", message, planned=_planned(ready), requeue=SOON_SECONDS
     )
     return replace(result, removals=(key(snapshot, inputs),))
@@ -313,7 +335,7 @@ def _run_lost(snapshot: InferenceJobSnapshot, ready: Ready, inputs: str) -> Deci
 
 def _as_new(before: InferenceJobStatus) -> InferenceJobStatus:
     """The status without what was seen of a run."""
-    return InferenceJobStatus(conditions=before.conditions)
+    return InferenceJobStatus(conditions=before.conditions, start_time=before.start_time)
 
 
 def _refused(snapshot: InferenceJobSnapshot, ready: Ready) -> bool:

@@ -1,5 +1,5 @@
-"""What an InferenceJob needs before it can run: what it leads to, fragments in the pool's store,
-and its inputs on the coordinator's volume. Pure.
+"""What an InferenceJob needs before it can run: the objects it refers to, fragments in the pool's
+store, and its inputs on the coordinator's volume. Pure.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from shoal_api.schema import API_VERSION
 from shoal_operator.reconcile.addresses import offline_text, outside, unsuitable
 from shoal_operator.reconcile.condition_updates import FALSE, find, holds_for, message_of
 from shoal_operator.reconcile.decision import Manifest
-from shoal_operator.reconcile.job_status import Verdict
+from shoal_operator.reconcile.job_status import Verdict, Waits, missing_pool
 from shoal_operator.reconcile.names import OWNER_UID, uid_of
 from shoal_operator.reconcile.partition import current_document, pool_budget
 from shoal_operator.reconcile.pods import labels_of, metadata_of
@@ -24,19 +24,11 @@ from shoal_operator.reconcile.snapshot import (
 from shoal_operator.reconcile.waiting import worker_named, worker_text
 from shoal_operator.reconcile.workers import (
     WorkerSpec,
-    carry_in_worker,
     deliver_worker,
+    input_transfer_worker,
     worker_job,
 )
 from shoal_protocol.partition import PartitionDocument
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """What is waited for: a reason in one word, and for people."""
-
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +43,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """How far a worker is: `child` is to be made; nothing is left to do where `done`."""
+    """How far a worker is: `child` is to be created; where `done`, nothing is left to do."""
 
     done: bool = False
     child: Manifest | None = None
@@ -59,7 +51,7 @@ class Step:
     message: str = ""
 
 
-# ---- what the job leads to -----------------------------------------------------------------------
+# ---- what the job refers to ----------------------------------------------------------------------
 
 
 def own_children(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
@@ -110,7 +102,7 @@ def _child(job: InferenceJob, kind: str, spec: dict[str, object]) -> Manifest:
 
 
 def unusable(snapshot: InferenceJobSnapshot) -> Verdict | None:
-    """What can never run: its addresses mean nothing here."""
+    """Why a job can never run: its addresses mean nothing in a cluster."""
     spec = snapshot.job.spec
     problems = [unsuitable(spec.inputs.uri), unsuitable(spec.outputs.uri)]
     if spec.inputs.uri.rstrip("/") == spec.outputs.uri.rstrip("/"):
@@ -141,7 +133,7 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Waits:
     if waits is not None:
         return waits
     placement = snapshot.placement
-    assert placement is not None, "`_references` would have said so"
+    assert placement is not None, "`_references` has checked"
     status, name = placement.status, placement.metadata.name
     known: tuple[Condition, ...] = () if status is None else status.conditions
     if status is None or not holds_for(known, "Planned", placement.metadata.generation or 0):
@@ -155,7 +147,7 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Waits:
         return Waits("PartitionNotReady", f"Partition {partition} is not cut yet")
     homes = {index: stage.devices for stage in status.stages for index in stage.fragments}
     if sorted(homes) != list(range(len(document.fragments))):
-        return Waits("PlacementNotPlanned", f"Placement {name} plans other fragments still")
+        return Waits("PlacementNotPlanned", f"Placement {name} still plans other fragments")
     return Ready(
         document=document,
         placement=placement,
@@ -174,7 +166,7 @@ def _addresses(snapshot: InferenceJobSnapshot) -> Waits | None:
 
 
 def _references(snapshot: InferenceJobSnapshot) -> Waits | None:
-    """What the job leads to and is not there."""
+    """What the job refers to and does not exist."""
     job, placement, partition = snapshot.job, snapshot.placement, snapshot.partition
     taken = [
         kind
@@ -194,9 +186,17 @@ def _references(snapshot: InferenceJobSnapshot) -> Waits | None:
         ("Partition", partition_of(job, placement), partition, job.spec.model_ref is None),
         ("Model", model, snapshot.model, True),
     )
-    for kind, name, there, given in looked_for:
-        if there is None and given:
-            return Waits(f"{kind.removeprefix('Device')}NotFound", f"there is no {kind} {name}")
+    missing = [
+        (kind, f"no {kind} {name}")
+        for kind, name, there, given in looked_for
+        if there is None and given
+    ]
+    if missing:
+        reason = f"{missing[0][0].removeprefix('Device')}NotFound"
+        return Waits(reason, f"there is {', and '.join(text for _, text in missing)}")
+    leaving = missing_pool(snapshot)
+    if leaving is not None:
+        return Waits("PoolNotFound", leaving)
     if partition is None and _cut_for(snapshot) is None:
         return Waits("PoolNotReady", f"the budget of DevicePool {pool} is not known yet")
     return _unready(snapshot) or (
@@ -217,7 +217,7 @@ def _unready(snapshot: InferenceJobSnapshot) -> Waits | None:
     return None
 
 
-# ---- what is brought to the coordinator ----------------------------------------------------------
+# ---- what is transferred to the coordinator ------------------------------------------------------
 
 
 def deliver(snapshot: InferenceJobSnapshot, view: CoordinatorView, ready: Ready) -> Step | Verdict:
@@ -225,26 +225,29 @@ def deliver(snapshot: InferenceJobSnapshot, view: CoordinatorView, ready: Ready)
     lacking = {fragment.digest for fragment in ready.document.fragments} - view.fragments
     if not lacking:
         return Step(done=True)
-    partition, model, kept = snapshot.partition, snapshot.model, snapshot.document
-    assert partition is not None, "`plan_for` has looked"
-    assert model is not None, "`plan_for` has looked"
-    assert kept is not None, "`plan_for` has looked"
+    partition, model, stored = snapshot.partition, snapshot.model, snapshot.document
+    assert partition is not None, "`plan_for` has checked"
+    assert model is not None, "`plan_for` has checked"
+    assert stored is not None, "`plan_for` has checked"
     if snapshot.settings.offline and outside(model.spec.source.uri):
         return Step(reason="Offline", message=offline_text(model.spec.source.uri))
     pool = ready.placement.spec.pool_ref.name
-    worker_spec = deliver_worker(partition, model, kept.arguments, pool)
+    worker_spec = deliver_worker(partition, model, stored.arguments, pool)
     worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
         return Step(
             child=_owned_by(partition, worker_job(partition, worker_spec, snapshot.settings)),
             reason="Delivering",
-            message=f"{len(lacking)} fragments are about to be brought to the store of {pool}",
+            message=f"{len(lacking)} fragments are about to be delivered to the store of {pool}",
         )
     if worker.phase is not WorkerPhase.SUCCEEDED:
         return _step(worker, worker_spec, "Delivering", "DeliveryFailed")
     if worker.end_seen is None or view.begun <= worker.end_seen:
-        # What the coordinator said last, it may have said before.
-        return Step(reason="Delivering", message="the fragments are there in a moment")
+        # The coordinator's last answer may be older than the delivery.
+        return Step(
+            reason="Delivering",
+            message="the fragments are delivered; the coordinator is asked whether it has them",
+        )
     return Verdict(
         complete=False,
         reason="FragmentsMissing",
@@ -254,17 +257,17 @@ def deliver(snapshot: InferenceJobSnapshot, view: CoordinatorView, ready: Ready)
     )
 
 
-def carry_in(snapshot: InferenceJobSnapshot, pool: str) -> Step | Verdict:
-    """The inputs are brought to the coordinator's volume."""
-    worker_spec = carry_in_worker(snapshot.job, pool)
+def transfer_inputs(snapshot: InferenceJobSnapshot, pool: str) -> Step | Verdict:
+    """The inputs are transferred to the coordinator's volume."""
+    worker_spec = input_transfer_worker(snapshot.job, pool)
     worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
         return Step(
             child=worker_job(snapshot.job, worker_spec, snapshot.settings),
-            reason="CarryingIn",
-            message=f"inputs are about to be brought from {snapshot.job.spec.inputs.uri}",
+            reason="TransferringInputs",
+            message=f"inputs are about to be transferred from {snapshot.job.spec.inputs.uri}",
         )
-    return _step(worker, worker_spec, "CarryingIn", "CarryInFailed")
+    return _step(worker, worker_spec, "TransferringInputs", "InputTransferFailed")
 
 
 def _step(worker: Worker, worker_spec: WorkerSpec, reason: str, failure: str) -> Step | Verdict:
@@ -275,9 +278,7 @@ def _step(worker: Worker, worker_spec: WorkerSpec, reason: str, failure: str) ->
             text = worker_text(worker, f"{' '.join(worker_spec.command[:3])} failed")
             return Verdict(complete=False, reason=failure, message=text)
         case _:
-            return Step(
-                reason=reason, message=worker_text(worker, f"{worker_spec.component} goes on")
-            )
+            return Step(reason=reason, message=worker_text(worker, f"{worker_spec.component} runs"))
 
 
 def _owned_by(owner: Partition, manifest: Manifest) -> Manifest:

@@ -1,9 +1,9 @@
-"""An InferenceJob's status: what is told of it, its counts, and the verdict at its end. Pure.
+"""An InferenceJob's status: its conditions, its counts, and the verdict at its end. Pure.
 
-Four conditions: Planned, Suspended, Complete, Failed. While a job goes on, Complete is False and
-its reason says how far the job is. Between the end of the run and the end of the job (results are
-carried out) the verdict stands already in the reason of Failed, which is still False; so it is
-known even when the coordinator is not there any more.
+Four conditions: Planned, Suspended, Complete, Failed. While a job is in progress, Complete is False
+and its reason says how far the job is. Between the end of the run and the end of the job (results
+are transferred) the reason of Failed, which is still False, has the verdict already; so it is known
+even when the coordinator is not there any more.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal_api.columns import as_rate, print_job
-from shoal_api.conditions import holds
+from shoal_api.conditions import COMPLETING, TRANSFERRING_RESULTS, holds
 from shoal_api.kinds import InferenceJob
 from shoal_api.kinds.inference_job import InferenceJobStatus, ItemCounts, ItemFailure, TierHits
 from shoal_operator.reconcile.condition_updates import (
@@ -23,6 +23,7 @@ from shoal_operator.reconcile.condition_updates import (
     shortened,
 )
 from shoal_operator.reconcile.decision import Decision, Note, Terms
+from shoal_operator.reconcile.names import coordinator_name
 from shoal_operator.reconcile.references import model_of, pool_of
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
@@ -30,11 +31,13 @@ from shoal_operator.reconcile.snapshot import (
     InferenceJobSnapshot,
     Run,
     RunState,
+    Unreachable,
 )
-from shoal_operator.reconcile.times import as_time, earlier, instant
+from shoal_operator.reconcile.times import earlier
 
-CARRYING_OUT: Final = "CarryingOut"
 NOT_FAILED: Final = "NotFailed"
+RESULT_TRANSFER_FAILED: Final = "ResultTransferFailed"
+POOL_NOT_FOUND: Final = "PoolNotFound"
 _FAILURES: Final = 8
 _DEADLINE: Final = "DeadlineExceeded"
 
@@ -48,14 +51,34 @@ class Verdict:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What a job waits for: a reason in one word, and a message for people."""
+
+    reason: str
+    message: str
+
+
 def status_before(snapshot: InferenceJobSnapshot) -> InferenceJobStatus:
-    """What was told last."""
+    """The status that was written last."""
     return snapshot.job.status or InferenceJobStatus()
 
 
 def has_ended(status: InferenceJobStatus) -> bool:
     """Whether a terminal condition holds; it is never left again."""
     return holds(status.conditions, "Complete") or holds(status.conditions, "Failed")
+
+
+def has_results_on_volume(job: InferenceJob) -> bool:
+    """Whether the coordinator's volume has results of the job that are nowhere else."""
+    status = job.status
+    if status is None or job.metadata.deletion_timestamp is not None:
+        return False
+    if status.items is None or not status.items.succeeded:
+        return False
+    failed = find(status.conditions, "Failed")
+    stayed = failed is not None and failed.reason == RESULT_TRANSFER_FAILED
+    return stayed or not has_ended(status)
 
 
 def terms_of(job: InferenceJob) -> Terms:
@@ -70,12 +93,46 @@ def terms_of(job: InferenceJob) -> Terms:
     )
 
 
+# ---- the coordinator -----------------------------------------------------------------------------
+
+
+def missing_pool(snapshot: InferenceJobSnapshot) -> str | None:
+    """That the job's pool does not exist or is being deleted; None: it exists, or nobody knows yet
+    which one it is.
+    """
+    name = pool_of(snapshot.job, snapshot.placement)
+    if name is None:
+        return None
+    if snapshot.pool is None:
+        return f"there is no DevicePool {name}"
+    leaves = snapshot.pool.metadata.deletion_timestamp is not None
+    return f"DevicePool {name} is being deleted" if leaves else None
+
+
+def unreachable(snapshot: InferenceJobSnapshot) -> Waits | None:
+    """Why the coordinator does not answer; None: it does."""
+    if not isinstance(snapshot.view, Unreachable):
+        return None
+    missing, items = missing_pool(snapshot), status_before(snapshot).items
+    if missing is None:
+        text = f"the coordinator does not answer: {snapshot.view.reason}"
+        return Waits("CoordinatorUnreachable", text)
+    pool, stored = pool_of(snapshot.job, snapshot.placement) or "", ""
+    if items is not None and items.succeeded:
+        stored = (
+            f"; the {items.succeeded} finished items of {items.total} stay on the volume claim "
+            f"{coordinator_name(pool)} as long as this job exists"
+        )
+    advice = f"; create DevicePool {pool} again to resume, or delete the job"
+    return Waits(POOL_NOT_FOUND, missing + stored + advice)
+
+
 # ---- the verdict ---------------------------------------------------------------------------------
 
 
 def verdict_of(run: Run, terms: Terms) -> Verdict | None:
-    """How a run has ended; None while it goes on, and when it was only stopped: also by a deadline
-    that is not the job's any more.
+    """How a run has ended; None while it runs, and when it was only stopped, also by a deadline
+    that is no longer the job's.
     """
     deadline = run.terms.active_deadline_seconds
     if run.reason == _DEADLINE and deadline != terms.active_deadline_seconds:
@@ -102,10 +159,10 @@ def verdict_of(run: Run, terms: Terms) -> Verdict | None:
             return None
 
 
-def verdict_told(status: InferenceJobStatus) -> Verdict | None:
-    """The verdict that stands already while results are carried out."""
+def pending_verdict(status: InferenceJobStatus) -> Verdict | None:
+    """The verdict that the status has already while results are transferred."""
     complete, failed = find(status.conditions, "Complete"), find(status.conditions, "Failed")
-    if complete is None or failed is None or complete.reason != CARRYING_OUT:
+    if complete is None or failed is None or complete.reason != TRANSFERRING_RESULTS:
         return None
     if failed.reason == NOT_FAILED:
         return Verdict(complete=True, reason="AllItemsSucceeded", message=failed.message)
@@ -113,7 +170,7 @@ def verdict_told(status: InferenceJobStatus) -> Verdict | None:
 
 
 def _word(text: str) -> str:
-    """A reason as a condition may have it: what another process says is not taken on trust."""
+    """A reason as a condition may have it: what another process says is not trusted."""
     letters = "".join(each for each in text if each.isascii() and each.isalnum())[:64]
     return letters if letters[:1].isalpha() else "RunFailed"
 
@@ -148,14 +205,7 @@ def with_run(snapshot: InferenceJobSnapshot, run: Run) -> InferenceJobStatus:
     )
 
 
-def completion_time(status: InferenceJobStatus, run: Run | None, now: str) -> str:
-    """When the last item ended, as far as that is known."""
-    if status.start_time is None or run is None or run.seconds <= 0:
-        return now
-    return as_time(min(instant(now), instant(status.start_time) + run.seconds))
-
-
-def going_on(
+def in_progress(
     snapshot: InferenceJobSnapshot,
     status: InferenceJobStatus,
     reason: str,
@@ -164,39 +214,39 @@ def going_on(
     planned: ConditionUpdate | None = None,
     requeue: float | None = None,
 ) -> Decision:
-    """A job that is under way: `reason` says how far. `planned`: what is told of the plan."""
-    told = [
+    """A job in progress: `reason` says how far it is. `planned`: the condition of its plan."""
+    updates = [
         planned or planned_before(snapshot),
         not_suspended(snapshot),
         ConditionUpdate("Complete", FALSE, reason, message),
         ConditionUpdate("Failed", FALSE, NOT_FAILED),
     ]
-    return decision(snapshot, status, told, requeue=requeue)
+    return decision(snapshot, status, updates, requeue=requeue)
 
 
 def decision(
     snapshot: InferenceJobSnapshot,
     status: InferenceJobStatus,
-    told: Sequence[ConditionUpdate],
+    updates: Sequence[ConditionUpdate],
     requeue: float | None = None,
 ) -> Decision:
     """The status with conditions and columns."""
     before, generation = status_before(snapshot), snapshot.job.metadata.generation or 0
     known = before.conditions
-    if told:
-        known = conditions(known, told, generation=generation, now=snapshot.now)
+    if updates:
+        known = conditions(known, updates, generation=generation, now=snapshot.now)
     status = replace(status, conditions=known, observed_generation=generation)
     model = model_of(snapshot.job, snapshot.partition)
     status = print_job(status, model, pool_of(snapshot.job, snapshot.placement))
-    notes = _started(before, status)
+    notes = _started(before, status) + _pool_deleted(status)
     return Decision(status=status, notes=notes, requeue_seconds=requeue)
 
 
 def planned_before(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
-    """What was told of the plan last."""
+    """The condition of the plan that was written last."""
     known = find(status_before(snapshot).conditions, "Planned")
     if known is None:
-        return ConditionUpdate("Planned", FALSE, "Waiting", "")
+        return ConditionUpdate("Planned", FALSE, "Waiting", "there is no plan yet")
     return ConditionUpdate("Planned", known.status, known.reason, known.message)
 
 
@@ -216,11 +266,11 @@ def ended(
     else:
         complete = ConditionUpdate("Complete", FALSE, verdict.reason, verdict.message)
         failed = ConditionUpdate("Failed", TRUE, verdict.reason, verdict.message)
-    status = replace(status, completion_time=completion_time(status, run, snapshot.now))
+    status = replace(status, completion_time=snapshot.now)
     if status.items is not None:
         status = replace(status, items=replace(status.items, active=0))
-    told = [planned_before(snapshot), not_suspended(snapshot), complete, failed]
-    result = decision(snapshot, status, told)
+    updates = [planned_before(snapshot), not_suspended(snapshot), complete, failed]
+    result = decision(snapshot, status, updates)
     word = "" if verdict.complete else f"{verdict.reason}: "
     note = Note(
         reason="FinishedJob", message=f"{word}{verdict.message}", warning=not verdict.complete
@@ -234,6 +284,25 @@ def _started(before: InferenceJobStatus, after: InferenceJobStatus) -> tuple[Not
     return (
         Note(reason="StartedJob", message=f"{after.items.total} items", since=after.start_time),
     )
+
+
+def _pool_deleted(status: InferenceJobStatus) -> tuple[Note, ...]:
+    """That a job which has begun has no pool any more."""
+    complete = find(status.conditions, "Complete")
+    if complete is None or complete.reason != POOL_NOT_FOUND or status.items is None:
+        return ()
+    return (Note(reason=POOL_NOT_FOUND, message=complete.message, warning=True),)
+
+
+def progress(run: Run) -> tuple[str, str]:
+    """How far a run is that has not ended: reason and message of Complete."""
+    if run.state is RunState.PENDING:
+        return "Starting", "the coordinator has the job and starts it"
+    failed = f", {run.failed} failed" if run.failed else ""
+    text = f"{run.succeeded} of {run.items} items succeeded{failed}"
+    if run.items and run.succeeded + run.failed >= run.items:
+        return COMPLETING, f"{text}; the coordinator completes their results"
+    return "Running", f"{text}, {run.active} are active"
 
 
 def lost_devices(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:

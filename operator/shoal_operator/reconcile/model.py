@@ -57,9 +57,9 @@ def reconcile_model(snapshot: ModelSnapshot) -> Decision:
     worker_spec = inspect_worker(model)
     worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
-        told = _waiting("Inspecting", f"{model.spec.source.uri} is about to be fetched")
+        updates = _waiting("Inspecting", f"{model.spec.source.uri} is about to be fetched")
         child = worker_job(model, worker_spec, snapshot.settings)
-        return replace(_decision(snapshot, before, told, keep=None), children=(child,))
+        return replace(_decision(snapshot, before, updates, keep=None), children=(child,))
     match worker.phase:
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
             text = worker_text(worker, f"{model.spec.source.uri} is being fetched")
@@ -87,18 +87,18 @@ def _inspected(snapshot: ModelSnapshot, worker: Worker) -> Decision:
     before = model.status or ModelStatus()
     if worker.output is None:
         # Nobody knows any more what it said: it says it again.
-        told = _waiting("Inspecting", "what the worker printed is gone; it starts again")
-        return _decision(snapshot, before, told, keep=None)
+        updates = _waiting("Inspecting", "what the worker printed is gone; it starts again")
+        return _decision(snapshot, before, updates, keep=None)
     found = read_inspection(worker.output)
     if isinstance(found, str):
         problem = f"worker {worker.name} answers what this operator does not read: {found}"
-        told = _ended("Profiled", "InspectionUnreadable", problem)
-        return _decision(snapshot, before, told, keep=worker.name)
+        updates = _ended("Profiled", "InspectionUnreadable", problem)
+        return _decision(snapshot, before, updates, keep=worker.name)
     given = given_digest(model)
     if given is not None and found.digest != given:
         return _mismatch(snapshot, worker, f"{uri} is {found.digest}, not {given}")
     size = format_bytes(found.size_bytes or 0)
-    told = (
+    updates = (
         ConditionUpdate("Fetched", TRUE, "Fetched", f"{size} from {uri}"),
         ConditionUpdate("Verified", TRUE, "Verified", f"is {found.digest}"),
         ConditionUpdate(
@@ -109,7 +109,7 @@ def _inspected(snapshot: ModelSnapshot, worker: Worker) -> Decision:
     text = f"{size}, {found.parameters} parameters from {uri}"
     note = Note(reason="FetchedModel", message=text, since=worker.ended_at or "")
     found = replace(found, conditions=before.conditions)
-    return replace(_decision(snapshot, found, told, keep=None), notes=(note,))
+    return replace(_decision(snapshot, found, updates, keep=None), notes=(note,))
 
 
 def _failed(snapshot: ModelSnapshot, worker: Worker) -> Decision:
@@ -121,13 +121,13 @@ def _failed(snapshot: ModelSnapshot, worker: Worker) -> Decision:
     if worker.refused:
         if given is not None and f"not {given}" in text:
             return _mismatch(snapshot, worker, text)
-        told = _ended("Profiled", "Refused", text)
+        updates = _ended("Profiled", "Refused", text)
         note = Note(reason="RefusedModel", message=text, warning=True, since=since)
-        return replace(_decision(snapshot, before, told, keep=worker.name), notes=(note,))
-    told = _ended("Fetched", "InspectionFailed", text)
+        return replace(_decision(snapshot, before, updates, keep=worker.name), notes=(note,))
+    updates = _ended("Fetched", "InspectionFailed", text)
     note = Note(reason="InspectionFailed", message=text, warning=True, since=since)
     remaining = retry_in(worker, snapshot.now)
-    decision = _decision(snapshot, before, told, keep=worker.name if remaining else None)
+    decision = _decision(snapshot, before, updates, keep=worker.name if remaining else None)
     return replace(decision, notes=(note,), requeue_seconds=max(1.0, remaining))
 
 
@@ -135,7 +135,7 @@ def _mismatch(snapshot: ModelSnapshot, worker: Worker, text: str) -> Decision:
     """The file is another: never silently another model."""
     before = snapshot.model.status or ModelStatus()
     text = f"{text}; other content is another Model: give it an object of its own"
-    told = (
+    updates = (
         ConditionUpdate("Fetched", TRUE, "Fetched"),
         ConditionUpdate("Verified", FALSE, "DigestMismatch", text),
         ConditionUpdate("Profiled", UNKNOWN, "NotVerified"),
@@ -143,7 +143,7 @@ def _mismatch(snapshot: ModelSnapshot, worker: Worker, text: str) -> Decision:
     )
     since = worker.ended_at or ""
     note = Note(reason="DigestMismatch", message=text, warning=True, since=since)
-    return replace(_decision(snapshot, before, told, keep=worker.name), notes=(note,))
+    return replace(_decision(snapshot, before, updates, keep=worker.name), notes=(note,))
 
 
 def _waiting(reason: str, message: str) -> tuple[ConditionUpdate, ...]:
@@ -163,14 +163,14 @@ def _ended(where: str, reason: str, message: str) -> tuple[ConditionUpdate, ...]
 def _decision(
     snapshot: ModelSnapshot,
     status: ModelStatus,
-    told: tuple[ConditionUpdate, ...] | None,
+    updates: tuple[ConditionUpdate, ...] | None,
     keep: str | None,
 ) -> Decision:
     """The status with its conditions (None: as they are); all workers but `keep` are removed."""
     model = snapshot.model
     generation = model.metadata.generation or 0
-    if told is not None:
-        known = conditions(status.conditions, told, generation=generation, now=snapshot.now)
+    if updates is not None:
+        known = conditions(status.conditions, updates, generation=generation, now=snapshot.now)
         status = replace(status, conditions=known)
     status = replace(status, observed_generation=generation)
     counts = [

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shoal_api.kinds import AnyKind, InferenceJob
-from shoal_protocol.identities import OPERATOR, WORKER
+from shoal_protocol.identities import RESERVED
 
 MAX_NAME: Final = 63
 _MAX_SUFFIX: Final = 40
@@ -82,7 +82,7 @@ def why_no_device(node: str) -> str | None:
     """Why a node's name cannot be a device's; None: it can. Nodes may choose their names, and a
     name is all that a coordinator knows of who calls.
     """
-    if node in (WORKER, OPERATOR):
+    if node in RESERVED:
         return f"the name {node} is kept for Shoal itself"
     if node.endswith(_COORDINATOR_HOST):
         return f"a name that ends in {_COORDINATOR_HOST} could be a coordinator's"

@@ -28,7 +28,7 @@ from shoal_operator.reconcile.pods import (
 )
 from shoal_operator.reconcile.settings import OperatorSettings
 
-WORKER_COMPONENTS: Final = ("deliver", "carry-in", "carry-out")
+WORKER_COMPONENTS: Final = ("deliver", "transfer-inputs", "transfer-results")
 _DNS: Final = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
 
 

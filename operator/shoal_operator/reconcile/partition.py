@@ -4,7 +4,7 @@ What is cut and how is the *recipe*: the model's address, digest and shapes, and
 With none of fragments, maxFragmentSize and cuts, the fragments are made for the smallest budget of
 the namespace's pools at that time; a pool that comes later cuts nothing anew, because jobs run.
 
-A Partition is settled when the kept document was made by its recipe and its status tells of that
+A Partition is ready when the stored document was made by its recipe and its status describes that
 document. Everything else leads there: a worker, its answer, the ConfigMap.
 """
 
@@ -30,8 +30,8 @@ from shoal_operator.reconcile.decision import Decision, Manifest, Note
 from shoal_operator.reconcile.documents import MAX_PACKED_BYTES, config_map, pack
 from shoal_operator.reconcile.names import fingerprint, namespace_of
 from shoal_operator.reconcile.snapshot import (
-    KeptDocument,
     PartitionSnapshot,
+    StoredDocument,
     Worker,
     WorkerPhase,
 )
@@ -75,9 +75,9 @@ def reconcile_partition(snapshot: PartitionSnapshot) -> Decision:
         said = message_of(model.status.conditions if model.status else (), "Ready")
         name = model.metadata.name
         return _waits(snapshot, "ModelNotReady", f"Model {name} is not ready: {said or 'waiting'}")
-    kept = snapshot.document
-    if kept is not None and kept.recipe == recipe_of(snapshot.partition, model):
-        return _cut(snapshot, kept, notes=())
+    stored = snapshot.document
+    if stored is not None and stored.recipe == recipe_of(snapshot.partition, model):
+        return _cut(snapshot, stored, notes=())
     return _cutting(snapshot, model)
 
 
@@ -89,7 +89,7 @@ def recipe_of(partition: Partition, model: Model) -> str:
 
 
 def smallest_budget(pools: Iterable[DevicePool]) -> int | None:
-    """The least that a device of these pools may use; None while no pool tells."""
+    """The least that a device of these pools may use; None while no pool says."""
     budgets = [budget for pool in pools if (budget := pool_budget(pool)) is not None]
     return min(budgets, default=None)
 
@@ -102,16 +102,16 @@ def pool_budget(pool: DevicePool) -> int | None:
 
 
 def current_document(
-    partition: Partition | None, kept: KeptDocument | None
+    partition: Partition | None, stored: StoredDocument | None
 ) -> PartitionDocument | None:
-    """The kept document, if the Partition is ready and tells of just that one."""
-    if partition is None or partition.status is None or kept is None:
+    """The stored document, if the Partition is ready and its status describes that one."""
+    if partition is None or partition.status is None or stored is None:
         return None
     if not holds_for(partition.status.conditions, "Ready", partition.metadata.generation or 0):
         return None
-    told = [fragment.digest for fragment in partition.status.fragments]
-    is_told = told == [fragment.digest for fragment in kept.document.fragments]
-    return kept.document if is_told else None
+    shown = [fragment.digest for fragment in partition.status.fragments]
+    is_current = shown == [fragment.digest for fragment in stored.document.fragments]
+    return stored.document if is_current else None
 
 
 # ---- cutting -------------------------------------------------------------------------------------
@@ -178,21 +178,21 @@ def _answered(
         message = f"worker {worker.name} answers what this operator does not read: {error}"
         return _waits(snapshot, "DocumentUnreadable", message, keep=worker.name)
     recipe = recipe_of(partition, model)
-    kept = KeptDocument(recipe=recipe, arguments=arguments, document=document)
+    stored = StoredDocument(recipe=recipe, arguments=arguments, document=document)
     count = len(document.fragments)
     if count > MAX_FRAGMENTS:
         message = f"{count} fragments; at most {MAX_FRAGMENTS} are kept: cut coarser"
         return _waits(snapshot, "TooManyFragments", message, keep=worker.name)
-    packed = pack(kept)
+    packed = pack(stored)
     if len(packed) > MAX_PACKED_BYTES:
         message = (
             f"its description takes {format_bytes(len(packed))} when it is packed, and a ConfigMap "
             f"holds {format_bytes(MAX_PACKED_BYTES)}: cut coarser"
         )
         return _waits(snapshot, "DocumentTooLarge", message, keep=worker.name)
-    note = Note(reason="CutModel", message=_summary(kept.document), since=worker.ended_at or "")
-    child = config_map(partition, kept, packed)
-    return _cut(snapshot, kept, notes=(note,), children=(child,), keep=worker.name)
+    note = Note(reason="CutModel", message=_summary(stored.document), since=worker.ended_at or "")
+    child = config_map(partition, stored, packed)
+    return _cut(snapshot, stored, notes=(note,), children=(child,), keep=worker.name)
 
 
 def _failed(snapshot: PartitionSnapshot, worker: Worker) -> Decision:
@@ -201,52 +201,52 @@ def _failed(snapshot: PartitionSnapshot, worker: Worker) -> Decision:
     reason = "Refused" if worker.refused else "CuttingFailed"
     note = Note(reason=reason, message=text, warning=True, since=worker.ended_at or "")
     remaining = None if worker.refused else retry_in(worker, snapshot.now)
-    kept = None if remaining == 0 else worker.name
-    decision = _waits(snapshot, reason, text, keep=kept)
+    keep = None if remaining == 0 else worker.name
+    decision = _waits(snapshot, reason, text, keep=keep)
     seconds = None if remaining is None else max(1.0, remaining)
     return replace(decision, notes=(note,), requeue_seconds=seconds)
 
 
-# ---- what is told --------------------------------------------------------------------------------
+# ---- the status ----------------------------------------------------------------------------------
 
 
 def _waits(
     snapshot: PartitionSnapshot, reason: str, message: str, keep: str | None = None
 ) -> Decision:
     """Not cut (yet); fragments of another recipe are not shown any more."""
-    told = [ConditionUpdate(type_, FALSE, reason, message) for type_ in ("Cut", "Ready")]
-    return _decision(snapshot, PartitionStatus(), told, keep)
+    updates = [ConditionUpdate(type_, FALSE, reason, message) for type_ in ("Cut", "Ready")]
+    return _decision(snapshot, PartitionStatus(), updates, keep)
 
 
 def _cut(
     snapshot: PartitionSnapshot,
-    kept: KeptDocument,
+    stored: StoredDocument,
     notes: tuple[Note, ...],
     children: tuple[Manifest, ...] = (),
     keep: str | None = None,
 ) -> Decision:
-    summary = _summary(kept.document)
-    told = [
+    summary = _summary(stored.document)
+    updates = [
         ConditionUpdate("Cut", TRUE, "Cut", summary),
         ConditionUpdate("Ready", TRUE, "Ready", summary),
     ]
     status = PartitionStatus(
-        fragments=_fragments(kept.document), boundary_bytes=_boundary(kept.document)
+        fragments=_fragments(stored.document), boundary_bytes=_boundary(stored.document)
     )
-    decision = _decision(snapshot, status, told, keep)
+    decision = _decision(snapshot, status, updates, keep)
     return replace(decision, notes=notes, children=children)
 
 
 def _decision(
     snapshot: PartitionSnapshot,
     status: PartitionStatus,
-    told: Sequence[ConditionUpdate],
+    updates: Sequence[ConditionUpdate],
     keep: str | None,
 ) -> Decision:
     partition = snapshot.partition
     before = partition.status or PartitionStatus()
     generation = partition.metadata.generation or 0
-    known = conditions(before.conditions, told, generation=generation, now=snapshot.now)
+    known = conditions(before.conditions, updates, generation=generation, now=snapshot.now)
     status = replace(status, conditions=known, observed_generation=generation)
     namespace = namespace_of(partition)
     removals = tuple(

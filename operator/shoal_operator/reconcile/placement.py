@@ -6,12 +6,13 @@ force stays
 
 - while a device of it is silent, or away for less than `GRACE_SECONDS` (Ready is False meanwhile);
 - while its coordinator cannot be reached (Ready is Unknown);
+- while a node of it is cordoned, though a new plan does without cordoned nodes;
 - while the best plan gains less than a tenth over it.
 
 Only a plan with other stages is a new epoch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
@@ -72,23 +73,26 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
     site = _site(snapshot)
     if isinstance(site, _Blocked):
         return _blocked(snapshot, site)
-    if not site.devices:
-        name = snapshot.placement.spec.pool_ref.name
-        return _blocked(
-            snapshot, _Blocked("WaitingForDevices", f"no device of {name} is connected")
-        )
     previous = in_force(snapshot.placement, site.document)
     if previous is not None and (missing := _missing(previous, site.devices)):
         since = _missing_since(snapshot)
         if since is None or since < GRACE_SECONDS:
             return _patient(snapshot, missing, GRACE_SECONDS - (since or 0.0))
-    spec = snapshot.placement.spec
+    spec, before = snapshot.placement.spec, snapshot.placement.status or PlacementStatus()
+    pinned = frozenset(pin.device for pin in spec.pins)
+    cordoned = snapshot.cordoned - pinned
+    if previous is not None and not _is_new(snapshot) and cordoned & _used(previous):
+        return _decision(snapshot, before, _good(message_of(before.conditions, "Planned")))
+    site = replace(site, devices=tuple(d for d in site.devices if d.name not in cordoned))
+    if not site.devices:
+        text = f"every connected device of {spec.pool_ref.name} is on a cordoned node"
+        text = f"{text}; kubectl uncordon {min(cordoned)}"
+        return _blocked(snapshot, _Blocked("WaitingForDevices", text))
     best = best_plan(site, spec.objective, spec.pins)
     match best:
         case Infeasible():
             return _infeasible(snapshot, best)
         case Plan():
-            pinned = frozenset(pin.device for pin in spec.pins)
             best = best if previous is None else at_home(site, best, previous, pinned)
             return _planned(snapshot, site, previous, best)
         case _:
@@ -117,14 +121,15 @@ def _site(snapshot: PlacementSnapshot) -> Site | _Blocked:
             return _Blocked("CoordinatorUnreachable", message)
         case CoordinatorView(devices=devices):
             single = snapshot.pool.spec.residency is Residency.SINGLE
-            return Site(
-                document=document,
-                devices=tuple(
-                    PoolDevice(name=each.name, budget_bytes=each.budget_bytes, single=single)
-                    for each in sorted(devices, key=lambda device: device.name)
-                    if each.state in (DeviceState.READY, DeviceState.SILENT)
-                ),
+            usable = tuple(
+                PoolDevice(name=each.name, budget_bytes=each.budget_bytes, single=single)
+                for each in sorted(devices, key=lambda device: device.name)
+                if each.state in (DeviceState.READY, DeviceState.SILENT)
             )
+            if not usable:
+                name = snapshot.pool.metadata.name
+                return _Blocked("WaitingForDevices", f"no device of {name} is connected")
+            return Site(document=document, devices=usable)
         case _:
             assert_never(snapshot.view)
 
@@ -132,8 +137,18 @@ def _site(snapshot: PlacementSnapshot) -> Site | _Blocked:
 def _missing(previous: Plan, devices: Sequence[PoolDevice]) -> tuple[str, ...]:
     """Devices of the plan that are not there."""
     there = {device.name for device in devices}
-    used = dict.fromkeys(name for stage in previous.stages for name in stage.devices)
-    return tuple(name for name in used if name not in there)
+    return tuple(name for name in _used(previous) if name not in there)
+
+
+def _used(of: Plan) -> Set[str]:
+    """The devices of a plan, in the order of its stages."""
+    return dict.fromkeys(name for stage in of.stages for name in stage.devices).keys()
+
+
+def _is_new(snapshot: PlacementSnapshot) -> bool:
+    """Whether the spec was not planned yet."""
+    known = snapshot.placement.status.conditions if snapshot.placement.status else ()
+    return not holds_for(known, "Planned", snapshot.placement.metadata.generation or 0)
 
 
 def _missing_since(snapshot: PlacementSnapshot) -> float | None:
@@ -157,8 +172,7 @@ def _planned(
     if previous is not None and homes(previous) == homes(best):
         status = replace(status_of(best), epoch=previous.epoch)
         return _decision(snapshot, status, _good(text))
-    fresh = not holds_for(before.conditions, "Planned", placement.metadata.generation or 0)
-    if previous is not None and not fresh:
+    if previous is not None and not _is_new(snapshot):
         gain = gain_percent(site, previous, best)
         if gain is not None and gain < _GAIN_PERCENT:
             return _decision(snapshot, before, _good(message_of(before.conditions, "Planned")))
@@ -174,7 +188,7 @@ def _planned(
     return replace(_decision(snapshot, status, _good(text)), notes=(note,))
 
 
-# ---- what is told --------------------------------------------------------------------------------
+# ---- the status ----------------------------------------------------------------------------------
 
 
 def _good(text: str) -> list[ConditionUpdate]:
@@ -188,11 +202,11 @@ def _patient(snapshot: PlacementSnapshot, missing: Sequence[str], seconds: float
     """Devices of the plan are away: they may be back before another plan would pay."""
     before = snapshot.placement.status or PlacementStatus()
     message = f"{_listed(missing)} not connected; planned anew if that lasts"
-    told = [
+    updates = [
         ConditionUpdate("Planned", TRUE, "Planned", message_of(before.conditions, "Planned")),
         ConditionUpdate("Ready", FALSE, "DevicesMissing", message),
     ]
-    return replace(_decision(snapshot, before, told), requeue_seconds=max(1.0, seconds))
+    return replace(_decision(snapshot, before, updates), requeue_seconds=max(1.0, seconds))
 
 
 def _blocked(snapshot: PlacementSnapshot, blocked: _Blocked) -> Decision:
@@ -207,32 +221,34 @@ def _blocked(snapshot: PlacementSnapshot, blocked: _Blocked) -> Decision:
             planned = ConditionUpdate(
                 "Planned", TRUE, "Planned", message_of(before.conditions, "Planned")
             )
-        told = [
+        updates = [
             planned,
             ConditionUpdate("Ready", UNKNOWN if planned.status is TRUE else FALSE, reason, message),
         ]
     else:
-        told = [ConditionUpdate(type_, FALSE, reason, message) for type_ in ("Planned", "Ready")]
-    return _decision(snapshot, before, told)
+        updates = [ConditionUpdate(type_, FALSE, reason, message) for type_ in ("Planned", "Ready")]
+    return _decision(snapshot, before, updates)
 
 
 def _infeasible(snapshot: PlacementSnapshot, problem: Infeasible) -> Decision:
     before = snapshot.placement.status or PlacementStatus()
     message = problem.message(snapshot.placement.spec.partition_ref.name)
-    told = [ConditionUpdate(type_, FALSE, "Infeasible", message) for type_ in ("Planned", "Ready")]
+    updates = [
+        ConditionUpdate(type_, FALSE, "Infeasible", message) for type_ in ("Planned", "Ready")
+    ]
     status = PlacementStatus(
         conditions=before.conditions, epoch=before.epoch, measured=before.measured
     )
     note = Note(reason="Infeasible", message=message, warning=True)
-    return replace(_decision(snapshot, status, told), notes=(note,))
+    return replace(_decision(snapshot, status, updates), notes=(note,))
 
 
 def _decision(
-    snapshot: PlacementSnapshot, status: PlacementStatus, told: Sequence[ConditionUpdate]
+    snapshot: PlacementSnapshot, status: PlacementStatus, updates: Sequence[ConditionUpdate]
 ) -> Decision:
     before = snapshot.placement.status or PlacementStatus()
     generation = snapshot.placement.metadata.generation or 0
-    known = conditions(before.conditions, told, generation=generation, now=snapshot.now)
+    known = conditions(before.conditions, updates, generation=generation, now=snapshot.now)
     measured = _measured(snapshot.measured, before.measured)
     status = replace(status, conditions=known, observed_generation=generation, measured=measured)
     return Decision(status=print_placement(status))

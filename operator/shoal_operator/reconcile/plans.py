@@ -1,5 +1,5 @@
-"""Plans beside one another: the one in force as a status tells of it, the best one, and what lies
-between. Pure.
+"""Plans compared: the one in force as a status describes it, the best one, and the difference
+between them. Pure.
 
 The planner is asked without the plan in force, which would make a class of its own of each device
 that serves already, and its search grows with the classes. What the plan in force is worth, and
@@ -43,7 +43,7 @@ def best_plan(site: Site, objective: Objective, pins: tuple[Pin, ...]) -> Plan |
 
 
 def in_force(placement: Placement, document: PartitionDocument) -> Plan | None:
-    """The plan that the status tells of, if it is one of this document's fragments."""
+    """The plan that the status describes, if it is one of this document's fragments."""
     status = placement.status or PlacementStatus()
     fragments = [index for stage in status.stages for index in stage.fragments]
     if not status.stages or fragments != list(range(len(document.fragments))):

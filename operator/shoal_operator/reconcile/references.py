@@ -1,4 +1,5 @@
-"""What an InferenceJob leads to: the names of its Placement, Partition, Model and DevicePool. Pure.
+"""What an InferenceJob refers to: the names of its Placement, Partition, Model and DevicePool.
+Pure.
 
 A job that names a Model gets a Partition of its own, and one without a Placement gets a Placement
 of its own; both are called as the job is.

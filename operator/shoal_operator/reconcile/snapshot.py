@@ -7,6 +7,7 @@ None for a foreign object means that it is not there; a coordinator that cannot 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from shoal_api.kinds import Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_operator.reconcile.decision import Terms
@@ -14,9 +15,11 @@ from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes
 
+_UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
+
 
 class WorkerPhase(StrEnum):
-    """How far a worker's pod is."""
+    """The state of a worker's pod."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -45,7 +48,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptDocument:
+class StoredDocument:
     """What a Partition's ConfigMap holds (`documents.read_document` reads it from the object).
 
     `recipe` says what was cut and how, without the budget that the planner chose (`recipe_of`);
@@ -104,6 +107,11 @@ class Node:
     ready: bool
     taints: tuple[tuple[str, str, str], ...] = ()
     architecture: str = ""
+
+    @property
+    def is_cordoned(self) -> bool:
+        """Whether it is to get no new work (`kubectl cordon`)."""
+        return any(key == _UNSCHEDULABLE for key, _, _ in self.taints)
 
 
 class DeviceState(StrEnum):
@@ -225,7 +233,7 @@ class PartitionSnapshot:
     partition: Partition
     model: Model | None
     workers: tuple[Worker, ...] = ()
-    document: KeptDocument | None = None
+    document: StoredDocument | None = None
     pools: tuple[DevicePool, ...] = ()
 
 
@@ -236,9 +244,10 @@ class DevicePoolSnapshot:
     `nodes` are the cluster's. `secrets`: those of `certificates` that are there. `agents`: every
     DaemonSet that carries the pool's uid as the label `shoal.dev/owner-uid`. `jobs` are the
     coordinator's names (`names.job_id`) of all InferenceJobs of the namespace that exist and are
-    not being deleted; None as long as the shell has not seen all of them, because what is not among
-    them is cancelled and removed. `enrolment_authority`: the certificates (PEM) that agents are to
-    trust when they enrol; empty while there is none.
+    not being deleted; None as long as the controller has not seen all of them, because what is not
+    among them is cancelled and removed. `own_jobs` are the InferenceJobs on this pool.
+    `enrolment_authority`: the certificates (PEM) that agents are to trust when they enrol; empty
+    while there is none.
     """
 
     now: str
@@ -252,6 +261,7 @@ class DevicePoolSnapshot:
     view: CoordinatorView | Unreachable
     devices: tuple[Device, ...]
     jobs: frozenset[str] | None
+    own_jobs: tuple[InferenceJob, ...] = ()
     enrolment_authority: str = ""
 
 
@@ -259,26 +269,28 @@ class DevicePoolSnapshot:
 class PlacementSnapshot:
     """A Placement with what is to be placed and where.
 
-    `measured` is the newest Run on it that its coordinator knows; the shell looks again when such a
-    Run ends.
+    `measured` is the newest Run on it that its coordinator knows; the controller reconciles again
+    when such a Run ends. `cordoned` are the nodes where nothing new is to be placed.
     """
 
     now: str
     settings: OperatorSettings
     placement: Placement
     partition: Partition | None
-    document: KeptDocument | None
+    document: StoredDocument | None
     pool: DevicePool | None
     view: CoordinatorView | Unreachable
     measured: Run | None = None
+    cordoned: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceJobSnapshot:
-    """An InferenceJob, what it leads to, its workers, and how its coordinator says it goes.
+    """An InferenceJob, the objects it refers to, its workers, and what its coordinator says of it.
 
-    What it leads to has the names of `references`: `placement_of`, `partition_of`, `model_of`,
+    The objects have the names of `references`: `placement_of`, `partition_of`, `model_of`,
     `pool_of`. `workers` carry the job's uid or its Partition's as the label `shoal.dev/owner-uid`.
+    `rivals` are the jobs on the same pool with a higher priority, as long as this one has no run.
     """
 
     now: str
@@ -286,12 +298,13 @@ class InferenceJobSnapshot:
     job: InferenceJob
     model: Model | None
     partition: Partition | None
-    document: KeptDocument | None
+    document: StoredDocument | None
     placement: Placement | None
     pool: DevicePool | None
     view: CoordinatorView | Unreachable
     workers: tuple[Worker, ...] = ()
     refusal: Refusal | None = None
+    rivals: tuple[InferenceJob, ...] = ()
 
 
 Snapshot = (

@@ -1,9 +1,10 @@
 """Times as the API server writes them (RFC 3339), and the seconds between them. Pure.
 
-The calendar is Howard Hinnant's `days_from_civil`; `datetime` knows what time it is, so pure
-modules do without it.
+`datetime` knows what time it is, so pure modules do without it. The standard library has no other
+way back from seconds to a date: that is Howard Hinnant's `civil_from_days`.
 """
 
+import calendar
 import re
 from typing import Final
 
@@ -19,13 +20,12 @@ def instant(text: str) -> float:
     match = _TIME.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no time such as 2026-01-31T12:00:00Z")
-    days = _days(int(match["year"]), int(match["month"]), int(match["day"]))
-    seconds = int(match["hour"]) * 3600 + int(match["minute"]) * 60 + int(match["second"])
+    date = (int(match[part]) for part in ("year", "month", "day", "hour", "minute", "second"))
     offset = 0
     if match["sign"]:
         offset = int(match["oh"]) * 3600 + int(match["om"]) * 60
         offset = -offset if match["sign"] == "-" else offset
-    return days * _DAY + seconds - offset + float(match["fraction"] or 0)
+    return calendar.timegm(tuple(date)) - offset + float(match["fraction"] or 0)
 
 
 def as_time(seconds: float) -> str:
@@ -44,13 +44,6 @@ def seconds_since(then: str, now: str) -> float:
 def earlier(now: str, seconds: float) -> str:
     """The time so many seconds before `now`."""
     return as_time(max(0.0, instant(now) - seconds))
-
-
-def _days(year: int, month: int, day: int) -> int:
-    year -= month <= 2
-    era, of_era = divmod(year, 400)
-    of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
-    return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468
 
 
 def _civil(days: int) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""What is said of workers that are waited for, and when one that failed is tried again. Pure."""
+"""What a status says of workers, and when one that failed is tried again. Pure."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -9,9 +9,9 @@ from shoal_operator.reconcile.times import seconds_since
 SOON_SECONDS: Final = 2.0
 LATER_SECONDS: Final = 15.0
 RUNNING_SECONDS: Final = 60.0
-"""While a job runs, its coordinator tells what changes; this is for the rate, which always does."""
+"""While a job runs, its coordinator reports changes; this is for the rate, which always changes."""
 RETRY_SECONDS: Final = 600.0
-"""After so long, a worker that failed without refusing is made again."""
+"""After so long, a worker that failed without refusing its input is created again."""
 
 
 def worker_named(workers: Iterable[Worker], name: str) -> Worker | None:

@@ -1,4 +1,4 @@
-"""The workers: `batch/v1` Jobs of one pod each, that touch what comes from outside. Pure builders.
+"""The workers: `batch/v1` Jobs of one pod each, which handle all data from outside. Pure builders.
 
 A worker's name says what it is given, so an edit of that makes another worker. A worker that
 refuses its input ends with status 2 and is not tried again; one whose node goes away is, at no cost
@@ -42,9 +42,10 @@ REFUSED_STATUS: Final = 2
 TRIES_BEYOND_THE_FIRST: Final = 4
 DEADLINE_SECONDS: Final = 6 * 3600
 """A bound for what hangs; also for a pod that waits for a volume."""
-KEPT_SECONDS: Final = 7 * 86_400
-"""Of workers whose end is a record: a refusal is not asked again while the record is there."""
-SHARED_KEPT_SECONDS: Final = 300
+RECORD_SECONDS: Final = 7 * 86_400
+"""How long an ended worker stays whose end is a record: what it refused is not tried again."""
+FINISHED_SECONDS: Final = 300
+"""How long the others stay: to transfer or deliver once more does no harm."""
 _DELIVERS: Final = re.compile(r"-deliver-[0-9a-f]{8}$")
 
 
@@ -52,7 +53,7 @@ _DELIVERS: Final = re.compile(r"-deliver-[0-9a-f]{8}$")
 class WorkerSpec:
     """What a worker does: its command, the addresses that it opens, the Secret for them, the pool
     whose coordinator it talks to. `fetches`: what it opens comes to lie on its own disk;
-    `writes`: it puts something there.
+    `writes`: it puts something there. `ttl_seconds`: how long it stays after its end.
     """
 
     name: str
@@ -63,7 +64,7 @@ class WorkerSpec:
     pool: str | None = None
     fetches: bool = False
     writes: bool = False
-    kept_seconds: int = KEPT_SECONDS
+    ttl_seconds: int = RECORD_SECONDS
 
 
 def worker_key(namespace: str, name: str) -> ObjectKey:
@@ -72,7 +73,7 @@ def worker_key(namespace: str, name: str) -> ObjectKey:
 
 
 def worker_job(owner: AnyKind, worker_spec: WorkerSpec, settings: OperatorSettings) -> Manifest:
-    """The `batch/v1` Job of an worker_spec."""
+    """The `batch/v1` Job of a worker."""
     labels = labels_of(owner, worker_spec.component)
     if worker_spec.pool is not None:
         labels["shoal.dev/pool"] = worker_spec.pool
@@ -83,7 +84,7 @@ def worker_job(owner: AnyKind, worker_spec: WorkerSpec, settings: OperatorSettin
         "spec": {
             "backoffLimit": TRIES_BEYOND_THE_FIRST,
             "activeDeadlineSeconds": DEADLINE_SECONDS,
-            "ttlSecondsAfterFinished": worker_spec.kept_seconds,
+            "ttlSecondsAfterFinished": worker_spec.ttl_seconds,
             "podFailurePolicy": {"rules": _failure_rules()},
             "template": {"metadata": {"labels": labels}, "spec": _pod(worker_spec, settings)},
         },
@@ -196,7 +197,7 @@ def deliver_worker(
         secret=_name(model.spec.source.secret_ref),
         fetches=outside(model.spec.source.uri),
         pool=pool,
-        kept_seconds=SHARED_KEPT_SECONDS,
+        ttl_seconds=FINISHED_SECONDS,
     )
 
 
@@ -205,21 +206,21 @@ def delivers(name: str) -> bool:
     return _DELIVERS.search(name) is not None
 
 
-def carry_in_worker(job: InferenceJob, pool: str) -> WorkerSpec:
-    """Bring a job's inputs to the coordinator's volume."""
+def input_transfer_worker(job: InferenceJob, pool: str) -> WorkerSpec:
+    """Transfer a job's inputs to the coordinator's volume."""
     given = job.spec.inputs
     target = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/in"
-    return _carry(job, pool, "carry-in", given, (given.uri, target))
+    return _transfer(job, pool, "transfer-inputs", given, (given.uri, target))
 
 
-def carry_out_worker(job: InferenceJob, pool: str) -> WorkerSpec:
-    """Bring a job's results to where the user wants them."""
+def result_transfer_worker(job: InferenceJob, pool: str) -> WorkerSpec:
+    """Transfer a job's results to where the user wants them."""
     given = job.spec.outputs
     source = f"coordinator://{coordinator_address(pool, namespace_of(job))}/jobs/{job_id(job)}/out"
-    return _carry(job, pool, "carry-out", given, (source, given.uri))
+    return _transfer(job, pool, "transfer-results", given, (source, given.uri))
 
 
-def _carry(
+def _transfer(
     job: InferenceJob, pool: str, component: str, place: Inputs | Outputs, ways: tuple[str, str]
 ) -> WorkerSpec:
     return WorkerSpec(
@@ -230,6 +231,7 @@ def _carry(
         secret=_name(place.secret_ref),
         pool=pool,
         writes=place is job.spec.outputs,
+        ttl_seconds=FINISHED_SECONDS,
     )
 
 

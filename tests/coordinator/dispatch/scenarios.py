@@ -12,13 +12,15 @@ from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
 
-def scenario(seed: int) -> World:
+def scenario(seed: int, *, crashing: bool = False) -> World:
     """Draw a world from a seed."""
     chance = random.Random(seed * 7919 + 1)  # noqa: S311 (not for secrets)
     jobs = [_job(chance, index) for index in range(chance.choice((1, 1, 1, 2, 3)))]
     models = _devices(chance, {s.digest: s.resident_bytes for job in jobs for s in job.stages})
     rough = chance.random() < 0.7
     world = World(seed, models, _trouble(chance, jobs) if rough else Trouble())
+    if crashing:
+        world.trouble.crashing = frozenset({jobs[0].stages[-1].digest})
     names = [model.name for model in models]
     if chance.random() < 0.5:
         jobs = [_with_homes(chance, job, names) for job in jobs]

@@ -70,6 +70,9 @@ class Agent(Link):
                 return
             if kind is None:
                 self.cached.add(digest)
+            if digest in world.trouble.crashing:
+                self.kill(SECOND)
+            elif kind is None:
                 self._loaded(session, load)
             else:
                 self._keep_ledger(residency.LoadFailed(digest=digest))

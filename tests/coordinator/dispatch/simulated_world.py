@@ -48,6 +48,8 @@ class Trouble:
     poison: tuple[tuple[str, int], ...] = ()
     invalid: tuple[tuple[str, int], ...] = ()
     unreadable: tuple[tuple[str, int], ...] = ()
+    crashing: frozenset[str] = frozenset()
+    """Fragments that end the agent that loads them, also after the other faults."""
 
 
 class World:
@@ -211,7 +213,7 @@ class World:
 def _line(value: Event | give.Instruction) -> str:
     """The kind, then what is not the same everywhere."""
     words = [type(value).__name__]
-    for name in value.__slots__:
+    for name in type(value).__annotations__:
         content = getattr(value, name)
         if name in {"at", "telemetry", "why"} or content in ((), {}, frozenset(), "", None):
             continue

@@ -23,9 +23,12 @@ _QUIET = 5 * SECOND
 """No scenario submits or breaks anything later than this unless the jobs still run."""
 
 
-def simulate(seed: int) -> World:
-    """Run one scenario to its end; `Wrong` says what was wrong, with the transcript."""
-    world = scenario(seed)
+def simulate(seed: int, *, crashing: bool = False) -> World:
+    """Run one scenario to its end; `Wrong` says what was wrong, with the transcript.
+
+    With `crashing`, the last fragment of the first job ends every agent that loads it.
+    """
+    world = scenario(seed, crashing=crashing)
 
     def ended() -> bool:
         return world.now > _QUIET and all(name in world.finished for name in world.specs)
@@ -47,7 +50,7 @@ def _check_nothing_left(world: World) -> None:
     if state.jobs or state.services:
         raise world.wrong("a job or a service is left")
     for device in state.devices.values():
-        if device.queued or device.load or device.keeps:
+        if device.work.queued or device.work.load or device.work.outputs:
             raise world.wrong(f"{device.name} has work left")
     for agent in world.agents.values():
         held = [key for key in agent.queue._held if not _may_stay(world, key)]

@@ -114,7 +114,9 @@ def test_a_cancelled_job_leaves_nothing_behind() -> None:
     for one in table.all(Execute):
         if one.instruction in running:
             table.fail(one, FailureKind.CANCELLED)
-    assert not any(device.load or device.keeps for device in table.state.devices.values())
+    assert not any(
+        device.work.load or device.work.outputs for device in table.state.devices.values()
+    )
     assert table.wait(1000) == [] or not table.all(Execute)[-1].instruction > max(running)
 
 
@@ -272,7 +274,7 @@ def test_the_memory_of_stories_and_of_ended_jobs_is_bounded() -> None:
 def test_the_choice_is_one_tuple() -> None:
     table = one_device("a")
     execute = some(table.submit(job(chain("a"))), Execute)[0]
-    assert execute.why == (1, 0, "d1")
+    assert execute.why == (1, 0, 0, 0, 1, "d1")
     assert execute.digest == digest("a")
 
 

@@ -15,7 +15,8 @@ from hypothesis.extra.numpy import arrays
 
 from coordinator.dispatch import textbook
 from coordinator.dispatch.driving import MIB, Table, chain, digest, job, some
-from shoal_coordinator.dispatch.events import Policy, Telemetry
+from shoal_coordinator.dispatch.device import Device, Tally, new_device
+from shoal_coordinator.dispatch.events import DeviceJoined, Policy, Telemetry
 from shoal_coordinator.dispatch.instructions import Execute
 from shoal_coordinator.dispatch.ranking import (
     CRITERIA,
@@ -26,8 +27,8 @@ from shoal_coordinator.dispatch.ranking import (
     mabac,
     score,
 )
-from shoal_coordinator.dispatch.servers import best, delist, enlist, entry, relist
-from shoal_coordinator.dispatch.state import Device, Service, Tally
+from shoal_coordinator.dispatch.servers import best, delist, enlist, rank, relist
+from shoal_coordinator.dispatch.state import Service
 from shoal_protocol.units import Bytes, Nanoseconds
 
 METHODS = {"edas": edas, "aras": aras, "mabac": mabac}
@@ -131,7 +132,7 @@ def test_the_least_loaded_device_is_reckoned_by_its_measured_time() -> None:
     table = Table()
     for name in ("fast", "slow"):
         table.join(name, resident=("a",))
-        table.state.devices[name].compute[digest("a")] = 10 if name == "fast" else 15
+        table.state.devices[name].work.times[digest("a")] = 10 if name == "fast" else 15
     given = table.submit(job(chain("a"), 100, policy=Policy.LEAST_LOADED))
     devices = [execute.device for execute in some(given, Execute)]
     assert devices == ["fast", "slow", "fast", "slow"]
@@ -143,24 +144,19 @@ class Fleet:
     def __init__(self, policy: Policy) -> None:
         self.service = Service(digest=digest("a"), resident=Bytes(1), homes=(), policy=policy)
         self.devices = [
-            Device(
-                name=f"d{index}",
-                session=1,
+            new_device(
+                DeviceJoined(at=Nanoseconds(0), device=name, session=1, budget=Bytes(1)),
                 order=index,
-                budget=Bytes(1),
-                single=False,
+                tally=Tally(name, Bytes(1)),
                 slots=2,
-                tally=Tally(f"d{index}", Bytes(1)),
-                seen_at=Nanoseconds(0),
-                joined_at=Nanoseconds(0),
             )
-            for index in range(8)
+            for index, name in enumerate(f"d{index}" for index in range(8))
         ]
 
     def first(self) -> Device | None:
         """The best of all servers, by looking at each."""
         listed = list(self.service.servers)
-        return min(listed, key=lambda one: entry(self.service, one)[:3], default=None)
+        return min(listed, key=lambda one: rank(self.service, one), default=None)
 
 
 CHANGES = st.lists(
@@ -188,15 +184,16 @@ def test_the_index_names_the_device_that_looking_at_all_would(
             case "delist":
                 delist(fleet.service, device)
             case "give":
-                device.load += 1
-                device.given = count
+                device.work.occupy(digest("a"), reserved=False)
+                device.work.note_given(digest("a"), count, Nanoseconds(count))
             case "end":
-                device.load = max(0, device.load - 1)
+                if device.work.queued:
+                    device.work.vacate(digest("a"))
                 relist(device)
             case _:
-                device.compute[digest("a")] = value
+                device.work.times[digest("a")] = value
                 relist(device)
         if value % 3 == 0:
             assert best(fleet.service) is fleet.first()
     assert best(fleet.service) is fleet.first()
-    assert len(fleet.service.queue) <= 4 * len(fleet.service.servers) + 200
+    assert len(fleet.service.ranks) <= 4 * len(fleet.service.servers) + 200

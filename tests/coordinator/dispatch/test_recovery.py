@@ -156,7 +156,7 @@ def test_a_device_that_lives_but_never_answers_is_given_up() -> None:
 
 def live(table: Table, name: str, seconds: int, mib_per_second: float) -> None:
     """Time passes, and the device tells every four seconds how much it has fetched."""
-    start = table.state.devices[name].fetched / MIB
+    start = table.state.devices[name].health.fetched / MIB
     for passed in range(4, seconds + 1, 4):
         table.wait(4000)
         if name in table.state.devices:
@@ -278,7 +278,7 @@ def test_a_fragment_that_a_device_gave_up_is_loaded_again() -> None:
     session = table.state.devices["d1"].session
     event = FragmentEvicted(at=table.at(), device="d1", session=session, digest=digest("a"))
     table.tell(event)
-    assert table.state.devices["d1"].resident == {}
+    assert table.state.devices["d1"].memory.resident == {}
     given = table.fail(only(table.given, Execute), FailureKind.NOT_RESIDENT)
     assert table.state.jobs["job"].active[0].failures == 0
     table.play([*table.all(Load), *given])

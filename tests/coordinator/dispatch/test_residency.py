@@ -225,7 +225,7 @@ def test_a_refusal_where_there_was_room_says_nothing_about_the_fragment_s_size()
     table.join("d1", 12)
     load = only(table.submit(job(chain("a"))), Load)
     assert some(table.fail(load, FailureKind.BUDGET, need_mib=10, have_mib=11), FinishJob) == []
-    assert digest("a") not in table.state.devices["d1"].needs
+    assert digest("a") not in table.state.devices["d1"].memory.sizes
     again = only(table.wait(1000), Load)
     assert again.resident == load.resident
     assert only(table.answer(again), Execute).device == "d1"
@@ -267,7 +267,7 @@ def test_an_idle_home_brings_its_other_fragment_to_disk() -> None:
     prefetch = only(table.wait(250), Prefetch)
     assert (prefetch.device, prefetch.digest) == ("d2", digest("c"))
     table.answer(prefetch)
-    assert digest("c") in table.state.devices["d2"].cached
+    assert digest("c") in table.state.devices["d2"].disk.cached
 
 
 def test_a_second_copy_of_a_fragment_is_kept_on_another_disk() -> None:

@@ -14,6 +14,18 @@ def test_every_input_ends_once_within_every_budget_whatever_happens(first: int) 
         assert set(world.finished) == set(world.specs)
 
 
+def test_a_fragment_that_crashes_every_device_fails_no_job_but_its_own() -> None:
+    blamed = 0
+    for seed in range(200):
+        world = simulate(seed, crashing=True)
+        for name, failure in world.finished.items():
+            if failure is not None and "devices in a row" in failure.message:
+                used = {stage.digest for stage in world.specs[name].stages}
+                assert used & world.trouble.crashing, failure.message
+                blamed += 1
+    assert blamed > 50
+
+
 def test_a_seed_tells_the_same_story_every_time() -> None:
     one, other = simulate(7), simulate(7)
     assert one.transcript == other.transcript

@@ -133,7 +133,7 @@ def test_tasks_shorter_than_a_message_s_way_are_given_in_larger_numbers() -> Non
         table.answer(table.all(Execute)[number], milliseconds=1)
         table.wait(250)
     # Eight more fit into the time that it takes to ask for the next.
-    assert table.state.devices["d1"].queued == 10
+    assert table.state.devices["d1"].work.queued == 10
     given = table.answer(table.all(Execute)[4], milliseconds=30)
     assert some(given, Execute) == []
 
@@ -158,7 +158,7 @@ def test_the_state_does_not_grow_with_the_job() -> None:
             queue += table.answer(one)
         found = table.state.jobs.get("job")
         if found is not None:
-            tasks = sum(len(queue.ready) + len(queue.held) for queue in found.queues)
+            tasks = sum(len(queue.ready) + len(queue.reserved) for queue in found.queues)
             largest = max(largest, len(found.active) + tasks + len(table.state.pending))
     assert table.state.ended["job"].succeeded == 3000
     assert largest < 60
@@ -233,4 +233,4 @@ def test_large_activations_of_short_tasks_do_not_pile_up() -> None:
         table.answer(table.all(Execute)[number], milliseconds=1)
         table.wait(250)
     # Of a budget of 24 MiB, a sixteenth may wait beyond the two that every device gets.
-    assert table.state.devices["d1"].queued == 3
+    assert table.state.devices["d1"].work.queued == 3

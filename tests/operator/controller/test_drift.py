@@ -4,7 +4,7 @@ import pytest
 
 from reconcile.test_device_pool import children, see
 from shoal_operator.controller.cache import reduce
-from shoal_operator.controller.drift import says, stands
+from shoal_operator.controller.drift import includes, matches
 from shoal_operator.reconcile.decision import Manifest
 
 
@@ -19,9 +19,9 @@ def live(manifest: Manifest, **edits: object) -> dict[str, object]:
 
 def test_defaults_are_no_difference_and_an_edit_is_one() -> None:
     (deployment,) = children(see(), "Deployment").values()
-    assert stands(deployment, reduce(live(deployment)))
-    assert not stands(deployment, reduce(live(deployment, replicas=0)))
-    assert not stands(deployment, reduce(live(deployment, template={})))
+    assert matches(deployment, reduce(live(deployment)))
+    assert not matches(deployment, reduce(live(deployment, replicas=0)))
+    assert not matches(deployment, reduce(live(deployment, template={})))
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_defaults_are_no_difference_and_an_edit_is_one() -> None:
     ],
 )
 def test_everything_wanted_must_be_there(there: object, wanted: object, same: bool) -> None:
-    assert says(there, wanted) is same
+    assert includes(there, wanted) is same

@@ -1,6 +1,6 @@
 """What is news of an object is told when it comes, and not at each look."""
 
-from shoal_operator.controller.events import Story
+from shoal_operator.controller.events import NoteHistory
 from shoal_operator.reconcile.decision import Note
 
 LOST = Note(reason="LostDevice", message="pi-4 is lost", warning=True)
@@ -11,9 +11,9 @@ def ready(since: str) -> Note:
 
 
 def test_what_stands_is_told_when_it_comes_and_again_when_it_had_gone() -> None:
-    story = Story()
+    history = NoteHistory()
     told = [
-        story.news("uid", notes, now)
+        history.new("uid", notes, now)
         for notes, now in (
             ([LOST], "12:00"),
             ([LOST], "12:01"),
@@ -22,29 +22,29 @@ def test_what_stands_is_told_when_it_comes_and_again_when_it_had_gone() -> None:
             ([LOST], "12:04"),
         )
     ]
-    assert [[note for _, note in news] for news in told] == [[LOST], [], [], [LOST], []]
+    assert [[note for _, note in new] for new in told] == [[LOST], [], [], [LOST], []]
     first, again = told[0][0][0], told[3][0][0]
     assert first != again, "the second is an Event of its own"
-    assert Story().news("uid", [LOST], "13:00")[0][0] == first, "a new operator says the same"
+    assert NoteHistory().new("uid", [LOST], "13:00")[0][0] == first, "a new operator says the same"
 
 
 def test_what_happens_is_told_once_however_often_it_is_decided() -> None:
-    story = Story()
-    assert len(story.news("uid", [ready("12:00")], "12:00")) == 1
-    assert story.news("uid", [], "12:01") == []
-    assert story.news("uid", [ready("12:00")], "12:02") == []
-    assert len(story.news("uid", [ready("12:03")], "12:03")) == 1
+    history = NoteHistory()
+    assert len(history.new("uid", [ready("12:00")], "12:00")) == 1
+    assert history.new("uid", [], "12:01") == []
+    assert history.new("uid", [ready("12:00")], "12:02") == []
+    assert len(history.new("uid", [ready("12:03")], "12:03")) == 1
 
 
 def test_what_did_not_arrive_is_told_at_the_next_look() -> None:
-    story = Story()
-    [(mark, _)] = story.news("uid", [LOST], "12:00")
-    story.lost("uid", mark)
-    assert story.news("uid", [LOST], "12:01") == [(mark, LOST)]
+    history = NoteHistory()
+    [(mark, _)] = history.new("uid", [LOST], "12:00")
+    history.forget("uid", mark)
+    assert history.new("uid", [LOST], "12:01") == [(mark, LOST)]
 
 
 def test_objects_have_stories_of_their_own() -> None:
-    story = Story()
-    (one,) = story.news("one", [LOST], "12:00")
-    (other,) = story.news("other", [LOST], "12:00")
+    history = NoteHistory()
+    (one,) = history.new("one", [LOST], "12:00")
+    (other,) = history.new("other", [LOST], "12:00")
     assert one[0] != other[0]

@@ -1,17 +1,17 @@
 """When the operator is not ready, and when it must be started again."""
 
-import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest_asyncio
 
+from kubeconfigs import kubeconfig
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.health import Health, HealthLimits
 from shoal_operator.controller.lease import Lease, LeaseTimes
-from shoal_operator.controller.login import Account, Token
-from shoal_operator.controller.metrics import OperatorMetrics
-from shoal_operator.controller.traces import Lists, Signs, WatchAges, make_trace
+from shoal_operator.controller.login import log_in
+from shoal_operator.controller.traces import Telemetry
 
 
 class Clock:
@@ -25,18 +25,23 @@ class Clock:
 
 
 @pytest_asyncio.fixture
-async def watched() -> AsyncIterator[tuple[Clock, Health]]:
-    """An operator's health at the moment of its start, whose beat nobody runs."""
+async def watched(tmp_path: Path) -> AsyncIterator[tuple[Clock, Health]]:
+    """An operator's health at the moment of its start, without a heartbeat."""
     clock = Clock()
-    signs = Signs(OperatorMetrics(), WatchAges(clock), Lists())
-    tls = ssl.create_default_context()
-    account = Account(server="https://127.0.0.1:1", tls=tls, token=Token())
-    api = Api(account, make_trace(signs), namespace="shoal-system")
+    telemetry = Telemetry(clock)
+    (tmp_path / "token").write_text("t")
+    login = await log_in(kubeconfig(tmp_path, server="https://127.0.0.1:1", tokenFile="token"))
+    api = Api(login, telemetry, namespace="shoal-system")
     lease = Lease(
         api, name="l", identity="me", times=LeaseTimes(), clock=clock, now=lambda: "12:00"
     )
     health = Health(
-        EventRouter(), lease, signs, clock=clock, limits=HealthLimits(), missing_kinds=lambda: ()
+        EventRouter(),
+        lease,
+        telemetry,
+        clock=clock,
+        limits=HealthLimits(),
+        missing_kinds=lambda: (),
     )
     try:
         yield clock, health

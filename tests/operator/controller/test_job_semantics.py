@@ -139,7 +139,7 @@ async def test_a_running_job_is_suspended_and_goes_on_where_it_was(
         before = succeeded(world, "slow")
         assert 0 < before < MANY, "it was suspended too late to say anything"
         assert status_of(world, "slow")["items"]["active"] == 0
-        assert "carry-out" not in workers_of(world, "slow")
+        assert "transfer-results" not in workers_of(world, "slow")
         world.patch("ij", "slow", suspend=False)
         await world.until("it goes on", lambda: succeeded(world, "slow") > before)
         # An agent that dies meanwhile costs tries of its items, not the job.
@@ -193,6 +193,69 @@ async def test_items_that_fail_are_named_and_the_others_results_stand(
     [failure] = status["failures"]
     assert (failure["item"], failure["input"]) == (3, "odd.npz[0]")
     assert len(list((world.claims / "lines" / "even").glob("*.npz"))) == 3
+
+
+async def test_a_job_outlives_its_pool_and_resumes_when_that_is_made_again(
+    world: World, running: Operators
+) -> None:
+    spec = job_spec(
+        inputs={"uri": "pvc://lines/many"}, outputs={"uri": "pvc://lines/orphan"}, parallelism=1
+    )
+
+    def owners() -> set[str]:
+        metadata = world.get("pvc", "shelf-coordinator")["metadata"]
+        return {each["kind"] for each in metadata.get("ownerReferences", [])}
+
+    def reason() -> str:
+        return str(world.condition("inferencejob", "orphan", "Complete").get("reason"))
+
+    with operating(running, world):
+        world.apply("InferenceJob", "orphan", **spec)
+        await world.until("some items are done", lambda: succeeded(world, "orphan") > 0)
+        both = {"DevicePool", "InferenceJob"}
+        await world.until("the volume is the job's as well", lambda: owners() == both)
+        started = status_of(world, "orphan")["startTime"]
+        world.kubectl("delete", "devicepool", "shelf")
+        await world.until("the job says so", lambda: reason() == "PoolNotFound")
+        message = world.condition("inferencejob", "orphan", "Complete")["message"]
+        assert message.startswith("there is no DevicePool shelf; the ")
+        assert events_of(world, "orphan")["PoolNotFound"] == "Warning"
+        await world.until("Kubernetes keeps the volume", lambda: owners() == {"InferenceJob"})
+        world.apply_pool()
+        await world.wait("inferencejob", "orphan", "Complete")
+    assert status_of(world, "orphan")["startTime"] == started
+    assert len(read_results(world.claims / "lines" / "orphan")) == MANY
+
+
+async def test_of_jobs_applied_together_the_one_with_the_highest_priority_starts_first(
+    world: World, running: Operators
+) -> None:
+    priorities = {"low": 0, "middle": 10, "high": 500}
+    with operating(running, world):
+        for name, priority in priorities.items():
+            spec = job_spec(outputs={"uri": f"pvc://lines/{name}"})
+            world.apply("InferenceJob", name, priority=priority, **spec)
+        for name in priorities:
+            await world.wait("inferencejob", name, "Complete")
+    order = sorted(priorities, key=lambda name: status_of(world, name)["startTime"])
+    assert order[0] == "high"
+
+
+async def test_a_new_plan_does_without_a_node_that_is_cordoned(
+    world: World, running: Operators
+) -> None:
+    def cordoned() -> bool:
+        taints = world.plane.access.get("node", DEVICES[0])["spec"].get("taints", [])
+        return any(taint["key"] == "node.kubernetes.io/unschedulable" for taint in taints)
+
+    with operating(running, world):
+        world.kubectl("cordon", DEVICES[0])
+        await world.until("its taint says so", cordoned)
+        world.apply("InferenceJob", "around", **job_spec(outputs={"uri": "pvc://lines/around"}))
+        await world.wait("inferencejob", "around", "Complete")
+        world.kubectl("uncordon", DEVICES[0])
+    stages = world.get("placement", "around")["status"]["stages"]
+    assert DEVICES[0] not in {name for stage in stages for name in stage["devices"]}
 
 
 async def test_a_finished_job_deletes_itself_and_all_that_was_its_own(

@@ -1,9 +1,9 @@
-"""Who may lead, told from the times alone: two candidates with clocks of their own."""
+"""The rules of leader election, by the times alone: two candidates, each with its own clock."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_operator.controller.lease import FREE, LeaseTimes, Observation, Record
+from shoal_operator.controller.lease import RELEASED, LeaseTimes, Observation, Record
 
 
 def held(renewed: str, holder: str = "other") -> Record:
@@ -12,25 +12,25 @@ def held(renewed: str, holder: str = "other") -> Record:
     )
 
 
-def test_a_free_lease_may_be_taken_at_once() -> None:
+def test_a_released_lease_may_be_acquired_at_once() -> None:
     observation = Observation()
-    observation.see(FREE, 0.0)
-    assert observation.is_free("me", 0.0)
+    observation.observe(RELEASED, 0.0)
+    assert observation.may_acquire("me", 0.0)
 
 
-def test_a_held_lease_is_free_only_when_it_was_seen_unchanged_for_its_whole_duration() -> None:
+def test_a_held_lease_expires_only_when_it_was_observed_unchanged_for_its_whole_duration() -> None:
     observation = Observation()
-    observation.see(held("a"), 100.0)
-    assert not observation.is_free("me", 115.0)
-    assert observation.is_free("me", 115.1)
-    observation.see(held("b"), 115.2)
-    assert not observation.is_free("me", 130.0)
+    observation.observe(held("a"), 100.0)
+    assert not observation.may_acquire("me", 115.0)
+    assert observation.may_acquire("me", 115.1)
+    observation.observe(held("b"), 115.2)
+    assert not observation.may_acquire("me", 130.0)
 
 
 def test_the_time_that_a_record_names_does_not_matter() -> None:
     observation = Observation()
-    observation.see(held("1970-01-01T00:00:00Z"), 100.0)
-    assert not observation.is_free("me", 101.0)
+    observation.observe(held("1970-01-01T00:00:00Z"), 100.0)
+    assert not observation.may_acquire("me", 101.0)
 
 
 @given(
@@ -38,14 +38,14 @@ def test_the_time_that_a_record_names_does_not_matter() -> None:
     delay=st.floats(0.0, 4.0),
     offset=st.floats(-1e6, 1e6),
 )
-def test_a_leader_has_given_up_before_another_may_take_the_lease(
+def test_a_leader_has_stopped_before_another_may_acquire_the_lease(
     renewals: list[float], delay: float, offset: float
 ) -> None:
-    """The candidate sees each renewal `delay` after it was written, on a clock of its own."""
+    """The candidate observes each renewal `delay` after it was written, by its own clock."""
     times = LeaseTimes()
     observation, now = Observation(), 0.0
     for count, pause in enumerate([0.0, *renewals]):
         now += pause
-        observation.see(held(str(count)), now + delay + offset)
-    leads_until = now + times.give_up
-    assert not observation.is_free("me", leads_until + offset)
+        observation.observe(held(str(count)), now + delay + offset)
+    leads_until = now + times.renew_deadline
+    assert not observation.may_acquire("me", leads_until + offset)

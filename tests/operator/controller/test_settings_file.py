@@ -48,9 +48,9 @@ def test_the_charts_file_becomes_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "complaint"),
     [
-        ("agentFloor: 96Mi", "agentFloor: much", "agentFloor: 'much' is no quantity"),
-        ("offline: false", "offline: maybe", "offline: 'maybe' is neither true nor false"),
-        ("  pullPolicy: Always\n", "", "images.pullPolicy: is missing"),
+        ("agentFloor: 96Mi", "agentFloor: much", 'agentFloor: "much" is not a quantity'),
+        ("offline: false", "offline: maybe", 'offline: "maybe" is not true or false'),
+        ("  agent: a/agent:1\n", "", "images.agent: is missing"),
         ("offline: false", "offline: false\nofline: true", "ofline: there is no such field"),
         ("namespace: shoal-system", "namespace: [", "expected"),
     ],

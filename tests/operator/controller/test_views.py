@@ -97,3 +97,18 @@ def test_every_state_of_the_protocol_has_a_word_here() -> None:
         assert views.run_of(pb.JobStatus(state=state)).state in RunState
     for device in pb.DeviceStatus.State.keys():  # noqa: SIM118
         assert views.device_of(pb.DeviceStatus(state=device)).state in DeviceState
+
+
+def test_a_state_that_only_a_newer_coordinator_knows_is_a_run_that_goes_on() -> None:
+    status = pb.JobStatus(name="ocr", items=24, succeeded=24)
+    status.state = 99  # type: ignore[assignment]  # a value of a later version
+    assert views.run_of(status).state is RunState.RUNNING
+
+
+def test_a_pool_hears_of_the_first_result_of_a_run_and_not_of_the_next() -> None:
+    def after(succeeded: int) -> CoordinatorView:
+        run = replace(RUN, succeeded=succeeded)
+        return replace(VIEW, runs=MappingProxyType({"j": run}))
+
+    assert "shelf/runs" in parts(after(0), after(1))
+    assert "shelf/runs" not in parts(after(1), after(2))

@@ -6,18 +6,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import grpc
-
 from certificates import HOSTS
 from shoal_agent.enrolment.identity import Enrolment
-from shoal_operator.pki.authority import DEVICE_LIFETIME, Authority, Use
+from shoal_operator.pki.authority import DEVICE_LIFETIME, Authority, Issued, Use
 from shoal_operator.pki.enrolment import (
     EnrolmentService,
     Reviewed,
     ReviewFailed,
-    add_enrolment_port,
+    listen_for_enrolment,
 )
-from shoal_protocol.v1.enrolment_pb2_grpc import add_EnrolmentServicer_to_server
 
 
 @dataclass
@@ -65,14 +62,15 @@ class Operator:
 
     @contextlib.asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[None]:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         service = EnrolmentService(self.review, self.find, self.clock, self.lifetime)
-        add_EnrolmentServicer_to_server(service, server)
         issued = self.own.issue("shoal-operator", datetime.now(UTC), hosts=HOSTS, use=Use.BOTH)
-        bound = add_enrolment_port(server, f"localhost:{port}", lambda: issued)
+
+        async def identity() -> Issued:
+            return issued
+
+        listener, bound = await listen_for_enrolment(service, f"localhost:{port}", identity)
         self.target = f"localhost:{bound}"
-        await server.start()
         try:
             yield
         finally:
-            await server.stop(None)
+            await listener.stop(None)

@@ -18,8 +18,7 @@ from shoal_operator.controller.children import Children, NameTaken
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.foreign import Identity
 from shoal_operator.controller.login import log_in
-from shoal_operator.controller.metrics import OperatorMetrics
-from shoal_operator.controller.traces import Lists, Signs, WatchAges, make_trace
+from shoal_operator.controller.traces import Telemetry
 from shoal_operator.pki.authority import Authority, is_issued_by
 from shoal_operator.reconcile.decision import CertificateWanted
 
@@ -84,8 +83,8 @@ class Place:
 async def place(plane: ControlPlane) -> AsyncIterator[Place]:
     name = f"test-{uuid.uuid4().hex[:8]}"
     plane.kubectl("create", "namespace", name)
-    signs = Signs(OperatorMetrics(), WatchAges(asyncio.get_running_loop().time), Lists())
-    api = Api(log_in(plane.kubeconfig), make_trace(signs), namespace=name)
+    telemetry = Telemetry(asyncio.get_running_loop().time)
+    api = Api(await log_in(plane.kubeconfig), telemetry, namespace=name)
     yield Place(plane, api, name)
     await api.close()
 

@@ -1,11 +1,15 @@
 """A device gets a certificate for its own name, and nobody else does: over real gRPC and TLS."""
 
 import asyncio
+import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -25,6 +29,10 @@ from shoal_protocol.services import SessionClient
 from shoal_protocol.v1.enrolment_pb2 import EnrolRequest, EnrolResponse
 from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
+from strangers import context_of, crowd, handshakes
+
+if TYPE_CHECKING:
+    from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentAsyncStub
 
 SOON = timedelta(seconds=155)
 """Renewed when two thirds have passed of this, and of the five minutes before: after 3 seconds."""
@@ -94,7 +102,7 @@ async def test_who_may_not_have_a_certificate_is_told_why(operator: Operator) ->
     operator.away = True
     assert await refusal(operator, "token-of-pi-4", csr("pi-4")) == (
         grpc.StatusCode.UNAVAILABLE,
-        "the token cannot be looked at now: the API server is away",
+        "the token cannot be reviewed now: the API server is away",
     )
 
 
@@ -144,6 +152,104 @@ async def test_the_rate_is_bounded_and_comes_back(
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
     operator.clock_offset = timedelta(hours=1)
     await ask(operator, "token-of-pi-4", request)
+
+
+@contextlib.asynccontextmanager
+async def seen_as(source: str, port: int) -> AsyncIterator[str]:
+    """A target that leads to a port of this machine, which then sees another address."""
+    pumps: set[asyncio.Task[None]] = set()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError), contextlib.closing(writer):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+        for way in (pump(reader, there[1]), pump(there[0], writer)):
+            pumps.add(asyncio.create_task(way))
+
+    async with await asyncio.start_server(carry, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for each in pumps:
+            each.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def test_a_flood_from_one_address_refuses_no_device_at_another(operator: Operator) -> None:
+    request, codes = csr("pi-4"), Counter[grpc.StatusCode]()
+
+    async def flood(stub: "EnrolmentAsyncStub", number: int) -> None:
+        for attempt in count():
+            token = f"nobody's-{number}-{attempt}"
+            try:
+                await stub.Enrol(EnrolRequest(token=token, certificate_request=request), timeout=10)
+            except grpc.aio.AioRpcError as error:
+                codes[error.code()] += 1
+
+    credentials = grpc.ssl_channel_credentials(operator.own.certificate)
+    options = [("grpc.ssl_target_name_override", "localhost")]
+    port = int(operator.target.rpartition(":")[2])
+    async with (
+        seen_as("127.0.0.2", port) as target,
+        grpc.aio.secure_channel(target, credentials, options=options) as channel,
+    ):
+        stub = EnrolmentStub(channel)
+        floods = [asyncio.create_task(flood(stub, number)) for number in range(16)]
+        while codes[grpc.StatusCode.RESOURCE_EXHAUSTED] < 200:
+            await asyncio.sleep(0.05)
+        for number in range(30):
+            operator.grant(f"token-{number}", f"pi-{number}")
+            response = await ask(operator, f"token-{number}", csr(f"pi-{number}"))
+            assert is_issued_by(response.certificate_chain, response.authority)
+        for task in floods:
+            task.cancel()
+        await asyncio.gather(*floods, return_exceptions=True)
+    assert codes[grpc.StatusCode.UNAUTHENTICATED] >= service.BURST
+
+
+async def test_strangers_do_not_disturb_enrolment(operator: Operator) -> None:
+    (operator.folder / "own.pem").write_bytes(operator.own.certificate)
+    context = context_of(None, operator.folder / "own.pem")
+    port = int(operator.target.rpartition(":")[2])
+    assert await handshakes(port, context, each=10) == 320
+    assert await crowd(port, context, 300) > 200
+    await ask(operator, "token-of-pi-4", csr("pi-4"))
+
+
+async def test_requests_without_a_token_cost_an_address_nothing(operator: Operator) -> None:
+    for _ in range(service.BURST + 50):
+        assert (await refusal(operator, "", b""))[1] == "there is no token"
+    assert (await ask(operator, "token-of-pi-4", csr("pi-4"))).certificate_chain
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.7:4711", "10.0.0.7"),
+        ("ipv6:%5B2001:db8::7%5D:4711", "2001:db8::/64"),
+        ("ipv6:[2001:db8::1:2:3:4]:4711", "2001:db8::/64"),
+        ("ipv6:%5B::ffff:10.0.0.7%5D:4711", "10.0.0.7"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:4711", "fe80::/64"),
+        ("unix:", "unix:"),
+    ],
+)
+def test_a_rate_counts_for_an_address_or_a_network_of_ipv6(peer: str, address: str) -> None:
+    assert service.address_of(peer) == address
+
+
+def test_the_addresses_that_a_rate_limiter_knows_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "_ADDRESSES", 10)
+    limiter, now = service.RateLimiter(), datetime.now(UTC)
+    for number in range(100):
+        assert limiter.admit(f"10.0.0.{number}", now)
+    assert len(limiter._buckets) == 10
+    later = now + timedelta(seconds=service.BURST / service.PER_SECOND)
+    assert limiter.admit("10.0.1.1", later)
+    assert len(limiter._buckets) == 1
 
 
 # ---- the device's side ---------------------------------------------------------------------------
@@ -278,7 +384,10 @@ async def test_a_server_shows_a_renewed_identity_to_those_that_come_after(
             await anext(identity.renewals())
         second = device.credentials.certificate.read_bytes()
         assert second != first
-        assert await serial_shown(coordinator.port) == _der(second)
+        async with asyncio.timeout(PATIENCE_SECONDS):  # the files are read every few seconds
+            while (shown := await serial_shown(coordinator.port)) == _der(first):
+                await asyncio.sleep(0.5)
+        assert shown == _der(second)
     folders = [path for path in device.folder.iterdir() if not path.is_symlink()]
     assert len(folders) == 1
 

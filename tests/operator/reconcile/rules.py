@@ -71,6 +71,8 @@ def check(snapshot: Snapshot, applied: Applied | None, decision: Decision) -> No
     assert status.observed_generation == about.metadata.generation
     assert [each.type for each in status.conditions] == CONDITIONS[kind]
     assert not (holds(status.conditions, "Complete") and holds(status.conditions, "Failed"))
+    for each in status.conditions:
+        assert each.message or each.type not in {"Ready", "Planned", "Complete"}, each
     for child in decision.children:
         check_child(child)
     for device in decision.devices:

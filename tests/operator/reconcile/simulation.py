@@ -35,7 +35,6 @@ from shoal_operator.reconcile.snapshot import (
     DevicePoolSnapshot,
     DeviceState,
     InferenceJobSnapshot,
-    KeptDocument,
     ModelSnapshot,
     Node,
     PartitionSnapshot,
@@ -43,6 +42,7 @@ from shoal_operator.reconcile.snapshot import (
     Run,
     RunState,
     Snapshot,
+    StoredDocument,
     Unreachable,
     Worker,
     WorkerPhase,
@@ -83,7 +83,7 @@ class Cluster:
     finished: dict[tuple[str, int], int] = field(default_factory=dict)
     notes: list[tuple[str, str, str]] = field(default_factory=list)
     _uids: int = 0
-    _read: dict[int, tuple[Manifest, KeptDocument | None]] = field(default_factory=dict)
+    _read: dict[int, tuple[Manifest, StoredDocument | None]] = field(default_factory=dict)
 
     # ---- what is seen ----------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Cluster:
             pools=tuple(self.pools.values()),
         )
 
-    def _kept(self, of: Partition) -> KeptDocument | None:
+    def _kept(self, of: Partition) -> StoredDocument | None:
         made = self.objects.get(("ConfigMap", document_name(of.metadata.name)))
         if made is None:
             return None
@@ -220,6 +220,7 @@ class Cluster:
             view=self.view(),
             devices=tuple(self.devices.values()),
             jobs=frozenset(job_id(job) for job in self.jobs.values()),
+            own_jobs=tuple(self.jobs.values()),
             enrolment_authority="-----BEGIN CERTIFICATE-----",
         )
 
@@ -266,6 +267,9 @@ class Cluster:
             pool=there,
             view=self.view() if there is not None else Unreachable(reason="there is no pool"),
             workers=self.workers_of(*owners),
+            rivals=tuple(
+                each for each in self.jobs.values() if each.spec.priority > of.spec.priority
+            ),
         )
 
     # ---- what is done ----------------------------------------------------------------------------

@@ -14,11 +14,11 @@ from shoal_cluster import ControlPlane
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.workers import (
     WorkerSpec,
-    carry_in_worker,
-    carry_out_worker,
     cut_worker,
     deliver_worker,
+    input_transfer_worker,
     inspect_worker,
+    result_transfer_worker,
     worker_job,
 )
 
@@ -32,8 +32,8 @@ def made() -> list[Manifest]:
         (model(), inspect_worker(model())),
         (partition(), cut_worker(partition(), ready_model(), ("--fragments", "3"))),
         (partition(), deliver_worker(partition(), ready_model(), ("--fragments", "3"), "shelf")),
-        (own, carry_in_worker(own, "shelf")),
-        (own, carry_out_worker(own, "shelf")),
+        (own, input_transfer_worker(own, "shelf")),
+        (own, result_transfer_worker(own, "shelf")),
     ]
     of_size = pool(
         budget={"percent": 50},

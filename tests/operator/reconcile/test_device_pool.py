@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,17 @@ def test_everything_of_a_pool_is_made_at_once() -> None:
         ("shelf-coordinator-tls", "shelf-coordinator"),
         ("shelf-worker-tls", "shoal-worker"),
     ]
+
+
+SILENT = Unreachable(reason="connection refused")
+
+
+@pytest.mark.parametrize("lacking", [{"enrolment_authority": ""}, {"view": SILENT}], ids=str)
+def test_agents_wait_for_what_they_need(lacking: Any) -> None:
+    """Until then their pods would only collect warnings."""
+    assert children(see(agents=(), **lacking), "DaemonSet") == {}
+    if "view" in lacking:
+        assert children(see(**lacking), "DaemonSet"), "what exists is kept up to date"
 
 
 def test_a_pool_with_all_its_devices_is_ready() -> None:

@@ -16,7 +16,6 @@ from shoal_operator.reconcile.decision import CancelJob, Decision, RemoveJob, Su
 from shoal_operator.reconcile.names import job_id
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
-    DeviceState,
     InferenceJobSnapshot,
     Refusal,
     Run,
@@ -25,7 +24,11 @@ from shoal_operator.reconcile.snapshot import (
     Worker,
     WorkerPhase,
 )
-from shoal_operator.reconcile.workers import carry_in_worker, carry_out_worker, worker_job
+from shoal_operator.reconcile.workers import (
+    input_transfer_worker,
+    result_transfer_worker,
+    worker_job,
+)
 from shoal_protocol.units import Bytes
 
 LATER = "2026-03-01T12:20:00Z"
@@ -94,7 +97,9 @@ def works(
     snapshot: InferenceJobSnapshot, which: str, phase: WorkerPhase, message: str = ""
 ) -> InferenceJobSnapshot:
     """A worker is in this phase."""
-    worker_spec = {"in": carry_in_worker, "out": carry_out_worker}[which](snapshot.job, "shelf")
+    worker_spec = {"in": input_transfer_worker, "out": result_transfer_worker}[which](
+        snapshot.job, "shelf"
+    )
     others = tuple(worker for worker in snapshot.workers if worker.name != worker_spec.name)
     worker = Worker(name=worker_spec.name, phase=phase, message=message, ended_at=NOW)
     return replace(snapshot, workers=(*others, worker))
@@ -120,22 +125,22 @@ def test_each_worker_gets_the_secret_of_the_place_that_it_opens() -> None:
         "outputs": {"uri": "https://results.example.com/ocr", "secretRef": {"name": "web"}},
     }
     wanted = planned(**places).job
-    carried = (carry_in_worker(wanted, "shelf"), carry_out_worker(wanted, "shelf"))
+    carried = (input_transfer_worker(wanted, "shelf"), result_transfer_worker(wanted, "shelf"))
     assert [worker_spec.secret for worker_spec in carried] == ["bucket", "web"]
     manifest: Any = worker_job(wanted, carried[0], SETTINGS)
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": "bucket"}}]
-    assert carry_in_worker(job(), "shelf").secret is None
+    assert input_transfer_worker(job(), "shelf").secret is None
 
 
 def test_inputs_are_carried_in_before_the_job_is_submitted() -> None:
     decision = decide(PLANNED)
     assert kinds(decision) == ["Partition", "Placement", "Job"]
-    assert name_of(decision.children[-1]) == "ocr-aabbccdd-carry-in"
+    assert name_of(decision.children[-1]) == "ocr-aabbccdd-transfer-inputs"
     assert decision.calls == ()
     assert word(decision.status, "Planned") == "True Planned"
     waiting = decide(works(PLANNED, "in", WorkerPhase.PENDING, "0/3 nodes are available"))
-    assert word(waiting.status, "Complete") == "False CarryingIn"
+    assert word(waiting.status, "Complete") == "False TransferringInputs"
     assert condition(waiting.status, "Complete").message == "0/3 nodes are available"
     done = decide(works(PLANNED, "in", WorkerPhase.SUCCEEDED))
     (call,) = done.calls
@@ -191,8 +196,8 @@ def test_a_silent_coordinator_is_told_nothing_and_the_counts_stay() -> None:
 def test_results_are_carried_out_before_it_is_complete() -> None:
     ended = knows(PLANNED, run(RunState.COMPLETE, succeeded=24))
     decision = decide(ended)
-    assert word(decision.status, "Complete") == "False CarryingOut"
-    assert name_of(decision.children[0]) == "ocr-aabbccdd-carry-out"
+    assert word(decision.status, "Complete") == "False TransferringResults"
+    assert name_of(decision.children[0]) == "ocr-aabbccdd-transfer-results"
     done = decide(works(told(ended, decision), "out", WorkerPhase.SUCCEEDED))
     assert word(done.status, "Complete") == "True AllItemsSucceeded"
     assert condition(done.status, "Complete").message == "24 items in 4 s; 6/s"
@@ -204,7 +209,7 @@ def test_results_are_carried_out_before_it_is_complete() -> None:
 def test_the_verdict_stands_even_if_the_coordinator_goes_away_meanwhile() -> None:
     ended = knows(PLANNED, run(RunState.FAILED, succeeded=21, failed=3, reason="ItemsFailed"))
     before = works(told(ended, decide(ended)), "out", WorkerPhase.RUNNING)
-    assert word(decide(silent(before)).status, "Complete") == "False CarryingOut"
+    assert word(decide(silent(before)).status, "Complete") == "False TransferringResults"
     decision = decide(silent(works(before, "out", WorkerPhase.SUCCEEDED)))
     assert word(decision.status, "Failed") == "True ItemsFailed"
     text = "3 of 24 items failed; first: 00.npz: no such shape"
@@ -225,7 +230,7 @@ def test_results_that_cannot_be_carried_out_stay_until_the_job_is_deleted() -> N
     ended = knows(PLANNED, run(RunState.COMPLETE, succeeded=24))
     failed = works(told(ended, decide(ended)), "out", WorkerPhase.FAILED, "claim is full")
     decision = decide(failed)
-    assert word(decision.status, "Failed") == "True CarryOutFailed"
+    assert word(decision.status, "Failed") == "True ResultTransferFailed"
     assert "jobs/ocr-aabbccdd/out" in condition(decision.status, "Failed").message
     after = decide(told(failed, decision))
     assert after.calls == ()
@@ -270,7 +275,7 @@ def test_what_is_finished_at_the_deadline_waits_for_a_coordinator_that_is_away()
     away = silent(late)
     decision = decide(away)
     assert word(decision.status, "Failed") == "False DeadlineExceeded"
-    assert word(decision.status, "Complete") == "False CarryingOut"
+    assert word(decision.status, "Complete") == "False TransferringResults"
     back = told(replace(away, view=late.view), decision)
     decision = decide(back)
     assert [type(call) for call in decision.calls] == [CancelJob]
@@ -376,19 +381,6 @@ def test_a_refused_submission_fails_the_job() -> None:
     decision = decide(refused)
     assert word(decision.status, "Failed") == "True SubmissionRefused"
     assert condition(decision.status, "Failed").message == "stage 1 has no device"
-
-
-def test_lost_devices_are_told() -> None:
-    assert isinstance(PLANNED.view, CoordinatorView)
-    devices = (
-        replace(PLANNED.view.devices[0], state=DeviceState.LOST),
-        *PLANNED.view.devices[1:],
-    )
-    seen = replace(PLANNED, view=replace(PLANNED.view, devices=devices))
-    decision = decide(knows(seen, run(RunState.RUNNING, succeeded=8)))
-    assert ("LostDevice", "n1 is lost; its tasks go to other devices") in [
-        (note.reason, note.message) for note in decision.notes
-    ]
 
 
 def test_the_job_deletes_itself_when_its_time_is_up() -> None:

@@ -30,8 +30,8 @@ from shoal_operator.reconcile.decision import Decision, Manifest
 from shoal_operator.reconcile.documents import read_document
 from shoal_operator.reconcile.partition import current_document, reconcile_partition
 from shoal_operator.reconcile.snapshot import (
-    KeptDocument,
     PartitionSnapshot,
+    StoredDocument,
     Worker,
     WorkerPhase,
 )
@@ -58,7 +58,7 @@ def see(
     of: Partition,
     *workers: Worker,
     on: Model | None = None,
-    kept: KeptDocument | None = None,
+    kept: StoredDocument | None = None,
     pools: tuple[DevicePool, ...] = (),
     now: str = NOW,
     offline: bool = False,
@@ -210,7 +210,7 @@ def test_an_edit_cuts_anew_and_shows_nothing_of_the_old_cut() -> None:
 def test_a_status_that_tells_of_another_document_makes_none_current() -> None:
     of, on = partition(fragments=3), ready_model()
     _, decision = cut(of, on)
-    other = KeptDocument(recipe="", arguments=(), document=document(4))
+    other = StoredDocument(recipe="", arguments=(), document=document(4))
     assert current_document(told(of, decision), other) is None
 
 

@@ -17,10 +17,10 @@ from shoal_operator.reconcile.snapshot import (
     ConnectedDevice,
     CoordinatorView,
     DeviceState,
-    KeptDocument,
     PlacementSnapshot,
     Run,
     RunState,
+    StoredDocument,
     Unreachable,
 )
 from shoal_protocol.units import Bytes
@@ -29,7 +29,7 @@ SOON, LATER = "2026-03-01T12:00:10Z", "2026-03-01T12:01:00Z"
 UNREACHABLE = Unreachable(reason="connection refused")
 
 
-def cut_partition() -> tuple[Partition, KeptDocument]:
+def cut_partition() -> tuple[Partition, StoredDocument]:
     of, on = partition(fragments=3), ready_model()
     _, decision = cut(of, on)
     kept = read_document(decision.children[0])
@@ -70,6 +70,7 @@ def see(
     view: CoordinatorView | Unreachable,
     now: str = NOW,
     measured: Run | None = None,
+    cordoned: frozenset[str] = frozenset(),
 ) -> tuple[Placement, Decision, PlacementStatus]:
     decision = decide(
         PlacementSnapshot(
@@ -81,6 +82,7 @@ def see(
             pool=pool(),
             view=view,
             measured=measured,
+            cordoned=cordoned,
         )
     )
     assert isinstance(decision.status, PlacementStatus)
@@ -255,3 +257,29 @@ def test_it_waits_for_what_it_refers_to(missing: str, reason: str) -> None:
     nothing: dict[str, Any] = {missing: None}
     decision = decide(replace(snapshot, **nothing))
     assert word(decision.status, "Ready") == f"False {reason}"
+
+
+def test_a_new_plan_does_without_devices_of_cordoned_nodes_unless_they_are_pinned() -> None:
+    view, cordoned = devices("a", "b", "c", "d"), frozenset({"a"})
+    _, _, status = see(placement(), view, cordoned=cordoned)
+    assert used(status) == ["b", "c", "d"]
+    pins = [{"fragment": 0, "device": "a"}]
+    _, _, status = see(placement(pins=pins), view, cordoned=cordoned)
+    assert "a" in used(status)
+
+
+def test_a_plan_in_force_keeps_a_device_whose_node_is_cordoned() -> None:
+    view = devices("a", "b", "c", "d")
+    of, _, first = see(placement(), view)
+    assert "a" in used(first)
+    _, _, second = see(of, view, cordoned=frozenset({"a"}))
+    assert second == first
+    _, _, edited = see(replace(placement(2), status=first), view, cordoned=frozenset({"a"}))
+    assert "a" not in used(edited)
+
+
+def test_a_pool_whose_nodes_are_all_cordoned_says_what_to_do() -> None:
+    _, _, status = see(placement(), devices("a", "b"), cordoned=frozenset({"a", "b"}))
+    assert word(status, "Planned") == "False WaitingForDevices"
+    text = "every connected device of shelf is on a cordoned node; kubectl uncordon a"
+    assert condition(status, "Planned").message == text

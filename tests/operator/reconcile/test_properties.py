@@ -38,7 +38,11 @@ from shoal_operator.reconcile.snapshot import (
     Workload,
 )
 from shoal_operator.reconcile.times import as_time, instant, seconds_since
-from shoal_operator.reconcile.workers import carry_in_worker, carry_out_worker, inspect_worker
+from shoal_operator.reconcile.workers import (
+    input_transfer_worker,
+    inspect_worker,
+    result_transfer_worker,
+)
 from shoal_protocol.partition import document_to_json
 from shoal_protocol.units import Bytes
 
@@ -279,7 +283,8 @@ RUNS = st.builds(
 def looks_at_a_job(draw: st.DrawFn) -> InferenceJobSnapshot:
     """A job in any state, on the way through what it needs."""
     names = [
-        worker_spec(job(), "shelf").name for worker_spec in (carry_in_worker, carry_out_worker)
+        worker_spec(job(), "shelf").name
+        for worker_spec in (input_transfer_worker, result_transfer_worker)
     ]
     base = replace(
         PLANNED,

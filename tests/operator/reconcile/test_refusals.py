@@ -66,12 +66,12 @@ def test_a_new_operator_tells_ready_of_a_spec_that_was_ready_at_once() -> None:
 
 
 def test_a_job_whose_worker_is_refused_says_so_and_goes_on_when_it_is_allowed() -> None:
-    waiting = decide(PLANNED, "Job ocr-aabbccdd-carry-in is refused: quota; undo that")
+    waiting = decide(PLANNED, "Job ocr-aabbccdd-transfer-inputs is refused: quota; undo that")
     assert word(waiting.status, "Complete") == "False NotApplied"
     assert "quota" in condition(waiting.status, "Complete").message
     assert word(waiting.status, "Planned") == "True Planned"
     going = decide(works(told(PLANNED, waiting), "in", WorkerPhase.RUNNING))
-    assert word(going.status, "Complete") == "False CarryingIn"
+    assert word(going.status, "Complete") == "False TransferringInputs"
 
 
 def test_what_stood_in_the_status_of_an_object_that_cannot_be_read_stays() -> None:

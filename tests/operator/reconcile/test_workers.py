@@ -4,16 +4,21 @@ from dataclasses import replace
 from typing import Any
 
 from reconcile.test_inference_job import planned
-from reconcile.values import SETTINGS
+from reconcile.values import SETTINGS, model
 from shoal_operator.reconcile.settings import Place
-from shoal_operator.reconcile.workers import carry_in_worker, carry_out_worker, worker_job
+from shoal_operator.reconcile.workers import (
+    input_transfer_worker,
+    inspect_worker,
+    result_transfer_worker,
+    worker_job,
+)
 
 
 def test_a_claim_is_written_only_where_results_go() -> None:
     wanted = planned(inputs={"uri": "pvc://lines/in"}, outputs={"uri": "pvc://lines/out"}).job
     for worker_spec, only in (
-        (carry_in_worker(wanted, "shelf"), True),
-        (carry_out_worker(wanted, "shelf"), False),
+        (input_transfer_worker(wanted, "shelf"), True),
+        (result_transfer_worker(wanted, "shelf"), False),
     ):
         manifest: Any = worker_job(wanted, worker_spec, SETTINGS)
         spec = manifest["spec"]["template"]["spec"]
@@ -25,11 +30,21 @@ def test_a_claim_is_written_only_where_results_go() -> None:
         assert mount.get("readOnly", False) is only
 
 
+def test_a_worker_whose_end_is_no_record_is_removed_soon() -> None:
+    """What a job's pods did stands in its status; a model that was refused is not asked again."""
+    wanted = planned().job
+    specs = (input_transfer_worker(wanted, "shelf"), result_transfer_worker(wanted, "shelf"))
+    manifests: list[Any] = [worker_job(wanted, each, SETTINGS) for each in specs]
+    assert [each["spec"]["ttlSecondsAfterFinished"] for each in manifests] == [300, 300]
+    inspect: Any = worker_job(model(), inspect_worker(model()), SETTINGS)
+    assert inspect["spec"]["ttlSecondsAfterFinished"] == 7 * 86_400
+
+
 def test_workers_run_where_the_installation_says() -> None:
     tolerations = ({"key": "edge", "operator": "Exists"},)
     settings = replace(SETTINGS, worker_place=Place(tolerations=tolerations))
     wanted = planned().job
-    manifest: Any = worker_job(wanted, carry_in_worker(wanted, "shelf"), settings)
+    manifest: Any = worker_job(wanted, input_transfer_worker(wanted, "shelf"), settings)
     spec = manifest["spec"]["template"]["spec"]
     assert spec["tolerations"] == list(tolerations)
     assert "nodeSelector" not in spec

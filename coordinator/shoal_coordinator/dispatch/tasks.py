@@ -1,69 +1,54 @@
-"""What follows from the answers to Execute and Forward: results, deliveries, tries.
+"""What the answers to Execute and Forward change: results, deliveries, tries, losses.
 
 A try of an item is a task that failed for a reason of its own. The loss of a device is none, but
-an item that was on too many devices when they died is taken for their killer and fails.
+an item that was on too many devices when they were lost counts as their killer and fails.
 """
 
 from heapq import heappop, heappush
 
-from shoal_coordinator.dispatch.assignment import demand, place, take_work, vacate
+from shoal_coordinator.dispatch.backoff import record_failure
+from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind, TaskFinished
-from shoal_coordinator.dispatch.jobs import admit, cancel, fail_item, pass_barrier, store
-from shoal_coordinator.dispatch.loading import gone
+from shoal_coordinator.dispatch.jobs import cancel, end_job, fail_item
+from shoal_coordinator.dispatch.loading import drop_fragment
 from shoal_coordinator.dispatch.readiness import (
     drop_copies,
-    is_ready,
-    note_stray,
+    hold,
+    note_orphan,
     release,
     release_at,
     release_inputs,
 )
-from shoal_coordinator.dispatch.recovery import record_failure
-from shoal_coordinator.dispatch.residency import consider_device
-from shoal_coordinator.dispatch.servers import learn, review
+from shoal_coordinator.dispatch.servers import note_time, review, vacate
 from shoal_coordinator.dispatch.services import count_all_homes
-from shoal_coordinator.dispatch.state import (
-    Device,
-    Forwarding,
-    Running,
-    StageQueue,
-    State,
-    Status,
-    Task,
-)
+from shoal_coordinator.dispatch.state import Forwarding, Running, StageQueue, State, Status, Task
 from shoal_protocol.units import Nanoseconds
 
 _WAITING_SHARE = 16
 """What waits for the tasks of a deep queue takes at most this part of a device's budget."""
-_FREE_STRIKES = 2
+_OVERTIME_TRIES = 3
+"""So many tasks of a stage may run out of time while none has finished."""
+_FREE_FAILURES = 2
 """Tasks may fail twice in a row on a device before its fragment there is suspected."""
 
 
-def schedule_device(state: State, device: Device) -> None:
-    """A device may have a free slot: fill it, or see whether it had better load something."""
-    take_work(state, device)
-    if not device.queued and (state.unmet or device.preempted_by is not None):
-        consider_device(state, device)
-
-
-def task_finished(state: State, running: Running, event: TaskFinished) -> None:
-    """A task has run; what it made is kept, and delivered where a route said so."""
+def finished(state: State, running: Running, event: TaskFinished) -> None:
+    """A task has run; its output is held, and delivered where a route named a device."""
     device, task = running.device, running.task
-    item, queue = task.item, task.queue
-    if not item.ended:
-        _learn(state, task, device, event.compute)
+    digest = task.queue.service.digest
+    if not task.item.ended:
+        _note_time(state, task, device, event.compute)
     vacate(task, device)
     device.tally.tasks += 1
-    if device.avoid and device.avoid.pop(queue.service.digest, None) is not None:
+    if state.crashes:
+        state.crashes.pop(digest, None)
+    if device.health.backoffs and device.health.record_success(digest):
         review(state, device)
-        count_all_homes(state, device, queue.service.digest)
-    if item.ended:
-        _too_late(state, running)
+        count_all_homes(state, device, digest)
+    if task.item.ended:
+        _discard_output(state, running)
     else:
         _finish(state, running, event.delivered)
-    schedule_device(state, device)
-    if item.storing:
-        admit(state, queue.job)
 
 
 def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:
@@ -78,48 +63,36 @@ def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:
         drop_copies(task, device)
     release_inputs(state, task)
     if queue.consumers:
-        task.holder = device
-        device.keeps[task] = None
+        hold(task, device)
         if running.routes:
             _note_delivered(state, running, delivered)
         for consumer in queue.consumers:
-            following = item.tasks[consumer]
-            if following.status is Status.WAITING and is_ready(following):
-                place(state, following)
-    if not task.reported and queue.stage in queue.job.results:
-        task.reported = True
-        item.results_left -= 1
-        if not item.results_left:
-            store(state, item)
-    if not queue.job.streaming:
-        pass_barrier(state, queue.job)
+            state.worklist.ready.append(item.tasks[consumer])
+    state.worklist.passed.append(task)
 
 
-def _learn(state: State, task: Task, device: Device, compute: Nanoseconds) -> None:
-    digest = task.queue.service.digest
+def _note_time(state: State, task: Task, device: Device, compute: Nanoseconds) -> None:
     task.queue.times.add(compute)
-    known = device.compute.get(digest)
-    time = compute if known is None else known + (compute - known) // 4
-    device.compute[digest] = time
-    learn(task.queue.service, device)
-    limits = state.limits
-    slots = limits.queue_depth + _extra_slots(state, task.queue, device, time)
-    if slots != device.slots:
-        device.slots = slots
+    time = device.work.add_time(task.queue.service.digest, compute)
+    note_time(task.queue.service, device)
+    slots = state.limits.queue_depth + _extra_slots(state, task.queue, device, time)
+    if device.work.resize(slots):
         state.slots_changed = True
 
 
 def _extra_slots(state: State, queue: StageQueue, device: Device, time: int) -> int:
     """How many short tasks more fill the time until the next instructions come.
 
-    In powers of two: every change has the windows of all jobs reckoned anew. Growing step by step:
-    meanwhile it is learned of the devices behind how much they take.
+    In powers of two: every change recomputes the windows of all jobs. Growing step by step, so
+    that the devices behind have time to show how much they take.
     """
     limits = state.limits
     extra = min(limits.turnaround // max(time, 1), limits.queue_extra)
-    if extra and queue.moved_bytes:
-        extra = min(extra, device.budget // _WAITING_SHARE // queue.moved_bytes)
-    return min(1 << extra.bit_length() >> 1, device.slots)
+    if not extra:
+        return 0
+    if queue.moved_bytes:
+        extra = min(extra, device.memory.budget // _WAITING_SHARE // queue.moved_bytes)
+    return min(1 << extra.bit_length() >> 1, device.work.slots)
 
 
 def _note_delivered(state: State, running: Running, delivered: tuple[int, ...]) -> None:
@@ -127,74 +100,76 @@ def _note_delivered(state: State, running: Running, delivered: tuple[int, ...]) 
     for consumer, target in running.routes:
         following = task.item.tasks[consumer]
         if consumer not in delivered or following.status >= Status.RUNNING:
-            note_stray(state, task, target)
+            note_orphan(state, task, target)
         elif not target.lost:
             if following.inputs is None:
                 following.inputs = {}
             following.inputs[task.queue.stage] = target
 
 
-def _too_late(state: State, running: Running) -> None:
-    """Nobody waits for this task any more: have everything dropped that it made."""
+def _discard_output(state: State, running: Running) -> None:
+    """The item has ended meanwhile: have everything dropped that the task made."""
     task, device = running.task, running.device
     if not task.queue.consumers:
         return
     release_at(state, device, task.item, task.queue.stage)
     for _, target in running.routes:
-        note_stray(state, task, target)
+        note_orphan(state, task, target)
 
 
-def task_failed(state: State, running: Running, failure: Failure) -> None:
+# ---- failures and losses -------------------------------------------------------------------------
+
+
+def failed(state: State, running: Running, failure: Failure) -> None:
     """A task did not run to its end."""
     device, task = running.device, running.task
     vacate(task, device)
-    item = task.item
-    if not item.ended:
-        _unrun(task)
-        _again(state, running, failure)
-    schedule_device(state, device)
+    if not task.item.ended:
+        _stop(task)
+        _handle_failure(state, running, failure)
 
 
-def task_lost(state: State, task: Task, failure: Failure) -> None:
-    """The device that a task was given to is gone."""
-    _unrun(task)
-    undo(state, task, failure)
+def lost(state: State, task: Task, failure: Failure) -> None:
+    """The device that a task was given to is lost."""
+    if not task.item.ended:
+        _stop(task)
+        _rerun_lost(state, task, failure)
 
 
-def _unrun(task: Task) -> None:
+def _stop(task: Task) -> None:
     task.queue.running -= 1
     task.status = Status.WAITING
     task.device = None
-    drop_copies(task, None)  # a copy may have come after the task was given up: let all go
+    drop_copies(task, None)  # a copy may have come after the task was given up: release all
 
 
-def _again(state: State, running: Running, failure: Failure) -> None:
+def _handle_failure(state: State, running: Running, failure: Failure) -> None:
     device, task = running.device, running.task
     match failure.kind:
         case FailureKind.INVALID_INPUT:
             fail_item(state, task.item, failure)
         case FailureKind.CANCELLED if running.void:
             if running.blame is None:
-                demand(state, task)
+                state.worklist.rerun.append(task)
             else:
                 _retry(state, task, device, running.blame)
         case FailureKind.NOT_RESIDENT:
-            gone(state, device, task.queue.service.digest)
-            undo(state, task, failure)
+            drop_fragment(state, device, task.queue.service.digest)
+            _rerun_lost(state, task, failure)
         case FailureKind.CANCELLED:
-            undo(state, task, failure)
+            _rerun_lost(state, task, failure)
         case FailureKind.MISSING_ACTIVATION:
             task.missing += 1
             if task.missing > 1:
-                _distrust_holders(state, task)
+                _discard_inputs(state, task)
             _retry(state, task, device, failure)
         case _:
-            record_failure(state, device, task.queue.service.digest, failure, free=_FREE_STRIKES)
+            record_failure(state, device, task.queue.service.digest, failure, free=_FREE_FAILURES)
             _retry(state, task, device, failure)
 
 
-def undo(state: State, task: Task, failure: Failure) -> None:
-    """A task was lost through no fault of its own; only too often is too often."""
+def _rerun_lost(state: State, task: Task, failure: Failure) -> None:
+    """The loss is no try of the item; but an item that was lost too often fails."""
     item, limits = task.item, state.limits
     item.kills += 1
     most = limits.kills + item.job.spec.backoff_limit
@@ -204,49 +179,62 @@ def undo(state: State, task: Task, failure: Failure) -> None:
         return
     item.retries += 1
     item.job.retries += 1
-    demand(state, task)
+    state.worklist.rerun.append(task)
 
 
 def _retry(state: State, task: Task, device: Device, failure: Failure) -> None:
-    """Try again, elsewhere if there is an elsewhere: once at once, then later and later."""
+    """Try again, on another device if there is one: once at once, then with a growing backoff."""
     item = task.item
     item.failures += 1
     if item.failures > item.job.spec.backoff_limit:
         fail_item(state, item, failure)
+    if failure.kind is FailureKind.DEADLINE:
+        _give_up_endless(state, task.queue, failure)
+    if item.ended:
         return
     item.retries += 1
     item.job.retries += 1
-    task.shunned = device
+    task.excluded = device
     if item.failures == 1:
-        demand(state, task)
+        state.worklist.rerun.append(task)
         return
     limits = state.limits
     delay = min(limits.retry_delay << (item.failures - 2), limits.retry_delay_most)
     heappush(state.delayed, (Nanoseconds(state.now + delay), state.next_number(), task))
 
 
-def _distrust_holders(state: State, task: Task) -> None:
-    """What should be kept was missed twice: make it again."""
+def _give_up_endless(state: State, queue: StageQueue, failure: Failure) -> None:
+    """End a job of which a stage has run out of time again and again and finished no task: each
+    more would take a device from other jobs for as long as a task may take."""
+    job = queue.job
+    queue.overtime += 1
+    if job.ended_at is None and not queue.finished and queue.overtime >= _OVERTIME_TRIES:
+        message = f"{queue.overtime} tasks ran out of time, and none finished: {failure.message}"
+        end_job(state, job, Failure(kind=FailureKind.RUNTIME, message=message))
+
+
+def _discard_inputs(state: State, task: Task) -> None:
+    """An input was missing twice where it should be held: make all of them again."""
     for producer in task.queue.predecessors:
         release(state, task.item.tasks[producer])
 
 
 def forwarded(state: State, forwarding: Forwarding) -> None:
-    """A copy has reached the device that needs it; unless it came too late."""
+    """A copy has reached the device that needs it, or it came too late and is dropped."""
     consumer, producer, target = forwarding.consumer, forwarding.producer, forwarding.target
     if target.lost or _still_waits(state, forwarding):
         return
     if producer.holder is None:
         release_at(state, target, consumer.item, producer.queue.stage)
     else:
-        note_stray(state, producer, target)
+        note_orphan(state, producer, target)
 
 
 def forward_failed(state: State, forwarding: Forwarding, failure: Failure) -> None:
-    """An input will not come: the task that waits for it is given up, and tried again."""
+    """An input will not come: the task that waits for it is cancelled, and tried again."""
     if failure.kind is FailureKind.MISSING_ACTIVATION:
         release(state, forwarding.producer)
-    note_stray(state, forwarding.producer, forwarding.target)
+    note_orphan(state, forwarding.producer, forwarding.target)
     if not _still_waits(state, forwarding):
         return
     waiter = state.pending[forwarding.waiter]
@@ -268,8 +256,6 @@ def _still_waits(state: State, forwarding: Forwarding) -> bool:
 
 
 def retry_delayed(state: State) -> None:
-    """The time has come for tasks that were to be tried again later."""
+    """The backoff of these tasks has expired."""
     while state.delayed and state.delayed[0][0] <= state.now:
-        task = heappop(state.delayed)[2]
-        if not task.item.ended and task.status is Status.WAITING:
-            demand(state, task)
+        state.worklist.rerun.append(heappop(state.delayed)[2])

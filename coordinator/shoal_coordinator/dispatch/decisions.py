@@ -1,0 +1,265 @@
+"""Residency's decisions as tables: the first row that applies decides, and its text says why.
+
+- `LOADING`: how a fragment could be loaded on a device now, as the tier of the load, or not at all;
+- `EVICTION`: whether a resident fragment may go for another one (the claimant's);
+- `SPARING`: whether one service can do without a device that another claims;
+- `PREEMPTION`: whether a busy device may be emptied for a service that no device serves.
+
+The rules of the last three keep devices from exchanging fragments back and forth, and let no
+service starve: a fragment with waiting tasks stays unless its device is preempted; the last copy
+goes only for a service that has no device, and only with a reason; two services of equal priority
+take turns, each at least four times as long as the last load took, so that loading costs a fifth of
+the time at most.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from shoal_coordinator.dispatch.device import Device
+from shoal_coordinator.dispatch.instructions import Tier
+from shoal_coordinator.dispatch.servers import may_serve
+from shoal_coordinator.dispatch.services import can_host, size_on
+from shoal_coordinator.dispatch.state import Service, StageQueue, State
+from shoal_protocol.digests import Digest
+
+Case = TypeVar("Case")
+Verdict = TypeVar("Verdict")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[Case, Verdict]):
+    """One row of a table."""
+
+    reason: str
+    applies: Callable[[Case], object]
+    verdict: Verdict
+
+
+def decide(table: tuple[Rule[Case, Verdict], ...], case: Case) -> Rule[Case, Verdict]:
+    """The first row that applies; the last row of every table always does."""
+    return next(rule for rule in table if rule.applies(case))
+
+
+# ---- whether one service can do without a device that another claims -----------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SparingCase:
+    """`claimant` claims a device where the fragment of `user` is resident."""
+
+    state: State
+    user: Service
+    claimant: Service
+    device: Device
+
+    @property
+    def others(self) -> int:
+        """How many other devices serve the user, or load its fragment."""
+        user = self.user
+        return len(user.servers) + len(user.loading) - (user in self.device.listed)
+
+    @property
+    def claimant_starves(self) -> bool:
+        """Whether no device serves the claimant, or loads its fragment."""
+        return not self.claimant.servers and not self.claimant.loading
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether the device has not used the fragment for `settle`."""
+        memory, work = self.device.memory, self.device.work
+        used_at = work.used_at.get(self.user.digest, memory.loaded_at)
+        return self.state.now - used_at >= self.state.limits.settle
+
+    @property
+    def batch_waits(self) -> bool:
+        """Whether at least half a window of the claimant's items waits."""
+        queues = self.claimant.queues
+        return self.claimant.waiting >= min(max(queue.job.window // 2, 1) for queue in queues)
+
+
+def has_starved(state: State, service: Service) -> bool:
+    """Whether the service has had work and no device for `patience`."""
+    since = service.starving_since
+    return since is not None and state.now - since >= state.limits.patience
+
+
+def brings_work(queue: StageQueue) -> bool:
+    """Whether tasks of the stages before are under way, so that this stage has work soon."""
+    for producer in queue.predecessors:
+        before = queue.job.queues[producer]
+        if before.running or (before.waiting and before.service.servers) or brings_work(before):
+            return True
+    return False
+
+
+SPARING: Final[tuple[Rule[SparingCase, bool], ...]] = (
+    Rule(
+        "its own tasks wait, at no lower priority",
+        lambda c: c.user.waiting and c.user.priority >= c.claimant.priority,
+        False,
+    ),
+    Rule("others serve it, the claimant starves", lambda c: c.others and c.claimant_starves, True),
+    Rule("others serve it, idle here for `settle`", lambda c: c.others and c.has_settled, True),
+    Rule("others serve it, used here lately", lambda c: c.others, False),
+    Rule("the last, the claimant has a device", lambda c: not c.claimant_starves, False),
+    Rule(
+        "the last, the claimant has priority",
+        lambda c: c.claimant.priority > c.user.priority,
+        True,
+    ),
+    Rule("the last, a batch waits", lambda c: c.batch_waits, True),
+    Rule("the last, starved for `patience`", lambda c: has_starved(c.state, c.claimant), True),
+    Rule(
+        "the last, work for it is on its way",
+        lambda c: any(brings_work(queue) for queue in c.user.queues),
+        False,
+    ),
+    Rule("the last, nothing brings it work", lambda _: True, True),
+)
+
+
+# ---- whether a resident fragment may go ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionCase:
+    """A fragment resident on a device, and the service whose fragment would take its place."""
+
+    state: State
+    digest: Digest
+    claimant: Service
+    device: Device
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether a service that the device may serve cannot spare it."""
+        state, claimant, device = self.state, self.claimant, self.device
+        return any(
+            not decide(SPARING, SparingCase(state, user, claimant, device)).verdict
+            for user in state.by_digest[self.digest]
+            if may_serve(user, device)
+        )
+
+
+EVICTION: Final[tuple[Rule[EvictionCase, bool], ...]] = (
+    Rule("the device has tasks for it", lambda c: c.device.work.in_use.get(c.digest), False),
+    Rule("no job uses it", lambda c: not c.state.by_digest.get(c.digest), True),
+    Rule("the device is preempted", lambda c: c.device.preempted_by is c.claimant, True),
+    Rule("the claimant's tasks do not wait yet", lambda c: not c.claimant.waiting, False),
+    Rule("a service cannot spare it", lambda c: c.is_missed, False),
+    Rule("every service can spare it", lambda _: True, True),
+)
+
+
+# ---- how a fragment could be loaded --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCase:
+    """A service's fragment, and a device that might load it."""
+
+    state: State
+    service: Service
+    device: Device
+
+    @property
+    def preempted_by_another(self) -> bool:
+        """Whether the device empties itself for another service."""
+        return self.device.preempted_by not in {None, self.service}
+
+    @property
+    def hides_a_crash(self) -> bool:
+        """Whether a suspect would be tried together with another fragment (see `crashes`)."""
+        crashes, work = self.state.crashes, self.device.work
+        if not crashes:
+            return False
+        tried = [digest for digest in work.in_use if digest not in work.times]
+        suspects = (crashes.get(digest) for digest in (self.service.digest, *tried))
+        return bool(tried) and any(each is not None and each.count > 1 for each in suspects)
+
+    @property
+    def must_fetch_to_full_disk(self) -> bool:
+        """Whether the fragment is not on the device's disk, and cannot be fetched."""
+        return not self.device.disk.can_provide(self.service.digest, self.state.now)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it fits beside what is resident."""
+        return self.device.memory.has_room(size_on(self.device, self.service))
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether it is on the device's disk."""
+        return self.service.digest in self.device.disk.cached
+
+    @property
+    def victims(self) -> list[Digest] | None:
+        """Fragments to unload for it, least recently used first; None: too few may go."""
+        state, device = self.state, self.device
+        memory, work = device.memory, device.work
+        candidates = [
+            digest
+            for digest in memory.resident
+            if decide(EVICTION, EvictionCase(state, digest, self.service, device)).verdict
+        ]
+        if memory.single:
+            return candidates if len(candidates) == len(memory.resident) else None
+        candidates.sort(key=lambda digest: (digest in state.by_digest, work.used_at.get(digest, 0)))
+        size, room = size_on(device, self.service), memory.budget - memory.resident_bytes
+        chosen: list[Digest] = []
+        for digest in candidates:
+            if room >= size:
+                break
+            room += memory.resident[digest]
+            chosen.append(digest)
+        return chosen if room >= size else None
+
+
+LOADING: Final[tuple[Rule[LoadCase, Tier | None], ...]] = (
+    Rule("it is resident", lambda c: c.service.digest in c.device.memory.resident, None),
+    Rule("another fragment moves in or out", lambda c: c.device.memory.moving, None),
+    Rule("preempted by another service", lambda c: c.preempted_by_another, None),
+    Rule("it cannot run there", lambda c: not can_host(c.state, c.service, c.device), None),
+    Rule("a suspect is tried alone", lambda c: c.hides_a_crash, None),
+    Rule("the disk is full", lambda c: c.must_fetch_to_full_disk, None),
+    Rule("room, and on disk", lambda c: c.has_room and c.is_cached, Tier.CACHED),
+    Rule("room", lambda c: c.has_room, Tier.IDLE),
+    Rule("other fragments can go", lambda c: c.victims is not None, Tier.EVICT),
+    Rule("no room", lambda _: True, None),
+)
+
+
+# ---- whether a busy device may be emptied --------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionCase:
+    """A service that no device serves, and a device that others use."""
+
+    state: State
+    claimant: Service
+    device: Device
+
+    @property
+    def priority(self) -> int:
+        """The highest priority that uses the device."""
+        by_digest = self.state.by_digest
+        users = (user for each in self.device.memory.resident for user in by_digest.get(each, ()))
+        return max((user.priority for user in users), default=self.claimant.priority)
+
+    @property
+    def turn_is_over(self) -> bool:
+        """Whether the device has served for a turn since its last load."""
+        memory = self.device.memory
+        turn = max(self.state.limits.turn, 4 * memory.load_took)
+        return self.state.now - memory.loaded_at >= turn
+
+
+PREEMPTION: Final[tuple[Rule[PreemptionCase, bool], ...]] = (
+    Rule("a higher priority", lambda c: c.claimant.priority > c.priority, True),
+    Rule("a lower priority", lambda c: c.claimant.priority < c.priority, False),
+    Rule("not starved for `patience` yet", lambda c: not has_starved(c.state, c.claimant), False),
+    Rule("the turn is over", lambda c: c.turn_is_over, True),
+    Rule("the turn lasts", lambda _: True, False),
+)

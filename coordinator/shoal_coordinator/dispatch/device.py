@@ -1,0 +1,362 @@
+"""A device as the scheduler sees it: one session, in four parts that each own their counters.
+
+    Device --- memory   which fragments are resident, loading or unloading, against the budget
+           --- disk     which fragments are cached, and whether more can be fetched
+           --- work     tasks given and reserved, measured times, outputs that it holds
+           --- health   signs of life, probes, and the backoff per fragment
+
+Other modules read the parts; they change counters through the parts' methods alone.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal_coordinator.dispatch.events import DeviceJoined, Failure, Policy, Telemetry
+from shoal_coordinator.dispatch.instructions import Tier
+from shoal_protocol.digests import Digest
+from shoal_protocol.units import Bytes, Nanoseconds
+
+if TYPE_CHECKING:
+    from shoal_coordinator.dispatch.state import Loading, Service, Task
+
+
+class Rank(NamedTuple):
+    """Where a device stands for a task or a load of one service: the smallest goes first.
+
+    The fields are compared in this order; `servers.rank` alone builds the value. Load stands before
+    the score because scores are refreshed at most once a second: without it the best device would
+    take a second task while the next one idles.
+    """
+
+    tier: int
+    """1: the fragment is resident; 2 to 4: what a load would cost (`instructions.Tier`)."""
+    backlog: float
+    """LeastLoaded: nanoseconds until one task more would end, by measured times. Else 0."""
+    load: int
+    """Tasks given to the device, or reserved for it, and not ended."""
+    score: float
+    """Fifo: the number of its last task. Edas, Aras, Mabac: the score, negated. Else the load."""
+    order: int
+    """In which order the devices joined: no two are equal."""
+    device: "Device"
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """What a device has done over all its sessions."""
+
+    name: str
+    budget: Bytes
+    tasks: int = 0
+    loads: int = 0
+    evictions: int = 0
+    tiers: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class DeviceMemory:
+    """The ledger of fragments in memory.
+
+    Invariant: resident_bytes + reserved_bytes <= budget, and with `single` at most one fragment is
+    resident or loading. A fragment counts from the moment when Load is given until Unload is
+    answered: `resident` still contains what is in `unloading`. `next_load` is the service whose
+    fragment is loaded once every Unload is answered. `sizes` are measured, or learned from a
+    refusal. `loaded_as` is the tier of a load until the first task after it is given.
+    """
+
+    budget: Bytes
+    single: bool = False
+    resident: dict[Digest, Bytes] = field(default_factory=dict)
+    resident_bytes: int = 0
+    loading: "Loading | None" = None
+    unloading: dict[Digest, None] = field(default_factory=dict)
+    next_load: "Service | None" = None
+    sizes: dict[Digest, Bytes] = field(default_factory=dict)
+    loaded_as: dict[Digest, Tier] = field(default_factory=dict)
+    loaded_at: Nanoseconds = Nanoseconds(0)
+    load_took: Nanoseconds = Nanoseconds(0)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the fragment that is loading will take."""
+        return 0 if self.loading is None else self.loading.size
+
+    @property
+    def moving(self) -> bool:
+        """Whether a fragment is on its way in or out."""
+        return self.loading is not None or bool(self.unloading)
+
+    def has_room(self, size: int) -> bool:
+        """Whether a fragment fits beside what is resident."""
+        if self.single and self.resident:
+            return False
+        return size <= self.budget - self.resident_bytes
+
+    def plan_load(self, service: "Service") -> None:
+        """The service's fragment is loaded when every Unload is answered."""
+        self.next_load = service
+
+    def take_plan(self) -> "Service | None":
+        """The service whose fragment was to follow; the plan is over."""
+        service, self.next_load = self.next_load, None
+        return service
+
+    def begin_load(self, loading: "Loading") -> None:
+        """Load was given."""
+        assert self.loading is None, "a device loads one fragment at a time"
+        assert self.has_room(loading.size), f"no room for {loading.size} bytes"
+        self.loading = loading
+
+    def end_load(self) -> "Loading":
+        """Load was answered, or is void; returns what was loading."""
+        loading = self.loading
+        assert loading is not None
+        self.loading = None
+        return loading
+
+    def add(self, loading: "Loading", size: Bytes, now: Nanoseconds) -> None:
+        """The fragment that was loading is resident."""
+        self.resident[loading.digest] = self.sizes[loading.digest] = size
+        self.resident_bytes += size
+        self.loaded_as[loading.digest] = loading.tier
+        self.loaded_at = now
+        self.load_took = Nanoseconds(now - loading.since)
+
+    def learn_size(self, digest: Digest, size: Bytes) -> None:
+        """A refusal has shown what the fragment takes here."""
+        self.sizes[digest] = size
+
+    def begin_unload(self, digest: Digest) -> None:
+        """Unload was given."""
+        self.unloading[digest] = None
+        self.loaded_as.pop(digest, None)
+
+    def end_unload(self, digest: Digest) -> None:
+        """Unload was answered; on success `drop` follows."""
+        self.unloading.pop(digest, None)
+
+    def drop(self, digest: Digest) -> bool:
+        """The fragment is not resident any more; whether it was."""
+        self.loaded_as.pop(digest, None)
+        size = self.resident.pop(digest, None)
+        if size is None:
+            return False
+        self.resident_bytes -= size
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class DeviceDisk:
+    """The fragments in the device's cache on disk. `State.holders` is the index the other way."""
+
+    cached: dict[Digest, None] = field(default_factory=dict)
+    prefetching: Digest | None = None
+    full_until: Nanoseconds = Nanoseconds(0)
+    prefetch_after: Nanoseconds = Nanoseconds(0)
+
+    def can_provide(self, digest: Digest, now: Nanoseconds) -> bool:
+        """Whether a load finds the fragment here, or room on disk to fetch it."""
+        return digest in self.cached or self.full_until <= now
+
+    def add(self, digest: Digest) -> None:
+        """The fragment is in the cache."""
+        self.cached[digest] = None
+
+    def drop(self, digest: Digest) -> None:
+        """It is not, any more."""
+        self.cached.pop(digest, None)
+
+    def note_full(self, until: Nanoseconds) -> None:
+        """Nothing can be fetched for now."""
+        self.full_until = until
+
+    def begin_prefetch(self, digest: Digest) -> None:
+        """Prefetch was given."""
+        self.prefetching = digest
+
+    def end_prefetch(self, next_after: Nanoseconds | None = None) -> None:
+        """Prefetch was answered; after a failure the next one has to wait."""
+        self.prefetching = None
+        if next_after is not None:
+            self.prefetch_after = next_after
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class DeviceWork:
+    """Tasks of a device.
+
+    Invariants: `queued` (given, not ended; at most `slots` when a task is given) is the sum of
+    `in_use`, which counts by fragment; `load` is `queued` plus the reservations: tasks that a
+    route names this device for, and that are not given yet.
+    """
+
+    slots: int
+    queued: int = 0
+    load: int = 0
+    in_use: dict[Digest, int] = field(default_factory=dict)
+    used_at: dict[Digest, Nanoseconds] = field(default_factory=dict)
+    last_given: int = 0
+    times: dict[Digest, int] = field(default_factory=dict)
+    """Measured nanoseconds of a task, by fragment, smoothed."""
+    outputs: dict["Task", None] = field(default_factory=dict)
+    """Finished tasks whose output the device holds for their consumers."""
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether another task may be given."""
+        return self.queued < self.slots
+
+    def reserve(self) -> None:
+        """A route names the device for a task to come."""
+        self.load += 1
+
+    def unreserve(self) -> None:
+        """That task runs elsewhere, or not at all."""
+        self.load -= 1
+
+    def occupy(self, digest: Digest, *, reserved: bool) -> None:
+        """A task is given; it may have had a reservation."""
+        self.queued += 1
+        if not reserved:
+            self.load += 1
+        self.in_use[digest] = self.in_use.get(digest, 0) + 1
+
+    def vacate(self, digest: Digest) -> None:
+        """A task was answered: its slot is free."""
+        self.queued -= 1
+        self.load -= 1
+        left = self.in_use[digest] - 1
+        if left:
+            self.in_use[digest] = left
+        else:
+            del self.in_use[digest]
+
+    def note_given(self, digest: Digest, number: int, now: Nanoseconds) -> None:
+        """An Execute was emitted."""
+        self.last_given = number
+        self.used_at[digest] = now
+
+    def note_used(self, digest: Digest, now: Nanoseconds) -> None:
+        """A load counts as use: the fragment does not go at once."""
+        self.used_at[digest] = now
+
+    def resize(self, slots: int) -> bool:
+        """Set the number of slots; whether that changes it."""
+        changed = slots != self.slots
+        self.slots = slots
+        return changed
+
+    def hold(self, made: "Task") -> None:
+        """Hold the output of a task."""
+        self.outputs[made] = None
+
+    def release(self, made: "Task") -> None:
+        """The output is not needed any more."""
+        del self.outputs[made]
+
+    def add_time(self, digest: Digest, compute: int) -> int:
+        """A task took so long; returns the smoothed time."""
+        known = self.times.get(digest)
+        time = compute if known is None else known + (compute - known) // 4
+        self.times[digest] = time
+        return time
+
+
+@dataclass(slots=True, eq=False)
+class Backoff:
+    """A device failed with a fragment `failures_in_a_row` times: not again before `until`."""
+
+    until: Nanoseconds
+    failures_in_a_row: int
+    failure: Failure
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class DeviceHealth:
+    """Signs of life, and fragments that the device fails with.
+
+    `probed_at` is set while the device is silent. `fetched` counts the bytes of fragments that ever
+    came to it, `fetched_at` is when that last grew.
+    """
+
+    joined_at: Nanoseconds
+    seen_at: Nanoseconds
+    probed_at: Nanoseconds | None = None
+    fetched: int = 0
+    fetched_at: Nanoseconds = Nanoseconds(0)
+    backoffs: dict[Digest, Backoff] = field(default_factory=dict)
+
+    def note_alive(self, now: Nanoseconds) -> None:
+        """The device was heard from."""
+        self.seen_at = now
+
+    def begin_probe(self, now: Nanoseconds) -> None:
+        """The device is silent: Probe was given."""
+        self.probed_at = now
+
+    def end_probe(self) -> None:
+        """The device is not silent any more."""
+        self.probed_at = None
+
+    def note_fetched(self, fetched: int, now: Nanoseconds) -> None:
+        """The device reported how much it has fetched."""
+        if fetched != self.fetched:
+            self.fetched, self.fetched_at = fetched, now
+
+    def backs_off(self, digest: Digest, now: Nanoseconds) -> bool:
+        """Whether the device is to be left alone with a fragment for now."""
+        backoff = self.backoffs.get(digest)
+        return backoff is not None and backoff.until > now
+
+    def record_failure(self, digest: Digest, failure: Failure, now: Nanoseconds) -> Backoff:
+        """Count one more failure in a row; the caller sets how long to wait."""
+        known = self.backoffs.get(digest)
+        count = 1 if known is None else known.failures_in_a_row + 1
+        backoff = self.backoffs[digest] = Backoff(now, count, failure)
+        return backoff
+
+    def record_success(self, digest: Digest) -> bool:
+        """The fragment worked: the row of failures is over; whether there was one."""
+        return self.backoffs.pop(digest, None) is not None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Device:
+    """One session of one device. `listed` are the services that it serves, with its rank in each;
+    `preempted_by` is the service that it empties itself for.
+    """
+
+    name: str
+    session: int
+    order: int
+    tally: Tally
+    memory: DeviceMemory
+    work: DeviceWork
+    health: DeviceHealth
+    disk: DeviceDisk = field(default_factory=DeviceDisk)
+    draining: bool = False
+    lost: bool = False
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    scores: dict[Policy, float] = field(default_factory=dict)
+    listed: dict["Service", Rank] = field(default_factory=dict)
+    preempted_by: "Service | None" = None
+
+
+def new_device(event: DeviceJoined, *, order: int, tally: Tally, slots: int) -> Device:
+    """A device as it joins: what it has resident counts, what it was doing does not."""
+    return Device(
+        name=event.device,
+        session=event.session,
+        order=order,
+        tally=tally,
+        memory=DeviceMemory(
+            budget=event.budget,
+            single=event.single,
+            resident=dict(event.resident),
+            resident_bytes=sum(event.resident.values()),
+            sizes=dict(event.resident),
+            loaded_at=event.at,
+        ),
+        work=DeviceWork(slots=slots),
+        health=DeviceHealth(joined_at=event.at, seen_at=event.at),
+    )

@@ -1,0 +1,217 @@
+"""Devices that join, go silent, are lost and return.
+
+Silence is followed by a probe, the probe's silence by the loss (Asteroid, section 3.4). A loss
+voids the session's instructions. Its tasks run again; outputs that it held are lost, which is
+noticed when a consumer needs them (`readiness`). A device that returns is a new session: what it
+has resident and cached counts, what it was doing does not.
+"""
+
+from shoal_coordinator.dispatch.crashes import note_loss, trials
+from shoal_coordinator.dispatch.device import Device, Tally, new_device
+from shoal_coordinator.dispatch.events import (
+    DeviceDraining,
+    DeviceJoined,
+    DeviceLost,
+    DeviceTelemetry,
+    Failure,
+    FailureKind,
+    FragmentEvicted,
+    ProbeAnswered,
+)
+from shoal_coordinator.dispatch.instructions import Disconnect, PeerLost, Probe
+from shoal_coordinator.dispatch.jobs import cancel, resize_windows
+from shoal_coordinator.dispatch.loading import (
+    drop_fragment,
+    end_load,
+    evict_excess,
+    note_cached,
+    note_dropped,
+    take_plan,
+)
+from shoal_coordinator.dispatch.readiness import drop_outputs, note_orphan
+from shoal_coordinator.dispatch.servers import review
+from shoal_coordinator.dispatch.services import count_all_homes, request_provisioning
+from shoal_coordinator.dispatch.state import (
+    Forwarding,
+    Loading,
+    Prefetching,
+    Running,
+    Service,
+    State,
+    Unloading,
+)
+from shoal_protocol.digests import Digest
+
+_KNOWN_DEVICES = 4096
+
+Report = DeviceTelemetry | ProbeAnswered | FragmentEvicted | DeviceDraining | DeviceLost
+
+
+def note_report(state: State, event: Report) -> None:
+    """A device says something unasked, or its session's stream broke."""
+    device = state.devices.get(event.device)
+    if device is None or device.session != event.session:
+        return  # of a session that is over
+    device.health.note_alive(state.now)
+    match event:
+        case DeviceTelemetry():
+            _note_telemetry(state, device, event)
+        case ProbeAnswered():
+            device.health.end_probe()
+        case FragmentEvicted():
+            drop_fragment(state, device, event.digest)
+            _request_replacement(state, event.digest)
+            state.worklist.freed.append(device)
+        case DeviceDraining():
+            device.draining = True
+            review(state, device)
+            count_all_homes(state, device)
+            for digest in device.memory.resident:
+                _request_replacement(state, digest)
+        case DeviceLost():
+            lose(state, device, event.reason)
+
+
+def _note_telemetry(state: State, device: Device, event: DeviceTelemetry) -> None:
+    """Store the readings; the ranking follows at its own pace."""
+    device.health.note_fetched(event.fetched, state.now)
+    if device.telemetry != event.telemetry:
+        device.telemetry = event.telemetry
+        state.telemetry_changed = True
+
+
+def _request_replacement(state: State, digest: Digest) -> None:
+    for service in state.by_digest.get(digest, ()):
+        request_provisioning(state, service)
+
+
+def replaced(state: State, event: DeviceJoined) -> Device | None:
+    """The session before of a device that joins, if it is still there."""
+    before = state.devices.get(event.device)
+    return before if before is not None and before.session < event.session else None
+
+
+def join(state: State, event: DeviceJoined) -> None:
+    """A new session begins."""
+    if event.device in state.devices:
+        return  # a newer session is there
+    tally = state.tallies.pop(event.device, None) or Tally(event.device, event.budget)
+    tally.budget = event.budget
+    state.tallies[event.device] = tally
+    while len(state.tallies) > _KNOWN_DEVICES:
+        del state.tallies[next(iter(state.tallies))]
+    order, slots = state.next_number(), state.limits.queue_depth
+    device = new_device(event, order=order, tally=tally, slots=slots)
+    state.devices[event.device] = device
+    for digest in [*sorted(event.cached), *event.resident]:
+        note_cached(state, device, digest)
+    state.telemetry_changed = True
+    evict_excess(state, device)
+    review(state, device)
+    count_all_homes(state, device)
+    for service in state.services.values():
+        if service.wanted:
+            state.unmet[service] = None
+    resize_windows(state)
+    state.worklist.freed.append(device)
+
+
+def lose(state: State, device: Device, reason: str) -> None:
+    """A session has ended: void its instructions; its tasks run again, the last given first."""
+    message = f"device {device.name} was lost: {reason}" if reason else f"{device.name} was lost"
+    failure = Failure(kind=FailureKind.UNREACHABLE, message=message)
+    device.lost = True
+    del state.devices[device.name]
+    tried = trials(state, device)
+    served = _withdraw_device(state, device)
+    _void_instructions(state, device, failure)
+    _warn_senders(state, device)
+    count_all_homes(state, device)
+    for service in served:
+        for queue in service.queues:
+            queue.reserved.pop(device, None)
+        request_provisioning(state, service)
+    note_loss(state, device, tried)
+    resize_windows(state)
+    state.worklist.everything = True
+
+
+def _withdraw_device(state: State, device: Device) -> list[Service]:
+    """Nobody counts on the device any more; returned are the services that did."""
+    served: list[Service] = list(device.listed)
+    review(state, device)
+    if device.memory.loading is not None:
+        served += state.by_digest.get(device.memory.loading.digest, ())
+        end_load(state, device)
+    if (planned := take_plan(device)) is not None:
+        served.append(planned)
+    if device.preempted_by is not None:
+        device.preempted_by.preempting = None
+    for digest in list(device.disk.cached):
+        note_dropped(state, device, digest)
+    drop_outputs(device)
+    return list(dict.fromkeys(served))
+
+
+def _void_instructions(state: State, device: Device, failure: Failure) -> None:
+    void = [number for number, pending in state.pending.items() if pending.device is device]
+    for number in void:
+        match state.pending.pop(number):
+            case Running(task=task, routes=routes):
+                for _, target in routes:
+                    note_orphan(state, task, target)
+                state.worklist.lost.appendleft((task, failure))
+            case Forwarding(waiter=waiter, producer=producer, target=target):
+                note_orphan(state, producer, target)
+                waiting = state.pending.get(waiter)
+                if isinstance(waiting, Running) and not (waiting.void or waiting.device.lost):
+                    waiting.void = True
+                    cancel(state, waiting.task)
+            case Loading() | Unloading() | Prefetching():
+                pass
+
+
+def _warn_senders(state: State, lost: Device) -> None:
+    """Tell the devices that send to a lost one: to them it may only seem slow, and what they wait
+    to hand over blocks all else that they send.
+    """
+    senders: dict[str, None] = {}
+    for pending in state.pending.values():
+        match pending:
+            case Running(routes=routes) if any(target is lost for _, target in routes):
+                senders[pending.device.name] = None
+            case Forwarding(target=target) if target is lost:
+                senders[pending.device.name] = None
+            case _:
+                pass
+    state.out += [PeerLost(device=sender, peer=lost.name) for sender in senders]
+
+
+def give_up(state: State, device: Device, reason: str) -> None:
+    """Close the session of a device that counts as lost."""
+    state.out.append(Disconnect(device=device.name, session=device.session, reason=reason))
+    lose(state, device, reason)
+
+
+def silent(state: State) -> list[tuple[Device, str]]:
+    """Probe the devices that have been silent; returned are those to give up, and why."""
+    limits, now = state.limits, state.now
+    given_up: list[tuple[Device, str]] = []
+    for device in state.devices.values():
+        health = device.health
+        if now - health.seen_at < limits.silence:
+            health.end_probe()
+        elif health.probed_at is None:
+            health.begin_probe(now)
+            state.out.append(Probe(device=device.name, session=device.session))
+        elif now - health.probed_at >= limits.probe_patience:
+            given_up.append((device, "silent: no answer to a probe"))
+    for number, pending in state.pending.items():
+        if now - pending.since < limits.overdue:
+            break  # the numbers grow, and with them the times
+        fetches = isinstance(pending, Loading | Prefetching)
+        if fetches and now - pending.device.health.fetched_at < limits.overdue:
+            continue
+        if all(device is not pending.device for device, _ in given_up):
+            given_up.append((pending.device, f"instruction {number} was not answered"))
+    return given_up

@@ -1,0 +1,148 @@
+"""The jobs' state machine: one event in, the effects that follow out.
+
+    effects = step(state, event)
+
+A job begins when its submission is durable, and has ended when its end is. In between, each phase
+waits for one answer; the table says which, and what follows:
+
+    phase        waits for    then
+    ------------ ------------ ---------------------------------------------------------------------
+    RECORDING    Recorded     OPENING     Accept, Open
+    OPENING      Opened       RUNNING     Dispatch;     CLOSING if it was cancelled meanwhile
+                 OpenFailed   ENDING      Record
+    RUNNING      WorkEnded    COMPLETING  Close(complete) if every item has ended
+                              CLOSING     Close           otherwise (cancelled, deadline, no device)
+                 a stop       WITHDRAWING Withdraw
+    WITHDRAWING  WorkEnded    as RUNNING  (the last item may have ended before the stop came)
+    COMPLETING   Closed       ENDING      Record
+    CLOSING      Closed       ENDING      Record
+    ENDING       Recorded     ENDED       Notify
+    ENDED        -            a new submission of the name begins another life; a removal forgets it
+
+A *stop* is a user's cancellation, or an error inside the coordinator (`Broke`), which fails the
+job. Requests about one name are served one at a time, in their order; they wait while a record is
+being written, and while the job is stopping: a submission after a cancellation begins the next
+life, one before it is cancelled as well. A submission of the same work amends a job that is OPENING
+or RUNNING: the new terms are recorded, then dispatched (`Amend`). One that completes is only
+joined: nothing is left to dispatch, and to dispatch it would start the job again.
+
+Invariants, which the simulation checks at every step:
+
+- A life has one end; the end is durable before ENDED, or its record is tried again until it is.
+- Between `Open` and `Closed` a job has one run, dispatched at most once, amended while RUNNING.
+- No effect names a job that is gone. Each caller receives exactly one answer.
+- Statistics add up over runs and lives, as long as the results stand.
+
+The parts: `requests` (what clients ask), `records` (what is durable), and here a run's own course.
+"""
+
+from typing import assert_never
+
+from shoal_coordinator.jobs.effects import Close, Dispatch, Effect, Notify
+from shoal_coordinator.jobs.events import (
+    Broke,
+    CancelRequested,
+    Closed,
+    Elapsed,
+    Event,
+    FilesRemoved,
+    Found,
+    Opened,
+    OpenFailed,
+    Recorded,
+    RemovalRequested,
+    Submitted,
+    WorkEnded,
+)
+from shoal_coordinator.jobs.records import elapsed, files_removed, found, record, recorded
+from shoal_coordinator.jobs.requests import cancel, enqueue, serve_requests, stop
+from shoal_coordinator.jobs.state import Job, Phase, State
+from shoal_coordinator.jobs.values import NOTHING, End, Outcome
+
+__all__ = ["State", "step"]
+
+
+def step(state: State, event: Event) -> tuple[Effect, ...]:
+    """Take one event; the state is changed in place."""
+    match event:
+        case Elapsed():
+            elapsed(state, event)
+        case Found():
+            found(state, event)
+        case Submitted() | RemovalRequested():
+            enqueue(state, event)
+            serve_requests(state, event.job)
+        case CancelRequested():
+            cancel(state, event)
+        case Recorded():
+            recorded(state, event)
+            serve_requests(state, event.job)
+        case FilesRemoved():
+            files_removed(state, event)
+            serve_requests(state, event.job)
+        case Broke():
+            if (job := state.jobs.get(event.job)) is not None:
+                message = f"the coordinator failed while it processed this job: {event.message}"
+                stop(state, job, _failed("CoordinatorFailed", message))
+        case Opened() | OpenFailed() | WorkEnded() | Closed():
+            _advance(state, state.jobs[event.job], event)
+            serve_requests(state, event.job)
+        case _:
+            assert_never(event)
+    out = tuple(state.out)
+    state.out.clear()
+    return out
+
+
+def _advance(state: State, job: Job, event: Opened | OpenFailed | WorkEnded | Closed) -> None:
+    """A run has come one phase further."""
+    match event:
+        case Opened():
+            _opened(state, job, event)
+        case WorkEnded():
+            _work_ended(state, job, event)
+        case OpenFailed():
+            _end(state, job, job.stop or event.end)
+        case Closed(problem=str(problem)) if job.phase is Phase.COMPLETING:
+            _end(state, job, job.stop or _failed("ResultsUnwritten", problem))
+        case Closed():
+            assert job.end is not None, "it was decided when the run began to close"
+            _end(state, job, job.stop or job.end)
+        case _:
+            assert_never(event)
+
+
+def _opened(state: State, job: Job, event: Opened) -> None:
+    if job.after_completion and event.completed < event.items:
+        job.past = NOTHING  # the results are gone: the work is done anew
+    if job.stop is None:
+        job.move(Phase.RUNNING)
+        submission = job.submission
+        state.out.append(Dispatch(job=job.name, epoch=job.epoch, submission=submission))
+        state.out.append(Notify(job=job.name))
+    else:
+        job.end = job.stop
+        job.move(Phase.CLOSING)
+        state.out.append(Close(job=job.name, complete=False))
+
+
+def _work_ended(state: State, job: Job, event: WorkEnded) -> None:
+    job.run = event.tally
+    job.end = event.end
+    broke = job.stop is not None and job.stop.outcome is Outcome.FAILED
+    complete = event.whole and not broke
+    if complete:
+        job.stop = None  # a cancellation that came too late
+    job.move(Phase.COMPLETING if complete else Phase.CLOSING)
+    state.out.append(Close(job=job.name, complete=complete))
+
+
+def _end(state: State, job: Job, end: End) -> None:
+    job.end = end
+    job.move(Phase.ENDING)
+    if not job.recording:  # otherwise when the amendment is recorded
+        record(state, job)
+
+
+def _failed(reason: str, message: str) -> End:
+    return End(outcome=Outcome.FAILED, reason=reason, message=message)

@@ -1,0 +1,159 @@
+"""What clients ask: submissions, cancellations, removals, served one at a time for each name."""
+
+from collections import deque
+from typing import assert_never
+
+from shoal_coordinator.jobs.effects import Accept, Record, Refuse, RemoveFiles, Withdraw
+from shoal_coordinator.jobs.events import CancelRequested, RemovalRequested, Request, Submitted
+from shoal_coordinator.jobs.records import record
+from shoal_coordinator.jobs.state import Amendment, Job, Phase, State
+from shoal_coordinator.jobs.values import End, Outcome, Refusal
+
+
+def enqueue(state: State, request: Request) -> None:
+    """Let a request wait for its turn; to remove a job that has not ended is refused at once."""
+    job = state.jobs.get(request.job)
+    if isinstance(request, RemovalRequested) and job is not None and not job.has_ended:
+        _removal_requested(state, request)
+    else:
+        state.requests.setdefault(request.job, deque()).append(request)
+
+
+def serve_requests(state: State, name: str) -> None:
+    """Serve those whose turn has come."""
+    waiting = state.requests.get(name)
+    while waiting and _may_serve(state, name):
+        request = waiting.popleft()
+        match request:
+            case Submitted():
+                _submitted(state, request)
+            case RemovalRequested():
+                _removal_requested(state, request)
+            case _:
+                assert_never(request)
+    if waiting is not None and not waiting:
+        del state.requests[name]
+
+
+def _may_serve(state: State, name: str) -> bool:
+    job = state.jobs.get(name)
+    if name in state.removing:
+        return False
+    if job is None or job.completes:
+        return True
+    return not job.recording and (
+        job.has_ended or (job.phase in {Phase.OPENING, Phase.RUNNING} and job.stop is None)
+    )
+
+
+def _submitted(state: State, request: Submitted) -> None:
+    job = state.jobs.get(request.job)
+    if job is None or job.has_ended:
+        _begin(state, request, job)
+        return
+    wanted = job.submission.amended_by(request.submission)
+    moves = wanted.plan.stages != job.submission.plan.stages
+    if job.submission.work != request.submission.work:
+        _refuse_other_work(state, request)
+    elif wanted == job.submission or job.completes:
+        job.submission = wanted
+        state.out.append(Accept(caller=request.caller, job=job.name))
+    elif moves and request.missing:
+        _refuse(state, request, Refusal.LACKING, request.missing)
+    else:
+        # Devices may know of a higher epoch than the plan's: each restart has one of its own.
+        epoch = max(wanted.plan.number, job.epoch + 1) if moves else job.epoch
+        job.amendment = Amendment(request.caller, wanted, epoch)
+        record(state, job)
+
+
+def _begin(state: State, request: Submitted, known: Job | None) -> None:
+    """A new life; its epoch is above all that devices may have heard of."""
+    if request.missing:
+        _refuse(state, request, Refusal.LACKING, request.missing)
+        return
+    if sum(not job.has_ended for job in state.jobs.values()) >= state.maximum_jobs:
+        _refuse(state, request, Refusal.FULL, f"{state.maximum_jobs} jobs run already")
+        return
+    name, submission = request.job, request.submission
+    continues = known is not None and known.submission.work == submission.work
+    job = Job(
+        name=name,
+        epoch=max(submission.plan.number, state.epochs.get(name, 0) + 1),
+        submission=submission,
+        submitted_seconds=request.at_seconds,
+        callers=[request.caller],
+        earlier=known,
+    )
+    if known is not None and continues:
+        job.past = known.tally
+        job.after_completion = known.end is not None and known.end.outcome is Outcome.COMPLETE
+    state.jobs.pop(name, None)
+    state.jobs[name] = job
+    record(state, job)
+
+
+def _removal_requested(state: State, request: RemovalRequested) -> None:
+    """The record goes first, so that no record ever speaks of files that are gone."""
+    name = request.job
+    job = state.jobs.get(name)
+    if job is not None and not job.has_ended:
+        _refuse(state, request, Refusal.RUNS, f"job {name} runs; cancel it first")
+        return
+    state.removing[name] = request.caller
+    if name in state.epochs:
+        state.out.append(Record(job=name, epoch=state.epochs[name]))
+    else:
+        state.out.append(RemoveFiles(job=name))
+
+
+def _refuse(state: State, request: Request, refusal: Refusal, reason: str) -> None:
+    state.out.append(Refuse(caller=request.caller, refusal=refusal, reason=reason))
+
+
+def _refuse_other_work(state: State, request: Submitted) -> None:
+    reason = (
+        f"job {request.job} runs already, with another content; "
+        f"wait for it, cancel it, or choose another name"
+    )
+    _refuse(state, request, Refusal.KNOWN, reason)
+
+
+def cancel(state: State, event: CancelRequested) -> None:
+    """End the job, and those submissions that wait for their turn: they came before."""
+    job = state.jobs.get(event.job)
+    if job is None:
+        return
+    for request in state.requests.pop(event.job, ()):
+        match request:
+            case Submitted() if request.submission.work != job.submission.work:
+                _refuse_other_work(state, request)
+            case Submitted() if job.phase is Phase.RECORDING:
+                job.callers.append(request.caller)
+            case Submitted():
+                state.out.append(Accept(caller=request.caller, job=job.name))
+            case RemovalRequested():
+                state.requests.setdefault(event.job, deque()).append(request)
+            case _:
+                assert_never(request)
+    reason = event.reason[:1000] or "cancelled"
+    stop(state, job, End(outcome=Outcome.CANCELLED, reason="Cancelled", message=reason))
+
+
+def stop(state: State, job: Job, end: End) -> None:
+    """Have a job end like this, unless it has ended or ends already; an error overrides a user's
+    wish, and the completion of results."""
+    broke = end.outcome is Outcome.FAILED
+    match job.phase:
+        case Phase.RECORDING | Phase.OPENING:
+            job.stop = end if broke else job.stop or end
+        case Phase.RUNNING:
+            job.stop = end
+            job.move(Phase.WITHDRAWING)
+            state.out.append(Withdraw(job=job.name, reason=end.message))
+        case Phase.WITHDRAWING | Phase.COMPLETING | Phase.CLOSING:
+            job.stop = end if broke else job.stop
+        case Phase.ENDING | Phase.ENDED:
+            pass
+        case _:
+            assert_never(job.phase)

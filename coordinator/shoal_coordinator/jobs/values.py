@@ -1,0 +1,104 @@
+"""What is known of a job."""
+
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum, auto
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Per stage, the devices that serve it, best first. A plan of a higher number replaces it."""
+
+    number: int = 0
+    stages: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a user may change while the job runs. 0: no limit, no deadline."""
+
+    priority: int = 0
+    parallelism: int = 0
+    active_deadline_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """`work` is a digest of everything that never changes: model, folders, mode, policy."""
+
+    work: str
+    plan: Plan = Plan()
+    terms: Terms = Terms()
+
+    def amended_by(self, newer: "Submission") -> "Submission":
+        """The terms of `newer`, and its plan if that has a higher number."""
+        plan = newer.plan if newer.plan.number > self.plan.number else self.plan
+        return replace(self, plan=plan, terms=newer.terms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Statistics of one run of a job, or of several added up.
+
+    `stored` items were computed and stored; `finished` counts tasks by stage, `tier_hits` by tier;
+    `seconds` lasts from a run's first task to its end; `started_seconds` is when the first task
+    of the first run began, since 1970 by the wall clock.
+    """
+
+    stored: int = 0
+    retries: int = 0
+    seconds: float = 0.0
+    started_seconds: float | None = None
+    tier_hits: tuple[int, ...] = ()
+    finished: tuple[int, ...] = ()
+
+    def plus(self, later: "Tally") -> "Tally":
+        """This and a later run together."""
+        return Tally(
+            stored=self.stored + later.stored,
+            retries=self.retries + later.retries,
+            seconds=self.seconds + later.seconds,
+            started_seconds=(
+                later.started_seconds if self.started_seconds is None else self.started_seconds
+            ),
+            tier_hits=_sum(self.tier_hits, later.tier_hits),
+            finished=_sum(self.finished, later.finished),
+        )
+
+
+NOTHING: Final = Tally()
+
+
+def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    size = max(len(one), len(other))
+    padded = (counts + (0,) * (size - len(counts)) for counts in (one, other))
+    return tuple(map(sum, zip(*padded, strict=True)))
+
+
+class Outcome(StrEnum):
+    """How a job ends."""
+
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """`reason` is one word for a condition, `message` is for people."""
+
+    outcome: Outcome
+    reason: str = ""
+    message: str = ""
+
+
+class Refusal(Enum):
+    """Why a request is refused: it makes no sense; the store lacks fragments; another job of the
+    name runs; the job still runs; there is no room now; the coordinator stops."""
+
+    MALFORMED = auto()
+    LACKING = auto()
+    KNOWN = auto()
+    RUNS = auto()
+    FULL = auto()
+    STOPPING = auto()

@@ -1,0 +1,90 @@
+"""A folder that is held open: names are looked up in it alone, and no link is followed.
+
+Others can write to the folder of a job's results. Whoever puts a link there, in the place of a file
+or of a folder, must not make the coordinator write somewhere else.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+class Folder:
+    """An open folder. All names are names directly in it. Every method raises `OSError`."""
+
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
+        """Open `path`, which may itself be a link; or take over an open `descriptor` of it."""
+        self.path = path
+        self._descriptor = (
+            os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if descriptor is None
+            else descriptor
+        )
+
+    def enter(self, name: str) -> "Folder":
+        """A folder in this one; made if it does not exist."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=self._descriptor)
+        descriptor = self._open(name, os.O_RDONLY | os.O_DIRECTORY)
+        return Folder(self.path / name, descriptor)
+
+    def names(self) -> list[str]:
+        return os.listdir(self._descriptor)
+
+    def open(self, name: str, flags: int) -> int:
+        """The descriptor of a regular file."""
+        descriptor = self._open(name, flags | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, f"{self.path / name} is not a file; remove it")
+        return descriptor
+
+    def create(self, name: str) -> int:
+        """The descriptor of a new, empty file; what had this name is removed."""
+        self.remove(name)
+        return self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a regular file; None if there is none of this name."""
+        try:
+            status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a file so that at any moment either the old or the new one exists, whole."""
+        with os.fdopen(self.create(f"{name}.tmp"), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self.move(f"{name}.tmp", self, name)
+        self.sync()
+
+    def move(self, name: str, target: "Folder", new_name: str) -> None:
+        os.replace(name, new_name, src_dir_fd=self._descriptor, dst_dir_fd=target._descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a link, if it exists."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._descriptor)
+
+    def sync(self) -> None:
+        """Make names in this folder durable."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _open(self, name: str, flags: int) -> int:
+        try:
+            return os.open(
+                name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=self._descriptor
+            )
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            reason = f"{self.path / name} is a link or of the wrong kind; remove it"
+            raise OSError(error.errno, reason) from error

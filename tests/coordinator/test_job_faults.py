@@ -1,0 +1,314 @@
+"""An error inside the coordinator costs at most one job, and its status says so."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.scripted import connected, put_model
+from coordinator.world import World
+from shoal_coordinator.dispatch import events as ev
+from shoal_coordinator.dispatch.machine import step
+from shoal_coordinator.server import CoordinatorSettings, serving
+from shoal_coordinator.server.supervision import supervise
+from shoal_coordinator.storage.results import ResultStore
+from shoal_protocol.channels import open_channel
+from shoal_protocol.partition import TensorSpec, document_to_json
+from shoal_protocol.v1 import coordinator_pb2 as api
+from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+
+
+@contextlib.contextmanager
+def slow_completion(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
+    """The completion of results waits, as on a slow disk, until the context ends."""
+    (folder / "slow").mkdir()
+    read, write = os.pipe()
+    complete = ResultStore.complete
+
+    def slowly(store: ResultStore) -> str | None:
+        os.read(read, 1)
+        return complete(store)
+
+    monkeypatch.setattr(ResultStore, "complete", slowly)
+    try:
+        yield
+    finally:
+        os.write(write, b"xx")
+
+
+async def test_an_amendment_while_results_are_completed_does_not_start_the_job_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = world.inputs(3)
+    device = world.device("a")
+    stages = [api.StagePlacement(devices=["a"]) for _ in world.document.fragments]
+    async with connected(device):
+        with slow_completion(monkeypatch, world.folder):
+            await world.submit(epoch=1)
+            await world.until(lambda status: status.succeeded == 3)
+            amended = await world.submit(epoch=1, priority=7)
+            moved = await world.submit(epoch=2, priority=7, stages=stages)
+            assert {amended.state, moved.state} == {api.JobStatus.RUNNING}
+            assert moved.completing
+        last = await world.ended()
+    assert (last.state, last.succeeded, last.plan) == (api.JobStatus.COMPLETE, 3, 2)
+    assert not last.completing
+    assert len(device.executed) == 9, "no task is run twice"
+    world.check_results(rows)
+
+
+async def test_a_job_that_is_cancelled_while_it_is_opened_never_runs(world: World) -> None:
+    world.inputs(3)
+    device = world.device("a")
+    async with connected(device):
+        submitting = asyncio.create_task(world.submit())
+        while world.coordinator.jobs.find("job") is None:
+            await asyncio.sleep(0)
+        cancelled = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=10)
+        await submitting
+    assert cancelled.state == api.JobStatus.CANCELLED
+    assert not device.executed
+
+
+async def test_a_submission_while_the_job_is_cancelled_begins_it_anew(world: World) -> None:
+    rows = world.inputs(3)
+    gate = asyncio.Semaphore(0)
+    jobs = world.coordinator.jobs
+    async with connected(world.device("a", gate=gate)):
+        first = await world.submit()
+        await world.until(lambda status: status.active > 0)
+        job = jobs.find("job")
+        assert job is not None
+        jobs.cancel(job, "suspended")
+        again = await world.submit()
+        assert jobs.status(job).state == api.JobStatus.CANCELLED
+        for _ in range(20):
+            gate.release()
+        last = await world.ended()
+    assert last.state == api.JobStatus.COMPLETE
+    assert (first.epoch, again.epoch) == (1, 2)
+    world.check_results(rows)
+
+
+async def test_statistics_add_up_over_suspending_and_resuming(world: World) -> None:
+    rows = world.inputs(*(1 for _ in range(6)))
+    gate = asyncio.Semaphore(0)
+    async with connected(world.device("a", gate=gate)):
+        await world.submit(parallelism=1)
+        for _ in range(7):
+            gate.release()
+        await world.until(lambda status: status.succeeded == 2)
+        before = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=10)
+    async with connected(world.device("b")):
+        await world.submit()
+        last = await world.ended()
+    assert (last.state, last.resumed, last.succeeded) == (api.JobStatus.COMPLETE, 2, 6)
+    assert last.started_seconds == pytest.approx(before.started_seconds)
+    assert last.seconds > before.seconds > 0
+    assert last.items_per_second == pytest.approx(6 / last.seconds)
+    tasks = sum(getattr(last.tier_hits, name) for name in ("resident", "cached", "idle", "evict"))
+    assert tasks >= 18
+    assert [stage.finished for stage in last.stages][1:] == [6, 6]
+    await world.submit()
+    again = await world.ended()
+    assert again.state == api.JobStatus.COMPLETE
+    assert (again.seconds, again.tier_hits) == (last.seconds, last.tier_hits)
+    world.check_results(rows)
+
+
+async def test_statistics_add_up_over_a_restart_of_the_coordinator(tmp_path: Path) -> None:
+    document = put_model(tmp_path / "store")
+    target = f"unix:{tmp_path}/s"
+    settings = CoordinatorSettings(
+        listen=target, store=tmp_path / "store", state=tmp_path / "state"
+    )
+    gate = asyncio.Semaphore(0)
+    async with running(tmp_path, settings, document) as world:
+        world.inputs(*(1 for _ in range(6)))
+        async with connected(world.device("a", gate=gate)):
+            await world.submit(parallelism=1)
+            for _ in range(7):
+                gate.release()
+            await world.until(lambda status: status.succeeded == 2)
+            (before,) = [each async for each in world.stub.ListJobs(api.ListJobsRequest())]
+    async with running(tmp_path, settings, document) as world, connected(world.device("a")):
+        last = await world.ended()
+    assert (last.state, last.resumed, last.succeeded) == (api.JobStatus.COMPLETE, 2, 6)
+    assert last.started_seconds == pytest.approx(before.started_seconds)
+    assert last.seconds > before.seconds
+    assert [stage.finished for stage in last.stages][1:] == [6, 6]
+    assert last.items_per_second == pytest.approx(6 / last.seconds)
+
+
+async def test_statistics_begin_anew_when_results_are_deleted(world: World) -> None:
+    world.inputs(2)
+    async with connected(world.device("a")):
+        await world.submit()
+        first = await world.ended()
+        (world.folder / "out/000.npz").unlink()
+        await world.submit()
+        second = await world.ended()
+    assert [stage.finished for stage in second.stages] == [2, 2, 2]
+    assert second.started_seconds > first.started_seconds
+
+
+@contextlib.asynccontextmanager
+async def running(
+    folder: Path, settings: CoordinatorSettings, document: Any
+) -> AsyncIterator[World]:
+    target = settings.listen
+    async with serving(settings) as coordinator, open_channel(target) as channel:
+        yield World(coordinator, target, document, CoordinatorStub(channel), channel, folder)
+
+
+HOSTILE = {
+    "float": (np.dtype("<f4"), (0, 1 << 62)),
+    "string": (np.dtype("<U0"), (1, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_a_hostile_header_is_a_refused_item_with_its_reason(world: World, kind: str) -> None:
+    dtype, shape = HOSTILE[kind]
+    (world.folder / "hostile").mkdir()
+    with (world.folder / "hostile/in.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": dtype.str, "fortran_order": False, "shape": shape}
+        )
+    spec = TensorSpec(name="x", dtype=kind, shape=("m", "n"))
+    document = document_to_json(replace(world.document, inputs=(spec,))).encode()
+    rows = world.inputs(2)
+    async with connected(world.device("a")):
+        await world.submit(
+            name="bad",
+            partition=document,
+            inputs_uri=f"{world.folder}/hostile",
+            outputs_uri=f"{world.folder}/bad",
+        )
+        bad = await world.ended("bad")
+        await world.submit()
+        good = await world.ended()
+    assert not world.coordinator.driver.broken.done()
+    assert (bad.state, bad.reason, bad.failed) == (api.JobStatus.FAILED, "ItemsFailed", 1)
+    assert bad.failures[0].reason.startswith("in.npy: ")
+    assert good.state == api.JobStatus.COMPLETE
+    world.check_results(rows)
+
+
+def failing_for(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the dispatcher raise at every stored item of a job."""
+
+    def failing(state: Any, event: ev.Event) -> Any:
+        if isinstance(event, ev.ItemStored) and event.job == job:
+            raise ZeroDivisionError("a bug")
+        return step(state, event)
+
+    monkeypatch.setattr("shoal_coordinator.server.driver.step", failing)
+
+
+async def test_an_error_in_the_dispatcher_fails_its_job_and_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing_for("bad", monkeypatch)
+    rows = world.inputs(3)
+    async with connected(world.device("a")):
+        for name in ("bad", "good"):
+            await world.submit(name=name, outputs_uri=f"{world.folder}/{name}")
+        good, bad = await world.ended("good"), await world.ended("bad")
+    assert good.state == api.JobStatus.COMPLETE, good.message
+    assert (bad.state, bad.reason) == (api.JobStatus.FAILED, "CoordinatorFailed")
+    assert "the coordinator failed while it processed this job: ZeroDivisionError" in bad.message
+    assert not world.coordinator.driver.broken.done()
+    world.check_results(rows, "good")
+
+
+async def test_a_quarantined_job_does_not_run_again_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = put_model(tmp_path / "store")
+    target = f"unix:{tmp_path}/s"
+    settings = CoordinatorSettings(
+        listen=target, store=tmp_path / "store", state=tmp_path / "state"
+    )
+    failing_for("job", monkeypatch)
+    async with running(tmp_path, settings, document) as world:
+        world.inputs(3)
+        async with connected(world.device("a")):
+            await world.submit()
+            first = await world.ended()
+    async with running(tmp_path, settings, document) as world:
+        device = world.device("a")
+        async with connected(device):
+            assert await world.ended() == first
+        assert not device.executed
+
+
+async def test_an_error_while_results_are_written_fails_the_job(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(store: ResultStore, items: Any) -> dict[int, str]:
+        raise ZeroDivisionError("a bug")
+
+    world.inputs(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(ResultStore, "finish", broken)
+        async with connected(world.device("a")):
+            await world.submit()
+            last = await world.ended()
+    assert (last.state, last.reason) == (api.JobStatus.FAILED, "CoordinatorFailed")
+    assert "ZeroDivisionError" in last.message
+
+
+async def test_an_error_about_a_message_ends_that_devices_session(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(state: Any, event: ev.Event) -> Any:
+        if isinstance(event, ev.DeviceDraining):
+            raise ZeroDivisionError("a bug")
+        return step(state, event)
+
+    monkeypatch.setattr("shoal_coordinator.server.driver.step", failing)
+    device, other = world.device("a"), world.device("b")
+    async with connected(other):
+        task = asyncio.create_task(device.run())
+        await device.welcome
+        await device.drain()
+        with pytest.raises(Exception, match="the coordinator failed while it processed"):
+            await asyncio.wait_for(task, 10)
+        assert list(world.coordinator.sessions.by_device) == ["b"]
+    assert not world.coordinator.driver.broken.done()
+
+
+async def test_ticks_that_keep_failing_end_the_process_rather_than_pass_in_silence(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(state: Any, event: ev.Event) -> Any:
+        if isinstance(event, ev.Tick):
+            raise ZeroDivisionError("a bug")
+        return step(state, event)
+
+    monkeypatch.setattr("shoal_coordinator.server.driver.step", failing)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(asyncio.shield(world.coordinator.driver.broken), 20)
+
+
+async def test_a_background_task_that_fails_is_counted_and_started_again() -> None:
+    counted: list[str] = []
+    third = asyncio.Event()
+
+    async def task() -> None:
+        if len(counted) == 2:
+            third.set()
+            await asyncio.Event().wait()
+        raise ZeroDivisionError("a bug")
+
+    supervised = supervise("sampler", task, counted.append)
+    await asyncio.wait_for(third.wait(), 10)
+    supervised.cancel()
+    assert counted == ["sampler", "sampler"]

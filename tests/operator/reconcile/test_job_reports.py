@@ -1,0 +1,140 @@
+"""What an InferenceJob says of itself is true, whatever has happened around it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from reconcile.rules import decide
+from reconcile.test_inference_job import PLANNED, job, knows, run, silent, status_of, told, works
+from reconcile.values import NOW, condition, pool, word
+from shoal_operator.reconcile.decision import Decision
+from shoal_operator.reconcile.snapshot import (
+    CoordinatorView,
+    DeviceState,
+    InferenceJobSnapshot,
+    RunState,
+    WorkerPhase,
+)
+
+RUNNING = knows(PLANNED, run(RunState.RUNNING, succeeded=8))
+LATER = "2026-03-01T12:20:00Z"
+
+
+def after(snapshot: InferenceJobSnapshot, **more: Any) -> InferenceJobSnapshot:
+    """The same when what was decided stands in the status, and something else has changed."""
+    return replace(told(snapshot, decide(snapshot)), **more)
+
+
+def without_pool(snapshot: InferenceJobSnapshot) -> Decision:
+    """The pool was deleted after this was decided, and its coordinator with it."""
+    return decide(silent(after(snapshot, pool=None)))
+
+
+def message(decision: Decision) -> str:
+    return condition(decision.status, "Complete").message
+
+
+def test_a_running_job_whose_pool_was_deleted_says_so_and_where_its_results_are() -> None:
+    decision = without_pool(RUNNING)
+    assert word(decision.status, "Complete") == "False PoolNotFound"
+    assert word(decision.status, "Planned") == "False PoolNotFound"
+    assert message(decision) == (
+        "there is no DevicePool shelf; the 8 finished items of 24 stay on the volume claim "
+        "shelf-coordinator as long as this job exists; create DevicePool shelf again to resume, "
+        "or delete the job"
+    )
+    assert [(note.reason, note.warning) for note in decision.notes] == [("PoolNotFound", True)]
+    assert status_of(decision).items == status_of(decide(RUNNING)).items
+    assert status_of(decision).columns.status == "Pending"  # type: ignore[union-attr]
+
+
+def test_a_pool_that_is_being_deleted_is_named_as_such() -> None:
+    there = pool()
+    leaving = replace(there, metadata=replace(there.metadata, deletion_timestamp=NOW))
+    decision = decide(silent(after(RUNNING, pool=leaving)))
+    assert word(decision.status, "Complete") == "False PoolNotFound"
+    assert message(decision).startswith("DevicePool shelf is being deleted; the 8 finished items")
+
+
+def test_a_job_whose_pool_comes_back_resumes_where_it_was() -> None:
+    gone = silent(after(RUNNING, pool=None))
+    back = after(gone, pool=PLANNED.pool, view=RUNNING.view)
+    decision = decide(back)
+    assert word(decision.status, "Complete") == "False Running"
+    assert status_of(decision).start_time == status_of(decide(RUNNING)).start_time
+
+
+def test_a_suspended_job_whose_pool_was_deleted_is_suspended() -> None:
+    suspended = replace(RUNNING, job=job(suspend=True))
+    decision = without_pool(suspended)
+    assert word(decision.status, "Suspended") == "True Suspended"
+    assert "there is no DevicePool shelf" in condition(decision.status, "Suspended").message
+
+
+def test_results_that_wait_for_a_pool_that_was_deleted_are_not_lost() -> None:
+    ended = knows(PLANNED, run(RunState.COMPLETE, succeeded=24))
+    decision = without_pool(ended)
+    assert word(decision.status, "Complete") == "False TransferringResults"
+    assert message(decision).startswith("there is no DevicePool shelf; the 24 finished items")
+    assert decision.children == ()
+
+
+def test_the_deadline_of_a_job_without_a_pool_keeps_what_is_finished() -> None:
+    limited = knows(
+        replace(PLANNED, job=job(activeDeadlineSeconds=600)), run(RunState.RUNNING, succeeded=8)
+    )
+    gone = silent(after(limited, pool=None, now=LATER))
+    decision = decide(gone)
+    assert word(decision.status, "Failed") == "False DeadlineExceeded"
+    assert message(decision).startswith("there is no DevicePool shelf; the 8 finished items")
+
+
+def test_all_that_is_missing_is_named_at_once() -> None:
+    decision = decide(
+        replace(PLANNED, partition=None, placement=None, document=None, model=None, pool=None)
+    )
+    assert word(decision.status, "Planned") == "False PoolNotFound"
+    text = "there is no DevicePool shelf, and no Model rec"
+    assert condition(decision.status, "Planned").message == text
+
+
+def test_a_job_that_runs_says_how_far_it_is() -> None:
+    assert message(decide(RUNNING)) == "8 of 24 items succeeded, 2 are active"
+    failing = knows(PLANNED, run(RunState.RUNNING, succeeded=8, failed=1))
+    assert message(decide(failing)) == "8 of 24 items succeeded, 1 failed, 2 are active"
+
+
+def test_a_job_that_only_transfers_its_results_does_not_say_that_it_runs() -> None:
+    decision = decide(knows(PLANNED, run(RunState.COMPLETE, succeeded=24)))
+    columns = status_of(decision).columns
+    assert columns is not None
+    assert (columns.items, columns.status) == ("24/24", "Completing")
+
+
+@pytest.mark.parametrize("state", [RunState.CANCELLED, None])
+def test_a_job_started_when_it_first_started_however_often_it_was_resumed(
+    state: RunState | None,
+) -> None:
+    """Even where the coordinator has forgotten the run, and all begins again."""
+    suspended = after(RUNNING, job=replace(job(suspend=True, generation=2), status=None))
+    suspended = replace(suspended, job=replace(suspended.job, status=status_of(decide(RUNNING))))
+    resumed = after(suspended, job=replace(job(generation=3), status=status_of(decide(suspended))))
+    runs = [] if state is None else [run(state, succeeded=8)]
+    again = after(knows(resumed, *runs), now=LATER)
+    later = works(again, "in", WorkerPhase.SUCCEEDED)
+    decision = decide(knows(later, run(RunState.RUNNING, succeeded=9, seconds=2.0)))
+    assert status_of(decision).start_time == status_of(decide(RUNNING)).start_time
+
+
+def test_a_job_names_the_devices_it_has_lost() -> None:
+    assert isinstance(PLANNED.view, CoordinatorView)
+    devices = (
+        replace(PLANNED.view.devices[0], state=DeviceState.LOST),
+        *PLANNED.view.devices[1:],
+    )
+    seen = replace(PLANNED, view=replace(PLANNED.view, devices=devices))
+    decision = decide(knows(seen, run(RunState.RUNNING, succeeded=8)))
+    assert ("LostDevice", "n1 is lost; its tasks go to other devices") in [
+        (note.reason, note.message) for note in decision.notes
+    ]

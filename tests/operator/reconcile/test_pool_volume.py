@@ -1,0 +1,58 @@
+"""Results on a coordinator's volume outlive the pool, for as long as their jobs exist."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from reconcile.rules import decide
+from reconcile.test_device_pool import children, snapshot
+from reconcile.test_inference_job import PLANNED, job, knows, run, status_of, told, works
+from reconcile.values import NOW, UID
+from shoal_api.kinds import InferenceJob
+from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, RunState, WorkerPhase
+
+RUNNING = knows(PLANNED, run(RunState.RUNNING, succeeded=8))
+ENDED = knows(PLANNED, run(RunState.COMPLETE, succeeded=24))
+
+
+def reported(of: InferenceJobSnapshot) -> InferenceJob:
+    """The job with what is decided about it in its status."""
+    return replace(of.job, status=status_of(decide(of)))
+
+
+def transferred(phase: WorkerPhase) -> InferenceJob:
+    """A job that ended after its results were transferred, or could not be."""
+    return reported(works(told(ENDED, decide(ENDED)), "out", phase))
+
+
+def owners(*jobs: InferenceJob) -> list[tuple[str, str, bool]]:
+    """Kind, uid, and whether it is the controller, of the owners of the coordinator's claim."""
+    claim = children(decide(snapshot(own_jobs=jobs)), "PersistentVolumeClaim")["shelf-coordinator"]
+    metadata = claim["metadata"]
+    assert isinstance(metadata, Mapping)
+    references = metadata.get("ownerReferences", [])
+    return [(each["kind"], each["uid"], each["controller"]) for each in references]
+
+
+@pytest.mark.parametrize("of", [reported(RUNNING), reported(ENDED)])
+def test_the_volume_belongs_also_to_jobs_with_results_on_it(of: InferenceJob) -> None:
+    uid = of.metadata.uid or ""
+    assert owners(of) == [("DevicePool", UID, True), ("InferenceJob", uid, False)]
+
+
+def test_results_that_could_not_be_transferred_keep_the_volume_until_the_job_is_deleted() -> None:
+    assert len(owners(transferred(WorkerPhase.FAILED))) == 2
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        job(),
+        reported(knows(PLANNED, run(RunState.RUNNING))),
+        transferred(WorkerPhase.SUCCEEDED),
+        replace(job(), metadata=replace(reported(RUNNING).metadata, deletion_timestamp=NOW)),
+    ],
+)
+def test_a_job_without_results_there_does_not_hold_the_volume(of: InferenceJob) -> None:
+    assert owners(of) == [], "the operator makes the pool its owner, as of everything"

@@ -44,7 +44,7 @@ from shoal_coordinator.dispatch.instructions import (
 )
 from shoal_coordinator.dispatch.machine import new_state, step
 from shoal_coordinator.server.collector import collect_rarely
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
 _TICK_NS = 250_000_000

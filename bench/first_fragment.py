@@ -28,7 +28,8 @@ from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, PoolDevice
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
-from shoal_protocol.partition import MODEL, Digest, Edge, Fragment, PartitionDocument
+from shoal_protocol.digests import Digest
+from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND as SECOND
 from shoal_protocol.units import Bytes, Nanoseconds
 

@@ -25,11 +25,10 @@ from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_protocol.channels import open_channel
+from shoal_protocol.coordinator_client import ENDED, CallFailed, CoordinatorClient
 from shoal_protocol.partition import PartitionDocument, document_to_json
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
-ENDED = frozenset({pb.JobStatus.COMPLETE, pb.JobStatus.FAILED, pb.JobStatus.CANCELLED})
 CALL_SECONDS = 30.0
 TASK_SECONDS = 540.0
 
@@ -76,9 +75,8 @@ class Pool:
         self.store = workspace.store
         self._processes = processes
         self._supervisor = supervisor
-        self._channel = open_channel(processes.target)
-        # The stub is one class for synchronous and asynchronous channels.
-        self.stub: Any = CoordinatorStub(self._channel)
+        channel = open_channel(processes.target)
+        self.client = CoordinatorClient(channel, seconds=CALL_SECONDS, wait=True)
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -111,32 +109,20 @@ class Pool:
             backoff_limit=3,
             parallelism=parallelism,
         )
-        await self.stub.SubmitJob(request, timeout=CALL_SECONDS, wait_for_ready=True)
+        await self.client.submit(request)
 
     async def status(self, name: str) -> pb.JobStatus:
         """The job's status now."""
-        request = pb.WatchJobRequest(name=name, interval_seconds=0.05)
-        call = self.stub.WatchJob(request, timeout=CALL_SECONDS, wait_for_ready=True)
-        status: pb.JobStatus
-        try:
-            async for status in call:
-                return status
-        finally:
-            call.cancel()
+        async for status in self.client.watch(name, 0.05, seconds=CALL_SECONDS):
+            return status
         raise AssertionError(f"no status of {name}")
 
     async def finish(self, name: str, seconds: float = 120.0) -> pb.JobStatus:
         """Wait for the end of a job, over restarts of the coordinator."""
-        status: pb.JobStatus
         async with asyncio.timeout(seconds):
             while True:
-                with contextlib.suppress(Exception):
-                    call = self.stub.WatchJob(
-                        pb.WatchJobRequest(name=name, interval_seconds=0.05),
-                        timeout=seconds,
-                        wait_for_ready=True,
-                    )
-                    async for status in call:
+                with contextlib.suppress(CallFailed):
+                    async for status in self.client.watch(name, 0.05, seconds=seconds):
                         if status.state in ENDED:
                             return status
                 await asyncio.sleep(0.05)
@@ -150,10 +136,7 @@ class Pool:
 
     async def devices(self) -> dict[str, pb.DeviceStatus]:
         """What the coordinator reports of each device."""
-        response = await self.stub.ListDevices(
-            pb.ListDevicesRequest(), timeout=CALL_SECONDS, wait_for_ready=True
-        )
-        return {device.name: device for device in response.devices}
+        return {device.name: device for device in await self.client.devices()}
 
     def process_id(self, name: str) -> int:
         """Of a device's agent, or of `coordinator`."""
@@ -186,7 +169,7 @@ class Pool:
                 await asyncio.sleep(0.05)
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self.client.close()
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
 from shoal_planner.segments import Layout, Segment
-from shoal_protocol.partition import Digest, TensorSpec
+from shoal_protocol.digests import Digest
+from shoal_protocol.partition import TensorSpec
 
 NONE = Digest("sha256:" + "0" * 64)
 

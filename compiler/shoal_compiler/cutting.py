@@ -17,11 +17,12 @@ from typing import Final
 import onnx
 
 from shoal_compiler.errors import ModelRefused
-from shoal_compiler.fragments import WEIGHTS_FILE, FragmentFiles, Sources, is_stored, layout_weights
+from shoal_compiler.fragments import FragmentFiles, Sources, is_stored, layout_weights
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.safety import open_model
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout, Piece
+from shoal_protocol.manifest import WEIGHTS
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec
 
 MIN_IR_VERSION: Final = 4
@@ -150,7 +151,7 @@ class _Builder:
                 dims=each.weight.tensor.dims,
                 data_location=onnx.TensorProto.EXTERNAL,
             )
-            place = {"location": WEIGHTS_FILE, "offset": each.offset, "length": each.weight.bytes}
+            place = {"location": WEIGHTS, "offset": each.offset, "length": each.weight.bytes}
             for key, value in place.items():
                 tensor.external_data.add(key=key, value=str(value))
         made.initializer.extend(each.loaded() for each in weights if not is_stored(each))

@@ -7,8 +7,6 @@ which shows whether the fragment exists already, and once to copy them, by the k
 one buffer.
 """
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -20,18 +18,24 @@ import onnx
 
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Weight
-from shoal_compiler.profile import dtype_name, sha256_of
+from shoal_compiler.profile import dtype_name
 from shoal_compiler.safety import Range
 from shoal_compiler.wire import LARGE
+from shoal_protocol.digests import Digest, digest_of, digest_of_pieces
 from shoal_protocol.durable_files import sync_folder
-from shoal_protocol.files import MAXIMUM_MANIFEST_BYTES
-from shoal_protocol.partition import Digest, TensorSpec, spec_value
+from shoal_protocol.fragment_store import FragmentStore
+from shoal_protocol.manifest import (
+    MANIFEST,
+    MAXIMUM_MANIFEST_BYTES,
+    MODEL,
+    WEIGHTS,
+    FileEntry,
+    format_manifest,
+)
+from shoal_protocol.partition import TensorSpec, spec_value
 from shoal_protocol.units import format_bytes
 
 ALIGNMENT: Final = 4096
-MANIFEST_FILE: Final = "fragment.json"
-MODEL_FILE: Final = "model.onnx"
-WEIGHTS_FILE: Final = "weights.bin"
 _CHUNK: Final = 1 << 20
 
 
@@ -63,24 +67,19 @@ class FragmentFiles:
         right, byte by byte, is replaced. Without a store only the name is found out. Raises
         `ModelRefused`."""
         content = self.model.SerializeToString(deterministic=True)
-        files = {MODEL_FILE: _described(content)}
+        files = {MODEL: FileEntry(digest=digest_of(content), size_bytes=len(content))}
         if self.stored:
-            files[WEIGHTS_FILE] = {
-                "sha256": self._weights_digest(),
-                "bytes": self.stored[-1].offset + self.stored[-1].weight.bytes,
-            }
+            size = self.stored[-1].offset + self.stored[-1].weight.bytes
+            files[WEIGHTS] = FileEntry(digest=self._weights_digest(), size_bytes=size)
         manifest = self._manifest(files)
-        name = hashlib.sha256(manifest).hexdigest()
-        if store is not None:
-            target = store / "fragments" / name
-            if not _is_whole(target, {**files, MANIFEST_FILE: _described(manifest)}):
-                self._write(target, {MODEL_FILE: content, MANIFEST_FILE: manifest})
-        return Digest(f"sha256:{name}")
+        digest = digest_of(manifest)
+        if store is not None and not FragmentStore(store).is_sound(digest):
+            target = FragmentStore(store).folder(digest)
+            self._write(target, {MODEL: content, MANIFEST: manifest})
+        return digest
 
-    def _manifest(self, files: Mapping[str, Mapping[str, str | int]]) -> bytes:
-        value = {
-            "version": 1,
-            "files": files,
+    def _manifest(self, files: Mapping[str, FileEntry]) -> bytes:
+        description = {
             "inputs": [spec_value(each) for each in self.inputs],
             "outputs": [spec_value(each) for each in self.outputs],
             "weight_bytes": self.weight_bytes,
@@ -95,30 +94,31 @@ class FragmentFiles:
                 for each in self.stored
             },
         }
-        manifest = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+        manifest = format_manifest(files, description)
         if len(manifest) > MAXIMUM_MANIFEST_BYTES:
             raise ModelRefused(
-                f"makes a fragment with {len(self.stored)} weights, whose {MANIFEST_FILE} would "
+                f"makes a fragment with {len(self.stored)} weights, whose {MANIFEST} would "
                 f"have {format_bytes(len(manifest))}; at most "
                 f"{format_bytes(MAXIMUM_MANIFEST_BYTES)} are taken: cut it into more fragments"
             )
         return manifest
 
-    def _weights_digest(self) -> str:
-        digest, at = hashlib.sha256(), 0
-        for each in self.stored:
-            digest.update(bytes(each.offset - at))
-            for piece in self.sources.read(each.weight):
-                digest.update(piece)
-            at = each.offset + each.weight.bytes
-        return digest.hexdigest()
+    def _weights_digest(self) -> Digest:
+        def pieces() -> Iterator[bytes | memoryview]:
+            at = 0
+            for each in self.stored:
+                yield bytes(each.offset - at)
+                yield from self.sources.read(each.weight)
+                at = each.offset + each.weight.bytes
+
+        return digest_of_pieces(pieces())
 
     def _write(self, target: Path, contents: Mapping[str, bytes]) -> None:
         part = target.with_name(f"{target.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         if self.stored:
-            with (part / WEIGHTS_FILE).open("wb", buffering=0) as file:
+            with (part / WEIGHTS).open("wb", buffering=0) as file:
                 for each in self.stored:
                     os.lseek(file.fileno(), each.offset, os.SEEK_SET)
                     self.sources.copy(each.weight, file.fileno())
@@ -139,22 +139,6 @@ class FragmentFiles:
         else:
             part.rename(target)
         sync_folder(target.parent)
-
-
-def _described(content: bytes) -> dict[str, str | int]:
-    return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-
-
-def _is_whole(folder: Path, files: Mapping[str, Mapping[str, str | int]]) -> bool:
-    """Whether these files are there and are what they should be."""
-    try:
-        return all(
-            (folder / name).stat().st_size == described["bytes"]
-            and sha256_of(folder / name) == described["sha256"]
-            for name, described in files.items()
-        )
-    except OSError:
-        return False
 
 
 def layout_weights(weights: list[Weight]) -> tuple[Stored, ...]:

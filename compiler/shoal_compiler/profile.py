@@ -1,6 +1,5 @@
 """ONNX file -> `shoal_planner.profile.Profile`. Weights are read once only, for the digest."""
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ from shoal_compiler.order import choose_order, roles
 from shoal_compiler.safety import CheckedModel, bits_of, byte_size, element_count, open_model
 from shoal_compiler.shapes import Shapes, axes_of, infer
 from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
-from shoal_protocol.partition import Digest, TensorSpec
+from shoal_protocol.digests import Digest, digest_of_file, digest_of_model
+from shoal_protocol.partition import TensorSpec
 
 STRING_BYTES: Final = 32
 """The assumed size of one string: its length is known at run time only."""
@@ -38,24 +38,15 @@ def profile_model(path: Path, shapes: Mapping[str, Sequence[int]] | None = None)
 
 def _digests(model: CheckedModel) -> tuple[Digest, Digest]:
     """The ONNX file's digest, and the model's (`Profile.digest`)."""
-    own = sha256_of(model.path)
-    if not model.external:
-        return Digest(f"sha256:{own}"), Digest(f"sha256:{own}")
-    lines = [f"{own}  model.onnx\n"]
-    lines += [f"{sha256_of(path)}  {name}\n" for name, path in sorted(model.external.items())]
-    together = hashlib.sha256("".join(lines).encode()).hexdigest()
-    return Digest(f"sha256:{own}"), Digest(f"sha256:{together}")
+    own = digest_at(model.path)
+    external = {name: digest_at(path) for name, path in model.external.items()}
+    return own, digest_of_model(own, external)
 
 
-def sha256_of(path: Path) -> str:
-    """Hexadecimal digest of a file, read in pieces."""
-    digest = hashlib.sha256()
+def digest_at(path: Path) -> Digest:
+    """The digest of a file. Raises `OSError`."""
     with path.open("rb", buffering=0) as file:
-        buffer = bytearray(_CHUNK)
-        view = memoryview(buffer)
-        while count := file.readinto(buffer):
-            digest.update(view[:count])
-    return digest.hexdigest()
+        return digest_of_file(file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal_protocol.partition import Digest, TensorSpec
+from shoal_protocol.digests import Digest
+from shoal_protocol.partition import TensorSpec
 
 
 class Role(StrEnum):

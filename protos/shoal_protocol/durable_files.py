@@ -1,24 +1,63 @@
 """Files and names that survive a crash: written whole, renamed into place, synced."""
 
+import errno
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO, Final
+
+_MISSING: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that at any moment either the old or the new one stands there, whole."""
+    """Write a file so that at any moment either the old or the new one is there, whole. Raises
+    `OSError`; what was written of the new one is removed then."""
     temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last."""
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Whether an error says that there is no room for a file."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_transient(error: OSError) -> bool:
+    """Whether an error says that this process or machine lacks something now (open files, memory):
+    it says nothing of the file, and may be gone at the next try."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading, never through a symbolic link. Raises `FileNotFoundError` where
+    there is no regular file of this name, `OSError` where it cannot be opened now."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno in _MISSING:
+            raise FileNotFoundError(errno.ENOENT, "there is no such file", str(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")

@@ -1,7 +1,7 @@
 """Files of fragments on the wire: one transfer per request, from an offset to the file's end.
 
-The bytes are not judged here: a file is right when its digest is, which the receiver checks when it
-has all of it. No file is touched here but the open one that `file_frames` reads.
+These functions do not verify the bytes: the receiver checks the digest of the whole file
+(`transfers`). They open no file; `file_frames` reads one that is open.
 """
 
 from collections.abc import Iterator
@@ -10,11 +10,8 @@ from typing import BinaryIO, Final
 from shoal_protocol.frames import MalformedFrame, join_frame, split_frame
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest, FileSlice, FrameHeader
 
-MAXIMUM_MANIFEST_BYTES: Final = 16 << 20
-"""A `fragment.json` has at most that many bytes, wherever it is made, kept or fetched: about a
-hundred thousand weights. A device reads it whole."""
 FILE_FRAME_BYTES: Final = 128 << 10
-"""Small, since several stand in the buffers of either side, and both may be devices on a budget."""
+"""Small, since the buffers of either side hold several, and both may be devices on a budget."""
 
 
 def file_frames(
@@ -24,8 +21,8 @@ def file_frames(
     *,
     frame_bytes: int = FILE_FRAME_BYTES,
 ) -> Iterator[bytes]:
-    """The frames that answer a request, read from an open file of `file_bytes` bytes as they are
-    asked for.
+    """The frames that answer a request, read from an open file of `file_bytes` bytes, each when
+    the caller takes it.
 
     Raises `ValueError` for an offset past the end, `EOFError` if the file turns out shorter.
     """

@@ -6,13 +6,11 @@ Fragments are in topological order: every edge goes from a smaller to a larger i
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NewType
+from typing import Final
 
-Digest = NewType("Digest", str)
-"""`sha256:` and 64 hexadecimal digits."""
+from shoal_protocol.digests import Digest, is_digest
 
 MODEL: Final = -1
 
@@ -95,8 +93,6 @@ MAX_TENSORS: Final = 65_536
 MAX_RANK: Final = 64
 MAX_NAME: Final = 4096
 MAX_COUNT: Final = 2**63 - 1
-
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class DocumentRefused(ValueError):
@@ -271,7 +267,7 @@ class _Reader:
 
     def digest(self, key: str) -> Digest:
         value = self._field(key)
-        if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        if not isinstance(value, str) or not is_digest(value):
             raise DocumentRefused(self.at(key), "is not sha256: and 64 hexadecimal digits")
         return Digest(value)
 

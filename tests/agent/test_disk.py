@@ -1,7 +1,9 @@
 """An agent's disk: fragments that are damaged or find no room, activations that overflow."""
 
+import asyncio
 import json
 import os
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -13,10 +15,14 @@ from agent.fragment_making import MadeFragment, dense_model, write_fragment
 from agent.scripted_coordinator import ScriptedCoordinator
 from agent.test_faults import execute, runs
 from agent.test_running import edge
-from shoal_agent.cache.disk import CorruptFragment, FragmentCache
+from shoal_agent.cache.disk import FragmentCache
+from shoal_protocol.digests import Digest
+from shoal_protocol.fragment_store import read_manifest
+from shoal_protocol.manifest import FragmentDamaged
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 from small_disk import small_disk
+from troubled_disk import no_descriptors, slow_disk
 
 Join = Callable[..., Awaitable[Joined]]
 MIB = 1 << 20
@@ -211,7 +217,7 @@ def test_a_cached_fragment_that_changed_since_it_was_verified_is_verified_again(
             weights.unlink()
     if change != "gone":  # not even the time that people see gives it away
         os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(CorruptFragment, match=str(weights)):
+    with pytest.raises(FragmentDamaged, match=str(weights)):
         cache.verify(made.digest)
     assert made.digest not in cache
 
@@ -222,7 +228,41 @@ def test_a_cached_fragment_that_is_as_it_was_is_not_read_again(
     made = write_fragment(tmp_path, dense_model([64, 512, 64]))
     cache = FragmentCache(tmp_path, 1 << 30)
     cache.verify(made.digest)
-    monkeypatch.setattr("shoal_agent.cache.disk.file_sha256", lambda path: pytest.fail(str(path)))
+    monkeypatch.setattr("shoal_agent.cache.disk.file_digest", lambda path: pytest.fail(str(path)))
+    assert cache.verify(made.digest) == made.folder
+
+
+async def test_the_event_loop_reads_the_cache_while_the_disk_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = write_fragment(tmp_path, dense_model([64, 512, 64]))
+    cache = FragmentCache(tmp_path, 1 << 30)
+    manifest = read_manifest(made.folder, Digest(made.digest))
+    cache.drop(made.digest)
+    shutil.copytree(
+        write_fragment(tmp_path / "other", dense_model([64, 512, 64])).folder,
+        cache.part(made.digest),
+        dirs_exist_ok=True,
+    )
+    with slow_disk(monkeypatch) as disk:
+        admitting = asyncio.create_task(asyncio.to_thread(cache.admit, manifest))
+        await asyncio.to_thread(disk.entered.wait)
+        assert made.digest not in cache
+        assert cache.cached() == {}
+        cache.pin(made.digest)
+        assert not disk.released.is_set(), "the event loop waited for the disk"
+    await admitting
+    assert made.digest in cache
+
+
+def test_a_process_out_of_file_descriptors_drops_no_cached_fragment(tmp_path: Path) -> None:
+    made = write_fragment(tmp_path, dense_model([64, 512, 64]))
+    cache = FragmentCache(tmp_path, 1 << 30)
+    with no_descriptors():
+        with pytest.raises(OSError, match="Too many open files"):
+            cache.verify(made.digest)
+        with pytest.raises(OSError, match="Too many open files"):
+            FragmentCache(tmp_path, 1 << 30)
     assert cache.verify(made.digest) == made.folder
 
 

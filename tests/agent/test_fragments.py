@@ -1,6 +1,8 @@
 """Fragments and the processor's thread, in this process: what is cancelled, stopped, and fails."""
 
 import asyncio
+import io
+import shutil
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -9,12 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import pytest_asyncio
 
 from agent.fragment_making import MadeFragment, dense_model, slow_model, write_fragment
-from shoal_agent.cache import fetching
+from agent.scripted_coordinator import ScriptedCoordinator
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher, FragmentUnavailable, Source
 from shoal_agent.execution.queue import Made
@@ -24,9 +27,18 @@ from shoal_agent.runtime.onnx_runtime import Runtime, Terminated
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.activations import ActivationStore, SpillFull
+from shoal_protocol import transfers
 from shoal_protocol.channels import open_channel
-from shoal_protocol.services import PeerClient
+from shoal_protocol.files import file_frames
+from shoal_protocol.services import (
+    FileContext,
+    FrameContext,
+    PeerClient,
+    SessionClient,
+    add_peer_service,
+)
 from shoal_protocol.units import Bytes
+from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 MIB = 1 << 20
 BUDGET = Bytes(64 * MIB)
@@ -210,13 +222,54 @@ async def test_a_source_that_gives_nothing_is_left_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be frozen: its connection stands, and nothing comes."""
-    monkeypatch.setattr(fetching, "_FRAME_SECONDS", 0.2)
+    monkeypatch.setattr(transfers, "STALL_SECONDS", 0.2)
     fetcher = Fetcher(FragmentCache(tmp_path, 1 << 30), lambda *_: None, at_once)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{tmp_path}/silent.sock")
         listener.listen()
         channel = open_channel(f"unix:{tmp_path}/silent.sock")
         sources = [Source(name, PeerClient(channel).fetch_fragment) for name in ("one", "other")]
-        with pytest.raises(FragmentUnavailable, match=r"one: gave nothing.*other: gave nothing"):
+        with pytest.raises(FragmentUnavailable, match=r"one: fewer than .*other: fewer than"):
             await fetcher.ensure("sha256:" + "0" * 64, sources)
         await channel.close()
+
+
+class Dripping:
+    """A peer that claims every fragment, and gives a byte now and then."""
+
+    async def push(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
+        raise NotImplementedError
+
+    async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
+        for frame in file_frames(io.BytesIO(bytes(1000)), request, 1000, frame_bytes=1):
+            await context.write(frame)
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("manifest", [True, False])
+async def test_a_peer_that_drips_is_left_for_the_next_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, manifest: bool
+) -> None:
+    monkeypatch.setattr(transfers, "STALL_SECONDS", 0.5)
+    made = write_fragment(tmp_path / "store", dense_model([64, 512, 64]))
+    coordinator = ScriptedCoordinator(tmp_path / "store")
+    await coordinator.start(f"unix:{tmp_path}/coordinator.sock", insecure=True)
+    server = grpc.aio.server()
+    add_peer_service(server, Dripping())
+    server.add_insecure_port(f"unix:{tmp_path}/peer.sock")
+    await server.start()
+    cache = FragmentCache(tmp_path / "cache", 1 << 30)
+    if not manifest:  # an earlier fetch brought it
+        shutil.copy(made.folder / "fragment.json", cache.part(made.digest))
+    async with (
+        open_channel(f"unix:{tmp_path}/peer.sock") as peer,
+        open_channel(f"unix:{tmp_path}/coordinator.sock") as store,
+    ):
+        sources = [
+            Source("peer", PeerClient(peer).fetch_fragment),
+            Source("coordinator", SessionClient(store).fetch_fragment),
+        ]
+        await Fetcher(cache, lambda *_: None, at_once).ensure(made.digest, sources)
+    assert cache.verify(made.digest).is_dir()
+    await server.stop(None)
+    await coordinator.stop()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal_protocol.digests import Digest
 from shoal_protocol.partition import (
     MODEL,
-    Digest,
     DocumentRefused,
     Edge,
     Fragment,

@@ -19,6 +19,7 @@ import numpy as np
 from shoal_protocol import PROTOCOL
 from shoal_protocol.assembly import ActivationAssembler
 from shoal_protocol.channels import Credentials, open_channel
+from shoal_protocol.digests import Digest
 from shoal_protocol.frames import (
     MAXIMUM_PAYLOAD_BYTES,
     TransferError,
@@ -28,7 +29,6 @@ from shoal_protocol.frames import (
 )
 from shoal_protocol.partition import (
     MODEL,
-    Digest,
     Edge,
     Fragment,
     PartitionDocument,

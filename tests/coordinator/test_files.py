@@ -1,8 +1,10 @@
 """Files on the coordinator's volume: whole or not there, resumed, checked, bounded."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
+import threading
 from pathlib import Path
 
 import grpc
@@ -14,9 +16,13 @@ from coordinator.scripted import connected, put_model
 from coordinator.world import World, refusal
 from shoal_coordinator.storage.volume import NoRoom, Upload, Volume
 from shoal_coordinator.storage.volume_paths import FragmentPath, JobPath, PathRefused, parse_path
+from shoal_protocol import transfers
+from shoal_protocol.digests import Digest, hexadecimal
+from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import files_pb2 as pb
 from shoal_protocol.v1.files_pb2_grpc import FilesStub
+from troubled_disk import no_descriptors, slow_disk
 
 CONTENT = os.urandom(1_000_000)
 
@@ -262,7 +268,7 @@ def test_no_path_leads_out_of_the_volume(text: str) -> None:
         case JobPath():
             parts = ("jobs", path.job, path.folder, path.name)
         case FragmentPath():
-            parts = ("fragments", path.digest, path.file)
+            parts = ("fragments", path.digest, path.name)
     place = Path("/volume").joinpath(*parts)
     assert "\0" not in str(place)
     assert Path(os.path.normpath(place)) == place
@@ -273,15 +279,114 @@ def test_a_disk_that_fills_up_on_the_way_keeps_nothing(tmp_path: Path) -> None:
     volume = Volume(tmp_path)
     upload = volume.begin(JobPath("a", "in", "b"), 1000, "", "1")
     assert isinstance(upload, Upload)
+    upload.open()
     assert volume.promised == 1000
-    upload.write(b"x" * 10)
-    assert upload._file is not None
-    upload._file.close()
-    upload._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115 - closed by the upload
-    with pytest.raises(NoRoom):
-        upload.write(b"x" * 10)
+    upload.part.append(b"x" * 10)
+    assert upload.part._descriptor is not None
+    full = os.open("/dev/full", os.O_WRONLY | os.O_APPEND)
+    os.dup2(full, upload.part._descriptor)
+    os.close(full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        upload.part.append(b"x" * 10)
+    assert isinstance(upload.failed(caught.value), NoRoom)
+    upload.close()
     assert volume.promised == 0
-    assert not upload.part.exists()
+    assert not upload.part.path.exists()
+
+
+async def test_the_event_loop_notes_uses_while_the_disk_is_slow(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs are submitted while uploads are synced: also those of another fragment, and of files."""
+    digest = world.document.fragments[0].digest
+    folder = world.folder / "store/fragments" / hexadecimal(digest)
+    manifest = (folder / "fragment.json").read_bytes()
+    (folder / "model.onnx").unlink()
+    world.inputs(1)
+    with slow_disk(monkeypatch) as disk:
+        sending = asyncio.create_task(
+            send(world, f"fragments/{hexadecimal(digest)}/fragment.json", manifest)
+        )
+        await asyncio.to_thread(disk.entered.wait)
+        code, text = await refusal(world.submit())
+        assert (code, "lacks fragment 0" in text) == (grpc.StatusCode.FAILED_PRECONDITION, True)
+        assert not disk.released.is_set(), "the event loop waited for the disk"
+    await sending
+
+
+async def test_the_event_loop_notes_uses_while_a_fragment_is_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, released, left = threading.Event(), threading.Event(), threading.Event()
+    volume = Volume(world.folder / "store")
+
+    def slow(store: FragmentStore, digest: Digest) -> None:
+        entered.set()
+        released.wait(20)
+        left.set()
+
+    monkeypatch.setattr(FragmentStore, "verify", slow)
+    digest = world.document.fragments[0].digest
+    reading = asyncio.create_task(asyncio.to_thread(volume.discard_damaged, digest))
+    await asyncio.to_thread(entered.wait)
+    volume.use([digest])
+    assert not left.is_set(), "the event loop waited for the disk"
+    released.set()
+    assert await reading is None
+
+
+async def test_silent_uploads_give_way_to_those_that_send(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "STALL_SECONDS", 1.0)
+    calls = [FilesStub(world.channel).Put(timeout=60) for _ in range(40)]
+    for number, call in enumerate(calls):
+        header = pb.PutHeader(path=f"jobs/silent/in/{number}", bytes=1 << 20, version="1")
+        await call.write(pb.PutRequest(header=header))
+    _, stands = await send(world, "jobs/ocr/in/a.npz", CONTENT)
+    assert stands is not None
+    for call in calls:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert "fewer than" in (await call.details())
+
+
+async def test_an_upload_that_drips_is_given_up_and_resumed_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "STALL_SECONDS", 1.0)
+    call = FilesStub(world.channel).Put(timeout=60)
+    header = pb.PutHeader(path="jobs/ocr/in/a.npz", bytes=len(CONTENT), sha256=sha256(CONTENT))
+    await call.write(pb.PutRequest(header=header))
+    await call.read()
+    sent = 0
+    while not call.done():
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(pb.PutRequest(piece=CONTENT[sent : sent + 1]))
+        sent += 1
+        await asyncio.sleep(0.05)
+    assert "fewer than" in (await call.details())
+    offset, stands = await send(world, "jobs/ocr/in/a.npz", CONTENT)
+    assert offset is not None
+    assert 0 < offset <= sent
+    assert stands is not None
+
+
+async def test_a_coordinator_out_of_file_descriptors_says_so_and_not_that_a_file_is_missing(
+    world: World,
+) -> None:
+    volume = Volume(world.folder / "store")
+    digest = world.document.fragments[0].digest
+    with no_descriptors():
+        for act in (
+            lambda: volume.open(FragmentPath(digest, "model.onnx")),
+            lambda: FragmentStore(world.folder / "store").has(digest),
+            lambda: FragmentStore(world.folder / "store").open(digest, "model.onnx"),
+            lambda: volume.begin(FragmentPath(digest, "model.onnx"), 1, "", ""),
+        ):
+            with pytest.raises(OSError, match="Too many open files"):
+                act()
 
 
 def test_what_was_left_long_ago_is_swept(tmp_path: Path) -> None:
@@ -289,9 +394,10 @@ def test_what_was_left_long_ago_is_swept(tmp_path: Path) -> None:
     for name in ("old", "new"):
         upload = volume.begin(JobPath(name, "in", "a.npz"), 10, "", "1")
         assert isinstance(upload, Upload)
-        upload.write(b"x")
+        upload.open()
+        upload.part.append(b"x")
         upload.close()
         if name == "old":
-            os.utime(upload.part, (1, 1))
+            os.utime(upload.part.path, (1, 1))
     volume.sweep()
     assert sorted(path.name for path in (tmp_path / "incoming/jobs").iterdir()) == ["new"]

@@ -1,16 +1,16 @@
 """Fragments give way to what needs their room, unless somebody uses them."""
 
 import hashlib
-import json
 import os
 from pathlib import Path
 
 import pytest
 
 from coordinator.world import World
-from shoal_coordinator.storage.volume import UNUSED_SECONDS, NoRoom, Standing, Upload, Volume
+from shoal_coordinator.storage.volume import UNUSED_SECONDS, NoRoom, StoredFile, Upload, Volume
 from shoal_coordinator.storage.volume_paths import FragmentPath, JobPath
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest, digest_of
+from shoal_protocol.manifest import FileEntry, format_manifest
 from shoal_protocol.v1 import coordinator_pb2 as api
 
 MODEL_BYTES = 100_000
@@ -32,19 +32,20 @@ class Disk(Volume):
         upload = self.begin(path, len(content), hashlib.sha256(content).hexdigest(), "")
         if isinstance(upload, Upload):
             try:
-                upload.write(content)
+                upload.open()
+                upload.part.append(content)
                 upload.finish()
             finally:
                 upload.close()
 
     def put_fragment(self, seed: int) -> Digest:
         model = bytes([seed]) * MODEL_BYTES
-        files = {"model.onnx": {"sha256": hashlib.sha256(model).hexdigest(), "bytes": len(model)}}
-        manifest = json.dumps({"version": 1, "files": files}).encode()
-        digest = hashlib.sha256(manifest).hexdigest()
+        files = {"model.onnx": FileEntry(digest=digest_of(model), size_bytes=len(model))}
+        manifest = format_manifest(files, {})
+        digest = digest_of(manifest)
         self.put(FragmentPath(digest, "fragment.json"), manifest)
         self.put(FragmentPath(digest, "model.onnx"), model)
-        return Digest(f"sha256:{digest}")
+        return digest
 
     def fragments(self) -> set[Digest]:
         return {Digest(f"sha256:{each.name}") for each in self.list("fragments")}
@@ -77,10 +78,10 @@ def test_those_of_running_jobs_and_of_the_last_hour_stay(tmp_path: Path) -> None
     disk.age(running, 9)
     disk.age(found, 9)
     disk.in_use = lambda: {running}
-    path = FragmentPath(found.removeprefix("sha256:"), "model.onnx")
+    path = FragmentPath(found, "model.onnx")
     checksum = hashlib.sha256(bytes([1]) * MODEL_BYTES).hexdigest()
     stands = disk.begin(path, MODEL_BYTES, checksum, "")
-    assert isinstance(stands, Standing), "whoever brings a partition relies on what stands"
+    assert isinstance(stands, StoredFile), "whoever brings a partition relies on what stands"
     with pytest.raises(NoRoom):
         disk.put(JobPath("a", "in", "large.npz"), b"x" * 90_000)
     assert disk.fragments() == {running, found, fresh}

@@ -4,7 +4,6 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -12,6 +11,7 @@ from pool import Pool, cut, read_results, running_pool, write_items
 
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from real_models import MODELS, find
+from shoal_protocol.coordinator_client import CallFailed
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -77,7 +77,7 @@ async def test_a_fragment_that_is_damaged_in_the_store_fails_a_job_once_and_not_
     assert status.state == pb.JobStatus.FAILED
     assert f"{weights} does not match its checksum" in status.message
     assert not FragmentStore(pool.store).has(digest)
-    with pytest.raises(grpc.aio.AioRpcError, match=r"lacks fragment 1"):
+    with pytest.raises(CallFailed, match="lacks fragment 1"):
         await pool.run("refused", document, inputs, tmp_path / "second")
     assert prepare(pool, tmp_path / "again")[0] == document
     status = await pool.run("lucky", document, inputs, tmp_path / "third")

@@ -14,7 +14,8 @@ from shoal_planner.explanation import explain, summary
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective, PinPolicy
-from shoal_protocol.partition import MODEL, Digest, Edge, Fragment, PartitionDocument
+from shoal_protocol.digests import Digest
+from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
 
 MIB = 1 << 20
 SECOND = 1_000_000_000

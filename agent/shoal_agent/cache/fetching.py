@@ -1,36 +1,50 @@
-"""Bringing a fragment into the cache: from the nearest peer that has it, else from the coordinator.
+"""Fetching fragments into the cache: from the nearest peer that has one, else the coordinator.
 
-Each file is asked for from where the one on disk ends, so that a transfer that breaks, also with
-the process, is continued, by any source. A source that gives wrong bytes is left for the next
-one, and what it gave is thrown away. A fragment that is asked for twice at a time is fetched
-once.
+Each file is requested from where the one on disk ends, so that any source resumes a transfer that
+broke, also with the process. A source that gives wrong bytes, or gives them too slowly, is left for
+the next one; wrong bytes are thrown away. Two requests for one fragment share one fetch.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from time import perf_counter
 from typing import Final
 
 import grpc
 
-from shoal_agent.cache.disk import CacheFull, FragmentCache, file_sha256, is_disk_full
-from shoal_agent.cache.manifest import MANIFEST, Manifest, ManifestError, parse_manifest
-from shoal_protocol.files import MAXIMUM_MANIFEST_BYTES, FileReceiver
+from shoal_agent.cache.disk import CacheFull, FragmentCache
+from shoal_protocol.digests import Digest
+from shoal_protocol.durable_files import is_disk_full, is_transient, replace_file
+from shoal_protocol.files import FileReceiver
+from shoal_protocol.fragment_store import FragmentMissing, read_manifest
 from shoal_protocol.frames import MalformedFrame
+from shoal_protocol.manifest import (
+    MANIFEST,
+    MAXIMUM_MANIFEST_BYTES,
+    FileEntry,
+    FragmentDamaged,
+    Manifest,
+    parse_manifest,
+)
 from shoal_protocol.services import FileStream
+from shoal_protocol.transfers import (
+    PartialFile,
+    Stalled,
+    WrongBytes,
+    in_thread,
+    receive,
+    watched,
+)
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 _FILE_SECONDS: Final = 600.0
-_FRAME_SECONDS: Final = 30.0
-"""How long a source may give nothing: it may be frozen, and the next one need not be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Somebody who may have the fragment: a name for messages, and how to ask."""
+    """A peer or the coordinator: a name for messages, and how to ask it."""
 
     name: str
     fetch: Callable[[FetchFragmentRequest, float], FileStream]
@@ -62,7 +76,7 @@ class Fetcher:
         on_bytes: Callable[[str, int], None],
         pace: Callable[[int], Awaitable[None]],
     ) -> None:
-        """`on_bytes` is told a source's name and a number of bytes as they come; `pace` returns
+        """`on_bytes` receives a source's name and a number of bytes as they come; `pace` returns
         when the link has carried so many bytes."""
         self._cache = cache
         self._on_bytes = on_bytes
@@ -78,11 +92,11 @@ class Fetcher:
             task = asyncio.create_task(self._fetch(digest, sources), name=f"fetch {digest}")
             self._running[digest] = task
             task.add_done_callback(lambda _: self._running.pop(digest, None))
-        # One of several that wait may be cancelled; the fetch goes on, what comes is of use.
+        # One of several that wait may be cancelled; the fetch continues, what comes is of use.
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Stop what is under way."""
+        """Cancel what is under way."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
@@ -92,132 +106,119 @@ class Fetcher:
         started = perf_counter()
         answers: list[str] = []
         corrupt = False
-        dropped: list[str] = []
-        counted = 0
-
-        def count(source: Source, size: int) -> None:
-            nonlocal counted
-            counted += size
-            self._on_bytes(source.name, size)
-
+        transfer = _Transfer(self._cache, Digest(digest), self._on_bytes, self._pace)
         for source in sources:
-            transfer = _Transfer(self._cache, digest, source, dropped, count, self._pace)
             try:
-                await transfer.run()
-                return Fetched(counted, perf_counter() - started, tuple(dropped))
+                await transfer.run(source)
             except grpc.aio.AioRpcError as error:
                 answers.append(f"{source.name}: {error.code().name} {error.details()}")
-            except TimeoutError:
-                answers.append(f"{source.name}: gave nothing for {_FRAME_SECONDS:.0f} s")
-            except (MalformedFrame, ManifestError, _WrongBytes) as error:
+            except Stalled as error:
+                answers.append(f"{source.name}: {error}")
+            except (MalformedFrame, FragmentDamaged, WrongBytes) as error:
                 corrupt = True
                 answers.append(f"{source.name}: {error}")
-                await asyncio.to_thread(self._cache.discard_part, digest)
+                await in_thread(self._cache.discard_part, digest)
             except OSError as error:
-                await asyncio.to_thread(self._cache.discard_part, digest)
+                if is_transient(error):  # what came is kept for the next try
+                    raise FragmentUnavailable(f"{digest} cannot be fetched now: {error}") from error
+                await in_thread(self._cache.discard_part, digest)
                 if is_disk_full(error):
                     raise CacheFull(transfer.need_bytes, 0, f"{digest}: {error}") from error
                 raise
             except CacheFull:
-                await asyncio.to_thread(self._cache.discard_part, digest)
+                await in_thread(self._cache.discard_part, digest)
                 raise
+            else:
+                seconds = perf_counter() - started
+                return Fetched(transfer.fetched_bytes, seconds, tuple(transfer.dropped))
         kind = FragmentCorrupt if corrupt else FragmentUnavailable
         raise kind(f"{digest} cannot be fetched: " + ("; ".join(answers) or "no source is known"))
 
 
-class _WrongBytes(Exception):
-    """A file whose digest is not what the manifest says."""
-
-
-@dataclass(slots=True)
 class _Transfer:
-    """One fragment from one source."""
+    """One fragment, from one source after the other until one has given all of it."""
 
-    cache: FragmentCache
-    digest: str
-    source: Source
-    dropped: list[str]
-    count: Callable[[Source, int], None]
-    pace: Callable[[int], Awaitable[None]]
-    need_bytes: int = 0
+    def __init__(
+        self,
+        cache: FragmentCache,
+        digest: Digest,
+        on_bytes: Callable[[str, int], None],
+        pace: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._cache = cache
+        self._digest = digest
+        self._on_bytes = on_bytes
+        self._pace = pace
+        self.need_bytes = 0
+        self.fetched_bytes = 0
+        self.dropped: list[str] = []
 
-    async def run(self) -> None:
-        part = await asyncio.to_thread(self.cache.part, self.digest)
-        manifest = await self._manifest(part)
+    async def run(self, source: Source) -> None:
+        part = await in_thread(self._cache.part, self._digest)
+        manifest = await self._manifest(part, source)
         self.need_bytes = manifest.total_bytes
-        self.dropped += await asyncio.to_thread(
-            self.cache.make_room, self.digest, manifest.total_bytes
-        )
+        self.dropped += await in_thread(self._cache.make_room, self._digest, manifest.total_bytes)
         for name, entry in manifest.files.items():
-            path = part / name
-            await self._file(path, entry.bytes)
-            if await asyncio.to_thread(file_sha256, path) != entry.sha256:
-                raise _WrongBytes(f"{name} does not match its digest")
-        await asyncio.to_thread(self.cache.admit, manifest)
+            await self._file(part / name, entry, source)
+        await in_thread(self._cache.admit, manifest)
 
-    async def _manifest(self, part: Path) -> Manifest:
-        path = part / MANIFEST
-        if path.exists():
-            try:
-                return parse_manifest(self.digest, path.read_bytes())
-            except ManifestError:
-                path.unlink()
-        await self._file(path, MAXIMUM_MANIFEST_BYTES, whole=True)
-        return parse_manifest(self.digest, path.read_bytes())
-
-    async def _file(self, path: Path, limit_bytes: int, *, whole: bool = False) -> None:
-        """Have a file of at most `limit_bytes` (exactly that, unless `whole`) on disk."""
-        have = path.stat().st_size if path.exists() else 0
-        if whole or have > limit_bytes:
-            path.unlink(missing_ok=True)
-            have = 0
-        if have == limit_bytes and have > 0:
-            return
-        request = FetchFragmentRequest(digest=self.digest, file=path.name, offset=have)
-        receiver = FileReceiver(request, limit_bytes)
-        call = self.source.fetch(request, _FILE_SECONDS)
+    async def _manifest(self, part: Path, source: Source) -> Manifest:
+        """The one that an earlier fetch left, or the source's, in memory until it is verified."""
         try:
-            with path.open("ab", buffering=0) as file:
-                async for message in _promptly(call):
-                    payload = receiver.feed(message)
-                    self.count(self.source, len(payload))
-                    await self.pace(len(payload))
-                    await self._append(file, payload)
-        finally:
-            call.cancel()
-        if not receiver.complete:
-            raise MalformedFrame(f"{path.name} ends at {receiver.position} bytes")
-        if not whole and receiver.position != limit_bytes:
-            raise MalformedFrame(f"{path.name} has {receiver.position} bytes, not {limit_bytes}")
+            return await in_thread(read_manifest, part, self._digest)
+        except (FragmentMissing, FragmentDamaged):
+            pass  # fetched below
+        request = FetchFragmentRequest(digest=self._digest, file=MANIFEST)
+        content = bytearray()
+        async for piece in watched(_pieces(request, MAXIMUM_MANIFEST_BYTES, source)):
+            content += piece
+            await self._arrived(source, len(piece))
+        manifest = parse_manifest(bytes(content), self._digest)
+        await in_thread(replace_file, part / MANIFEST, bytes(content))
+        return manifest
 
-    async def _append(self, file: FileIO, payload: memoryview) -> None:
-        """Write; while the disk is full, drop what was used longest ago, if there is anything."""
-        start = file.tell()
-        while True:
+    async def _file(self, path: Path, entry: FileEntry, source: Source) -> None:
+        def read(offset: int) -> AsyncIterator[memoryview]:
+            request = FetchFragmentRequest(digest=self._digest, file=path.name, offset=offset)
+            return watched(_pieces(request, entry.size_bytes, source))
+
+        async def arrived(count: int) -> None:
+            await self._arrived(source, count)
+
+        part = PartialFile(path, entry.size_bytes)
+        try:
+            await in_thread(part.open)
+            await receive(part, read, arrived, self._make_room)
             try:
-                await asyncio.to_thread(_write_all, file, payload)
-                return
-            except OSError as error:
-                if not is_disk_full(error):
-                    raise
-                gone = await asyncio.to_thread(self.cache.drop_oldest)
-                if gone is None:
-                    raise
-                self.dropped.append(gone)
-                file.truncate(start)
+                await in_thread(part.verify, entry.digest)
+            except WrongBytes as error:
+                raise WrongBytes(f"{path.name} does not match its digest") from error
+        finally:
+            await in_thread(part.close)
+
+    async def _arrived(self, source: Source, count: int) -> None:
+        self.fetched_bytes += count
+        self._on_bytes(source.name, count)
+        await self._pace(count)
+
+    async def _make_room(self, error: OSError) -> None:
+        """While the disk is full, drop the least recently used; raise where there is none."""
+        gone = await in_thread(self._cache.drop_oldest) if is_disk_full(error) else None
+        if gone is None:
+            raise error
+        self.dropped.append(gone)
 
 
-async def _promptly(call: FileStream) -> AsyncIterator[bytes]:
-    """The messages; raises `TimeoutError` where none comes for a while."""
-    messages = aiter(call)
-    while True:
-        async with asyncio.timeout(_FRAME_SECONDS):
-            message = await anext(messages, None)
-        if message is None:
-            return
-        yield message
-
-
-def _write_all(file: FileIO, payload: memoryview) -> None:
-    while payload:
-        payload = payload[file.write(payload) :]
+async def _pieces(
+    request: FetchFragmentRequest, limit_bytes: int, source: Source
+) -> AsyncIterator[memoryview]:
+    """The bytes that a source answers. Raises `MalformedFrame`, `grpc.aio.AioRpcError`."""
+    receiver = FileReceiver(request, limit_bytes)
+    call = source.fetch(request, _FILE_SECONDS)
+    try:
+        async for message in call:
+            yield receiver.feed(message)
+    finally:
+        call.cancel()
+    if not receiver.complete:
+        raise MalformedFrame(f"{request.file} ends at {receiver.position} bytes")

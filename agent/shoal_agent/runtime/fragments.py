@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar, assert_never
 
-from shoal_agent.cache.disk import CorruptFragment, FragmentCache
+from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetched, Fetcher, Source
 from shoal_agent.memory import residency
 from shoal_agent.memory.residency import Ledger, short
@@ -22,6 +22,7 @@ from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import SpillFull
+from shoal_protocol.manifest import FragmentDamaged
 from shoal_protocol.tensors import Array
 from shoal_protocol.threads import in_executor
 from shoal_protocol.units import Bytes, format_bytes
@@ -98,7 +99,7 @@ class Fragments:
     async def load(self, digest: str, need_bytes: int, sources: Sequence[Source]) -> LoadResult:
         """Make a fragment resident.
 
-        Raises `OverBudget`, `SpillFull`, `FragmentUnavailable`, `CorruptFragment`, `CacheFull`,
+        Raises `OverBudget`, `SpillFull`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
         `RuntimeFailed`, `OSError`.
         """
         started = perf_counter()
@@ -333,7 +334,7 @@ class Fragments:
             fetched_bytes += fetched.fetched_bytes
             try:
                 folder = await asyncio.to_thread(self.cache.verify, digest)
-            except CorruptFragment:
+            except FragmentDamaged:
                 if attempt + 1 == _FETCHES_AFTER_DAMAGE:
                     raise
                 continue

@@ -1,13 +1,15 @@
 """Failures in the protocol's terms: which exception becomes which code."""
 
-from shoal_agent.cache.disk import CacheFull, CorruptFragment, is_disk_full
+from shoal_agent.cache.disk import CacheFull
 from shoal_agent.cache.fetching import FragmentCorrupt, FragmentUnavailable
 from shoal_agent.execution.queue import Reason
 from shoal_agent.runtime.fragments import NotResident, OverBudget
 from shoal_agent.runtime.onnx_runtime import InputMismatch, NotOpen, OutOfBudget, RuntimeFailed
 from shoal_agent.transport.activations import SpillFull
 from shoal_protocol.bulk.link import Undelivered
+from shoal_protocol.durable_files import is_disk_full, is_transient
 from shoal_protocol.frames import TransferError
+from shoal_protocol.manifest import FragmentDamaged
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
@@ -15,7 +17,7 @@ EXPECTED = (
     OverBudget,
     NotResident,
     FragmentUnavailable,
-    CorruptFragment,
+    FragmentDamaged,
     CacheFull,
     SpillFull,
     Undelivered,
@@ -57,7 +59,7 @@ def failure_of(error: BaseException) -> pb.Failure:  # noqa: C901, PLR0911 - one
             return failure(pb.BUDGET, f"the run needs more memory than the budget: {error}")
         case NotResident() | NotOpen():
             return failure(pb.NOT_RESIDENT, str(error))
-        case FragmentCorrupt() | CorruptFragment():
+        case FragmentCorrupt() | FragmentDamaged():
             return failure(pb.CORRUPT, str(error))
         case FragmentUnavailable():
             return failure(pb.UNAVAILABLE, str(error))
@@ -74,10 +76,16 @@ def failure_of(error: BaseException) -> pb.Failure:  # noqa: C901, PLR0911 - one
             return failure(pb.RUNTIME, f"the receiver refused the activation: {error}")
         case InputMismatch():
             return failure(pb.INVALID_INPUT, str(error))
-        case OSError() if is_disk_full(error):
-            return failure(pb.DISK_FULL, str(error))
+        case OSError():
+            return failure(_code_of(error), str(error))
         case _:
             return failure(pb.RUNTIME, str(error))
+
+
+def _code_of(error: OSError) -> pb.FailureCode:
+    if is_disk_full(error):
+        return pb.DISK_FULL
+    return pb.UNAVAILABLE if is_transient(error) else pb.RUNTIME
 
 
 def refusal(reason: Reason, message: str) -> pb.Failure:

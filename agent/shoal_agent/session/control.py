@@ -15,7 +15,6 @@ from typing import Final, Protocol
 import grpc
 
 from shoal_agent.cache.fetching import Source
-from shoal_agent.cache.manifest import is_digest
 from shoal_agent.memory.residency import short
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refused_inputs
@@ -29,6 +28,7 @@ from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
 from shoal_protocol.bulk.receiving import Intake
 from shoal_protocol.bulk.transport import STREAM_ERRORS, GrpcTransport, describe
+from shoal_protocol.digests import is_digest
 from shoal_protocol.frames import MalformedFrame, TransferError, split_frame
 from shoal_protocol.pacing import Outbox
 from shoal_protocol.services import Connection, SessionClient

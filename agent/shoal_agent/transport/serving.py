@@ -4,25 +4,27 @@ Over TLS only devices and coordinators may call; clients and workers are refused
 of their certificates.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
 
 from shoal_agent.cache.disk import FragmentCache
-from shoal_agent.cache.manifest import FILES, is_digest
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.intake import MAXIMUM_DECODED_BYTES, Inbox, open_intake
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink
 from shoal_protocol.bulk.transport import GrpcTransport
 from shoal_protocol.channels import is_secured, peer_name
+from shoal_protocol.digests import is_digest
 from shoal_protocol.files import file_frames
+from shoal_protocol.fragment_store import FragmentMissing
 from shoal_protocol.frames import MalformedFrame
 from shoal_protocol.identities import RESERVED
 from shoal_protocol.limits import CallLimiter, Stalled, StallWatch, TooManyCalls, end_stalled
+from shoal_protocol.manifest import FILES
 from shoal_protocol.services import FileContext, FrameContext
+from shoal_protocol.transfers import in_thread
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 _FETCHES: Final = 4
@@ -77,32 +79,30 @@ class Peers:
         await _require_device(context)
         if not is_digest(request.digest) or request.file not in FILES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such kind of file")
-        found = await asyncio.to_thread(self._cache.open_for_peer, request.digest, request.file)
-        if found is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.digest} is not cached here")
-            return
-        path, size = found
-        if request.offset > size:
-            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"{request.file} has {size} bytes")
-        self._cache.pin(request.digest)
         try:
             async with self._fetches.turn(peer_name(context)):
-                with path.open("rb", buffering=0) as file:
-                    watch = StallWatch()
-                    frames = file_frames(file, request, size)
-                    while (frame := await asyncio.to_thread(next, frames, None)) is not None:
-                        await self._uplink.depart(len(frame))
-                        await watch.wait(context.write(frame))
-                        watch.progress(len(frame))
-                        self._counters.sent_bytes += len(frame)
+                await self._send_file(request, context)
         except TooManyCalls as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except FragmentMissing as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except Stalled as error:
             await end_stalled(context, error)
         except (OSError, EOFError) as error:
             await context.abort(grpc.StatusCode.DATA_LOSS, f"{request.file}: {error}")
-        finally:
-            self._cache.unpin(request.digest)
+
+    async def _send_file(self, request: FetchFragmentRequest, context: FileContext) -> None:
+        file, size = await in_thread(self._cache.open, request.digest, request.file)
+        with file:
+            if request.offset > size:
+                reason = f"{request.file} has {size} bytes"
+                await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)
+            watch, frames = StallWatch(), file_frames(file, request, size)
+            while (frame := await in_thread(next, frames, None)) is not None:
+                await self._uplink.depart(len(frame))
+                await watch.wait(context.write(frame))
+                watch.progress(len(frame))
+                self._counters.sent_bytes += len(frame)
 
 
 async def _require_device(context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -5,7 +5,6 @@ says what the command takes and with which default, and this module says what ea
 Below them is what several commands do with what they were given.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from inspect import getdoc
@@ -16,6 +15,7 @@ import typer
 
 from shoal_cli.local import cgroups
 from shoal_protocol import choices
+from shoal_protocol.digests import is_digest
 from shoal_protocol.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -371,7 +371,7 @@ def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
 
 def parse_digest(text: str | None) -> str | None:
     """`sha256:` and 64 hexadecimal digits."""
-    if text is not None and not re.fullmatch(r"sha256:[0-9a-f]{64}", text):
+    if text is not None and not is_digest(text):
         raise typer.BadParameter(f"--digest {text}: write sha256: and 64 hexadecimal digits")
     return text
 

@@ -120,7 +120,7 @@ async def _deliver(document: "PartitionDocument", store: Path, to: str, access: 
     lines = Lines("sending", sum(sizes.size_bytes(each) for each in dict.fromkeys(digests)))
     client = access.coordinator(to)
     try:
-        delivered = await Delivery(store, client).deliver(digests, lines.add)
+        delivered = await Delivery(store, to, client).deliver(digests, lines.add)
     finally:
         await client.close()
     return (

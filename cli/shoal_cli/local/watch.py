@@ -1,39 +1,32 @@
-"""The runner as a client of the coordinator: submits jobs, watches them, hears of devices.
+"""The runner as a client of the coordinator: submits jobs, watches them, polls the devices.
 
-A coordinator that dies is started again by the supervisor; the watch then submits its jobs anew
-(which is idempotent by name) and goes on. Counters of a device start over with its session or with
-the coordinator, so `DeviceTally` adds up what it sees grow.
+The supervisor restarts a coordinator that dies; the watch then submits its jobs again (which is
+idempotent by name) and resumes. Counters of a device restart with its session or with the
+coordinator, so `DeviceTally` sums their growth.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import grpc
 import grpc.aio
 
 from shoal_cli.local.observer import Snapshot
 from shoal_cli.local.report import TierHits
+from shoal_protocol.coordinator_client import ENDED, CallFailed, CoordinatorClient
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
-
-if TYPE_CHECKING:  # known to type checkers only
-    from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorAsyncStub
 
 CALL_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 0.25
 WATCH_INTERVAL_SECONDS: Final = 0.25
-# A watch ends after this, and is opened anew: no call is without a deadline.
+CANCEL_SECONDS: Final = 2.0
 WATCH_SECONDS: Final = 300.0
+"""A watch ends after this, and the next one begins: no call is without a deadline."""
 GIVE_UP_SECONDS: Final = 60.0
-ENDED: Final = frozenset({pb.JobStatus.COMPLETE, pb.JobStatus.FAILED, pb.JobStatus.CANCELLED})
-_PASSING: Final = frozenset(
-    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
-)
 _COUNTERS: Final = (
     "loads",
     "evictions",
@@ -98,7 +91,7 @@ class Watch:
     """A running coordinator, seen from outside."""
 
     def __init__(self, channel: grpc.aio.Channel, requests: Sequence[pb.SubmitJobRequest]) -> None:
-        self._stub: CoordinatorAsyncStub = CoordinatorStub(channel)
+        self._client = CoordinatorClient(channel, seconds=CALL_SECONDS)
         self._requests = {request.name: request for request in requests}
         self._started = monotonic()
         self.jobs: dict[str, pb.JobStatus] = {}
@@ -122,18 +115,18 @@ class Watch:
     async def poll(self) -> Sequence[pb.DeviceStatus]:
         """Ask for the devices once; none while the coordinator is not there."""
         try:
-            response = await self._stub.ListDevices(pb.ListDevicesRequest(), timeout=CALL_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            if error.code() in _PASSING:
+            devices = await self._client.devices()
+        except CallFailed as error:
+            if error.unreachable:
                 return ()
             raise
-        for status in response.devices:
+        for status in devices:
             self.devices.setdefault(status.name, DeviceTally()).add(status)
-        return response.devices
+        return devices
 
     async def last_poll(self) -> None:
-        """Hear the last word of every device, if there still is a coordinator to ask."""
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        """Poll once more, if there still is a coordinator."""
+        with contextlib.suppress(CallFailed):
             await self.poll()
 
     async def run(self, on_snapshot: Callable[[], None]) -> None:
@@ -160,10 +153,8 @@ class Watch:
             status = self.jobs.get(name)
             if status is None or status.state in ENDED:
                 continue
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                self.jobs[name] = await self._stub.CancelJob(
-                    pb.CancelJobRequest(name=name, reason=reason), timeout=2.0
-                )
+            with contextlib.suppress(CallFailed):
+                self.jobs[name] = await self._client.cancel(name, reason, seconds=CANCEL_SECONDS)
 
     def snapshot(self) -> Snapshot:
         """The latest of everything."""
@@ -188,33 +179,22 @@ class Watch:
         lost_at: float | None = None
         while True:
             try:
-                self.jobs[request.name] = await self._stub.SubmitJob(request, timeout=CALL_SECONDS)
+                self.jobs[request.name] = await self._client.submit(request)
                 lost_at = None
-                async for status in self._statuses(request.name):
+                async for status in self._client.watch(
+                    request.name, WATCH_INTERVAL_SECONDS, seconds=WATCH_SECONDS
+                ):
                     self.jobs[request.name] = status
                     if status.state in ENDED:
                         return
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _PASSING:
-                    raise JobRefused(request.name, error.details() or error.code().name) from error
+            except CallFailed as error:
+                if not error.unreachable:
+                    raise JobRefused(request.name, error.reason) from error
                 now = monotonic()
                 if lost_at is None:
                     lost_at = now
                 elif now - lost_at > GIVE_UP_SECONDS:
                     raise CoordinatorGone(
-                        f"no coordinator for {GIVE_UP_SECONDS:g} s: {error.details()}"
+                        f"no coordinator for {GIVE_UP_SECONDS:g} s: {error}"
                     ) from error
             await asyncio.sleep(RETRY_SECONDS)
-
-    async def _statuses(self, name: str) -> AsyncIterator[pb.JobStatus]:
-        """The statuses of one watch. That it ends by its own deadline is no failure."""
-        request = pb.WatchJobRequest(name=name, interval_seconds=WATCH_INTERVAL_SECONDS)
-        call = self._stub.WatchJob(request, timeout=WATCH_SECONDS)
-        try:
-            async for status in call:
-                yield status
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise
-        finally:
-            call.cancel()

@@ -9,6 +9,6 @@
 Here belong bytes and addresses. Not here: what is in the files.
 
 No file is ever held in memory: it passes through in pieces of about a megabyte. A file is seen at a
-target when it is whole; one that broke off is gone on with where the place can (folders and
-coordinators, from any source), and one that stands with the same size and checksum is left alone.
+target when it is whole; one that broke off is resumed where the place can (folders and
+coordinators, from any source), and one that is there with the same size and digest is skipped.
 """

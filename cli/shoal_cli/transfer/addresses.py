@@ -19,10 +19,11 @@ from urllib.parse import unquote, urlsplit
 
 from shoal_cli.transfer.local_paths import AddressRefused, resolve_uri
 from shoal_cli.transfer.places import Source, Target, TransferRefused
-from shoal_protocol.channels import Credentials, is_loopback, open_channel
+from shoal_protocol.channels import Credentials, open_channel
 
 if TYPE_CHECKING:
-    from shoal_cli.transfer.coordinators import FilesClient, JobFolder
+    from shoal_cli.transfer.coordinators import JobFolder
+    from shoal_protocol.coordinator_client import CoordinatorClient
 
 _COORDINATOR: Final = re.compile(
     r"(coordinator://)?(?P<target>unix:/.+|[^/]+:[0-9]+)/(?P<folder>jobs/[^/]+/(in|out))/?"
@@ -53,7 +54,7 @@ class Access:
             case "https" | "http":
                 from shoal_cli.transfer import web  # noqa: PLC0415
 
-                check_web(uri)
+                web.check_web(uri)
                 return web.WebSource(uri, uri, web.open_session(), web.environment_headers())
             case "oci":
                 from shoal_cli.transfer import registry, web  # noqa: PLC0415
@@ -77,7 +78,7 @@ class Access:
             case "https" | "http":
                 from shoal_cli.transfer import web  # noqa: PLC0415
 
-                check_web(uri)
+                web.check_web(uri)
                 return web.WebTarget(uri, web.open_session(), web.environment_headers())
             case "oci":
                 raise TransferRefused(f"{uri}: nothing can be written to oci://")
@@ -86,12 +87,11 @@ class Access:
 
                 return FolderTarget(uri, self.local_path(uri))
 
-    def coordinator(self, target: str) -> "FilesClient":
-        """The files of a coordinator, by its gRPC target. Raises `channels.AddressRefused`."""
-        from shoal_cli.transfer.coordinators import FilesClient  # noqa: PLC0415
+    def coordinator(self, target: str) -> "CoordinatorClient":
+        """A client of the coordinator at a gRPC target. Raises `channels.AddressRefused`."""
+        from shoal_protocol.coordinator_client import CoordinatorClient  # noqa: PLC0415
 
-        channel = open_channel(target, self.credentials, insecure=self.insecure)
-        return FilesClient(channel, target)
+        return CoordinatorClient(open_channel(target, self.credentials, insecure=self.insecure))
 
     def local_path(self, uri: str) -> Path:
         """The path that a local address names; it need not exist. Raises `AddressRefused`."""
@@ -132,15 +132,3 @@ def _bucket(uri: str) -> tuple[str, str]:
     if not parts.netloc or parts.query or parts.fragment:
         raise TransferRefused(f"{uri}: write s3://BUCKET/PREFIX")
     return parts.netloc, unquote(parts.path).lstrip("/")
-
-
-def check_web(uri: str) -> None:
-    """Raise `TransferRefused` for what would go over the network in the clear."""
-    parts = urlsplit(uri)
-    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-        raise TransferRefused(f"{uri}: is not encrypted; write https://")
-    if parts.username or parts.password:
-        raise TransferRefused(
-            f"{parts.scheme}://{parts.hostname}: credentials are no part of an address; "
-            f"set HTTP_USERNAME and HTTP_PASSWORD"
-        )

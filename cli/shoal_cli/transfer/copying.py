@@ -1,4 +1,4 @@
-"""Files from a source to a target: what stands the same is left, what breaks is gone on with."""
+"""Files from a source to a target: what is there already is skipped, what breaks is resumed."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +11,8 @@ from shoal_cli.transfer.places import (
     Target,
     TransferBroken,
     TransferRefused,
-    checksum,
+    digest_of_stream,
+    reader,
 )
 
 FILES_AT_ONCE: Final = 4
@@ -22,7 +23,7 @@ PAUSE_SECONDS: Final = 1.0
 
 @dataclass(slots=True)
 class Progress:
-    """How far a copy is; `bytes` counts what stood already."""
+    """How far a copy is; `bytes` counts what was there already."""
 
     files: int
     bytes: int
@@ -32,7 +33,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What a copy came to; `skipped` of the files stood already."""
+    """What a copy came to; `skipped` of the files were there already."""
 
     files: int
     bytes: int
@@ -52,8 +53,8 @@ async def copy(
     if not entries:
         raise TransferRefused(f"{source.address}: there are no files")
     progress = Progress(len(entries), sum(entry.size_bytes for entry in entries))
-    standing = await target.standing()
-    work = _Copy(source, target, standing, progress, on_progress, pause_seconds)
+    existing = await target.existing()
+    work = _Copy(source, target, existing, progress, on_progress, pause_seconds)
     remaining = iter(entries)
     try:
         async with asyncio.TaskGroup() as group:
@@ -68,7 +69,7 @@ async def copy(
 class _Copy:
     source: Source
     target: Target
-    standing: Mapping[str, int]
+    existing: Mapping[str, int]
     progress: Progress
     on_progress: Callable[[Progress], None]
     pause_seconds: float
@@ -103,13 +104,13 @@ class _Copy:
         self.on_progress(self.progress)
 
     async def _try(self, entry: Entry, count: Callable[[int], None]) -> None:
-        known = entry.sha256 or await self.source.sha256(entry)
-        if self.standing.get(entry.name) == entry.size_bytes:
-            mine = known or await checksum(self.source.read(entry, 0))
-            if await self.target.sha256(entry.name) == mine:
+        known = entry.digest or await self.source.digest(entry)
+        read = reader(self.source, entry)
+        if self.existing.get(entry.name) == entry.size_bytes:
+            mine = known or await digest_of_stream(read(0))
+            if await self.target.digest(entry.name) == mine:
                 self.skipped += 1
                 count(entry.size_bytes)
                 return
             known = mine
-        whole = replace(entry, sha256=known)
-        await self.target.put(whole, lambda offset: self.source.read(entry, offset), count)
+        await self.target.put(replace(entry, digest=known), read, count)

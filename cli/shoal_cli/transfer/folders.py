@@ -1,19 +1,17 @@
 """A folder of this machine, as a source and as a target; a single file, as a source.
 
-Files that begin with a dot are not seen, sub-folders neither: results are beside `.shoal/`. What is
-on its way is `.NAME.KEY.part`, KEY being made of what tells this content from another.
+Files that begin with a dot are not listed, sub-folders neither: results are beside `.shoal/`. A
+partial file is `.KEY.part`, where KEY is made of what tells this content from another.
 """
 
 import asyncio
 import errno
-import hashlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from shoal_cli.transfer.places import (
     PIECE_BYTES,
@@ -24,8 +22,17 @@ from shoal_cli.transfer.places import (
     TransferRefused,
     check_name,
 )
-from shoal_protocol.durable_files import sync_folder
+from shoal_protocol.digests import Digest, digest_of, digest_of_file, hexadecimal
+from shoal_protocol.transfers import (
+    PartialFile,
+    PartInUse,
+    WrongBytes,
+    in_thread,
+    receive,
+)
 from shoal_protocol.units import format_bytes
+
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -76,15 +83,12 @@ class FolderSource:
         except OSError as error:
             raise broken(self.address, error) from error
 
-    async def sha256(self, entry: Entry) -> str:
-        def digest() -> str:
+    async def digest(self, entry: Entry) -> Digest:
+        def read() -> Digest:
             with self._open(entry) as file:
-                return _sha256(file)
+                return digest_of_file(file)
 
-        try:
-            return await asyncio.to_thread(digest)
-        except OSError as error:
-            raise broken(self.address, error) from error
+        return await _in_thread(self.address, read)
 
     async def close(self) -> None:
         pass
@@ -97,43 +101,33 @@ class FolderTarget:
     address: str
     path: Path
 
-    async def standing(self) -> Mapping[str, int]:
+    async def existing(self) -> Mapping[str, int]:
         def sizes() -> dict[str, int]:
             if not self.path.is_dir():
                 return {}
             files = (path for path in self.path.iterdir() if path.is_file())
             return {path.name: path.stat().st_size for path in files}
 
-        try:
-            return await asyncio.to_thread(sizes)
-        except OSError as error:
-            raise broken(self.address, error) from error
+        return await _in_thread(self.address, sizes)
 
-    async def sha256(self, name: str) -> str:
-        def digest() -> str:
+    async def digest(self, name: str) -> Digest:
+        def read() -> Digest:
             with (self.path / name).open("rb", buffering=0) as file:
-                return _sha256(file)
+                return digest_of_file(file)
 
-        try:
-            return await asyncio.to_thread(digest)
-        except OSError as error:
-            raise broken(self.address, error) from error
+        return await _in_thread(self.address, read)
 
     async def put(self, entry: Entry, read: Read, on_bytes: OnBytes) -> None:
-        try:
-            part = await asyncio.to_thread(self._begin, entry)
-            await receive(part, entry, read, on_bytes)
-            await asyncio.to_thread(self._settle, part, entry.name)
-        except OSError as error:
-            raise broken(self.address, error) from error
+        part = await _in_thread(self.address, self._part, entry)
+        place = self.path / entry.name
+        await receive_file(self.address, part, place, entry, read, on_bytes)
 
-    def _begin(self, entry: Entry) -> Path:
+    def _part(self, entry: Entry) -> Path:
         check_name(entry.name, self.address)
         self.path.mkdir(parents=True, exist_ok=True)
-        same = f"{entry.name}\0{entry.size_bytes}\0{entry.version}\0{entry.sha256}"
-        key = hashlib.sha256(same.encode()).hexdigest()
-        part = self.path / f".{key[:32]}.part"
-        if not entry.version and not entry.sha256:
+        same = f"{entry.name}\0{entry.size_bytes}\0{entry.version}\0{entry.digest or ''}"
+        part = self.path / f".{hexadecimal(digest_of(same.encode()))[:32]}.part"
+        if not entry.version and entry.digest is None:
             part.unlink(missing_ok=True)
         have = part.stat().st_size if part.exists() else 0
         free = shutil.disk_usage(self.path).free
@@ -144,75 +138,49 @@ class FolderTarget:
             )
         return part
 
-    def _settle(self, part: Path, name: str) -> None:
-        part.rename(self.path / name)
-        sync_folder(self.path)
-
     async def close(self) -> None:
         pass
 
 
-async def receive(part: Path, entry: Entry, read: Read, on_bytes: OnBytes) -> str:
-    """Have all of a file in `part`, which may hold its beginning; synced, and its checksum.
+async def receive_file(
+    address: str, part: Path, place: Path, entry: Entry, read: Read, on_bytes: OnBytes
+) -> Digest:
+    """Have a file at its place by way of `part`, which may hold its beginning; its digest.
 
-    Raises `TransferBroken` where the bytes are not those announced, `OSError`.
+    Raises `TransferBroken` where the bytes are not those announced, or the disk fails.
     """
-    with part.open("ab", buffering=0) as file:
-        if file.tell() > entry.size_bytes:
-            file.truncate(0)
-        offset = file.seek(0, os.SEEK_END)
-        with part.open("rb", buffering=0) as before:
-            found = await asyncio.to_thread(_hash, before)
-        on_bytes(offset)
 
-        def take(piece: bytes) -> None:
-            found.update(piece)
-            view = memoryview(piece)
-            while view:
-                view = view[file.write(view) :]
+    async def arrived(count: int) -> None:
+        on_bytes(count)
 
-        async for piece in _exactly(entry, offset, read):
-            await asyncio.to_thread(take, piece)
-            on_bytes(len(piece))
-        await asyncio.to_thread(os.fsync, file.fileno())
-    digest = found.hexdigest()
-    if entry.sha256 and digest != entry.sha256:
-        part.unlink()
-        raise TransferBroken(
-            f"{entry.name} arrived with checksum {digest[:12]}, not {entry.sha256[:12]}"
-        )
-    return digest
+    file = PartialFile(part, entry.size_bytes, entry.name)
+    try:
+        try:
+            on_bytes(await in_thread(file.open))
+            await receive(file, read, arrived)
+            found = await in_thread(file.verify, *([entry.digest] if entry.digest else []))
+            await in_thread(file.publish, place)
+        finally:
+            await in_thread(file.close)
+    except (WrongBytes, PartInUse) as error:
+        raise TransferBroken(f"{address}: {error}") from error
+    except OSError as error:
+        raise broken(address, error) from error
+    return found
 
 
-async def _exactly(entry: Entry, offset: int, read: Read) -> AsyncIterator[bytes]:
-    """The rest of a file, which must be as long as it was announced."""
-    if offset < entry.size_bytes:
-        async for piece in read(offset):
-            offset += len(piece)
-            if offset > entry.size_bytes:
-                break
-            yield piece
-    if offset != entry.size_bytes:
-        raise TransferBroken(
-            f"{entry.name} ends at {offset} of the announced {entry.size_bytes} bytes"
-        )
+async def _in_thread(address: str, act: Callable[..., Result], *arguments: object) -> Result:
+    """Do disk work in a thread. Raises what `broken` makes of its `OSError`."""
+    try:
+        return await in_thread(act, *arguments)
+    except OSError as error:
+        raise broken(address, error) from error
 
 
 def broken(address: str, error: OSError) -> TransferRefused | TransferBroken:
-    """An error of the file system, sorted: is there any sense in trying again?"""
+    """An error of the file system, by whether another try may succeed."""
     text = f"{address}: {error.strerror or error}"
     if error.filename:
         text += f" ({error.filename})"
     hopeless = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
     return TransferRefused(text) if error.errno in hopeless else TransferBroken(text)
-
-
-def _sha256(file: BinaryIO) -> str:
-    return _hash(file).hexdigest()
-
-
-def _hash(file: BinaryIO | FileIO) -> "hashlib._Hash":
-    found = hashlib.sha256()
-    while piece := file.read(PIECE_BYTES):
-        found.update(piece)
-    return found

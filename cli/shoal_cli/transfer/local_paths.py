@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from shoal_cli.transfer.places import redacted
+
 _CLAIM: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
 
@@ -13,6 +15,7 @@ class AddressRefused(Exception):
     """An address that local mode cannot follow: which, and what to do about it."""
 
     def __init__(self, address: str, reason: str) -> None:
+        address = redacted(address)
         super().__init__(f"{address}: {reason}")
         self.address = address
         self.reason = reason

@@ -6,11 +6,11 @@ CACHE/models/KEY/VERSION/model.onnx, ...      KEY: of the address, VERSION: of w
 ```
 
 An address names the ONNX file, or a folder (a prefix, an artifact) with one ONNX file in it. Files
-of external data that the model names are fetched from beside it. A fetch that broke off is gone on
-with; what is here and unchanged over there is not fetched again.
+of external data that the model names are fetched from beside it. A fetch that broke off is resumed;
+what is here and unchanged at its source is not fetched again.
 
-The digest is that of `api.profile.Profile`: the file's own, or that of the list of all files where
-there is external data. It is reckoned while the bytes pass.
+The digest is that of `shoal_planner.profile.Profile`: the file's own, or that of the list of all
+files where there is external data.
 """
 
 import asyncio
@@ -29,8 +29,16 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from shoal_cli.transfer.addresses import Access, is_remote
 from shoal_cli.transfer.copying import PAUSE_SECONDS, TRIES
-from shoal_cli.transfer.folders import broken, receive
-from shoal_cli.transfer.places import Entry, OnBytes, Source, TransferBroken, TransferRefused
+from shoal_cli.transfer.folders import broken, receive_file
+from shoal_cli.transfer.places import (
+    Entry,
+    OnBytes,
+    Source,
+    TransferBroken,
+    TransferRefused,
+    reader,
+)
+from shoal_protocol.digests import Digest, digest_of_model, is_digest
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.units import format_bytes
 
@@ -45,7 +53,7 @@ _NOTES: Final = "fetched.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetching:
-    """How models are fetched: where they are kept, how large they may be, who is told of bytes."""
+    """How models are fetched: where they are kept, how large they may be, who counts bytes."""
 
     access: Access
     cache: Path
@@ -74,8 +82,8 @@ class Fetching:
         try:
             entries = await _with_tries(self.pause_seconds, source.entries)
             model = _choose(uri, entries)
-            place = folder / _key(model.name, str(model.size_bytes), model.version, model.sha256)
-            if not model.version and not model.sha256:
+            place = folder / _key(model.name, _mark(model))
+            if not model.version and model.digest is None:
                 shutil.rmtree(place, ignore_errors=True)  # it cannot be told from another
             bundle = _Bundle(self, uri, source, place, {each.name: each for each in entries})
             return await bundle.fetch(model, digest)
@@ -93,7 +101,7 @@ class _Bundle:
     folder: Path
     beside: Mapping[str, Entry]
     taken_bytes: int = 0
-    notes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    notes: dict[str, tuple[str, Digest]] = field(default_factory=dict)
 
     async def fetch(self, model: Entry, digest: str | None) -> Path:
         # Imported where a model is here: a worker that only copies files has no use for it.
@@ -102,18 +110,16 @@ class _Bundle:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / model.name
         self._load_notes()
-        checksums = {model.name: await self._file(self.source, model, model.name)}
+        own = await self._file(self.source, model, model.name)
         locations = await asyncio.to_thread(external_locations, path)
-        for location in locations:
-            checksums[location] = await self._external(location)
-        found = _digest(model.name, checksums)
+        found = digest_of_model(own, {each: await self._external(each) for each in locations})
         if digest is not None and found != digest:
             shutil.rmtree(self.folder)
             raise TransferRefused(f"{self.uri} is {found}, not {digest} as it should be")
         _remove_unused(self.folder)
         return path
 
-    async def _external(self, location: str) -> str:
+    async def _external(self, location: str) -> Digest:
         """One file of external data, from beside the model."""
         if location in self.beside:
             return await self._file(self.source, self.beside[location], location)
@@ -128,26 +134,26 @@ class _Bundle:
         finally:
             await source.close()
 
-    async def _file(self, source: Source, entry: Entry, location: str) -> str:
-        """Have one file at its place below the folder; its checksum."""
+    async def _file(self, source: Source, entry: Entry, location: str) -> Digest:
+        """Have one file at its place below the folder; its digest."""
         path = self.folder / location
         path.parent.mkdir(parents=True, exist_ok=True)
-        mark = _key(str(entry.size_bytes), entry.version, entry.sha256)
-        before, checksum = self.notes.get(location, ("", ""))
-        if before == mark and path.is_file():
+        mark = _mark(entry)
+        noted = self.notes.get(location)
+        if noted is not None and noted[0] == mark and path.is_file():
             self.how.on_bytes(entry.size_bytes)
-            return checksum
+            return noted[1]
         self._check_room(entry)
         part = path.with_name(f".{path.name}.{mark[:16]}.part")
-        checksum = await _with_tries(
+        read = reader(source, entry)
+        digest = await _with_tries(
             self.how.pause_seconds,
-            lambda: receive(
-                part, entry, lambda offset: source.read(entry, offset), self.how.on_bytes
-            ),
+            lambda: receive_file(source.address, part, path, entry, read, self.how.on_bytes),
         )
-        part.rename(path)
-        self._note(location, mark, checksum)
-        return checksum
+        self.notes[location] = (mark, digest)
+        notes = json.dumps(self.notes).encode()
+        await asyncio.to_thread(replace_file, self.folder / _NOTES, notes)
+        return digest
 
     def _check_room(self, entry: Entry) -> None:
         self.taken_bytes += entry.size_bytes
@@ -165,17 +171,13 @@ class _Bundle:
             )
 
     def _load_notes(self) -> None:
-        """What is noted of files that are whole here: which one it was, and its checksum."""
+        """What is noted of files that are whole here: which version it was, and its digest."""
         with contextlib.suppress(OSError, ValueError):
             notes: dict[str, object] = json.loads((self.folder / _NOTES).read_bytes())
             for location, note in notes.items():
                 match note:
-                    case [str(mark), str(checksum)]:
-                        self.notes[location] = (mark, checksum)
-
-    def _note(self, location: str, mark: str, checksum: str) -> None:
-        self.notes[location] = (mark, checksum)
-        replace_file(self.folder / _NOTES, json.dumps(self.notes).encode())
+                    case [str(mark), str(digest)] if is_digest(digest):
+                        self.notes[location] = (mark, Digest(digest))
 
 
 def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
@@ -212,16 +214,6 @@ def _how_many(uri: str, names: Sequence[str]) -> str:
     return f"{uri}: there are {len(names)} models, {', '.join(names[:8])}; name one"
 
 
-def _digest(model: str, checksums: Mapping[str, str]) -> str:
-    """`api.profile.Profile.digest`, from the checksums of the files."""
-    own = checksums[model]
-    external = sorted((name, each) for name, each in checksums.items() if name != model)
-    if not external:
-        return f"sha256:{own}"
-    lines = [f"{own}  model.onnx\n", *(f"{each}  {name}\n" for name, each in external)]
-    return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
-
-
 def _sibling(uri: str, location: str) -> str:
     """The address of a file beside another; a signature in the address stays."""
     parts = urlsplit(uri)
@@ -231,7 +223,7 @@ def _sibling(uri: str, location: str) -> str:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Let go of other versions that nobody has used for long."""
+    """Remove other versions that nobody has used for long."""
     os.utime(folder)
     limit = time.time() - UNUSED_SECONDS
     for other in folder.parent.iterdir():
@@ -257,6 +249,11 @@ async def _locked(folder: Path) -> AsyncIterator[None]:
     with (folder / "lock").open("w") as lock:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
         yield
+
+
+def _mark(entry: Entry) -> str:
+    """What tells a version of a file from another."""
+    return _key(str(entry.size_bytes), entry.version, entry.digest or "")
 
 
 def _key(*texts: str) -> str:

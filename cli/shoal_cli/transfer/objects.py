@@ -2,11 +2,11 @@
 
 Address and credentials come from the environment, in the names that AWS gave them:
 `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`
-(an `http://` one is used as it stands), or a web identity's. Without any the bucket is read as the
+(an `http://` one is used as it is), or a web identity's. Without any the bucket is read as the
 public may.
 
 An object appears whole or not at all, that is the store's promise; one that broke off is sent again
-from its start. Its checksum stands in its metadata, so that it need not be read to be compared.
+from its start. Its checksum is in its metadata, so that it need not be read to be compared.
 """
 
 import os
@@ -34,8 +34,9 @@ from shoal_cli.transfer.places import (
     TransferBroken,
     TransferRefused,
     check_name,
-    checksum,
+    digest_of_stream,
 )
+from shoal_protocol.digests import Digest, from_hexadecimal, hexadecimal, is_hexadecimal
 
 if TYPE_CHECKING:
     from obstore.store import S3Config
@@ -69,7 +70,7 @@ def open_bucket(bucket: str, environment: Mapping[str, str] = os.environ) -> S3S
             client_options={
                 "allow_http": endpoint.startswith("http://"),
                 "connect_timeout": timedelta(seconds=10),
-                # For a whole object; what stands still for a minute is given up by itself.
+                # For a whole object; one without a byte for a minute is given up by itself.
                 "timeout": timedelta(hours=24),
                 "read_timeout": timedelta(seconds=60),
             },
@@ -121,8 +122,8 @@ class ObjectSource:
         except (BaseError, OSError) as error:
             raise sorted_out(self.address, error) from error
 
-    async def sha256(self, entry: Entry) -> str:
-        return await metadata_checksum(self.store, self._keys[entry.name], self.address)
+    async def digest(self, entry: Entry) -> Digest | None:
+        return await metadata_digest(self.store, self._keys[entry.name], self.address)
 
     async def close(self) -> None:
         pass
@@ -139,19 +140,19 @@ class ObjectTarget:
     def _key(self, name: str) -> str:
         return f"{self.prefix.rstrip('/')}/{name}".lstrip("/")
 
-    async def standing(self) -> Mapping[str, int]:
+    async def existing(self) -> Mapping[str, int]:
         try:
             listed = await obstore.list_with_delimiter_async(self.store, self.prefix.rstrip("/"))
         except (BaseError, OSError) as error:
             raise sorted_out(self.address, error) from error
         return {_base(each["path"]): each["size"] for each in listed["objects"]}
 
-    async def sha256(self, name: str) -> str:
-        if known := await metadata_checksum(self.store, self._key(name), self.address):
+    async def digest(self, name: str) -> Digest:
+        if known := await metadata_digest(self.store, self._key(name), self.address):
             return known
         try:
             found = await obstore.get_async(self.store, self._key(name))
-            return await checksum(_pieces(found))
+            return await digest_of_stream(_pieces(found))
         except (BaseError, OSError) as error:
             raise sorted_out(self.address, error) from error
 
@@ -179,7 +180,7 @@ class ObjectTarget:
             self.store,
             self._key(entry.name),
             content,
-            attributes={CHECKSUM: entry.sha256} if entry.sha256 else None,
+            attributes={CHECKSUM: hexadecimal(entry.digest)} if entry.digest else None,
             use_multipart=not isinstance(content, bytes),
             chunk_size=part,
             max_concurrency=_PARTS_AT_ONCE,
@@ -189,13 +190,14 @@ class ObjectTarget:
         pass
 
 
-async def metadata_checksum(store: S3Store, key: str, address: str) -> str:
-    """The checksum that an object came with; empty: none."""
+async def metadata_digest(store: S3Store, key: str, address: str) -> Digest | None:
+    """The digest that an object came with."""
     try:
         found = await obstore.get_async(store, key, options={"head": True})
     except (BaseError, OSError) as error:
         raise sorted_out(address, error) from error
-    return str(found.attributes.get(CHECKSUM, ""))
+    sha256 = str(found.attributes.get(CHECKSUM, ""))
+    return from_hexadecimal(sha256) if is_hexadecimal(sha256) else None
 
 
 async def _pieces(found: "obstore.GetResult") -> AsyncIterator[bytes]:
@@ -204,7 +206,7 @@ async def _pieces(found: "obstore.GetResult") -> AsyncIterator[bytes]:
 
 
 def sorted_out(address: str, error: Exception) -> TransferRefused | TransferBroken:
-    """An error of the store: is there any sense in trying again?"""
+    """An error of the store, by whether another try may succeed."""
     first = str(error).strip().splitlines()[0][:400] if str(error).strip() else type(error).__name__
     answered = _STATUS.search(first)  # listing tells every status as one kind of error
     status = int(answered[1]) if answered else 0

@@ -1,23 +1,38 @@
-"""What every place has in common: a source lists and reads, a target says what stands and takes."""
+"""What every place has in common: a source lists and reads, a target lists and writes."""
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from shoal_protocol.digests import Digest, from_hexadecimal
+from shoal_protocol.transfers import Stalled, watched
+
 PIECE_BYTES: Final = 1 << 20
+_QUERY: Final = re.compile(r"(\w+://[^\s?#'\"]+)[?#][^\s'\"]*?(?=[:.,;)]?(?:[\s'\"]|$))")
 
 OnBytes = Callable[[int], None]
-"""ConditionUpdate how many bytes more have been carried."""
+"""Receives the number of bytes that have been carried since the last call."""
 
 
-class TransferRefused(Exception):
-    """What was asked for cannot be: trying again would not help. The text says what to do."""
+def redacted(text: str) -> str:
+    """A text whose addresses show no query: that may be a signature, as good as a password."""
+    return _QUERY.sub(r"\1?...", text)
 
 
-class TransferBroken(Exception):
-    """A network, a server or a disk failed: it may be well the next time."""
+class _Failed(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(redacted(text))
+
+
+class TransferRefused(_Failed):
+    """A transfer that would fail again. The text says what to do."""
+
+
+class TransferBroken(_Failed):
+    """A network, a server or a disk failed: the next try may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +40,13 @@ class Entry:
     """A file of a source.
 
     `version` tells this content from another of the same name and size (an entity tag, a time); it
-    may be empty. `sha256`, in hexadecimal, is known where the place knows it without reading.
+    may be empty. `digest` is known where the place knows it without reading.
     """
 
     name: str
     size_bytes: int
     version: str = ""
-    sha256: str = ""
+    digest: Digest | None = None
 
 
 Read = Callable[[int], AsyncIterator[bytes]]
@@ -51,8 +66,8 @@ class Source(Protocol):
         """A file's bytes from an offset on."""
         ...
 
-    async def sha256(self, entry: Entry) -> str:
-        """A file's checksum, where that costs no network; empty otherwise."""
+    async def digest(self, entry: Entry) -> Digest | None:
+        """A file's digest, where that costs no network."""
         ...
 
     async def close(self) -> None: ...
@@ -63,16 +78,17 @@ class Target(Protocol):
 
     address: str
 
-    async def standing(self) -> Mapping[str, int]:
-        """The sizes of the files that stand, by name."""
+    async def existing(self) -> Mapping[str, int]:
+        """The sizes of the files that are there, by name."""
         ...
 
-    async def sha256(self, name: str) -> str:
-        """The checksum of a file that stands."""
+    async def digest(self, name: str) -> Digest | None:
+        """The digest of a file that is there; None where it cannot be known."""
         ...
 
     async def put(self, entry: Entry, read: Read, on_bytes: OnBytes) -> None:
-        """Take a file; it is seen when it is whole. `entry.sha256` is checked where it is known."""
+        """Write a file; it appears when it is whole. `entry.digest` is checked where it is
+        known."""
         ...
 
     async def close(self) -> None: ...
@@ -82,7 +98,7 @@ class Target(Protocol):
 class Passing:
     """A file's bytes on their way from its start, which must be as many as were announced.
 
-    `problem` is what went wrong with them: a library that takes them in tells of it otherwise.
+    `problem` is what went wrong with them: a library that reads them reports it otherwise.
     """
 
     entry: Entry
@@ -108,12 +124,25 @@ class Passing:
             raise
 
 
-async def checksum(pieces: AsyncIterator[bytes]) -> str:
-    """The checksum of what passes by."""
+def reader(source: Source, entry: Entry) -> Read:
+    """How to read a file of a source; `TransferBroken` where its bytes come too slowly."""
+
+    async def read(offset: int) -> AsyncIterator[bytes]:
+        try:
+            async for piece in watched(source.read(entry, offset)):
+                yield piece
+        except Stalled as error:
+            raise TransferBroken(f"{source.address}: {entry.name}: {error}") from error
+
+    return read
+
+
+async def digest_of_stream(pieces: AsyncIterator[bytes]) -> Digest:
+    """The digest of bytes that come in pieces."""
     found = hashlib.sha256()
     async for piece in pieces:
         await asyncio.to_thread(found.update, piece)
-    return found.hexdigest()
+    return from_hexadecimal(found.hexdigest())
 
 
 def check_name(name: str, address: str) -> str:

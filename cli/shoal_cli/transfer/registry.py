@@ -2,15 +2,16 @@
 
 The registry's HTTP interface is three requests: a token, a manifest, blobs. They are made here,
 over the session that web servers are read with, since the library for it (`oras`) reads a blob in
-one go: it can neither take it up after a break nor say on the way that it is too large or wrong.
+one go: it can neither resume it nor stop at one that is too large or wrong.
 
 A manifest's layers are files. One that has a title (`org.opencontainers.image.title`, which is how
 artifacts are pushed) is called like that; a single layer without one is `model.onnx`.
 
 Credentials: `OCI_USERNAME` and `OCI_PASSWORD`, else those for the host in `config.json` of
-`DOCKER_CONFIG`. A registry on loopback is spoken to without TLS, any other with it.
+`DOCKER_CONFIG`. A registry on loopback is used without TLS, any other with it.
 """
 
+import asyncio
 import base64
 import binascii
 import json
@@ -24,7 +25,17 @@ from typing import Final
 import aiohttp
 
 from shoal_cli.transfer.places import Entry, TransferBroken, TransferRefused, check_name
-from shoal_cli.transfer.web import Errors, WebSource, basic, describe, refusal
+from shoal_cli.transfer.web import (
+    ANSWER_SECONDS,
+    Errors,
+    WebSource,
+    basic,
+    check_web,
+    describe,
+    read_whole,
+    refusal,
+)
+from shoal_protocol.digests import Digest, digest_of, is_digest
 
 TITLE: Final = "org.opencontainers.image.title"
 UNTITLED: Final = "model.onnx"
@@ -79,10 +90,11 @@ class RegistrySource:
                     if title is None and len(layers) > 1:
                         continue  # of several, those that are files say what they are called
                     name = check_name(str(title or UNTITLED), self.address)
-                    sha256 = digest.removeprefix("sha256:")
-                    if not re.fullmatch(r"[0-9a-f]{64}", sha256) or name in found:
+                    if not is_digest(digest) or name in found:
                         raise TransferRefused(f"{self.address}: layer {name} cannot be used")
-                    found[name] = Entry(name=name, size_bytes=size, version=digest, sha256=sha256)
+                    found[name] = Entry(
+                        name=name, size_bytes=size, version=digest, digest=Digest(digest)
+                    )
                 case _:
                     raise TransferRefused(f"{self.address}: the manifest describes no layer")
         if not found:
@@ -91,12 +103,13 @@ class RegistrySource:
 
     def read(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
         url = f"{self._base}/blobs/{entry.version}"
-        plain = Entry(name=entry.name, size_bytes=entry.size_bytes)  # the digest says it all
+        # The digest tells the content from another; the server's entity tag need not be the same.
+        plain = Entry(name=entry.name, size_bytes=entry.size_bytes)
         source = WebSource(f"{self.address} ({entry.name})", url, self.session, self._headers)
         return source.read(plain, offset)
 
-    async def sha256(self, entry: Entry) -> str:
-        return entry.sha256
+    async def digest(self, entry: Entry) -> Digest | None:
+        return entry.digest
 
     async def close(self) -> None:
         await self.session.close()
@@ -105,18 +118,21 @@ class RegistrySource:
         url = f"{self._base}/manifests/{reference}"
         accept = {"Accept": ", ".join(_MANIFESTS)}
         try:
-            response = await self.session.get(url, headers=accept)
-            if response.status == 401:
-                challenge = response.headers.get("WWW-Authenticate", "")
-                response.close()
-                self._headers = await self._authorise(challenge, host)
-                response = await self.session.get(url, headers={**accept, **self._headers})
-            async with response:
-                if response.status != 200:
-                    raise refusal(self.address, response)
-                content = await response.content.read(_MANIFEST_BYTES)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                response = await self.session.get(url, headers=accept)
+                if response.status == 401:
+                    challenge = response.headers.get("WWW-Authenticate", "")
+                    response.close()
+                    self._headers = await self._authorise(challenge, host)
+                    response = await self.session.get(url, headers={**accept, **self._headers})
+                async with response:
+                    if response.status != 200:
+                        raise refusal(self.address, response)
+                    content = await read_whole(response, _MANIFEST_BYTES, self.address)
         except Errors as error:
             raise TransferBroken(f"{self.address}: {describe(error)}") from error
+        if is_digest(reference) and digest_of(content) != reference:
+            raise TransferBroken(f"{self.address}: the manifest does not match its digest")
         return self._json(content)
 
     async def _authorise(self, challenge: str, host: str) -> dict[str, str]:
@@ -131,11 +147,12 @@ class RegistrySource:
         realm = details.pop("realm")
         if self._base.startswith("https:") and not realm.startswith("https:"):
             raise TransferRefused(f"{self.address}: the registry sends credentials to {realm}")
+        check_web(realm)
         headers = {"Authorization": login} if login is not None else {}
         async with await self.session.get(realm, params=details, headers=headers) as response:
             if response.status != 200:
                 raise refusal(self.address, response)
-            match self._json(await response.content.read(_MANIFEST_BYTES)):
+            match self._json(await read_whole(response, _MANIFEST_BYTES, self.address)):
                 case {"token": str(token)} | {"access_token": str(token)}:
                     return {"Authorization": f"Bearer {token}"}
         raise TransferRefused(f"{self.address}: the registry gives no token")

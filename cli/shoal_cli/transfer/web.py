@@ -1,14 +1,20 @@
 """A web server (`https://...`): one file as a source, a folder that files are PUT into as a target.
 
-An address that is read may be signed and good for GET alone, so nothing but GET is asked. Where it
-redirects is followed if that is no less safe: from https to https only. Proxies are those of the
-environment. `HTTP_BEARER_TOKEN`, or `HTTP_USERNAME` with `HTTP_PASSWORD`, are sent to the address
-itself and never to where it redirects on another host. The registry reads its blobs here too.
+An address that is read may be signed and good for GET alone, so only GET is used. A redirect is
+followed if that is no less safe: from https to https only, to this machine only from this machine,
+and never to a link-local address, where clouds serve the credentials of their machines. Proxies are
+those of the environment. `HTTP_BEARER_TOKEN`, or `HTTP_USERNAME` with `HTTP_PASSWORD`, are sent to
+the address itself and never to another host that it redirects to. The registry reads its blobs here
+too.
+
+Every request has a deadline for its answer; bytes must come at a minimum rate (`places.reader`).
 """
 
 import asyncio
 import base64
+import ipaddress
 import os
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -16,6 +22,7 @@ from typing import Final
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import aiohttp
+from aiohttp.abc import ResolveResult
 from yarl import URL
 
 from shoal_cli.transfer.places import (
@@ -29,9 +36,13 @@ from shoal_cli.transfer.places import (
     check_name,
 )
 from shoal_protocol.channels import is_loopback
+from shoal_protocol.digests import Digest, hexadecimal
 
-_PASSING: Final = (408, 425, 429)
-"""Statuses of the 400s that go by."""
+ANSWER_SECONDS: Final = 60.0
+"""For an answer to begin, redirects included; and for a server to take a megabyte."""
+_TRANSIENT: Final = (408, 425, 429)
+"""Statuses of the 400s that another try may not get."""
+_LINK_LOCAL: Final = "is a link-local address; nothing is read from there"
 Errors: Final = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 _HOPELESS: Final = (
     aiohttp.InvalidURL,
@@ -41,10 +52,11 @@ _HOPELESS: Final = (
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A session whose requests last as long as bytes come, and that is not led astray."""
+    """A session whose requests last as long as bytes come, and that checks where it is sent."""
     redirects = aiohttp.TraceConfig()
     redirects.on_request_redirect.append(_check_redirect)
     return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(resolver=_Resolver()),
         trace_configs=[redirects],
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60),
         headers={"User-Agent": "shoal", "Accept-Encoding": "identity"},
@@ -58,20 +70,69 @@ async def _check_redirect(
     context: SimpleNamespace,
     redirect: aiohttp.TraceRequestRedirectParams,
 ) -> None:
-    """Raise `TransferRefused` before anything is asked in the clear that was not asked so before.
+    """Raise `TransferRefused` before anything is requested in the clear that was not before, or of
+    this machine by another one's word.
 
-    Else a server of strangers could have a worker read what only the worker's network reaches.
+    Else a stranger's server could have a worker read what only the worker's network reaches.
     """
     headers = redirect.response.headers
     try:
         to = redirect.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
     except ValueError:
         return  # no address at all, which the session says itself
-    stays = redirect.url.scheme == "http" and is_loopback(to.host or "")
-    if to.scheme != "https" and not stays:
+    reason = why_not_redirect(redirect.url, to)
+    if reason is not None:
         redirect.response.close()
-        host = redirect.url.host
-        raise TransferRefused(f"{host} redirects to {to.scheme}://{to.host}: is not encrypted")
+        raise TransferRefused(f"{redirect.url.host} redirects to {to.scheme}://{to.host}: {reason}")
+
+
+def why_not_redirect(origin: URL, to: URL) -> str | None:
+    """Why a redirect is refused; None where it is followed."""
+    host = to.host or ""
+    if is_link_local(host):
+        return _LINK_LOCAL
+    if is_loopback(host) and not is_loopback(origin.host or ""):
+        return "is this machine itself"
+    if to.scheme != "https" and not (to.scheme == origin.scheme == "http" and is_loopback(host)):
+        return "is not encrypted"
+    return None
+
+
+def check_web(uri: str) -> None:
+    """Raise `TransferRefused` for an address that must not be requested."""
+    parts = urlsplit(uri)
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        raise TransferRefused(f"{uri}: is not encrypted; write https://")
+    if is_link_local(parts.hostname or ""):
+        raise TransferRefused(f"{uri}: {_LINK_LOCAL}")
+    if parts.username or parts.password:
+        raise TransferRefused(
+            f"{parts.scheme}://{parts.hostname}: credentials are no part of an address; "
+            f"set HTTP_USERNAME and HTTP_PASSWORD"
+        )
+
+
+def is_link_local(host: str) -> bool:
+    """Whether a host is written as a link-local address."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_link_local
+
+
+class _Resolver(aiohttp.ThreadedResolver):
+    """Finds no link-local addresses behind names."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await super().resolve(host, port, family)
+        allowed = [each for each in found if not is_link_local(each["host"])]
+        if found and not allowed:
+            raise TransferRefused(f"{host}: {_LINK_LOCAL}")
+        return allowed
 
 
 def environment_headers(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -122,8 +183,8 @@ class WebSource:
             except Errors as error:
                 raise TransferBroken(f"{self.address}: {describe(error)}") from error
 
-    async def sha256(self, entry: Entry) -> str:
-        return entry.sha256
+    async def digest(self, entry: Entry) -> Digest | None:
+        return entry.digest
 
     async def close(self) -> None:
         await self.session.close()
@@ -136,31 +197,38 @@ class WebSource:
 class WebTarget:
     """A folder whose files are written with PUT, each at the address with its name added.
 
-    What stands there is not asked: there is no one way to. So every file is sent, and a second time
-    the same bytes come to lie where the first lay.
+    There is no one way to list what is there. So every file is sent, and sending it again replaces
+    it by the same bytes.
     """
 
     address: str
     session: aiohttp.ClientSession
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    async def standing(self) -> Mapping[str, int]:
+    async def existing(self) -> Mapping[str, int]:
         return {}
 
-    async def sha256(self, name: str) -> str:
-        return ""
+    async def digest(self, name: str) -> Digest | None:
+        return None
 
     async def put(self, entry: Entry, read: Read, on_bytes: OnBytes) -> None:
         url = _below(self.address, check_name(entry.name, self.address))
-        passing = Passing(entry, read, on_bytes)
         try:
-            async with self.session.put(
-                exact(url),
-                data=passing.pieces() if entry.size_bytes else b"",
-                headers=_describing(entry) | dict(self.headers),
-                allow_redirects=False,
-            ) as response:
-                self._check(response)
+            async with asyncio.timeout(ANSWER_SECONDS) as deadline:
+                now = asyncio.get_running_loop().time
+
+                def taken(count: int) -> None:
+                    deadline.reschedule(now() + ANSWER_SECONDS)
+                    on_bytes(count)
+
+                passing = Passing(entry, read, taken)
+                async with self.session.put(
+                    exact(url),
+                    data=passing.pieces() if entry.size_bytes else b"",
+                    headers=_describing(entry) | dict(self.headers),
+                    allow_redirects=False,
+                ) as response:
+                    self._check(response)
         except _HOPELESS as error:
             raise TransferRefused(f"{self.address}: {describe(error)}") from error
         except Errors as error:
@@ -185,8 +253,8 @@ def _describing(entry: Entry) -> dict[str, str]:
         "Content-Length": str(entry.size_bytes),
         "Content-Type": "application/octet-stream",
     }
-    if entry.sha256:
-        digest = base64.b64encode(bytes.fromhex(entry.sha256)).decode()
+    if entry.digest:
+        digest = base64.b64encode(bytes.fromhex(hexadecimal(entry.digest))).decode()
         headers["Content-Digest"] = f"sha-256=:{digest}:"
     return headers
 
@@ -209,7 +277,8 @@ class _Response:
 
     async def __aenter__(self) -> aiohttp.ClientResponse:
         try:
-            self._open = await self.session.get(exact(self.url), headers=self.headers)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                self._open = await self.session.get(exact(self.url), headers=self.headers)
         except _HOPELESS as error:
             raise TransferRefused(f"{self.address}: {describe(error)}") from error
         except Errors as error:
@@ -233,13 +302,26 @@ def exact(url: str) -> URL:
 def refusal(address: str, response: aiohttp.ClientResponse) -> TransferRefused | TransferBroken:
     """What a status that is not good means."""
     text = f"{address}: the server answers {response.status} {response.reason}"
-    if 400 <= response.status < 500 and response.status not in _PASSING:
+    if 400 <= response.status < 500 and response.status not in _TRANSIENT:
         return TransferRefused(text)
     return TransferBroken(text)
 
 
+async def read_whole(response: aiohttp.ClientResponse, limit_bytes: int, address: str) -> bytes:
+    """All of a small body, in however many segments it comes. Raises `TransferRefused` for a larger
+    one, and what the session raises."""
+    content = bytearray()
+    async for piece in response.content.iter_any():
+        content += piece
+        if len(content) > limit_bytes:
+            raise TransferRefused(f"{address}: the answer has more than {limit_bytes >> 20} MiB")
+    return bytes(content)
+
+
 def describe(error: BaseException) -> str:
     """An error in one line."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "the server does not answer in time"
     return str(error) or type(error).__name__
 
 

@@ -5,7 +5,7 @@ from shoal_coordinator.dispatch.events import Failure
 from shoal_coordinator.dispatch.servers import review
 from shoal_coordinator.dispatch.services import count_all_homes, request_provisioning
 from shoal_coordinator.dispatch.state import State
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Nanoseconds
 
 

@@ -17,7 +17,7 @@ from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind
 from shoal_coordinator.dispatch.jobs import end_job
 from shoal_coordinator.dispatch.state import Crashes, Running, StageQueue, State
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Nanoseconds
 
 

@@ -21,7 +21,7 @@ from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.servers import may_serve
 from shoal_coordinator.dispatch.services import can_host, size_on
 from shoal_coordinator.dispatch.state import Service, StageQueue, State
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 
 Case = TypeVar("Case")
 Verdict = TypeVar("Verdict")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal_coordinator.dispatch.events import DeviceJoined, Failure, Policy, Telemetry
 from shoal_coordinator.dispatch.instructions import Tier
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
 if TYPE_CHECKING:

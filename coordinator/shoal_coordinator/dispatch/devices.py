@@ -40,7 +40,7 @@ from shoal_coordinator.dispatch.state import (
     State,
     Unloading,
 )
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 
 _KNOWN_DEVICES = 4096
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from shoal_protocol.choices import Mode as Mode  # noqa: PLC0414 (offered from here as well)
 from shoal_protocol.choices import Policy as Policy  # noqa: PLC0414 (offered from here as well)
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
 

@@ -29,7 +29,7 @@ from shoal_coordinator.dispatch.services import (
     size_on,
 )
 from shoal_coordinator.dispatch.state import Loading, Prefetching, Service, State, Unloading
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
 

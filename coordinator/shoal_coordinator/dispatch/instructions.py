@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import TypeVar, dataclass_transform
 
 from shoal_coordinator.dispatch.events import Failure
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes
 
 _T = TypeVar("_T")

@@ -7,7 +7,7 @@ from shoal_coordinator.dispatch.instructions import Load, Prefetch, Tier, Unload
 from shoal_coordinator.dispatch.servers import review
 from shoal_coordinator.dispatch.services import can_host, size_on
 from shoal_coordinator.dispatch.state import Loading, Prefetching, Service, State, Unloading
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes
 
 _PEERS = 4

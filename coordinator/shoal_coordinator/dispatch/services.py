@@ -9,7 +9,7 @@ from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind
 from shoal_coordinator.dispatch.servers import review
 from shoal_coordinator.dispatch.state import Job, Service, StageQueue, State
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds, format_bytes
 
 

@@ -25,7 +25,7 @@ from shoal_coordinator.dispatch.device import Device, Rank, Tally
 from shoal_coordinator.dispatch.events import Event, Failure, JobSpec, Mode, Policy, Stage
 from shoal_coordinator.dispatch.histogram import Histogram
 from shoal_coordinator.dispatch.instructions import Instruction, Tier
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
 
 

@@ -24,7 +24,7 @@ from shoal_coordinator.dispatch.instructions import (
     Tier,
 )
 from shoal_coordinator.dispatch.state import Job, StageQueue, State
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
 

@@ -27,8 +27,8 @@ from shoal_coordinator.server.routes import Relay, Routes
 from shoal_coordinator.server.runs import JobRun
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.assembly import ReceivedActivation
+from shoal_protocol.digests import Digest
 from shoal_protocol.frames import TransferError
-from shoal_protocol.partition import Digest
 from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation

@@ -1,21 +1,32 @@
 """The service `Files` (`v1/files.proto`): files of the coordinator's volume over gRPC.
 
-What a path means and when a file stands is `volume`'s affair. Here: streams, one writer at a time
-for a file, and errors as status codes.
+`storage.volume` decides what a path means and when a file is published. Here: streams, one writer
+at a time for a file, a minimum rate for every caller, and errors as status codes.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import grpc
 
 from shoal_coordinator.server.roles import Role, Roles
 from shoal_coordinator.storage import volume as vol
-from shoal_coordinator.storage.volume import Standing, Upload, Volume
-from shoal_coordinator.storage.volume_paths import FragmentPath, JobPath, PathRefused, parse_path
+from shoal_coordinator.storage.volume import StoredFile, Upload, Volume, checked_digest
+from shoal_coordinator.storage.volume_paths import JobPath, PathRefused, parse_path
+from shoal_protocol.digests import hexadecimal
+from shoal_protocol.transfers import (
+    PartInUse,
+    Stalled,
+    StallWatch,
+    Turns,
+    WrongBytes,
+    in_thread,
+    receive,
+    watched,
+)
 from shoal_protocol.v1 import files_pb2 as pb
 from shoal_protocol.v1.files_pb2_grpc import FilesServicer
 
@@ -24,6 +35,7 @@ logger = logging.getLogger(__name__)
 PIECE_BYTES: Final = 256 << 10
 UPLOADS: Final = 32
 """At once; more wait their turn."""
+DOWNLOADS: Final = 64
 _Context = grpc.aio.ServicerContext[Any, Any]
 _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (PathRefused, grpc.StatusCode.INVALID_ARGUMENT),
@@ -31,70 +43,86 @@ _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (vol.ContentRefused, grpc.StatusCode.ALREADY_EXISTS),
     (vol.FileMissing, grpc.StatusCode.NOT_FOUND),
     (vol.NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (vol.WrongBytes, grpc.StatusCode.DATA_LOSS),
+    (WrongBytes, grpc.StatusCode.DATA_LOSS),
+    (Stalled, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (PartInUse, grpc.StatusCode.UNAVAILABLE),
     (OSError, grpc.StatusCode.UNAVAILABLE),
 )
 _KNOWN: Final = tuple(kind for kind, _ in _CODES)
 
 
 class FilesService(FilesServicer):
-    """The four calls; workers' only."""
+    """The four calls; only workers may make them."""
 
     def __init__(self, volume: Volume, roles: Roles, runs: Callable[[str], bool]) -> None:
         """`runs` says of a job's name whether it has been submitted and has not ended."""
         self._volume = volume
         self._roles = roles
         self._runs = runs
-        self._turns = asyncio.Semaphore(UPLOADS)
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._uploads = Turns(each=1, total=UPLOADS)
+        self._downloads = asyncio.Semaphore(DOWNLOADS)
 
-    async def Put(
+    # The stubs know generators only. These are coroutines, since a write can be watched, and what a
+    # generator yields cannot.
+    async def Put(  # type: ignore[override]
         self, requests: AsyncIterator[pb.PutRequest], context: _Context
-    ) -> AsyncIterator[pb.PutAnswer]:
+    ) -> None:
         await self._roles.require(context, Role.WORKER)
         try:
-            first = await anext(aiter(requests))
-        except StopAsyncIteration:
-            await _abort(context, vol.FileRefused("the stream ended without a header"))
-        try:
-            if first.WhichOneof("message") != "header":
+            first = await StallWatch().wait(anext(aiter(requests), None))
+            if first is None or first.WhichOneof("message") != "header":
                 raise vol.FileRefused("the first message is not a header")
             path = parse_path(first.header.path)
-            async with self._writing(path), self._turns:
-                async for answer in self._take(path, first.header, requests):
-                    yield answer
+            async with self._uploads.of(path.owner):
+                found = await in_thread(
+                    self._volume.begin,
+                    path,
+                    first.header.bytes,
+                    first.header.sha256,
+                    first.header.version,
+                )
+                if isinstance(found, Upload):
+                    if isinstance(path, JobPath) and self._runs(path.job):
+                        raise vol.ContentRefused(
+                            f"job {path.job} runs; its inputs stay as they are"
+                        )
+                    found = await _take(found, _Sent(requests), context)
+                    logger.info("%s was uploaded, %d bytes", first.header.path, found.size_bytes)
+            await context.write(pb.PutAnswer(stands=_description(found)))
         except _KNOWN as error:
             await _abort(context, error)
 
-    async def Fetch(
+    async def Fetch(  # type: ignore[override]
         self, request: pb.FetchFileRequest, context: _Context
-    ) -> AsyncIterator[pb.FilePiece]:
+    ) -> None:
         await self._roles.require(context, Role.WORKER)
         try:
             path = parse_path(request.path)
-            file, size = await asyncio.to_thread(self._volume.open, path)
+            async with self._downloads:
+                file, size = await in_thread(self._volume.open, path)
+                with file:
+                    if request.offset > size:
+                        reason = f"offset {request.offset} of {size} bytes"
+                        await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)
+                    file.seek(request.offset)
+                    watch, message = StallWatch(), pb.FilePiece(bytes=size)
+                    while (piece := await in_thread(file.read, PIECE_BYTES)) or message.bytes:
+                        message.piece = piece
+                        await watch.write(context, message, len(piece))
+                        message = pb.FilePiece()
         except _KNOWN as error:
             await _abort(context, error)
-        with file:
-            if request.offset > size:
-                reason = f"offset {request.offset} of {size} bytes"
-                await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)
-            file.seek(request.offset)
-            piece = await asyncio.to_thread(file.read, PIECE_BYTES)
-            yield pb.FilePiece(piece=piece, bytes=size)
-            while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
-                yield pb.FilePiece(piece=piece)
 
     async def ListFiles(
         self, request: pb.ListFilesRequest, context: _Context
     ) -> AsyncIterator[pb.FileDescription]:
         await self._roles.require(context, Role.WORKER)
         try:
-            found = await asyncio.to_thread(lambda: list(self._volume.list(request.folder)))
+            found = await in_thread(lambda: list(self._volume.list(request.folder)))
         except _KNOWN as error:
             await _abort(context, error)
-        for standing in found:
-            yield _description(standing)
+        for stored in found:
+            yield _description(stored)
 
     async def DescribeFile(
         self, request: pb.DescribeFileRequest, context: _Context
@@ -102,58 +130,49 @@ class FilesService(FilesServicer):
         await self._roles.require(context, Role.WORKER)
         try:
             path = parse_path(request.path)
-            return _description(await asyncio.to_thread(self._volume.describe, path))
+            return _description(await in_thread(self._volume.describe, path))
         except _KNOWN as error:
             await _abort(context, error)
 
-    async def _take(
-        self,
-        path: FragmentPath | JobPath,
-        header: pb.PutHeader,
-        requests: AsyncIterator[pb.PutRequest],
-    ) -> AsyncIterator[pb.PutAnswer]:
-        """The answers to one upload."""
-        begun = await asyncio.to_thread(
-            self._volume.begin, path, header.bytes, header.sha256, header.version
-        )
-        if isinstance(begun, Standing):
-            yield pb.PutAnswer(stands=_description(begun))
-            return
-        if isinstance(path, JobPath) and self._runs(path.job):
-            begun.drop()
-            raise vol.ContentRefused(f"job {path.job} runs; its inputs stay as they are")
-        try:
-            yield pb.PutAnswer(offset=begun.offset)
-            standing = await _receive(begun, requests)
-        finally:
-            begun.close()
-        logger.info("%s stands, %d bytes", header.path, standing.size_bytes)
-        yield pb.PutAnswer(stands=_description(standing))
 
-    @contextlib.asynccontextmanager
-    async def _writing(self, path: FragmentPath | JobPath) -> AsyncIterator[None]:
-        """One at a time for a file, and for a fragment, whose files become one folder."""
-        key = path.digest if isinstance(path, FragmentPath) else f"{path.job}/{path.name}"
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        try:
-            async with lock:
-                yield
-        finally:
-            if not lock.locked() and self._locks.get(key) is lock:
-                del self._locks[key]
+@dataclass(slots=True)
+class _Sent:
+    """What an uploading client sends after its header."""
+
+    requests: AsyncIterator[pb.PutRequest]
+    end: pb.PutEnd | None = None
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The pieces; the end, when they have ended with one."""
+        async for request in self.requests:
+            match request.WhichOneof("message"):
+                case "piece":
+                    yield request.piece
+                case "end":
+                    self.end = request.end
+                    return
+                case _:
+                    raise vol.FileRefused("another header before the file has ended")
 
 
-async def _receive(upload: Upload, requests: AsyncIterator[pb.PutRequest]) -> Standing:
-    """The pieces and the end of a file."""
-    async for request in requests:
-        match request.WhichOneof("message"):
-            case "piece":
-                await asyncio.to_thread(upload.write, request.piece)
-            case "end":
-                return await asyncio.to_thread(upload.finish, request.end.sha256)
-            case _:
-                raise vol.FileRefused("another header before the file has ended")
-    raise vol.WrongBytes(f"the stream ended at {upload.offset} of {upload.size_bytes} bytes")
+async def _take(upload: Upload, sent: _Sent, context: _Context) -> StoredFile:
+    """Receive an upload from where it broke off, and publish it."""
+
+    async def failed(error: OSError) -> NoReturn:
+        raise await in_thread(upload.failed, error) from error
+
+    try:
+        await in_thread(upload.open)
+        await context.write(pb.PutAnswer(offset=upload.part.offset))
+        await receive(upload.part, lambda offset: watched(sent.pieces()), make_room=failed)
+        if sent.end is None:  # all of the file was here already, or its stream has no end
+            async for _ in watched(sent.pieces()):
+                raise WrongBytes(f"{upload.path.name} has more than the announced bytes")
+        if sent.end is None:
+            raise WrongBytes(f"the stream of {upload.path.name} ends without an end message")
+        return await in_thread(upload.finish, checked_digest(sent.end.sha256))
+    finally:
+        await in_thread(upload.close)
 
 
 async def _abort(context: _Context, error: Exception) -> NoReturn:
@@ -164,5 +183,6 @@ async def _abort(context: _Context, error: Exception) -> NoReturn:
     raise AssertionError("abort always raises")
 
 
-def _description(standing: Standing) -> pb.FileDescription:
-    return pb.FileDescription(name=standing.name, bytes=standing.size_bytes, sha256=standing.sha256)
+def _description(stored: StoredFile) -> pb.FileDescription:
+    sha256 = "" if stored.digest is None else hexadecimal(stored.digest)
+    return pb.FileDescription(name=stored.name, bytes=stored.size_bytes, sha256=sha256)

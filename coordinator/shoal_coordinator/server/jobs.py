@@ -30,8 +30,9 @@ from shoal_coordinator.storage.inputs import FolderLimits
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.volume import Volume
 from shoal_coordinator.storage.volume_paths import INPUTS, OUTPUTS, PathRefused
+from shoal_protocol.digests import Digest
 from shoal_protocol.fragment_store import FragmentStore
-from shoal_protocol.partition import Digest, DocumentRefused, PartitionDocument, document_from_json
+from shoal_protocol.partition import DocumentRefused, PartitionDocument, document_from_json
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 logger = logging.getLogger(__name__)

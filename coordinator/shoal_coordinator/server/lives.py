@@ -14,7 +14,8 @@ from shoal_coordinator.server.runs import JobRun
 from shoal_coordinator.server.statuses import job_status, run_tally, with_end, with_tally
 from shoal_coordinator.server.submissions import as_submitted, request_of
 from shoal_coordinator.storage.job_records import JobRecord
-from shoal_protocol.partition import Digest, PartitionDocument
+from shoal_protocol.digests import Digest
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds, nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 

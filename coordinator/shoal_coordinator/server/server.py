@@ -275,6 +275,8 @@ class _SessionService:
         except FragmentMissing as error:
             reason = self._suspects.why_missing(request.digest) or str(error)
             await context.abort(grpc.StatusCode.NOT_FOUND, reason)
+        except OSError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         with file:
             if request.offset > size:
                 reason = f"offset {request.offset} of {size} bytes"

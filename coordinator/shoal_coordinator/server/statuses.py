@@ -10,7 +10,7 @@ from shoal_coordinator.dispatch.views import DevicePhase, DeviceView, JobPhase, 
 from shoal_coordinator.jobs.values import End, Outcome, Tally
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.sessions import DeviceSession
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 

@@ -12,7 +12,8 @@ from typing import Final, NamedTuple, assert_never
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_protocol import PROTOCOL
-from shoal_protocol.partition import MODEL, Digest, PartitionDocument, TensorSpec
+from shoal_protocol.digests import Digest, is_digest
+from shoal_protocol.partition import MODEL, PartitionDocument, TensorSpec
 from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.tickets import make_ticket
 from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
@@ -26,7 +27,6 @@ MAXIMUM_FRAGMENTS: Final = 4096
 """In one Hello: cached and resident each."""
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 _JOB: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _TEXT: Final = 2000
 _LONGEST_SECONDS: Final = 10.0**9
 _LARGEST_BYTES: Final = 1 << 50
@@ -63,7 +63,7 @@ def check_hello(hello: pb.Hello) -> None:
 
 def digest_of(text: str) -> Digest:
     """A digest from the wire; `Malformed` if it is none."""
-    if not _DIGEST.fullmatch(text):
+    if not is_digest(text):
         raise Malformed(f"{text[:80]!r} is no digest")
     return Digest(text)
 

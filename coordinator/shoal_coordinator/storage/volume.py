@@ -1,34 +1,34 @@
-"""A coordinator's volume, as those that carry files see it: what stands, and how a file comes to.
+"""A coordinator's volume: which files it holds, and how uploads add to them.
 
 ```
 ROOT/fragments/HEX/{fragment.json, model.onnx, weights.bin}
 ROOT/jobs/JOB/{in,out}/NAME
-ROOT/incoming/...                      what is not whole yet; nobody reads it
+ROOT/incoming/...                      uploads that are not complete; nobody reads them
 ```
 
-A file is written below `incoming`, synced, and renamed to its place when it has the size and the
-checksum that it should have; a fragment's folder when all of its files have. So whoever looks sees
+An upload is written below `incoming`, read back, and renamed to its place when it has the size and
+the digest that it should have; a fragment's folder when all of its files have. So readers find
 whole files and whole fragments, whenever the process dies. Names come from the network: a path that
 is not of the shapes above never reaches the file system.
 
-A fragment stays until something else needs its room: then those go that no job of now and nobody
-of late has used, longest unused first. A fragment's folder bears the time of its last use. What is
-gone is cut and brought again when a job needs it.
+A fragment stays until an upload needs its room: then those are removed that no job uses and that
+were not used for an hour, longest unused first. A fragment's folder bears the time of its last use.
+A job that needs a removed fragment has it cut and uploaded again.
 
-Everything here blocks; nothing here is called twice at a time for one file.
+Everything here blocks on the disk, except `use`, which takes no lock: the event loop calls it. The
+lock of removals and publications is held in threads only. Two uploads of one file, or of one
+fragment, do not run at the same time (`server.files` sees to it, and so do the partial files).
 """
 
-import errno
-import hashlib
 import logging
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import BinaryIO, Final
 
 from shoal_coordinator.storage.volume_paths import (
@@ -37,46 +37,32 @@ from shoal_coordinator.storage.volume_paths import (
     FragmentPath,
     JobPath,
     PathRefused,
-    is_checksum,
     is_job,
     is_name,
 )
-from shoal_protocol.durable_files import sync_folder
-from shoal_protocol.files import MAXIMUM_MANIFEST_BYTES
-from shoal_protocol.fragment_store import (
-    MANIFEST,
-    FragmentDamaged,
-    FragmentMissing,
-    FragmentStore,
-    StoredFile,
-    described_files,
-)
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest, digest_of, digest_of_file, from_hexadecimal, hexadecimal
+from shoal_protocol.durable_files import is_disk_full, open_regular, sync_folder
+from shoal_protocol.fragment_store import FragmentMissing, FragmentStore, read_manifest
+from shoal_protocol.manifest import MANIFEST, MAXIMUM_MANIFEST_BYTES, FileEntry, FragmentDamaged
+from shoal_protocol.transfers import PartialFile, WrongBytes
 from shoal_protocol.units import format_bytes
 
 RESERVE_BYTES: Final = 16 << 20
 """Left free for the ledger and the journals of jobs."""
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
-"""What has been incoming for so long without a byte is removed when a coordinator starts."""
+"""A coordinator that starts removes uploads that have not grown for so long."""
 UNUSED_SECONDS: Final = 3600.0
-"""For so long a fragment stays in any case: between its arrival and its job's, for one."""
+"""A fragment is not removed for so long after its last use: it may wait for its job."""
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES: Final = 1 << 20
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-
 
 class FileRefused(Exception):
-    """A file that will not be taken, and would not be if it were sent again."""
+    """A file that the volume does not take, however often it is sent."""
 
 
 class ContentRefused(Exception):
-    """Another content stands in this place, and stays."""
-
-
-class WrongBytes(Exception):
-    """What arrived is not what was announced; it is thrown away."""
+    """The file exists with another content, which stays."""
 
 
 class FileMissing(LookupError):
@@ -96,116 +82,66 @@ class NoRoom(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """A file in its place; `sha256` in hexadecimal, where it was computed."""
+class StoredFile:
+    """A file in its place; `digest` where it was computed."""
 
     name: str
     size_bytes: int
-    sha256: str = ""
+    digest: Digest | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Upload:
-    """A file on its way. After `write` of all from `offset` on: `finish`; in any case: `close`."""
+    """A file on its way. `open`, then all bytes from `part.offset` on into `part`, then `finish`;
+    in any case `close`."""
 
     volume: "Volume"
     path: FragmentPath | JobPath
-    part: Path
-    size_bytes: int
-    sha256: str
-    """What it must turn out to be; empty: whatever it is."""
-    offset: int = 0
-    _reserved: int = 0
-    _file: BinaryIO | None = None
-    _hash: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    part: PartialFile
+    expected: Digest | None
+    """What the file must have; None: any."""
 
     def open(self) -> None:
-        """Take up what came before."""
-        self.part.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.part.open("ab", buffering=0)
-        if self._file.tell() > self.size_bytes:
-            self._file.truncate(0)
-        with self.part.open("rb") as before:
-            while piece := before.read(_READ_BYTES):
-                self._hash.update(piece)
-                self.offset += len(piece)
+        """Resume what came before, and reserve room for the rest. Raises `NoRoom`, `PartInUse`,
+        `OSError`."""
+        self.part.open()
+        self.volume.reserve(self)
 
-    def reserve(self) -> None:
-        """Keep room for what is still to come, and make it if need be. Raises `NoRoom`."""
-        need = self.size_bytes - self.offset
-        self.volume.make_room(need)
-        free = self.volume.free_bytes()
-        if need > free:
-            raise NoRoom(need, free)
-        self._reserved = need
-        self.volume.promised += need
+    def failed(self, error: OSError) -> Exception:
+        """What a write that failed means: `NoRoom`, and what came is dropped; else the error."""
+        if not is_disk_full(error):
+            return error
+        self.part.discard()
+        return NoRoom(self.part.size_bytes, self.volume.free_bytes())
 
-    def write(self, piece: bytes) -> None:
-        """Add bytes. Raises `WrongBytes` past the announced size, `NoRoom`, `OSError`."""
-        assert self._file is not None
-        if self.offset + len(piece) > self.size_bytes:
-            self.drop()
-            raise WrongBytes(
-                f"{self.path.name} has more than the announced {self.size_bytes} bytes"
-            )
-        view = memoryview(piece)
-        try:
-            while view:
-                view = view[self._file.write(view) :]
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            self.drop()
-            raise NoRoom(self.size_bytes, self.volume.free_bytes()) from error
-        self._hash.update(piece)
-        self.offset += len(piece)
-        self._reserved -= len(piece)
-        self.volume.promised -= len(piece)
-
-    def finish(self, sha256: str = "") -> Standing:
-        """All bytes are here: put the file in its place. Raises `WrongBytes`, `OSError`."""
-        assert self._file is not None
-        if self.offset != self.size_bytes:
-            raise WrongBytes(f"{self.path.name} ends at {self.offset} of {self.size_bytes} bytes")
-        found = self._hash.hexdigest()
-        for expected in (self.sha256, sha256):
-            if expected and expected != found:
-                self.drop()
-                raise WrongBytes(
-                    f"{self.path.name} arrived with checksum {found[:12]}, not {expected[:12]}"
-                )
-        os.fsync(self._file.fileno())
-        self.close()
-        self.volume.settle(self)
-        return Standing(name=self.path.name, size_bytes=self.size_bytes, sha256=found)
-
-    def drop(self) -> None:
-        """Forget what came."""
-        self.close()
-        self.part.unlink(missing_ok=True)
+    def finish(self, announced: Digest | None = None) -> StoredFile:
+        """All bytes are here: verify what is on the disk, and publish it. Raises `WrongBytes`,
+        `OSError`."""
+        expected = [digest for digest in (self.expected, announced) if digest is not None]
+        found = self.part.verify(*expected)
+        self.volume.publish(self)
+        return StoredFile(name=self.path.name, size_bytes=self.part.size_bytes, digest=found)
 
     def close(self) -> None:
-        """Let go of the file; what came is kept for the next try."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            self.volume.promised -= self._reserved
-            self._reserved = 0
+        """Let go of the file; the next upload of the same content resumes what came."""
+        self.part.close()
+        self.volume.uploads.discard(self)
 
 
 class Volume:
-    """The volume of one coordinator. `promised`: bytes announced by uploads and still to come;
-    `in_use`: the fragments of jobs that have not ended."""
+    """The volume of one coordinator. `uploads` are those that have room reserved; `in_use` gives
+    the fragments of jobs that have not ended."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._incoming = root / "incoming"
         self._store = FragmentStore(root)
-        self._removing = Lock()
-        self.promised = 0
+        self._changing = RLock()
+        self._used: dict[Digest, float] = {}
+        self.uploads: set[Upload] = set()
         self.in_use: Callable[[], Set[Digest]] = frozenset
 
-    # ---- what stands -----------------------------------------------------------------------------
+    # ---- reading ---------------------------------------------------------------------------------
 
     def job_folder(self, job: str, folder: str) -> Path:
         """Where a job's inputs or results are. Raises `PathRefused`."""
@@ -214,210 +150,233 @@ class Volume:
         return self._root / "jobs" / job / folder
 
     def open(self, path: FragmentPath | JobPath) -> tuple[BinaryIO, int]:
-        """A file and its size. Raises `FileMissing`."""
+        """A file and its size. Raises `FileMissing`, `OSError`."""
+        place = self._place(path)
         try:
-            descriptor = os.open(self._place(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as error:
-            raise FileMissing(f"{self._shown(path)} is not there") from error
-        file = os.fdopen(descriptor, "rb")
-        return file, os.fstat(descriptor).st_size
+            file = open_regular(place)
+        except FileNotFoundError as error:
+            raise FileMissing(f"{place.relative_to(self._root)} is not there") from error
+        return file, os.fstat(file.fileno()).st_size
 
-    def describe(self, path: FragmentPath | JobPath) -> Standing:
-        """A file with its checksum. Raises `FileMissing`, `OSError`."""
+    def describe(self, path: FragmentPath | JobPath) -> StoredFile:
+        """A file with its digest: it is read. Raises `FileMissing`, `OSError`."""
         file, size = self.open(path)
         with file:
-            found = hashlib.sha256()
-            while piece := file.read(_READ_BYTES):
-                found.update(piece)
-        return Standing(name=path.name, size_bytes=size, sha256=found.hexdigest())
+            return StoredFile(name=path.name, size_bytes=size, digest=digest_of_file(file))
 
-    def list(self, folder: str) -> Iterator[Standing]:
+    def list(self, folder: str) -> Iterator[StoredFile]:
         """The files of a job's folder by name, or the digests of whole fragments. Raises
-        `PathRefused`."""
+        `PathRefused`, `OSError`."""
         match folder.split("/"):
             case ["fragments"]:
                 for digest in self._store.digests():
-                    yield Standing(name=digest.removeprefix("sha256:"), size_bytes=0)
+                    yield StoredFile(name=hexadecimal(digest), size_bytes=0)
             case ["jobs", job, which] if which in FOLDERS:
                 place = self.job_folder(job, which)
                 names = sorted(os.listdir(place)) if place.is_dir() else []
                 for name in filter(is_name, names):
                     if (place / name).is_file():
-                        yield Standing(name=name, size_bytes=(place / name).stat().st_size)
+                        yield StoredFile(name=name, size_bytes=(place / name).stat().st_size)
             case _:
                 raise PathRefused(
                     f"{folder[:300]!r} is no folder here; there are fragments, jobs/JOB/in and "
                     f"jobs/JOB/out"
                 )
 
+    @property
+    def promised(self) -> int:
+        """Bytes that open uploads have announced and not sent yet."""
+        return sum(each.part.size_bytes - each.part.offset for each in tuple(self.uploads))
+
     def free_bytes(self) -> int:
-        """What may still be written, beside what is promised already."""
+        """Bytes that may still be written, beside those promised to uploads."""
         self._root.mkdir(parents=True, exist_ok=True)
         found = os.statvfs(self._root)
         return max(0, found.f_bavail * found.f_frsize - RESERVE_BYTES - self.promised)
 
-    # ---- taking a file ---------------------------------------------------------------------------
+    # ---- uploads ---------------------------------------------------------------------------------
 
     def begin(
         self, path: FragmentPath | JobPath, size_bytes: int, sha256: str, version: str
-    ) -> Upload | Standing:
-        """Take a file, or find it standing.
+    ) -> Upload | StoredFile:
+        """An upload of a file, to be opened; or the file, where it is there with this content.
 
-        Raises `FileRefused`, `ContentRefused`, `NoRoom`, `OSError`.
+        `sha256` is in hexadecimal, or empty where it is not known; `version` tells this content
+        from another of the name. Raises `FileRefused`, `ContentRefused`, `OSError`.
         """
-        if sha256 and not is_checksum(sha256):
-            raise FileRefused(f"{sha256[:80]!r} is no checksum")
+        expected = checked_digest(sha256)
         match path:
             case FragmentPath():
-                upload = self._begin_fragment(path, size_bytes, sha256)
+                return self._begin_fragment(path, size_bytes, expected)
             case JobPath():
-                upload = self._begin_input(path, size_bytes, sha256, version)
-        if isinstance(upload, Standing):
-            return upload
-        try:
-            upload.open()
-            upload.reserve()
-        except (OSError, NoRoom):
-            upload.close()
-            raise
-        return upload
+                return self._begin_input(path, size_bytes, expected, version)
 
     def _begin_input(
-        self, path: JobPath, size_bytes: int, sha256: str, version: str
-    ) -> Upload | Standing:
+        self, path: JobPath, size_bytes: int, expected: Digest | None, version: str
+    ) -> Upload | StoredFile:
         if path.folder != INPUTS:
             raise FileRefused("results are written by the coordinator alone")
         place = self._place(path)
-        if sha256 and place.is_file() and place.stat().st_size == size_bytes:
-            standing = self.describe(path)
-            if standing.sha256 == sha256:
-                return standing
+        if expected is not None and place.is_file() and place.stat().st_size == size_bytes:
+            stored = self.describe(path)
+            if stored.digest == expected:
+                return stored
         # What came before is of use if it is certain to be of the same content.
-        same = f"{path.name}\0{size_bytes}\0{sha256}\0{version}".encode()
-        part = self._staged(path) / f"{hashlib.sha256(same).hexdigest()}.part"
-        if not sha256 and not version:
+        same = f"{path.name}\0{size_bytes}\0{expected or ''}\0{version}".encode()
+        part = self._staged(path) / f"{hexadecimal(digest_of(same))}.part"
+        if expected is None and not version:
             part.unlink(missing_ok=True)
-        return Upload(self, path, part, size_bytes, sha256)
+        return Upload(self, path, PartialFile(part, size_bytes, path.name), expected)
 
     def _begin_fragment(
-        self, path: FragmentPath, size_bytes: int, sha256: str
-    ) -> Upload | Standing:
-        digest = Digest(f"sha256:{path.digest}")
-        self.use([digest])  # who finds it standing relies on that
+        self, path: FragmentPath, size_bytes: int, expected: Digest | None
+    ) -> Upload | StoredFile:
+        self.use([path.digest])  # a client that finds it here relies on that
         staged = self._staged(path)
-        folder = self._place(path).parent if self._store.has(digest) else staged
-        wanted = self._wanted(path, folder)
-        if sha256 and sha256 != wanted.sha256:
-            raise ContentRefused(f"{path.file} of {digest} has another checksum")
-        if path.file != MANIFEST and size_bytes != wanted.size_bytes:
+        folder = self._place(path).parent if self._store.has(path.digest) else staged
+        entry = self._described(path, folder, size_bytes)
+        if expected is not None and expected != entry.digest:
+            raise ContentRefused(f"{path.name} of {path.digest} has another checksum")
+        if size_bytes != entry.size_bytes:
             raise ContentRefused(
-                f"{path.file} of {digest} has {format_bytes(wanted.size_bytes)}, "
+                f"{path.name} of {path.digest} has {format_bytes(entry.size_bytes)}, "
                 f"not {format_bytes(size_bytes)}"
             )
-        if path.file == MANIFEST and size_bytes > MAXIMUM_MANIFEST_BYTES:
-            raise FileRefused(f"{MANIFEST} has at most {format_bytes(MAXIMUM_MANIFEST_BYTES)}")
-        place = folder / path.file
+        place = folder / path.name
         if place.is_file():  # it was verified before it got its name
             size = place.stat().st_size
-            return Standing(name=path.file, size_bytes=size, sha256=wanted.sha256)
-        return Upload(self, path, staged / f"{path.file}.part", size_bytes, wanted.sha256)
+            return StoredFile(name=path.name, size_bytes=size, digest=entry.digest)
+        part = PartialFile(staged / f"{path.name}.part", size_bytes, path.name)
+        return Upload(self, path, part, entry.digest)
 
-    def _wanted(self, path: FragmentPath, folder: Path) -> StoredFile:
-        """What a fragment's file has to be; the manifest says so of the others."""
-        if path.file == MANIFEST:
-            return StoredFile(sha256=path.digest, size_bytes=0)
+    def _described(self, path: FragmentPath, folder: Path, size_bytes: int) -> FileEntry:
+        """What a fragment's file has to be: the manifest says it of the others."""
+        if path.name == MANIFEST:
+            if size_bytes > MAXIMUM_MANIFEST_BYTES:
+                raise FileRefused(f"{MANIFEST} has at most {format_bytes(MAXIMUM_MANIFEST_BYTES)}")
+            return FileEntry(digest=path.digest, size_bytes=size_bytes)
+        name = hexadecimal(path.digest)[:12]
         try:
-            files = described_files(folder / MANIFEST, Digest(f"sha256:{path.digest}"))
+            files = read_manifest(folder, path.digest).files
         except FragmentMissing as error:
-            raise FileRefused(f"put {MANIFEST} of {path.digest[:12]} first") from error
+            raise FileRefused(f"put {MANIFEST} of {name} first") from error
         except FragmentDamaged as error:
             raise FileRefused(str(error)) from error
-        if path.file not in files:
-            raise FileRefused(f"fragment {path.digest[:12]} has no {path.file}")
-        return files[path.file]
+        if path.name not in files:
+            raise FileRefused(f"fragment {name} has no {path.name}")
+        return files[path.name]
 
-    def settle(self, upload: Upload) -> None:
-        """Give a whole file its name; a fragment's folder, when it is the last one."""
-        path = upload.path
-        match path:
+    def reserve(self, upload: Upload) -> None:
+        """Reserve room for the rest of an upload, and make it if need be. Raises `NoRoom`,
+        `OSError`."""
+        need = upload.part.size_bytes - upload.part.offset
+        with self._changing:
+            self.make_room(need)
+            free = self.free_bytes()
+            if need > free:
+                raise NoRoom(need, free)
+            self.uploads.add(upload)
+
+    def publish(self, upload: Upload) -> None:
+        """Give a verified file its name; a fragment's folder too, when it is the last one. Raises
+        `WrongBytes`, `OSError`."""
+        match upload.path:
             case JobPath():
-                place = self._place(path)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                upload.part.rename(place)
-                sync_folder(place.parent)
+                upload.part.publish(self._place(upload.path))
             case FragmentPath():
-                folder = upload.part.parent
-                upload.part.rename(folder / path.file)
-                sync_folder(folder)
-                self._publish(path.digest, folder)
+                staged = self._staged(upload.path)
+                upload.part.publish(staged / upload.path.name)
+                self._publish_fragment(upload.path.digest, staged)
 
-    def _publish(self, digest: str, folder: Path) -> None:
+    def _publish_fragment(self, digest: Digest, staged: Path) -> None:
         try:
-            files = described_files(folder / MANIFEST, Digest(f"sha256:{digest}"))
+            files = read_manifest(staged, digest).files
         except FragmentDamaged as error:
-            shutil.rmtree(folder)
+            shutil.rmtree(staged)
             raise WrongBytes(str(error)) from error
-        if not all((folder / name).is_file() for name in files):
+        if not all((staged / name).is_file() for name in files):
             return
-        place = self._root / "fragments" / digest
+        place = self._store.folder(digest)
         place.parent.mkdir(parents=True, exist_ok=True)
-        if place.exists():  # damaged, else nothing would have been taken
-            self._take_away(place)
-        folder.rename(place)
-        sync_folder(place.parent)
+        with self._changing:
+            if place.exists():  # damaged, else nothing would have been taken
+                self._remove(place)
+            staged.rename(place)
+            sync_folder(place.parent)
 
     # ---- removing --------------------------------------------------------------------------------
 
     def remove_job(self, job: str) -> None:
-        """Delete a job's files, those on their way too; that there are none is well. Raises
-        `PathRefused`, `OSError`."""
+        """Delete a job's files, and its uploads. Raises `PathRefused`, `OSError`."""
         folder = self.job_folder(job, "")
         shutil.rmtree(self._incoming / "jobs" / job, ignore_errors=True)
-        if folder.is_dir():
-            self._take_away(folder)
+        with self._changing:
+            if folder.is_dir():
+                self._remove(folder)
 
     def use(self, digests: Iterable[Digest]) -> None:
-        """Fragments are used now: those that are there stay for `UNUSED_SECONDS` at least."""
-        with self._removing:
-            for digest in digests:
-                with suppress(FileNotFoundError):
-                    os.utime(self._fragment(digest))
+        """Note that fragments are used now: those that are there stay for `UNUSED_SECONDS`."""
+        now = time.time()
+        for digest in digests:
+            self._used[digest] = now  # before the folder is looked for: see `make_room`
+            try:
+                os.utime(self._store.folder(digest))
+            except OSError:
+                self._used.pop(digest, None)
 
     def make_room(self, need_bytes: int) -> None:
         """Remove fragments that nobody uses until so much is free, or there are no more. Raises
         `OSError`."""
-        with self._removing:
+        with self._changing:
             if need_bytes <= self.free_bytes():
                 return
             used, limit = self.in_use(), time.time() - UNUSED_SECONDS
             unused = [each for each in self._store.digests() if each not in used]
-            ages = sorted((self._fragment(each).stat().st_mtime, each) for each in unused)
+            ages = sorted((self._store.folder(each).stat().st_mtime, each) for each in unused)
             for used_at, digest in ages:
                 if used_at > limit or need_bytes <= self.free_bytes():
                     break
-                logger.info("fragment %s gives way to what needs room", digest)
-                self._take_away(self._fragment(digest))
+                self._remove_unused(digest, limit)
+
+    def _remove_unused(self, digest: Digest, limit: float) -> None:
+        folder = self._store.folder(digest)
+        gone = self._put_aside(folder)
+        # `use` takes no lock: it was called before the folder was put aside, or did not find it.
+        if self._used.get(digest, 0.0) > limit:
+            gone.rename(folder)
+            return
+        self._used.pop(digest, None)
+        logger.info("fragment %s was removed to make room", digest)
+        shutil.rmtree(gone)
 
     def discard_damaged(self, digest: Digest) -> str | None:
         """Read a fragment, and remove it where it is not what its digest says; what is wrong with
         it. None: it is right, or not there. Raises `OSError`."""
-        with self._removing, suppress(FragmentMissing):
+        folder = self._store.folder(digest)
+        with suppress(FragmentMissing, FileNotFoundError):
+            read = folder.stat()
             try:
                 self._store.verify(digest)
             except FragmentDamaged as error:
-                self._take_away(self._fragment(digest))
+                with self._changing:
+                    if os.path.samestat(read, folder.stat()):  # else it was replaced meanwhile
+                        self._remove(folder)
                 return str(error)
         return None
 
-    def _take_away(self, folder: Path) -> None:
+    def _put_aside(self, folder: Path) -> Path:
+        """Rename a folder away, so that no reader finds half of it."""
         self._incoming.mkdir(parents=True, exist_ok=True)
         gone = self._incoming / f"removed-{folder.name}"
         shutil.rmtree(gone, ignore_errors=True)
-        folder.rename(gone)  # at once, so that nobody sees a half of it
-        shutil.rmtree(gone)
+        folder.rename(gone)
+        return gone
+
+    def _remove(self, folder: Path) -> None:
+        shutil.rmtree(self._put_aside(folder))
 
     def sweep(self) -> None:
-        """Remove what was left on its way long ago."""
+        """Remove uploads that were given up long ago. Raises `OSError`."""
         limit = time.time() - FORGOTTEN_SECONDS
         for folder, _, names in os.walk(self._incoming, topdown=False):
             for name in names:
@@ -427,13 +386,10 @@ class Volume:
             if folder != str(self._incoming) and not os.listdir(folder):
                 os.rmdir(folder)
 
-    def _fragment(self, digest: Digest) -> Path:
-        return self._root / "fragments" / digest.removeprefix("sha256:")
-
     def _place(self, path: FragmentPath | JobPath) -> Path:
         match path:
             case FragmentPath():
-                return self._root / "fragments" / path.digest / path.file
+                return self._store.folder(path.digest) / path.name
             case JobPath():
                 return self._root / "jobs" / path.job / path.folder / path.name
 
@@ -441,9 +397,14 @@ class Volume:
         """The folder below `incoming` that a file waits in."""
         match path:
             case FragmentPath():
-                return self._incoming / "fragments" / path.digest
+                return self._incoming / "fragments" / hexadecimal(path.digest)
             case JobPath():
                 return self._incoming / "jobs" / path.job
 
-    def _shown(self, path: FragmentPath | JobPath) -> str:
-        return str(self._place(path).relative_to(self._root))
+
+def checked_digest(sha256: str) -> Digest | None:
+    """A digest as `Files` writes it: hexadecimal, or empty for none. Raises `FileRefused`."""
+    try:
+        return from_hexadecimal(sha256) if sha256 else None
+    except ValueError as error:
+        raise FileRefused(f"{sha256[:80]!r} is no checksum") from error

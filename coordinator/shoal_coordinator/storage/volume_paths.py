@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_protocol.fragment_store import FILES
+from shoal_protocol.digests import Digest, from_hexadecimal, is_hexadecimal
+from shoal_protocol.manifest import FILES
 
 INPUTS: Final = "in"
 OUTPUTS: Final = "out"
 FOLDERS: Final = (INPUTS, OUTPUTS)
-_HEX: Final = re.compile(r"[0-9a-f]{64}")
 _JOB: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _NAME_BYTES: Final = 255
 
@@ -22,14 +22,15 @@ class PathRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FragmentPath:
-    """A file of a fragment; `digest` in hexadecimal."""
+    """A file of a fragment."""
 
-    digest: str
-    file: str
+    digest: Digest
+    name: str
 
     @property
-    def name(self) -> str:
-        return self.file
+    def owner(self) -> str:
+        """What one upload at a time may write: a fragment, whose files become one folder."""
+        return self.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,17 @@ class JobPath:
     folder: str
     name: str
 
+    @property
+    def owner(self) -> str:
+        """What one upload at a time may write: this file."""
+        return f"{self.job}/{self.name}"
+
 
 def parse_path(text: str) -> FragmentPath | JobPath:
     """A path of the volume. Raises `PathRefused`."""
     match text.split("/"):
-        case ["fragments", digest, file] if is_checksum(digest) and file in FILES:
-            return FragmentPath(digest, file)
+        case ["fragments", digest, file] if is_hexadecimal(digest) and file in FILES:
+            return FragmentPath(from_hexadecimal(digest), file)
         case ["jobs", job, folder, name] if is_job(job) and folder in FOLDERS and is_name(name):
             return JobPath(job, folder, name)
     raise PathRefused(
@@ -67,8 +73,3 @@ def is_name(name: str) -> bool:
 def is_job(name: str) -> bool:
     """Whether a job can be called like this."""
     return _JOB.fullmatch(name) is not None
-
-
-def is_checksum(text: str) -> bool:
-    """Whether a text is a SHA-256 in hexadecimal."""
-    return _HEX.fullmatch(text) is not None

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc.aio
 import numpy as np
 import pytest
 
@@ -17,6 +16,7 @@ from shoal_cli.local.watch import CoordinatorGone, Watch
 from shoal_coordinator.dispatch import views
 from shoal_coordinator.server import Coordinator, CoordinatorSettings, serving
 from shoal_protocol.channels import open_channel
+from shoal_protocol.coordinator_client import CallFailed
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 QUIET_SECONDS = 10 * module.GIVE_UP_SECONDS
@@ -164,6 +164,6 @@ async def test_a_last_word_that_cannot_be_had_is_done_without(
     async with bay.coordinator(), open_channel(bay.target) as channel:
         watch = Watch(channel, [])
         monkeypatch.setattr(views, "devices", fail)
-        with pytest.raises(grpc.aio.AioRpcError):
+        with pytest.raises(CallFailed):
             await watch.poll()
         await watch.last_poll()

@@ -10,13 +10,13 @@ import pytest
 from cli.transfer.carrying import LARGE, Shaky, carry, fill, read
 from cli.transfer.conftest import volume_settings
 from cli.transfer.servers import S3
-from shoal_cli.transfer import coordinators
 from shoal_cli.transfer.addresses import Access
 from shoal_cli.transfer.copying import Copied, Progress, copy
 from shoal_cli.transfer.folders import FolderSource
 from shoal_cli.transfer.local_paths import AddressRefused
 from shoal_cli.transfer.places import Entry, TransferBroken, TransferRefused
 from shoal_coordinator.server import serving
+from shoal_protocol import coordinator_client
 
 
 async def test_inputs_go_to_a_coordinator_and_results_come_back(
@@ -128,7 +128,7 @@ async def test_an_object_that_breaks_off_does_not_appear(
     target = access.target("s3://lines/broken")
     with pytest.raises(TransferBroken, match="the line went dead"):
         await copy(source, target, pause_seconds=0)
-    assert await target.standing() == {}
+    assert await target.existing() == {}
 
 
 async def test_what_is_not_in_the_bucket_is_refused(
@@ -198,7 +198,7 @@ async def test_a_coordinator_that_cannot_be_reached_yet_is_waited_for(
 async def test_a_coordinator_that_is_away_may_come_back(
     access: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinators, "_REACH_SECONDS", 0.1)
+    monkeypatch.setattr(coordinator_client, "REACH_SECONDS", 0.1)
     fill(tmp_path / "in", 1)
     with pytest.raises(TransferBroken):
         await carry("in", "127.0.0.1:1/jobs/ocr/in", access)

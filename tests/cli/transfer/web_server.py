@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import socket
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ class Web:
 
     `break_after` bytes of a body the connection is cut, as often as `breaks` says. `statuses` are
     answered to the next requests in the place of anything else. `ranges` may be switched off.
-    What is PUT is in `files` when all of it came.
+    What is PUT is in `files` when all of it came. A body comes in segments of `segment` bytes, or
+    byte by byte where it drips. Who has no `token` is told where there is
+    one: at `/token`. A `silent` server never answers, and reads no body.
     """
 
     url: str = ""
@@ -29,17 +32,28 @@ class Web:
     ranges: bool = True
     tags: bool = True
     redirects: dict[str, str] = field(default_factory=dict)
+    segment: int = 0
+    drips: bool = False
+    token: str = ""
+    silent: threading.Event | None = None
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     web: Web
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: PLR0911 - one return an answer
         wanted = self.headers.get("Range")
         self.web.asked.append((self.path, wanted))
         self.web.headers.append(dict(self.headers.items()))
+        if self.web.silent is not None:
+            self.web.silent.wait(20)
+            return None
         path = urllib.parse.unquote(self.path.partition("?")[0])
+        authorised = self.headers.get("Authorization") == f"Bearer {self.web.token}"
+        if self.web.token and path != "/token" and not authorised:
+            challenge = f'Bearer realm="{self.web.url}/token",service="test"'
+            return self._answer(401, b"", {"WWW-Authenticate": challenge})
         if self.web.statuses:
             return self._answer(self.web.statuses.pop(0), b"")
         if path in self.web.redirects:
@@ -59,6 +73,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         self.web.headers.append(dict(self.headers.items()))
+        if self.web.silent is not None:
+            self.web.silent.wait(20)
+            self.close_connection = True
+            return None
         path, size = urllib.parse.unquote(self.path), int(self.headers["Content-Length"])
         content = self.rfile.read(size)
         if len(content) < size:  # broken off
@@ -84,8 +102,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
             return
+        size = 1 if self.web.drips else self.web.segment or len(body) or 1
+        pieces = [body[at : at + size] for at in range(0, len(body), size)]
         with contextlib.suppress(ConnectionError):
-            self.wfile.write(body)
+            for piece in pieces:
+                self.wfile.write(piece)
+                self.wfile.flush()
+                if len(pieces) > 1:
+                    time.sleep(0.05)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - theirs
         pass

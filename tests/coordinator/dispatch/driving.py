@@ -38,7 +38,7 @@ from shoal_coordinator.dispatch.instructions import (
 )
 from shoal_coordinator.dispatch.invariants import violations
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
 MILLISECOND = 1_000_000

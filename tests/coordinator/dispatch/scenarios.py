@@ -8,7 +8,7 @@ from functools import partial
 from coordinator.dispatch.simulated_link import SECOND, Model
 from coordinator.dispatch.simulated_world import Trouble, World
 from shoal_coordinator.dispatch.events import JobSpec, Mode, Policy, Stage
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
 

@@ -23,7 +23,7 @@ from shoal_coordinator.dispatch.events import (
     InstructionFailed,
     Telemetry,
 )
-from shoal_protocol.partition import Digest
+from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from operator_processes import Operators, wait_until
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from real_models import MODELS, find
 from shoal_cluster import ControlPlane
-from shoal_protocol.v1 import coordinator_pb2
 from shoal_protocol.v1 import enrolment_pb2 as pb
 from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
 from simulated_world import DEVICES, ITEMS, MODEL, NAMESPACE, World, job_spec, operating
@@ -149,8 +148,7 @@ async def until_forgotten(world: World, name: str) -> None:
     """Until the coordinator has no run of a job."""
     async with asyncio.timeout(60):
         while True:
-            call = world.pool.stub.ListJobs(coordinator_pb2.ListJobsRequest(), timeout=10)
-            runs = [each.name async for each in call]
+            runs = [each.name for each in await world.pool.client.jobs()]
             if not any(each.startswith(f"{name}-") for each in runs):
                 return
             await asyncio.sleep(0.2)

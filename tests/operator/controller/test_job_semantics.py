@@ -81,10 +81,8 @@ def unready(world: World, kind: str, name: str) -> bool:
 async def run_of(world: World, name: str) -> "pb.JobStatus | None":
     """The job as its coordinator knows it."""
     uid = world.get("inferencejob", name)["metadata"]["uid"]
-    call = world.pool.stub.ListJobs(pb.ListJobsRequest(), timeout=30)
-    runs = {each.name: each async for each in call}
-    found: pb.JobStatus | None = runs.get(f"{name}-{uid[:8]}")
-    return found
+    runs = {each.name: each for each in await world.pool.client.jobs()}
+    return runs.get(f"{name}-{uid[:8]}")
 
 
 async def on_terms(world: World, name: str, **terms: float) -> None:

@@ -9,7 +9,8 @@ from shoal_api.schema import API_VERSION, parse
 from shoal_api.writing import write
 from shoal_operator.reconcile.decision import AnyStatus
 from shoal_operator.reconcile.settings import Images, OperatorSettings
-from shoal_protocol.partition import MODEL, Digest, Edge, Fragment, PartitionDocument, TensorSpec
+from shoal_protocol.digests import Digest
+from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec
 from shoal_protocol.units import Bytes
 
 MIB = 1 << 20

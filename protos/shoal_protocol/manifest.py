@@ -1,0 +1,95 @@
+"""`fragment.json`, the manifest of a fragment: written when a model is cut, read by whoever stores,
+sends or runs fragments.
+
+Its digest is the fragment's name, and it holds the digests and sizes of the fragment's other files.
+So a manifest is verified before a word of it is believed, and the files by what it says.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_protocol.digests import Digest, digest_of, from_hexadecimal, hexadecimal
+
+MANIFEST: Final = "fragment.json"
+MODEL: Final = "model.onnx"
+WEIGHTS: Final = "weights.bin"
+FILES: Final = (MANIFEST, MODEL, WEIGHTS)
+MAXIMUM_MANIFEST_BYTES: Final = 16 << 20
+"""Wherever a manifest is made, stored or fetched: about a hundred thousand weights. A device reads
+it whole."""
+_VERSION: Final = 1
+
+
+class FragmentDamaged(Exception):
+    """A fragment, or a file of it, is not what its digest says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """A file of a fragment."""
+
+    digest: Digest
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What storing and sending need of a manifest: the files beside it, by name."""
+
+    digest: Digest
+    files: Mapping[str, FileEntry]
+    manifest_bytes: int
+
+    @property
+    def files_bytes(self) -> int:
+        """Bytes of the files beside the manifest."""
+        return sum(file.size_bytes for file in self.files.values())
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files, the manifest's own included."""
+        return self.manifest_bytes + self.files_bytes
+
+
+def format_manifest(files: Mapping[str, FileEntry], description: Mapping[str, object]) -> bytes:
+    """A manifest as canonical JSON; `description` is what else it says of the fragment."""
+    listed = {
+        name: {"sha256": hexadecimal(file.digest), "bytes": file.size_bytes}
+        for name, file in files.items()
+    }
+    value = {**description, "version": _VERSION, "files": listed}
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def parse_manifest(content: bytes, digest: Digest) -> Manifest:
+    """Read the manifest of the fragment `digest`. Raises `FragmentDamaged`."""
+    if len(content) > MAXIMUM_MANIFEST_BYTES:
+        raise FragmentDamaged(
+            f"{MANIFEST} of {digest} has more than {MAXIMUM_MANIFEST_BYTES >> 20} MiB"
+        )
+    if digest_of(content) != digest:
+        raise FragmentDamaged(f"{MANIFEST} of {digest} does not match its digest")
+    try:
+        document: object = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise FragmentDamaged(f"{MANIFEST} of {digest} is no JSON: {error}") from error
+    match document:
+        case {"version": 1, "files": dict(listed)}:
+            files = {str(name): _entry(digest, name, value) for name, value in listed.items()}
+        case _:
+            raise FragmentDamaged(f"{MANIFEST} of {digest} is not of version {_VERSION}")
+    if MODEL not in files:
+        raise FragmentDamaged(f"{MANIFEST} of {digest} names no {MODEL}")
+    return Manifest(digest=digest, files=files, manifest_bytes=len(content))
+
+
+def _entry(digest: Digest, name: object, value: object) -> FileEntry:
+    match value:
+        case {"sha256": str(sha256), "bytes": int(size)} if name in FILES[1:] and size >= 0:
+            try:
+                return FileEntry(digest=from_hexadecimal(sha256), size_bytes=size)
+            except ValueError:
+                pass  # refused below
+    raise FragmentDamaged(f"{MANIFEST} of {digest} lists the file {name!r} as {value!r}")

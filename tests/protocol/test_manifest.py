@@ -1,0 +1,82 @@
+"""Manifests of fragments: read as they were written, refused where they are anything else."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_protocol.digests import Digest, digest_of, from_hexadecimal, hexadecimal, is_digest
+from shoal_protocol.manifest import (
+    MODEL,
+    WEIGHTS,
+    FileEntry,
+    FragmentDamaged,
+    Manifest,
+    format_manifest,
+    parse_manifest,
+)
+
+ENTRY = FileEntry(digest=digest_of(b"model"), size_bytes=5)
+ENTRIES = st.builds(
+    FileEntry,
+    digest=st.binary(max_size=5).map(digest_of),
+    size_bytes=st.integers(0, 1 << 60),
+)
+
+
+@given(ENTRIES, ENTRIES | st.none())
+def test_a_manifest_is_read_as_it_was_written(model: FileEntry, weights: FileEntry | None) -> None:
+    files = {MODEL: model} | ({} if weights is None else {WEIGHTS: weights})
+    content = format_manifest(files, {"inputs": []})
+    found = parse_manifest(content, digest_of(content))
+    expected = Manifest(digest=digest_of(content), files=files, manifest_bytes=len(content))
+    assert found == expected
+    assert found.total_bytes == len(content) + sum(each.size_bytes for each in files.values())
+
+
+def described(**change: Any) -> dict[str, Any]:
+    return {"version": 1, "files": {MODEL: {"sha256": "0" * 64, "bytes": 1}}} | change
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ([], "is not of version 1"),
+        (described(version=2), "is not of version 1"),
+        (described(files=[]), "is not of version 1"),
+        (described(files={}), "names no model.onnx"),
+        (described(files={"../x": {"sha256": "0" * 64, "bytes": 1}}), "lists the file '../x'"),
+        (described(files={MODEL: {"sha256": "0" * 63, "bytes": 1}}), "lists the file"),
+        (described(files={MODEL: {"sha256": "0" * 64, "bytes": -1}}), "lists the file"),
+        (described(files={MODEL: {"sha256": "0" * 64}}), "lists the file"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(value: object, reason: str) -> None:
+    content = json.dumps(value).encode()
+    with pytest.raises(FragmentDamaged, match=reason):
+        parse_manifest(content, digest_of(content))
+
+
+def test_a_manifest_is_believed_by_its_digest_only() -> None:
+    content = format_manifest({MODEL: ENTRY}, {})
+    with pytest.raises(FragmentDamaged, match="does not match its digest"):
+        parse_manifest(content, digest_of(b"another"))
+    for damaged in (b"[" * 100_000, b"\xff", b"{"):
+        with pytest.raises(FragmentDamaged, match="is no JSON"):
+            parse_manifest(damaged, digest_of(damaged))
+
+
+@given(st.binary(max_size=10))
+def test_a_digest_and_its_digits_say_the_same(content: bytes) -> None:
+    digest = digest_of(content)
+    assert is_digest(digest)
+    assert from_hexadecimal(hexadecimal(digest)) == digest
+
+
+@pytest.mark.parametrize("text", ["", "sha256:", "0" * 64, "sha256:" + "G" * 64, "sha256:../" * 8])
+def test_what_is_no_digest_names_nothing(text: str) -> None:
+    assert not is_digest(text)
+    with pytest.raises(ValueError, match="is no digest"):
+        hexadecimal(Digest(text))

@@ -5,8 +5,6 @@ import contextlib
 import http.client
 import random
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import grpc
@@ -287,13 +285,15 @@ async def test_a_device_that_floods_is_read_slowly_and_nobody_else_waits_for_it(
     flooding, honest = world.device("a", budget=1), world.device("b")
     handled = 0
 
-    def count(event: ev.Event, feed: Callable[[ev.Event], None]) -> None:
+    driver = world.coordinator.driver
+    feed = driver.feed
+
+    def count(event: ev.Event, job: str | None = None, device: str | None = None) -> None:
         nonlocal handled
         handled += isinstance(event, ev.DeviceTelemetry) and event.device == "a"
-        feed(event)
+        feed(event, job, device)
 
-    driver = world.coordinator.driver
-    driver.feed = partial(count, feed=driver.feed)  # type: ignore[method-assign]
+    driver.feed = count  # type: ignore[method-assign]
 
     async def flood() -> None:
         message = pb.AgentMessage(telemetry=pb.Telemetry(cpu_fraction=0.5))

@@ -13,7 +13,7 @@ from shoal_cluster import CommandFailed, ControlPlane, places
 from shoal_cluster.control_plane import Store
 from shoal_cluster.removal import take_down
 
-pytestmark = [pytest.mark.real, pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.real, pytest.mark.cluster, pytest.mark.slow, pytest.mark.minutes]
 
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -219,7 +219,10 @@ async def test_a_job_outlives_its_pool_and_resumes_when_that_is_made_again(
         await world.until("the job says so", lambda: reason() == "PoolNotFound")
         message = world.condition("inferencejob", "orphan", "Complete")["message"]
         assert message.startswith("there is no DevicePool shelf; the ")
-        assert events_of(world, "orphan")["PoolNotFound"] == "Warning"
+        # It is posted after the condition is written.
+        await world.until(
+            "an Event says so", lambda: events_of(world, "orphan").get("PoolNotFound") == "Warning"
+        )
         await world.until("Kubernetes keeps the volume", lambda: owners() == {"InferenceJob"})
         world.apply_pool()
         await world.wait("inferencejob", "orphan", "Complete")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import grpc
 
-from shoal_protocol.transfers import Stalled, StallWatch, watched
+from shoal_protocol.limits import Stalled
+from shoal_protocol.transfers import stall_watch, watched
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1 import files_pb2 as files
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -215,7 +216,7 @@ class CoordinatorClient:
         read: Callable[[int], AsyncIterator[bytes]],
         on_bytes: Callable[[int], None],
     ) -> bool:
-        watch = StallWatch()
+        watch = stall_watch()
         await watch.wait(call.write(files.PutRequest(header=header)))
         answer = await self._answer(call)
         sent: bool = answer.WhichOneof("message") == "offset"
@@ -226,7 +227,7 @@ class CoordinatorClient:
                 for start in range(0, len(piece), SENT_BYTES):
                     part = piece[start : start + SENT_BYTES]
                     await watch.wait(call.write(files.PutRequest(piece=part)))
-                    watch.moved(len(part))
+                    watch.progress(len(part))
                     on_bytes(len(part))
                 if not header.sha256:
                     await asyncio.to_thread(found.update, piece)

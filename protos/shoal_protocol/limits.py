@@ -20,9 +20,10 @@ _Result = TypeVar("_Result")
 class Stalled(Exception):
     """A peer made too little progress in the time allowed."""
 
-    def __init__(self, moved_bytes: int, seconds: float) -> None:
+    def __init__(self, moved_bytes: int, seconds: float, minimum_bytes: int) -> None:
         super().__init__(
-            f"stalled: {moved_bytes} bytes in {seconds:g} s; check the peer and its link"
+            f"stalled: {moved_bytes} bytes in {seconds:g} s, fewer than {minimum_bytes}; "
+            "check the peer and its link"
         )
         self.moved_bytes = moved_bytes
         self.seconds = seconds
@@ -54,7 +55,7 @@ class StallWatch:
                 return await operation
         except TimeoutError:
             if timeout.expired():
-                raise Stalled(self._moved, self._seconds) from None
+                raise Stalled(self._moved, self._seconds, self._minimum) from None
             raise
         finally:
             self._left = max(0.0, self._left - (loop.time() - began))

@@ -2,7 +2,7 @@
 
 - `PartialFile`: bytes on their way to their place. One writer at a time; what came before a break
   counts; what is published was read back from the disk and has the digest that it should have.
-- `StallWatch`: the other side must move a minimum of bytes in the time that one waits for it.
+- `stall_watch`: the other side must move a minimum of bytes in the time that one waits for it.
 - `receive`: brings the rest of a file into a `PartialFile`, from whatever gives its bytes.
 - `Turns`: how many are served at once, in all and for one caller.
 
@@ -25,6 +25,7 @@ import grpc
 
 from shoal_protocol.digests import Digest, digest_of_file
 from shoal_protocol.durable_files import sync_folder
+from shoal_protocol.limits import Stalled, StallWatch
 
 STALL_SECONDS: Final = 30.0
 """The time of waiting in which the other side has to move a minimum of bytes."""
@@ -46,10 +47,6 @@ class WrongBytes(Exception):
 
 class PartInUse(Exception):
     """Another transfer of the same file is under way."""
-
-
-class Stalled(Exception):
-    """The other side moved too few bytes for too long."""
 
 
 async def in_thread(
@@ -179,54 +176,34 @@ class PartialFile:
             os.close(descriptor)
 
 
-class StallWatch:
-    """Bounds how slow the other side of one transfer may be. Time that this side takes does not
-    count."""
+def stall_watch() -> StallWatch:
+    """A watch over one transfer of a file, with the minimum rate of this module."""
+    return StallWatch(
+        seconds=STALL_SECONDS, minimum_bytes=round(STALL_SECONDS * MINIMUM_BYTES_PER_SECOND)
+    )
 
-    def __init__(self) -> None:
-        self._begin()
 
-    def _begin(self) -> None:
-        self._left_seconds = STALL_SECONDS
-        self._missing_bytes = STALL_SECONDS * MINIMUM_BYTES_PER_SECOND
-
-    async def wait(self, answer: Awaitable[Result]) -> Result:
-        """Await something of the other side. Raises `Stalled`; `answer` is cancelled then."""
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        try:
-            async with asyncio.timeout(self._left_seconds):
-                result = await answer
-        except TimeoutError as error:
-            least = STALL_SECONDS * MINIMUM_BYTES_PER_SECOND
-            raise Stalled(f"fewer than {least:.0f} bytes in {STALL_SECONDS:g} s") from error
-        self._left_seconds -= loop.time() - started
-        return result
-
-    async def write(
-        self, context: grpc.aio.ServicerContext[Request, Answer], message: Answer, count: int
-    ) -> None:
-        """Answer a caller with a message of `count` bytes. A caller that takes too little loses the
-        stream: the handler is cancelled, since no status can follow a write that is stuck."""
-        try:
-            await self.wait(context.write(message))
-        except Stalled as error:
-            raise asyncio.CancelledError(str(error)) from error
-        self.moved(count)
-
-    def moved(self, count: int) -> None:
-        """Note bytes that have come, or were taken."""
-        self._missing_bytes -= count
-        if self._missing_bytes <= 0:
-            self._begin()
+async def write_watched(
+    watch: StallWatch,
+    context: grpc.aio.ServicerContext[Request, Answer],
+    message: Answer,
+    count: int,
+) -> None:
+    """Answer a caller with a message of `count` bytes. A caller that takes too little loses the
+    stream: the handler is cancelled, since no status can follow a write that is stuck."""
+    try:
+        await watch.wait(context.write(message))
+    except Stalled as error:
+        raise asyncio.CancelledError(str(error)) from error
+    watch.progress(count)
 
 
 async def watched(pieces: AsyncIterable[Piece]) -> AsyncGenerator[Piece]:
     """The pieces of a file. Raises `Stalled` where they come too slowly."""
-    watch, iterator = StallWatch(), aiter(pieces)
+    watch, iterator = stall_watch(), aiter(pieces)
     try:
         while (piece := await watch.wait(anext(iterator, None))) is not None:
-            watch.moved(len(piece))
+            watch.progress(len(piece))
             yield piece
     finally:
         if isinstance(iterator, AsyncGenerator):

@@ -229,7 +229,7 @@ async def test_a_source_that_gives_nothing_is_left_for_the_next(
         listener.listen()
         channel = open_channel(f"unix:{tmp_path}/silent.sock")
         sources = [Source(name, PeerClient(channel).fetch_fragment) for name in ("one", "other")]
-        with pytest.raises(FragmentUnavailable, match=r"one: fewer than .*other: fewer than"):
+        with pytest.raises(FragmentUnavailable, match=r"one: .*fewer than .*other: .*fewer than"):
             await fetcher.ensure("sha256:" + "0" * 64, sources)
         await channel.close()
 

@@ -20,6 +20,7 @@ from shoal_protocol.durable_files import is_disk_full, is_transient, replace_fil
 from shoal_protocol.files import FileReceiver
 from shoal_protocol.fragment_store import FragmentMissing, read_manifest
 from shoal_protocol.frames import MalformedFrame
+from shoal_protocol.limits import Stalled
 from shoal_protocol.manifest import (
     MANIFEST,
     MAXIMUM_MANIFEST_BYTES,
@@ -31,7 +32,6 @@ from shoal_protocol.manifest import (
 from shoal_protocol.services import FileStream
 from shoal_protocol.transfers import (
     PartialFile,
-    Stalled,
     WrongBytes,
     in_thread,
     receive,

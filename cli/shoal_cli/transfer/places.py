@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from shoal_protocol.digests import Digest, from_hexadecimal
-from shoal_protocol.transfers import Stalled, watched
+from shoal_protocol.limits import Stalled
+from shoal_protocol.transfers import watched
 
 PIECE_BYTES: Final = 1 << 20
 _QUERY: Final = re.compile(r"(\w+://[^\s?#'\"]+)[?#][^\s'\"]*?(?=[:.,;)]?(?:[\s'\"]|$))")

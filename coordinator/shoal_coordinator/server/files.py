@@ -17,15 +17,16 @@ from shoal_coordinator.storage import volume as vol
 from shoal_coordinator.storage.volume import StoredFile, Upload, Volume, checked_digest
 from shoal_coordinator.storage.volume_paths import JobPath, PathRefused, parse_path
 from shoal_protocol.digests import hexadecimal
+from shoal_protocol.limits import Stalled
 from shoal_protocol.transfers import (
     PartInUse,
-    Stalled,
-    StallWatch,
     Turns,
     WrongBytes,
     in_thread,
     receive,
+    stall_watch,
     watched,
+    write_watched,
 )
 from shoal_protocol.v1 import files_pb2 as pb
 from shoal_protocol.v1.files_pb2_grpc import FilesServicer
@@ -69,7 +70,7 @@ class FilesService(FilesServicer):
     ) -> None:
         await self._roles.require(context, Role.WORKER)
         try:
-            first = await StallWatch().wait(anext(aiter(requests), None))
+            first = await stall_watch().wait(anext(aiter(requests), None))
             if first is None or first.WhichOneof("message") != "header":
                 raise vol.FileRefused("the first message is not a header")
             path = parse_path(first.header.path)
@@ -105,10 +106,10 @@ class FilesService(FilesServicer):
                         reason = f"offset {request.offset} of {size} bytes"
                         await context.abort(grpc.StatusCode.OUT_OF_RANGE, reason)
                     file.seek(request.offset)
-                    watch, message = StallWatch(), pb.FilePiece(bytes=size)
+                    watch, message = stall_watch(), pb.FilePiece(bytes=size)
                     while (piece := await in_thread(file.read, PIECE_BYTES)) or message.bytes:
                         message.piece = piece
-                        await watch.write(context, message, len(piece))
+                        await write_watched(watch, context, message, len(piece))
                         message = pb.FilePiece()
         except _KNOWN as error:
             await _abort(context, error)

@@ -37,7 +37,7 @@ class CutForSize:
 Advice = CutAdvice | CutForSize | Refusal
 
 
-def finer(profile: Profile, cuts: tuple[int, ...], budget_bytes: int) -> Advice | None:
+def advise(profile: Profile, cuts: tuple[int, ...], budget_bytes: int) -> Advice | None:
     """What would fit a device of that budget; None if the cut does. A `Refusal` names the node."""
     if largest(profile, cuts) <= budget_bytes:
         return None

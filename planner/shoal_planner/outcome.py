@@ -80,7 +80,7 @@ class Infeasible:
     budgets: tuple[tuple[str, Bytes], ...] = ()
 
     def message(self, partition: str, advice: str = "") -> str:
-        """What, where, and what to do: the `advice` of `planning.finer`, where a fragment fits on
+        """What, where, and what to do: the `advice` of `advice.advise`, where a fragment fits on
         no device.
         """
         if self.fragment is None or self.need_bytes is None:

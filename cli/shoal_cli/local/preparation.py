@@ -187,10 +187,10 @@ def _sample_shapes(folder: Path, specs: tuple[TensorSpec, ...]) -> dict[str, tup
 
 def _advice(order: CutOrder, profile: Profile, cuts: tuple[int, ...]) -> str:
     """Where a fragment fits no budget: what would."""
-    from shoal_planner.advice import finer, in_words  # noqa: PLC0415
+    from shoal_planner.advice import advise, in_words  # noqa: PLC0415
 
     most = max(order.budgets, default=0)
-    found = finer(profile, cuts, most) if most else None
+    found = advise(profile, cuts, most) if most else None
     return "" if found is None else in_words(found)
 
 

@@ -162,12 +162,12 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     store = FragmentStore(settings.store)
     ledger = Ledger(settings.state)
     volume = Volume(settings.store)
-    suspects = Scrubber(volume)
-    driver.on_corrupt = suspects.report
+    scrubber = Scrubber(volume)
+    driver.on_corrupt = scrubber.report
     jobs = Jobs(driver, store, ledger, volume)
     roles = Roles(clients=settings.clients)
     listener = _listener(
-        _SessionService(sessions, store, suspects, roles, settings.stall_seconds),
+        _SessionService(sessions, store, scrubber, roles, settings.stall_seconds),
         CoordinatorService(jobs, driver, sessions, store, roles),
         FilesService(volume, roles, jobs.runs),
     )
@@ -184,7 +184,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         stack.push_async_callback(listener.stop, GRACE_SECONDS)
         stack.callback(sessions.close, "the coordinator stops")
         stack.push_async_callback(driver.deliveries.close)
-        stack.push_async_callback(suspects.close)
+        stack.push_async_callback(scrubber.close)
         stack.push_async_callback(jobs.close)
         for name, task in (
             ("tick", driver.tick),
@@ -237,14 +237,14 @@ class _SessionService:
         self,
         sessions: Sessions,
         store: FragmentStore,
-        suspects: Scrubber,
+        scrubber: Scrubber,
         roles: Roles,
         stall_seconds: float,
     ) -> None:
         self._stall_seconds = stall_seconds
         self._sessions = sessions
         self._store = store
-        self._suspects = suspects
+        self._scrubber = scrubber
         self._roles = roles
         self._fetches = CallLimiter(total=FETCHES, each=FETCHES_EACH, waiting=64 - FETCHES_EACH)
 
@@ -273,7 +273,7 @@ class _SessionService:
         try:
             file, size = await asyncio.to_thread(self._store.open, request.digest, request.file)
         except FragmentMissing as error:
-            reason = self._suspects.why_missing(request.digest) or str(error)
+            reason = self._scrubber.why_missing(request.digest) or str(error)
             await context.abort(grpc.StatusCode.NOT_FOUND, reason)
         except OSError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))

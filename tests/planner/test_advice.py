@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from random_profiles import chain, every_cut, profiles
-from shoal_planner.advice import CutAdvice, CutForSize, finer, in_words, largest
+from shoal_planner.advice import CutAdvice, CutForSize, advise, in_words, largest
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
@@ -26,7 +26,7 @@ def test_advice_is_true_when_it_is_followed(profile: Profile, count: int, share:
     if isinstance(cuts, Refusal):
         return
     budget = largest(profile, cuts) * share // 100
-    advice = finer(profile, cuts, budget)
+    advice = advise(profile, cuts, budget)
     more = range(count + 1, len(Layout(profile).legal) + 2)
     fitting = [
         number
@@ -65,18 +65,18 @@ MIB = 1 << 20
 
 
 def test_a_number_of_fragments_is_named_that_is_more_than_there_are() -> None:
-    assert finer(chain(*[10 * MIB] * 6), (3,), 24 * MIB) == CutAdvice(3, 23_613_648)
+    assert advise(chain(*[10 * MIB] * 6), (3,), 24 * MIB) == CutAdvice(3, 23_613_648)
 
 
 def test_a_cut_through_a_wide_place_is_to_be_undone_not_made_finer() -> None:
-    advice = finer(chain(MIB, MIB, sent=20 * MIB), (1,), 36 * MIB)
+    advice = advise(chain(MIB, MIB, sent=20 * MIB), (1,), 36 * MIB)
     assert isinstance(advice, CutForSize)
     assert advice.fragments == 1
     assert "1 fragment, the largest needs" in in_words(advice)
 
 
 def test_one_node_that_is_too_large_is_named_with_what_it_needs() -> None:
-    advice = finer(chain(MIB, 40 * MIB, MIB), (1,), 24 * MIB)
+    advice = advise(chain(MIB, 40 * MIB, MIB), (1,), 24 * MIB)
     assert isinstance(advice, Refusal)
     assert in_words(advice) == (
         "cutting finer does not help: node layer 1 (MatMul) needs 42.5 MiB by itself, the limit is "

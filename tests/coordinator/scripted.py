@@ -232,7 +232,8 @@ class ScriptedDevice:
             return
         reply = pb.Reply(instruction=instruction, **outcome)  # type: ignore[arg-type]
         with contextlib.suppress(asyncio.InvalidStateError):
-            await self.say(pb.AgentMessage(reply=reply))
+            # A cancellation that comes now is too late: this is the one answer.
+            await asyncio.shield(self.say(pb.AgentMessage(reply=reply)))
 
     async def _hear(self, message: pb.CoordinatorMessage) -> None:
         kind = message.WhichOneof("message") or ""
@@ -250,9 +251,12 @@ class ScriptedDevice:
             case "execute":
                 number = message.execute.instruction
                 self._tasks[number] = asyncio.create_task(self._execute(message.execute))
+                # A task that is cancelled before it begins would never answer.
+                await asyncio.sleep(0)
             case "forward":
                 number = message.forward.instruction
                 self._tasks[number] = asyncio.create_task(self._forward(message.forward))
+                await asyncio.sleep(0)
             case "cancel" if message.cancel.instruction in self._tasks:
                 self._tasks[message.cancel.instruction].cancel()
             case _:

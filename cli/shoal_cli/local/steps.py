@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from shoal_cli.local.supervisor import session_signal
+from shoal_cli.local.supervisor import child_environment, session_signal
 
 Json = Mapping[str, object]
 Progress = Callable[[int, int], None]
@@ -60,6 +60,7 @@ async def run_step(name: str, module: str, request: Json, on_progress: Progress)
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env=child_environment(),
         limit=_LINE_BYTES,
         start_new_session=True,
     )

@@ -11,6 +11,10 @@ kernel enforces, does so again; results stand, and the next run goes on with wha
 Ending is TERM, then KILL after a grace, for the child's whole session. Children also ask the kernel
 to end them when the runner dies (`--exit-with-parent`), which covers `kill -9` of the runner
 itself.
+
+A child opens files and sockets of the run only, so it inherits what finds its programs, temporary
+files and language, and what tunes its runtimes. All else stays here: credentials of clouds and
+registries, and proxies, whose addresses may hold passwords.
 """
 
 import asyncio
@@ -18,7 +22,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,6 +32,8 @@ LONGEST_DELAY_SECONDS: Final = 5.0
 STABLE_SECONDS: Final = 10.0
 HOPELESS_DEATHS: Final = 6
 _LOG_TAIL_BYTES: Final = 2_000
+_INHERITED: Final = ("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LD_LIBRARY_PATH")
+_INHERITED_PREFIXES: Final = ("LC_", "PYTHON", "OMP_", "ORT_", "OPENBLAS_", "MALLOC_", "GRPC_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +178,15 @@ class Supervisor:
             self._restarts[child.spec.name] = self.restarts(child.spec.name) + 1
 
 
+def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a child inherits of the environment: nothing that may be a secret."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+    }
+
+
 async def _spawn(spec: ProcessSpec) -> asyncio.subprocess.Process:
     spec.log.parent.mkdir(parents=True, exist_ok=True)
     with spec.log.open("ab") as log:
@@ -180,6 +195,7 @@ async def _spawn(spec: ProcessSpec) -> asyncio.subprocess.Process:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            env=child_environment(),
             start_new_session=True,
         )
 

@@ -15,6 +15,7 @@ from shoal_api.schema import API_VERSION, GROUP, parse
 from shoal_api.shapes import Path as FieldPath
 from shoal_api.shapes import did_you_mean, path_text
 from shoal_cli.local.yaml_documents import MAX_BYTES, YamlDocument, YamlRefused, read_documents
+from shoal_cli.transfer.places import redacted
 
 STDIN: Final = Path("-")
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
@@ -63,7 +64,7 @@ class ManifestErrors(Exception):
 
     def __init__(self, errors: Iterable[ManifestError]) -> None:
         self.errors = tuple(sorted(errors))
-        super().__init__("\n".join(str(error) for error in self.errors))
+        super().__init__(redacted("\n".join(str(error) for error in self.errors)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from shoal_cli.transfer.addresses import Access, is_remote
 from shoal_cli.transfer.copying import PAUSE_SECONDS, copy
 from shoal_cli.transfer.folders import FolderSource, FolderTarget
 from shoal_cli.transfer.models import Fetching, default_cache
+from shoal_cli.transfer.places import redacted
 from shoal_protocol.units import format_bytes
 
 Note = Callable[[str], None]
@@ -47,7 +48,7 @@ async def bring(
         source = model.spec.source
         if is_remote(source.uri):
             path = await fetching.model(source.uri, source.digest)
-            note(f"Model {name}: {source.uri} is {path}")
+            note(redacted(f"Model {name}: {source.uri} is {path}"))
             models[name] = _moved(model, path)
     for name, job in jobs.items():
         if job.spec.suspend:
@@ -60,7 +61,7 @@ async def bring(
         if is_remote(inputs):
             folder = work / "inputs" / name
             size = await _inputs(access, inputs, folder, pause_seconds)
-            note(f"InferenceJob {name}: {inputs} has {format_bytes(size)}")
+            note(redacted(f"InferenceJob {name}: {inputs} has {format_bytes(size)}"))
             inputs = folder.absolute().as_uri()
         jobs[name] = _redirected(job, inputs, outputs)
     moved = dataclasses.replace(manifests, models=models, jobs=jobs)
@@ -78,7 +79,7 @@ async def deliver(brought: Brought, note: Note, *, pause_seconds: float = PAUSE_
             copied = await copy(source, target, pause_seconds=pause_seconds)
         finally:
             await target.close()
-        note(f"{copied.files} files of results are in {uri}")
+        note(redacted(f"{copied.files} files of results are in {uri}"))
 
 
 async def _inputs(access: Access, uri: str, folder: Path, pause_seconds: float) -> int:

@@ -2,9 +2,9 @@
 
 An address that is read may be signed and good for GET alone, so only GET is used. A redirect is
 followed if that is no less safe: from https to https only, to this machine only from this machine,
-and never to a link-local address, where clouds serve the credentials of their machines. Proxies are
-those of the environment. `HTTP_BEARER_TOKEN`, or `HTTP_USERNAME` with `HTTP_PASSWORD`, are sent to
-the address itself and never to another host that it redirects to. The registry reads its blobs here
+and never to an address where clouds serve the credentials of their machines. Proxies are those of
+the environment. `HTTP_BEARER_TOKEN`, or `HTTP_USERNAME` with `HTTP_PASSWORD`, are sent to the
+address itself and never to another host that it redirects to. The registry reads its blobs here
 too.
 
 Every request has a deadline for its answer; bytes must come at a minimum rate (`places.reader`).
@@ -42,7 +42,8 @@ ANSWER_SECONDS: Final = 60.0
 """For an answer to begin, redirects included; and for a server to take a megabyte."""
 _TRANSIENT: Final = (408, 425, 429)
 """Statuses of the 400s that another try may not get."""
-_LINK_LOCAL: Final = "is a link-local address; nothing is read from there"
+_METADATA: Final = frozenset({"fd00:ec2::254", "100.100.100.200", "168.63.129.16"})
+"""Addresses of clouds' metadata services that are not link-local."""
 Errors: Final = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 _HOPELESS: Final = (
     aiohttp.InvalidURL,
@@ -89,8 +90,8 @@ async def _check_redirect(
 def why_not_redirect(origin: URL, to: URL) -> str | None:
     """Why a redirect is refused; None where it is followed."""
     host = to.host or ""
-    if is_link_local(host):
-        return _LINK_LOCAL
+    if reason := why_not_host(host):
+        return reason
     if is_loopback(host) and not is_loopback(origin.host or ""):
         return "is this machine itself"
     if to.scheme != "https" and not (to.scheme == origin.scheme == "http" and is_loopback(host)):
@@ -103,8 +104,8 @@ def check_web(uri: str) -> None:
     parts = urlsplit(uri)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise TransferRefused(f"{uri}: is not encrypted; write https://")
-    if is_link_local(parts.hostname or ""):
-        raise TransferRefused(f"{uri}: {_LINK_LOCAL}")
+    if reason := why_not_host(parts.hostname or ""):
+        raise TransferRefused(f"{uri}: {reason}")
     if parts.username or parts.password:
         raise TransferRefused(
             f"{parts.scheme}://{parts.hostname}: credentials are no part of an address; "
@@ -112,27 +113,32 @@ def check_web(uri: str) -> None:
         )
 
 
-def is_link_local(host: str) -> bool:
-    """Whether a host is written as a link-local address."""
+def why_not_host(host: str) -> str | None:
+    """Why nothing is read from a host that is written as an address; None for any other."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_link_local
+    address = mapped or address
+    if address.is_link_local:
+        return "is a link-local address; nothing is read from there"
+    if str(address) in _METADATA:
+        return "is the address of a cloud's metadata service; nothing is read from there"
+    return None
 
 
 class _Resolver(aiohttp.ThreadedResolver):
-    """Finds no link-local addresses behind names."""
+    """Finds no addresses of metadata services behind names."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         found = await super().resolve(host, port, family)
-        allowed = [each for each in found if not is_link_local(each["host"])]
-        if found and not allowed:
-            raise TransferRefused(f"{host}: {_LINK_LOCAL}")
-        return allowed
+        reasons = [why_not_host(each["host"]) for each in found]
+        if found and all(reasons):
+            raise TransferRefused(f"{host}: {reasons[0]}")
+        return [each for each, reason in zip(found, reasons, strict=True) if reason is None]
 
 
 def environment_headers(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -49,7 +49,7 @@ def title_of(error: Exception) -> str | None:
     )
     from shoal_cli.local.manifests import ManifestErrors
     from shoal_cli.transfer import places
-    from shoal_cli.transfer.local_paths import AddressRefused
+    from shoal_cli.transfer.addresses import AddressRefused
     from shoal_compiler.errors import ModelRefused
     from shoal_protocol import channels
     from shoal_protocol.partition import DocumentRefused

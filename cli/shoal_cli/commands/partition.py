@@ -112,7 +112,7 @@ def _cut(
 async def _deliver(document: "PartitionDocument", store: Path, to: str, access: "Access") -> str:
     """Send what the coordinator lacks; what that came to."""
     from shoal_cli.commands.carrying import Lines
-    from shoal_cli.transfer.coordinators import Delivery
+    from shoal_cli.transfer.coordinators import deliver
     from shoal_protocol.fragment_store import FragmentStore
 
     digests = [fragment.digest for fragment in document.fragments]
@@ -120,7 +120,7 @@ async def _deliver(document: "PartitionDocument", store: Path, to: str, access: 
     lines = Lines("sending", sum(sizes.size_bytes(each) for each in dict.fromkeys(digests)))
     client = access.coordinator(to)
     try:
-        delivered = await Delivery(store, to, client).deliver(digests, lines.add)
+        delivered = await deliver(store, digests, client, to, lines.add)
     finally:
         await client.close()
     return (

@@ -12,7 +12,7 @@ from shoal_api.kinds.device_pool import DevicePoolSpec, LocalDevice
 from shoal_api.kinds.placement import Pin
 from shoal_api.schema import API_VERSION, parse
 from shoal_cli.local.manifests import Manifests
-from shoal_cli.transfer.local_paths import resolve_uri
+from shoal_cli.transfer.addresses import resolve_uri
 from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, PoolDevice
 from shoal_protocol.choices import Objective, Residency
 from shoal_protocol.units import Nanoseconds

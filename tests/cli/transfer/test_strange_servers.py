@@ -17,9 +17,8 @@ from cli.transfer.web_server import Web
 from shoal_cli.local.manifests import ManifestErrors, load_manifests
 from shoal_cli.local.remote import bring, deliver
 from shoal_cli.transfer import web as module
-from shoal_cli.transfer.addresses import Access
+from shoal_cli.transfer.addresses import Access, AddressRefused
 from shoal_cli.transfer.copying import copy
-from shoal_cli.transfer.local_paths import AddressRefused
 from shoal_cli.transfer.places import TransferBroken, TransferRefused, redacted
 from shoal_cli.transfer.web import open_session, why_not_redirect
 from shoal_protocol import transfers

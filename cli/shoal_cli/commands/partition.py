@@ -69,11 +69,9 @@ def partition(
         path=path,
         digest=wanted,
         shapes=shapes,
-        sample=None,
         fragments=fragments,
         max_bytes=size,
         tensors=tuple(cuts.split(",")) if cuts else (),
-        budgets=(),
     )
     with tempfile.TemporaryDirectory(prefix="shoal-partition-") as folder:
         kept = out is not None or to is not None

@@ -9,14 +9,13 @@ import sys
 import time
 from typing import Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from shoal_cli.commands.tables import format_seconds
+from shoal_cli.commands.tables import format_seconds, plain_table
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -25,32 +24,16 @@ PLAIN_SECONDS: Final = 5.0
 _BAR_WIDTH: Final = 24
 
 
-def choose_progress(kind: str, *, quiet: bool, console: Console) -> Observer:
-    """The observer for `--progress` and `--quiet`."""
-    if quiet:
-        return SilentProgress()
+def choose_progress(kind: str | None, console: Console) -> Observer:
+    """The observer for `--progress`; None shows nothing."""
+    if kind is None:
+        return Observer()
     if kind == "rich" or (kind == "auto" and console.is_terminal):
         return LiveProgress(console)
     return PlainProgress()
 
 
-class SilentProgress:
-    """Shows nothing."""
-
-    def phase(self, text: str) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def cutting(self, partition: str, done: int, total: int) -> None: ...
-
-    def verifying(self, job: str, done: int, total: int) -> None: ...
-
-    def running(self, snapshot: Snapshot) -> None: ...
-
-    def ended(self) -> None: ...
-
-
-class PlainProgress:
+class PlainProgress(Observer):
     """Lines on stderr; standard output is for the summary."""
 
     def __init__(self) -> None:
@@ -79,8 +62,6 @@ class PlainProgress:
             used, budget = format_bytes(device.used_bytes), format_bytes(device.budget_bytes)
             self._print(f"  {device.name}: {used} of {budget}, {device.queued} queued")
 
-    def ended(self) -> None: ...
-
     def _due(self) -> bool:
         now = time.monotonic()
         if now - self._shown < PLAIN_SECONDS:
@@ -92,7 +73,7 @@ class PlainProgress:
         print(text, file=sys.stderr, flush=True)
 
 
-class LiveProgress:
+class LiveProgress(Observer):
     """A picture that is drawn anew in place."""
 
     def __init__(self, console: Console) -> None:
@@ -165,7 +146,7 @@ def _job_line(job: pb.JobStatus) -> str:
 
 
 def _stage_table(job: pb.JobStatus) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table = plain_table()
     table.add_column("stage", justify="right")
     for heading in ("ready", "running", "finished", "compute"):
         table.add_column(heading, justify="right", min_width=8)
@@ -183,7 +164,7 @@ def _stage_table(job: pb.JobStatus) -> Table:
 
 
 def _device_table(snapshot: Snapshot) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table = plain_table()
     table.add_column("device")
     table.add_column("memory")
     for heading in ("now", "peak", "budget", "queued", "died"):

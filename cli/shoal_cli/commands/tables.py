@@ -131,7 +131,7 @@ def _fitting(
     """
     left = list(numbers)
     for heading in (*spare, ""):
-        table = _table()
+        table = plain_table()
         for name, _ in names:
             table.add_column(name, overflow="fold")
         for number, _ in left:
@@ -162,7 +162,7 @@ def _peak(device: DeviceReport) -> Text:
 def partition_table(partition: PartitionDocument) -> RenderableType:
     """One row per fragment, then what crosses each boundary, then the balance."""
     title = f"{len(partition.fragments)} fragments of {partition.model_digest[:19]}"
-    fragments = _table()
+    fragments = plain_table()
     fragments.add_column("#", justify="right")
     for heading in ("nodes", "weights", "resident", "FLOPs"):
         fragments.add_column(heading, justify="right")
@@ -176,7 +176,7 @@ def partition_table(partition: PartitionDocument) -> RenderableType:
             format_count(fragment.flops),
             fragment.digest[:19],
         )
-    boundaries = _table()
+    boundaries = plain_table()
     for heading in ("from", "to"):
         boundaries.add_column(heading)
     boundaries.add_column("bytes per item", justify="right")
@@ -196,7 +196,7 @@ def partition_table(partition: PartitionDocument) -> RenderableType:
 
 def inspection_table(name: str, profile: Profile) -> RenderableType:
     """What a model is, and what it takes and gives."""
-    facts = _table()
+    facts = plain_table()
     facts.add_column("")
     facts.add_column("")
     for label, value in (
@@ -208,7 +208,7 @@ def inspection_table(name: str, profile: Profile) -> RenderableType:
         ("FLOPs per item", format_count(profile.flops)),
     ):
         facts.add_row(label, value)
-    tensors = _table()
+    tensors = plain_table()
     for heading in ("", "name", "type", "shape"):
         tensors.add_column(heading)
     for label, specs in (("input", profile.inputs), ("output", profile.outputs)):
@@ -222,7 +222,7 @@ def plan_table(name: str, plan: Plan) -> RenderableType:
     """What `explain` says of a plan, under the name of what was planned."""
     shown: list[RenderableType] = []
     for explained in explain(plan):
-        table = _table()
+        table = plain_table()
         for heading in explained.headings:
             is_number = heading in explained.numbers
             table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number)
@@ -275,7 +275,7 @@ def titled(title: str, table: Table) -> RenderableType:
     return Group(Text(title, style="bold"), table)
 
 
-def _table() -> Table:
+def plain_table() -> Table:
     return Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
 
 

@@ -88,8 +88,8 @@ class Unavailable:
 class Pressure:
     """What the kernel counted: times at the limit, and processes that it killed there."""
 
-    failures: int
-    out_of_memory_kills: int
+    failures: int = 0
+    out_of_memory_kills: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

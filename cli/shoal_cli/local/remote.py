@@ -19,10 +19,10 @@ from pathlib import Path
 from shoal_api.kinds import InferenceJob, Model
 from shoal_cli.local.manifests import Manifests
 from shoal_cli.transfer.addresses import Access, is_remote
-from shoal_cli.transfer.copying import PAUSE_SECONDS, copy
+from shoal_cli.transfer.copying import copy
 from shoal_cli.transfer.folders import FolderSource, FolderTarget
 from shoal_cli.transfer.models import Fetching, default_cache
-from shoal_cli.transfer.places import redacted
+from shoal_cli.transfer.places import PAUSE_SECONDS, redacted
 from shoal_protocol.units import format_bytes
 
 Note = Callable[[str], None]

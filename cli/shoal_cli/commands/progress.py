@@ -12,7 +12,7 @@ from typing import Final
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from shoal_cli.commands.tables import format_seconds, plain_table
@@ -87,10 +87,10 @@ class LiveProgress(Observer):
         self._console.print(Text(f"! {text}", style="yellow"))
 
     def cutting(self, partition: str, done: int, total: int) -> None:
-        self._show(_step_bar(f"cutting {partition}", done, total, "fragments"))
+        self._show(_bar(f"cutting {partition}", done, total, f"{done}/{total} fragments"))
 
     def verifying(self, job: str, done: int, total: int) -> None:
-        self._show(_step_bar(f"verifying {job}", done, total, "items"))
+        self._show(_bar(f"verifying {job}", done, total, f"{done}/{total} items"))
 
     def running(self, snapshot: Snapshot) -> None:
         self._show(picture(snapshot))
@@ -112,24 +112,17 @@ def picture(snapshot: Snapshot) -> RenderableType:
     """All of a snapshot."""
     parts: list[RenderableType] = []
     for job in snapshot.jobs:
-        parts.append(_job_bar(job))
+        ended = job.succeeded + job.failed
+        parts.append(_bar(Text(job.name, style="bold"), ended, job.items, _job_line(job)))
         parts.append(_stage_table(job))
     parts.append(_device_table(snapshot))
     return Group(*parts)
 
 
-def _step_bar(what: str, done: int, total: int, unit: str) -> Table:
+def _bar(what: str | Text, done: int, total: int, line: str) -> Table:
     row = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=max(1, total), completed=done, width=_BAR_WIDTH)
-    row.add_row(what, bar, f"{done}/{total} {unit}")
-    return row
-
-
-def _job_bar(job: pb.JobStatus) -> Table:
-    row = Table.grid(padding=(0, 1))
-    ended = job.succeeded + job.failed
-    bar = ProgressBar(total=max(1, job.items), completed=ended, width=_BAR_WIDTH)
-    row.add_row(Text(job.name, style="bold"), bar, _job_line(job))
+    row.add_row(what, bar, line)
     return row
 
 
@@ -146,11 +139,12 @@ def _job_line(job: pb.JobStatus) -> str:
 
 
 def _stage_table(job: pb.JobStatus) -> Table:
-    table = plain_table()
-    table.add_column("stage", justify="right")
-    for heading in ("ready", "running", "finished", "compute"):
-        table.add_column(heading, justify="right", min_width=8)
-    table.add_column("devices")
+    counts = ("ready", "running", "finished", "compute")
+    table = plain_table(
+        Column("stage", justify="right"),
+        *(Column(each, justify="right", min_width=8) for each in counts),
+        "devices",
+    )
     for stage in job.stages:
         table.add_row(
             str(stage.index),
@@ -164,12 +158,12 @@ def _stage_table(job: pb.JobStatus) -> Table:
 
 
 def _device_table(snapshot: Snapshot) -> Table:
-    table = plain_table()
-    table.add_column("device")
-    table.add_column("memory")
-    for heading in ("now", "peak", "budget", "queued", "died"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("state")
+    numbers = ("now", "peak", "budget", "queued", "died")
+    table = plain_table(
+        *("device", "memory"),
+        *(Column(each, justify="right", no_wrap=True) for each in numbers),
+        "state",
+    )
     for device in snapshot.devices:
         share = min(device.used_bytes, device.budget_bytes)
         state = pb.DeviceStatus.State.Name(device.state).lower()

@@ -66,9 +66,6 @@ class ProcessHopeless(Exception):
     """A child died again and again, never having worked."""
 
     def __init__(self, death: Death, log: Path) -> None:
-        self.death = death
-        self.log = log
-        self.tail = tail(log)
         kernel = ""
         if death.status == -signal.SIGKILL:
             kernel = (
@@ -77,7 +74,7 @@ class ProcessHopeless(Exception):
             )
         super().__init__(
             f"{death.title} ended {HOPELESS_DEATHS} times in a row within {STABLE_SECONDS:g} s of "
-            f"its start, last: {death.cause}; see {log}, which ends so:\n{self.tail}{kernel}\n"
+            f"its start, last: {death.cause}; see {log}, which ends so:\n{tail(log)}{kernel}\n"
             "Results that were written stand; the next run goes on with what is missing."
         )
 
@@ -125,9 +122,7 @@ class Supervisor:
     async def stop(self, names: Sequence[str] | None = None, *, grace_seconds: float = 5.0) -> None:
         """End children (all of them by default): TERM, then KILL after the grace. Idempotent."""
         self._stopping = self._stopping or names is None
-        wanted = (
-            list(self._children) if names is None else [n for n in names if n in self._children]
-        )
+        wanted = [name for name in self._children if names is None or name in names]
         children = [self._children[name] for name in wanted]
         for child in children:
             if child.holder is not None:

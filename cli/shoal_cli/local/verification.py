@@ -32,6 +32,7 @@ Arrays = Mapping[str, Array]
 DEFAULT_TOLERANCE: Final = 1e-4
 _REFERENCE_ITEMS: Final = 16
 _MODULE: Final = "shoal_cli.local.verification"
+_PATHS: Final = ("model", "partition", "inputs", "outputs")
 
 
 class VerificationRefused(Exception):
@@ -116,20 +117,13 @@ def _same_maxima(expected: Array, actual: Array) -> bool:
 
 async def verify(request: VerificationRequest, on_progress: Progress) -> Verification:
     """Run the comparison in a process of its own. Raises `StepRefused` or `StepCrashed`."""
-    message = {key: str(value) for key, value in asdict(request).items()}
-    result = await run_step("verification", _MODULE, message, on_progress)
-    return Verification(**result)  # type: ignore[arg-type]  # made by `_work` from a Verification
+    message = asdict(request) | {name: str(getattr(request, name)) for name in _PATHS}
+    return Verification(**await run_step("verification", _MODULE, message, on_progress))
 
 
 def _work(message: Json, on_progress: Progress) -> Json:
-    request = VerificationRequest(
-        model=Path(str(message["model"])),
-        partition=Path(str(message["partition"])),
-        inputs=Path(str(message["inputs"])),
-        outputs=Path(str(message["outputs"])),
-        tolerance=float(str(message["tolerance"])),
-    )
-    return asdict(_compare_all(request, on_progress))
+    paths = {name: Path(message[name]) for name in _PATHS}
+    return asdict(_compare_all(VerificationRequest(**{**message, **paths}), on_progress))
 
 
 def _compare_all(request: VerificationRequest, on_progress: Progress) -> Verification:

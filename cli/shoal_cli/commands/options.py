@@ -20,7 +20,7 @@ from shoal_protocol.units import parse_bytes
 
 if TYPE_CHECKING:
     from shoal_cli.local.manifests import Manifests
-    from shoal_protocol.channels import Credentials
+    from shoal_cli.transfer.addresses import Access
 
 
 def _panel(title: str) -> Callable[..., Any]:
@@ -314,20 +314,26 @@ def parse_digest(text: str | None) -> str | None:
     return text
 
 
-def credentials(
-    ca: Path | None, certificate: Path | None, key: Path | None
-) -> "Credentials | None":
-    """All three files, or none."""
+def access(
+    volumes: list[str] | None,
+    tls: tuple[Path | None, Path | None, Path | None] = (None, None, None),
+    *,
+    insecure: bool = False,
+) -> "Access":
+    """What addresses are opened with. `tls`: authority, certificate and key, or none of them."""
+    from shoal_cli.transfer.addresses import Access
     from shoal_protocol.channels import Credentials
 
-    if ca is None and certificate is None and key is None:
-        return None
-    if ca is None or certificate is None or key is None:
+    files = [file for file in tls if file is not None]
+    if len(files) not in (0, 3):
         raise typer.BadParameter("--tls-ca, --tls-certificate and --tls-key go together")
-    for file in (ca, certificate, key):
+    for file in files:
         if not file.is_file():
             raise typer.BadParameter(f"{file} is no file")
-    return Credentials(ca=ca, certificate=certificate, key=key)
+    credentials = None
+    if files:
+        credentials = Credentials(ca=files[0], certificate=files[1], key=files[2])
+    return Access(volumes=parse_volumes(volumes), credentials=credentials, insecure=insecure)
 
 
 def is_model(files: Sequence[Path]) -> bool:

@@ -82,8 +82,8 @@ class ProcessHopeless(Exception):
 @dataclass(slots=True)
 class _Child:
     spec: ProcessSpec
-    process: asyncio.subprocess.Process | None = None
-    holder: asyncio.Task[None] | None = None
+    process: asyncio.subprocess.Process
+    restarter: asyncio.Task[None] | None = None
 
 
 class Supervisor:
@@ -99,10 +99,10 @@ class Supervisor:
     async def start(self, spec: ProcessSpec) -> None:
         """Start a child, and keep it running from now on."""
         assert spec.name not in self._children, f"{spec.name} runs already"
-        child = _Child(spec)
-        self._children[spec.name] = child
-        child.process = await _spawn(spec)
-        child.holder = asyncio.create_task(self._keep(child), name=f"keep {spec.name}")
+        child = self._children[spec.name] = _Child(spec, await _spawn(spec))
+        child.restarter = asyncio.create_task(
+            self._restart_forever(child), name=f"restart {spec.name}"
+        )
 
     async def wait_for_failure(self) -> None:
         """Never returns; raises `ProcessHopeless` when a child is given up."""
@@ -115,7 +115,7 @@ class Supervisor:
     def process_id(self, name: str) -> int | None:
         """The child's process now, if it runs."""
         child = self._children.get(name)
-        if child is None or child.process is None or child.process.returncode is not None:
+        if child is None or child.process.returncode is not None:
             return None
         return child.process.pid
 
@@ -125,17 +125,16 @@ class Supervisor:
         wanted = [name for name in self._children if names is None or name in names]
         children = [self._children[name] for name in wanted]
         for child in children:
-            if child.holder is not None:
-                child.holder.cancel()
-                await asyncio.gather(child.holder, return_exceptions=True)
-            _signal(child, signal.SIGTERM)
-        processes = [child.process for child in children if child.process is not None]
-        if processes:
-            waits = [asyncio.create_task(process.wait()) for process in processes]
+            if child.restarter is not None:
+                child.restarter.cancel()
+                await asyncio.gather(child.restarter, return_exceptions=True)
+            session_signal(child.process, signal.SIGTERM)
+        if children:
+            waits = [asyncio.create_task(child.process.wait()) for child in children]
             _, late = await asyncio.wait(waits, timeout=grace_seconds)
             if late:
                 for child in children:
-                    _signal(child, signal.SIGKILL)
+                    session_signal(child.process, signal.SIGKILL)
                 await asyncio.wait(late)
         for name in wanted:
             del self._children[name]
@@ -146,12 +145,11 @@ class Supervisor:
         """End everything at once, without waiting: the second Ctrl-C."""
         self._stopping = True
         for child in self._children.values():
-            _signal(child, signal.SIGKILL)
+            session_signal(child.process, signal.SIGKILL)
 
-    async def _keep(self, child: _Child) -> None:
+    async def _restart_forever(self, child: _Child) -> None:
         delay, deaths = FIRST_DELAY_SECONDS, 0
         while True:
-            assert child.process is not None
             born = time.monotonic()
             status = await child.process.wait()
             if self._stopping:
@@ -200,11 +198,6 @@ def session_signal(process: asyncio.subprocess.Process, number: signal.Signals) 
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-
-
-def _signal(child: _Child, number: signal.Signals) -> None:
-    if child.process is not None:
-        session_signal(child.process, number)
 
 
 def tail(log: Path, lines: int = 8) -> str:

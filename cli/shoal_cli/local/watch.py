@@ -7,6 +7,7 @@ coordinator, so `DeviceTally` sums their growth.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from time import monotonic
@@ -41,8 +42,7 @@ class CoordinatorGone(Exception):
 @dataclass(slots=True)
 class DeviceTally:
     """What one device has done since the run began, over restarts of its agent and of the
-    coordinator.
-    """
+    coordinator."""
 
     last: pb.DeviceStatus = field(default_factory=pb.DeviceStatus)
     floor_bytes: int = 0
@@ -85,9 +85,7 @@ class Watch:
     async def wait_for_devices(
         self, names: Sequence[str], on_floor: Callable[[str, int], None]
     ) -> None:
-        """Until all named devices have a session; `on_floor(name, bytes)` once for each, when it
-        has.
-        """
+        """Until all named devices have a session; `on_floor(name, bytes)` once for each."""
         missing = set(names)
         while missing:
             for status in await self.poll():
@@ -148,11 +146,11 @@ class Watch:
         may take long. What counts is how long nobody has answered a call, from the first that
         failed.
         """
-        lost_at: float | None = None
+        lost_at = math.inf
         while True:
             try:
                 self.jobs[request.name] = await self._client.submit(request)
-                lost_at = None
+                lost_at = math.inf
                 async for status in self._client.watch(
                     request.name, WATCH_INTERVAL_SECONDS, seconds=WATCH_SECONDS
                 ):
@@ -162,10 +160,8 @@ class Watch:
             except CallFailed as error:
                 if not error.unreachable:
                     raise JobRefused(f"job {request.name} was refused: {error.reason}") from error
-                now = monotonic()
-                if lost_at is None:
-                    lost_at = now
-                elif now - lost_at > GIVE_UP_SECONDS:
+                lost_at = min(lost_at, monotonic())
+                if monotonic() - lost_at > GIVE_UP_SECONDS:
                     raise CoordinatorGone(
                         f"no coordinator for {GIVE_UP_SECONDS:g} s: {error}"
                     ) from error

@@ -2,14 +2,17 @@
 it runs.
 """
 
+import os
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Annotated, Any, Final
 
 import typer
 
-from shoal_cli.commands import copy, inspect, partition, plan, processes, run
+from shoal_cli.commands import copy, inspect, partition, plan, run
 from shoal_cli.commands.failures import INTERRUPTED, print_failure
 from shoal_cli.commands.options import help_of
 
@@ -41,8 +44,25 @@ _add(partition.partition, no_args_is_help=True, epilog=partition.EPILOG)
 _add(plan.plan, no_args_is_help=True, epilog=plan.EPILOG)
 _add(inspect.inspect, no_args_is_help=True, epilog=inspect.EPILOG)
 _add(copy.copy, no_args_is_help=True, epilog=copy.EPILOG)
-for process in (processes.agent, processes.coordinator, processes.operator):
-    _add(process, context_settings=_RAW, add_help_option=False)
+
+
+def _add_process(name: str, what: str, whose: str) -> None:
+    """A process with options of its own, which takes this one's place."""
+
+    def become(context: typer.Context) -> None:
+        package = f"shoal_{name}"
+        if find_spec(package) is None:
+            raise typer.BadParameter(f"{name} is not installed here: no {package}")
+        command = [sys.executable, "-m", package, *context.args]
+        os.execv(sys.executable, command)  # noqa: S606 - see above
+
+    text = f"Run {what} (shoal {name} --help shows {whose} own options)."
+    app.command(name, help=text, context_settings=_RAW, add_help_option=False)(become)
+
+
+_add_process("agent", "one agent", "the agent's")
+_add_process("coordinator", "a coordinator", "its")
+_add_process("operator", "the operator of a cluster", "its")
 
 
 @app.command()

@@ -53,13 +53,5 @@ async def _copy(source_uri: str, target_uri: str, access: "Access") -> "Copied":
     from shoal_cli.commands.carrying import Lines
     from shoal_cli.transfer import copying
 
-    source = access.source(source_uri)
-    try:
-        target = access.target(target_uri)
-        try:
-            lines = Lines("copying")
-            return await copying.copy(source, target, lines.show)
-        finally:
-            await target.close()
-    finally:
-        await source.close()
+    async with access.source(source_uri) as source, access.target(target_uri) as target:
+        return await copying.copy(source, target, Lines("copying").show)

@@ -41,9 +41,7 @@ def working(what: str) -> Status:
 
 
 def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True) -> None:
-    """What the run did: jobs, devices, how budgets were held, verification; where the logs are,
-    if something failed and they stay.
-    """
+    """What the run did; where the logs are, if something failed and they are kept."""
     begun = any(job.items for job in report.jobs)
     if begun:
         console.print(titled("Jobs", job_table(report.jobs, console.width)))
@@ -127,10 +125,8 @@ def _counts(rows: Sequence[R], **fields: str) -> Columns[R]:
 def _fitting(
     rows: Sequence[R], names: Columns[R], numbers: Columns[R], width: int, *, spare: Sequence[str]
 ) -> Table:
-    """A table with as many columns as the width takes; those to `spare` go first, in order.
-
-    So a narrow terminal shows less, but no number without its end; the report has everything.
-    """
+    """A table with as many columns as fit whole into the width; those to `spare` are dropped
+    first, in order. The report has everything."""
     left = list(numbers)
     for heading in (*spare, ""):
         table = plain_table(

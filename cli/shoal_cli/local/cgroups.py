@@ -3,13 +3,13 @@
 Theory. A device's group is `PARENT/shoal-RUN/agent-DEVICE`, in one hierarchy under v2 and in one
 per controller under v1. PARENT is this process's own group, so that every limit which surrounds
 `shoal run` surrounds its agents too. Under v2 a group with processes in it cannot hand controllers
-down (the kernel's "no internal process" rule; its root is exempt). So PARENT is, of these:
+down (the kernel's "no internal process" rule; its root is exempt). So PARENT is the first of:
 
 - the own group, if this process is alone in it and memory can be controlled there: a service or
   scope of its own, as `systemd-run --user --scope -p Delegate=yes shoal run ...` makes, or a
   container. This process then moves into a leaf, `shoal-RUN/runner`, and back at the end;
 - the kernel's root group, if this process is there: a machine without systemd;
-- else the nearest group on the way up that hands memory down.
+- the nearest group above that delegates memory.
 
 Who is not root may make groups, and move processes between them, only below a group that was
 delegated to him: the directory, `cgroup.procs` and `cgroup.subtree_control` of the nearest group
@@ -21,8 +21,8 @@ elsewhere. The limit comes later, when the agent has measured its idle floor: li
 budget.
 
 The kernel counts page cache against the limit as well, but gives it back before it kills: fragments
-are mapped from files, so a group may stand at its limit (`failures` grows) and be well. A kill is
-counted apart (`out_of_memory_kills`).
+are mapped from files, so a group may be at its limit (`failures` grows) without harm. Kills are
+counted separately (`out_of_memory_kills`).
 
 RUN names the runner (its process number and start time), so a later run can tell the groups of a
 dead one, and removes them if they are empty (`sweep`).
@@ -60,15 +60,15 @@ class Enforce(StrEnum):
 class Hierarchy:
     """Where groups are made: PARENT of each controller. Under v2 both are the same folder.
 
-    For v2, `controllers` are what a run's groups are to have. `hands_down`: PARENT hands them down
-    already; else it is to be told so. `occupied`: this process is in PARENT, and must leave first.
+    v2: `controllers` are those of a run's groups; `delegates`: PARENT delegates them already;
+    `occupied`: this process is in PARENT, and must leave first.
     """
 
     version: int
     memory: Path
     cpu: Path | None
     controllers: tuple[str, ...] = ()
-    hands_down: bool = True
+    delegates: bool = True
     occupied: bool = False
 
     @property
@@ -105,13 +105,12 @@ class DeviceGroup:
 
     def enter(self, command: Sequence[str]) -> list[str]:
         """The command, started inside the group: its first page is charged here already."""
-        doors = [str(folder / "cgroup.procs") for folder in self.folders]
-        return ["/bin/sh", "-c", _ENTER, "shoal-enter", *doors, "--", *command]
+        entrances = [str(folder / "cgroup.procs") for folder in self.folders]
+        return ["/bin/sh", "-c", _ENTER, "shoal-enter", *entrances, "--", *command]
 
     def limit_memory(self, limit_bytes: int) -> None:
-        """Set the hard limit. If the group holds more already than can be reclaimed: `OSError`
-        EBUSY under v1; v2 sets it and ends processes.
-        """
+        """Set the hard limit. For a group that needs more already: `OSError` EBUSY under v1, killed
+        processes under v2."""
         if self.version == 2:
             # No swap for the group, else the limit would bound nothing. Absent where swap is not
             # counted.
@@ -187,7 +186,7 @@ class RunGroups:
     def _prepare(self, root: Path) -> None:
         """v2: have the run's group, and PARENT above it, hand the controllers down."""
         enable = " ".join(f"+{each}" for each in self.hierarchy.controllers)
-        if not self.hierarchy.hands_down and not (root / _RUNNER).exists():
+        if not self.hierarchy.delegates and not (root / _RUNNER).exists():
             if self.hierarchy.occupied:
                 (root / _RUNNER).mkdir()
                 (root / _RUNNER / "cgroup.procs").write_text("0")  # whoever writes this moves
@@ -205,9 +204,7 @@ class RunGroups:
 
 
 def open_groups(run: str) -> RunGroups | Unavailable:
-    """Find out what this machine allows, by doing it once: make a group, limit it, enter it, remove
-    it.
-    """
+    """Find out what this machine allows: make a group, limit it, enter it, remove it."""
     try:
         hierarchy = find_hierarchy(
             Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
@@ -327,7 +324,7 @@ def _v2_hierarchy(own: Path) -> Hierarchy | Unavailable:
         memory=parent,
         cpu=parent if "cpu" in wanted else None,
         controllers=wanted,
-        hands_down=not here,
+        delegates=not here,
         occupied=here and not is_root,
     )
 

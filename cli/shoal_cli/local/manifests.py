@@ -146,8 +146,7 @@ class _Origin:
 
 @dataclass(slots=True)
 class _Loading:
-    """What has been read so far. `seen` has broken objects too, so that a reference to one is
-    not a second error."""
+    """What has been read so far. `seen` has invalid objects too: a reference to one is no error."""
 
     errors: list[ManifestError] = field(default_factory=list)
     objects: dict[tuple[str, str], AnyKind] = field(default_factory=dict)
@@ -243,8 +242,7 @@ class _Loading:
                     self.errors.append(origin.error(path, message))
 
     def result(self) -> Manifests:
-        """All objects; raises `ManifestErrors`, also for references to objects that do not
-        exist."""
+        """All objects. Raises `ManifestErrors`, also for references to what does not exist."""
         self._check_references()
         if self.errors:
             raise ManifestErrors(self.errors)

@@ -100,12 +100,9 @@ class PlannedJob:
 
 @dataclass(slots=True, kw_only=True)
 class PoolRun:
-    """A pool's processes, from start to stop. `prefix` tells pools apart where there are several:
-    its coordinator and devices bear it in all names that the user sees.
-
-    `limits` are the bytes that each device was limited to; devices whose limit could not be set
-    are missing.
-    """
+    """A pool's processes, from start to stop. `prefix` is part of all names that the user sees
+    where there are several pools. `limits` are the bytes that devices were limited to; a device
+    whose limit could not be set has none."""
 
     pool: DevicePool
     jobs: Sequence[PlannedJob] = ()
@@ -159,8 +156,7 @@ class PoolRun:
     async def wait_for_sessions(self, on_note: Callable[[str], None]) -> None:
         """Until every agent has its session; its memory limit is then set: floor + budget.
 
-        `on_note` receives what is to be said of a limit that could not be set. Raises
-        `AgentsMissing`.
+        `on_note` receives a text for each limit that could not be set. Raises `AgentsMissing`.
         """
         budgets = {device.name: device.memory for device in self.devices}
 
@@ -206,8 +202,7 @@ class PoolRun:
 
     def _coordinator_spec(self) -> ProcessSpec:
         state = self.workspace.state / self.pool.metadata.name
-        # What an earlier run left undone is in the results' own journals, and comes with their
-        # jobs.
+        # The results' own journals say what earlier runs have done.
         shutil.rmtree(state, ignore_errors=True)
         state.mkdir(parents=True)
         command = ["--listen", self.target, "--store", str(self.workspace.store)]
@@ -260,10 +255,8 @@ class PoolRun:
     # ---- the report ------------------------------------------------------------------------------
 
     def job_report(self, job: PlannedJob, verified: Verification | str | None) -> JobReport:
-        """A job as it was seen last; one that was never seen is Pending.
-
-        `verified`: the comparison, or why there is none, or None where none was asked for.
-        """
+        """A job as it was reported last, Pending if never. `verified`: the comparison, or why it
+        failed, or None where none was asked for."""
         status = self.watch.jobs.get(job.order.name, pb.JobStatus(name=job.order.name))
         return _copied(
             JobReport,

@@ -36,10 +36,8 @@ class PreparationRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A partition in the store, whose `partition.json` is `path`.
-
-    `advice`: what to do about it, where a fragment is larger than every budget.
-    """
+    """A partition in the store, whose `partition.json` is `path`. `advice`: what to do where a
+    fragment is larger than every budget."""
 
     document: PartitionDocument
     path: Path
@@ -150,9 +148,7 @@ def _is_fixed(spec: TensorSpec, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def _sample_shapes(folder: Path, specs: tuple[TensorSpec, ...]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the first item that can be read; none if there is none: the job itself will say
-    why.
-    """
+    """The shapes of the first item that can be read; none if there is none: the job says why."""
     try:
         inputs = scan_inputs(folder, specs)
     except InputsRefused:
@@ -173,8 +169,8 @@ def _advice(order: CutOrder, profile: Profile, cuts: tuple[int, ...]) -> str:
 
 
 def _is_current(path: Path, store: FragmentStore, source: Mapping[str, object]) -> bool:
-    """Whether these very fragments are in the store. They are read: a fragment that is damaged
-    there would be refused by every device, again and again."""
+    """Whether these very fragments are in the store. They are verified: every device would refuse
+    a damaged one."""
     try:
         if json.loads(path.with_name("source.json").read_bytes()) != json.loads(json.dumps(source)):
             return False

@@ -73,22 +73,17 @@ async def deliver(brought: Brought, note: Note, *, pause_seconds: float = PAUSE_
         source = FolderSource(str(folder), folder)
         if not folder.is_dir() or not await source.entries():
             continue  # the run came to nothing, and has said so
-        target = Access().target(uri)
-        try:
+        async with Access().target(uri) as target:
             copied = await copy(source, target, pause_seconds=pause_seconds)
-        finally:
-            await target.close()
         note(redacted(f"{copied.files} files of results are in {uri}"))
 
 
 async def _inputs(access: Access, uri: str, folder: Path, pause_seconds: float) -> int:
     """Have the files of an address in a folder, and no others; their bytes."""
-    source = access.source(uri)
-    try:
-        copied = await copy(source, FolderTarget(str(folder), folder), pause_seconds=pause_seconds)
+    target = FolderTarget(str(folder), folder)
+    async with access.source(uri) as source:
+        copied = await copy(source, target, pause_seconds=pause_seconds)
         names = {entry.name for entry in await source.entries()}
-    finally:
-        await source.close()
     for path in folder.iterdir():
         if path.name not in names:
             path.unlink()

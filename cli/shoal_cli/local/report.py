@@ -38,8 +38,8 @@ class FragmentHeld:
 class DeviceReport:
     """One device. Bytes above the floor are the kernel's mark of resident memory, less the floor.
 
-    Counters run from the start of the run; those of an agent that died count as far as they were
-    heard. `limit_bytes` is None where nothing enforces the budget.
+    Counters run from the start of the run; those of an agent that died, up to its last report.
+    `limit_bytes` is None where nothing enforces the budget.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """One job. `succeeded` counts the `resumed` items too, whose results stood before.
+    """One job. `succeeded` counts the `resumed` items too, whose results existed before.
 
     `state` is Complete only if every item succeeded; with failed items it is Failed, and `reason`
     ItemsFailed. `reason` is one word, `message` the same for people. `verification_error` says why
@@ -186,9 +186,7 @@ class RunReport:
 
     @property
     def succeeded(self) -> bool:
-        """Every item of every job succeeded, every verification passed, no device passed its
-        budget.
-        """
+        """Every item and every verification succeeded, and no device exceeded its budget."""
         return (
             not self.interrupted
             and all(device.within_budget for device in self.devices)
@@ -202,9 +200,7 @@ class RunReport:
 
 
 def to_json(report: RunReport) -> dict[str, object]:
-    """The report as JSON values. The verification's main figures stand in the job itself, null if
-    none.
-    """
+    """The report as JSON values. A job has its verification's main figures itself, null if none."""
     document = asdict(report)
     for job, source in zip(document["jobs"], report.jobs, strict=True):
         for name in ("max_abs_diff", "max_rel_diff", "reference_abs_diff"):

@@ -4,10 +4,10 @@
 coordinator and the agents of each pool, each agent in its cgroup, 4. wait for their sessions and
 set the limits, 5. submit and watch, 6. stop everything, 7. verify, 8. report.
 
-The first SIGINT or SIGTERM cancels the jobs and stops everything politely; a second one kills.
-Phase 6 itself is broken off by nothing: a signal that comes while it stops is the first all the
-same, and what it leaves out is the verification. Whatever happens, no process, cgroup or socket is
-left. Results that were written stay, and a later run resumes.
+The first SIGINT or SIGTERM cancels the jobs and stops everything gracefully; a second one kills.
+Nothing cancels phase 6: if the first signal arrives in it, only the verification is left out.
+Whatever happens, no process, cgroup or socket is left. Results that were written stay, and a later
+run resumes.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Interrupted(Exception):
 async def run_orders(
     orders: Orders, workspace: Workspace, options: RunOptions, observer: Observer
 ) -> RunReport:
-    """Do what is ordered. Raises what cannot be done at all; failed items are in the report."""
+    """Run the jobs. Raises what prevents the whole run; failed items are in the report."""
     run = _Run(workspace, options, observer)
     try:
         return await run.run(orders)
@@ -97,7 +97,7 @@ def plan_on_pool(order: PlanOrder, prepared: Prepared) -> Plan:
 
 
 def _check_folders(order: JobOrder) -> None:
-    """What would end the job at once is said before anything is cut or started."""
+    """Raise `JobRefused` before anything is cut or started for a job that cannot begin."""
     folder, problem = order.inputs, None
     if folder.is_file():
         problem = f"{folder} is a file; inputs are a folder of .npz and .npy files"
@@ -253,10 +253,8 @@ class _Run:
             )
 
     async def _stop(self, groups: RunGroups | None) -> None:
-        """Phase 6: what has not ended is cancelled, then every process goes, then the cgroups.
-
-        Each step is taken whatever became of those before it.
-        """
+        """Phase 6: jobs are cancelled, processes stopped, cgroups removed; each step whether or not
+        those before it succeeded."""
         self._observer.phase("stopping")
         self._stopping = True
         try:
@@ -284,10 +282,8 @@ class _Run:
             self._devices += pool.device_reports()
 
     async def _verify(self, jobs: Sequence[PlannedJob]) -> dict[str, Verification | str]:
-        """Phase 7, one job after another: each has the machine's memory for itself.
-
-        What cannot be verified is no reason to lose the report: its entry says why.
-        """
+        """Phase 7, one job after another: each has the machine's memory for itself. A verification
+        that failed does not lose the report: its entry says why."""
         found: dict[str, Verification | str] = {}
         for job in jobs:
             name = job.order.name
@@ -313,7 +309,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """The first signal cancels the run, which then stops politely; the next one kills."""
+        """The first signal cancels the run, which then stops gracefully; the next one kills."""
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None

@@ -47,9 +47,7 @@ class StepCrashed(Exception):
 
 
 async def run_step(name: str, module: str, request: Json, on_progress: Progress) -> Json:
-    """Run a step; its result. Raises `StepRefused` or `StepCrashed`. Cancelling it ends the
-    process.
-    """
+    """A step's result. Raises `StepRefused`, `StepCrashed`. Cancellation ends the process."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module),
         stdin=asyncio.subprocess.PIPE,
@@ -85,10 +83,8 @@ async def run_step(name: str, module: str, request: Json, on_progress: Progress)
 
 
 def serve(work: Callable[[Json, Progress], Json], refusals: tuple[type[Exception], ...]) -> None:
-    """The process's side: do the work on the request, write progress and the result.
-
-    Exceptions of `refusals` become `StepRefused` on the other side; any other is a crash.
-    """
+    """The process's side: do the work on the request, write progress and the result. Exceptions of
+    `refusals` become `StepRefused` on the other side; any other is a crash."""
     end_with_parent()
     # Nothing but answers may go to standard output, whatever libraries print.
     out = os.fdopen(os.dup(1), "w")

@@ -1,16 +1,14 @@
-"""Keeps processes running: starts them, starts them again when they die, ends them politely.
+"""Starts processes, restarts them when they die, and stops them.
 
 Each child leads a session of its own, so Ctrl-C at the terminal reaches the runner alone, and the
-runner decides. A child that dies unasked is started again after a delay that doubles from
-`FIRST_DELAY_SECONDS` to `LONGEST_DELAY_SECONDS`, and starts over once it has lived
-`STABLE_SECONDS`. A child that dies `HOPELESS_DEATHS` times in a row without ever having been stable
-is given up, and the run with it: that is `ProcessHopeless`, with the end of its log. (Whatever ends
-a process so soon and so often, a wrong setting, a model that crashes the runtime, a limit that the
-kernel enforces, does so again; results stand, and the next run goes on with what is missing.)
+runner decides. A child that dies is restarted with exponential backoff from `FIRST_DELAY_SECONDS`
+to `LONGEST_DELAY_SECONDS`, which resets once it has lived `STABLE_SECONDS`. A child that dies
+`HOPELESS_DEATHS` times in a row without ever having been stable ends the run: `ProcessHopeless`,
+with the end of its log. (A wrong setting, a model that crashes the runtime or a limit of the kernel
+would end it again. Results remain, and the next run resumes.)
 
-Ending is TERM, then KILL after a grace, for the child's whole session. Children also ask the kernel
-to end them when the runner dies (`--exit-with-parent`), which covers `kill -9` of the runner
-itself.
+Stopping is TERM, then KILL after a grace period, for the child's whole session. Children also ask
+the kernel to end them when the runner dies (`--exit-with-parent`), also by `kill -9`.
 
 A child opens files and sockets of the run only, so it inherits what finds its programs, temporary
 files and language, and what tunes its runtimes. All else stays here: credentials of clouds and
@@ -48,7 +46,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A child that ended unasked."""
+    """A child that ended by itself."""
 
     title: str
     status: int
@@ -87,7 +85,7 @@ class _Child:
 
 
 class Supervisor:
-    """Runs children until `stop`. `on_death` hears of every unasked death."""
+    """Runs children until `stop`. `on_death` receives each death until then."""
 
     def __init__(self, on_death: Callable[[Death], None]) -> None:
         self._on_death = on_death
@@ -97,7 +95,7 @@ class Supervisor:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self, spec: ProcessSpec) -> None:
-        """Start a child, and keep it running from now on."""
+        """Start a child, and restart it whenever it dies."""
         assert spec.name not in self._children, f"{spec.name} runs already"
         child = self._children[spec.name] = _Child(spec, await _spawn(spec))
         child.restarter = asyncio.create_task(
@@ -109,7 +107,7 @@ class Supervisor:
         await asyncio.shield(self._failure)
 
     def restarts(self, name: str) -> int:
-        """How often a child had to be started again; known after its end too."""
+        """How often a child was restarted; known after its end too."""
         return self._restarts.get(name, 0)
 
     def process_id(self, name: str) -> int | None:

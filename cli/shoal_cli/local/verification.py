@@ -52,9 +52,7 @@ class VerificationRequest:
 
 @dataclass(slots=True)
 class Comparison:
-    """Differences so far. Arrays that cannot be subtracted (see `Verification`) count as
-    mismatched.
-    """
+    """Differences so far. Arrays that cannot be subtracted (`comparable`) count as mismatched."""
 
     items: int = 0
     skipped: int = 0

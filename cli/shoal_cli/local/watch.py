@@ -1,8 +1,8 @@
 """The runner as a client of the coordinator: submits jobs, watches them, polls the devices.
 
-The supervisor restarts a coordinator that dies; the watch then submits its jobs again (which is
-idempotent by name) and resumes. Counters of a device restart with its session or with the
-coordinator, so `DeviceTally` sums their growth.
+When the supervisor has restarted a coordinator, the watch submits its jobs again, which is
+idempotent. A device's counters restart with its session or the coordinator, so `DeviceTally` sums
+their growth.
 """
 
 import asyncio
@@ -41,8 +41,7 @@ class CoordinatorGone(Exception):
 
 @dataclass(slots=True)
 class DeviceTally:
-    """What one device has done since the run began, over restarts of its agent and of the
-    coordinator."""
+    """What one device has done in the run, over restarts of its agent and of the coordinator."""
 
     last: pb.DeviceStatus = field(default_factory=pb.DeviceStatus)
     floor_bytes: int = 0
@@ -96,7 +95,7 @@ class Watch:
                 await asyncio.sleep(0.05)
 
     async def poll(self) -> Sequence[pb.DeviceStatus]:
-        """Ask for the devices once; none while the coordinator is not there."""
+        """Ask for the devices once; none while the coordinator is unreachable."""
         try:
             devices = await self._client.devices()
         except CallFailed as error:
@@ -108,7 +107,7 @@ class Watch:
         return devices
 
     async def last_poll(self) -> None:
-        """Poll once more, if there still is a coordinator."""
+        """Poll once more, if the coordinator still runs."""
         with contextlib.suppress(CallFailed):
             await self.poll()
 
@@ -127,7 +126,7 @@ class Watch:
         on_snapshot()
 
     async def cancel(self, reason: str) -> None:
-        """Ask the coordinator to cancel what has not ended; no matter if it is gone."""
+        """Cancel the jobs that have not ended, if the coordinator still runs."""
         for name in self._requests:
             status = self.jobs.get(name)
             if status is None or status.state in ENDED:
@@ -142,10 +141,8 @@ class Watch:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _follow(self, request: pb.SubmitJobRequest) -> None:
-        """Watch one job to its end. Silence is no loss: a status comes when it changes, and a task
-        may take long. What counts is how long nobody has answered a call, from the first that
-        failed.
-        """
+        """Watch one job to its end. A coordinator is lost when its calls have failed for
+        `GIVE_UP_SECONDS`; one that reports nothing may be busy with a long task."""
         lost_at = math.inf
         while True:
             try:

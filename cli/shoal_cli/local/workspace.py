@@ -3,8 +3,7 @@
 The work folder outlives the run, so that the second run is warm: the fragment store, the agents'
 disk caches, and the logs. Its default place is `$XDG_CACHE_HOME/shoal/runs/KEY`, KEY being made of
 what is run, so the same command finds the same folder; of those in the default place, the ten that
-were used last are kept. One run at a time uses a folder (`flock`, which the kernel gives up with
-the process).
+were used last are kept. One run at a time uses a folder (`flock`, which ends with the process).
 
 Sockets live in a folder of their own with mode 0700 (the file system is the identity in local
 mode), at a short path: a Unix socket's address holds 108 bytes. It is named after the run, and a
@@ -72,10 +71,7 @@ class Workspace:
 
 @contextlib.contextmanager
 def open_workspace(root: Path) -> Iterator[Workspace]:
-    """Lock the work folder at `root` for this run; at the end what must not outlive it is removed.
-
-    Raises `WorkspaceBusy`.
-    """
+    """Lock the work folder at `root` for this run. Raises `WorkspaceBusy`."""
     run = run_name()
     sockets = _sockets_folder() / f"{_SOCKETS_PREFIX}{os.getuid()}-{run}"
     root.mkdir(parents=True, exist_ok=True)
@@ -135,6 +131,6 @@ def _sweep_runs(parent: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # another run has swept it
             written[path] = path.stat().st_mtime
     for path in sorted(written, key=written.__getitem__, reverse=True)[KEPT_RUNS:]:
-        with contextlib.suppress(OSError), path.open("a+") as lock:  # else somebody's, or gone
+        with contextlib.suppress(OSError), path.open("a+") as lock:  # else it is in use, or gone
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path.parent, ignore_errors=True)

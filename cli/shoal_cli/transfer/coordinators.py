@@ -105,10 +105,8 @@ async def deliver(
     address: str,
     on_bytes: OnBytes,
 ) -> Delivered:
-    """Upload fragments of the store at `root` to a coordinator, those that it lacks.
-
-    Raises `TransferRefused`, `TransferBroken`.
-    """
+    """Upload the fragments of the store at `root` that a coordinator lacks. Raises
+    `TransferRefused`, `TransferBroken`."""
     store, sent, sent_bytes = FragmentStore(root), set[Digest](), 0
     for digest in dict.fromkeys(digests):
         manifest = await asyncio.to_thread(store.manifest, digest)

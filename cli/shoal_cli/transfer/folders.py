@@ -129,10 +129,8 @@ class FolderTarget(Target):
 async def receive_file(
     address: str, part: Path, place: Path, entry: Entry, read: Read, on_bytes: OnBytes
 ) -> Digest:
-    """Have a file at its place by way of `part`, which may hold its beginning; its digest.
-
-    Raises `TransferBroken` where the bytes are not those announced, or the disk fails.
-    """
+    """Receive a file into `part`, which may hold its beginning, and move it to its place; its
+    digest. Raises `TransferBroken` for other bytes than announced, or where the disk fails."""
 
     async def arrived(count: int) -> None:
         on_bytes(count)

@@ -1,4 +1,4 @@
-"""A model by its address, on this machine's disk: fetched if it is far away, checked on the way.
+"""A model by its address, on this machine's disk: fetched if it is remote, and verified.
 
 ```
 CACHE/models/KEY/VERSION/model.onnx, ...      KEY: of the address, VERSION: of what the server says
@@ -65,8 +65,8 @@ class Fetching:
         """The ONNX file that an address names, with its external data beside it.
 
         Raises `TransferRefused` (also where it is not what `digest` says), `TransferBroken`,
-        `ModelRefused`, `AddressRefused`. A local model is not copied, and its digest not checked
-        here: whoever profiles it reads it anyway.
+        `ModelRefused`, `AddressRefused`. A local model is not copied, nor its digest checked: its
+        profile has it.
         """
         if not is_remote(uri):
             return await asyncio.to_thread(_local_model, uri, self.access.local_path(uri))
@@ -76,8 +76,7 @@ class Fetching:
                 return await self._fetched(uri, digest, folder)
 
     async def _fetched(self, uri: str, digest: str | None, folder: Path) -> Path:
-        source = self.access.source(uri)
-        try:
+        async with self.access.source(uri) as source:
             entries = await with_tries(self.pause_seconds, source.entries)
             model = _choose(uri, entries)
             place = folder / _key(model.name, _mark(model))
@@ -85,8 +84,6 @@ class Fetching:
                 shutil.rmtree(place, ignore_errors=True)  # it cannot be told from another
             bundle = _Bundle(self, uri, source, place, {each.name: each for each in entries})
             return await bundle.fetch(model, digest)
-        finally:
-            await source.close()
 
 
 @dataclass(slots=True)
@@ -123,14 +120,11 @@ class _Bundle:
             return await self._file(self.source, self.beside[location], location)
         if self.uri.startswith("oci://"):
             raise TransferRefused(f"{self.uri}: the model's data {location} is no layer there")
-        source = self.how.access.source(_sibling(self.uri, location))
-        try:
+        async with self.how.access.source(_sibling(self.uri, location)) as source:
             entries = await with_tries(self.how.pause_seconds, source.entries)
             if len(entries) != 1:
                 raise TransferRefused(f"{source.address}: there is no such file")
             return await self._file(source, entries[0], location)
-        finally:
-            await source.close()
 
     async def _file(self, source: Source, entry: Entry, location: str) -> Digest:
         """Have one file at its place below the folder; its digest."""

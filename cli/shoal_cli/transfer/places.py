@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from shoal_protocol.digests import Digest, from_hexadecimal
 from shoal_protocol.limits import Stalled
@@ -59,10 +59,24 @@ Read = Callable[[int], AsyncIterator[bytes]]
 """The bytes of a file from an offset on, in pieces."""
 
 
-class Source(ABC):
-    """Where files come from. Methods raise `TransferRefused` or `TransferBroken`."""
+class Place(ABC):
+    """Where files are; it is closed at the end of its context. Methods raise `TransferRefused` or
+    `TransferBroken`."""
 
     address: str
+
+    async def close(self) -> None:  # noqa: B027 - many hold nothing open
+        """Release connections."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+
+class Source(Place):
+    """Where files come from."""
 
     @abstractmethod
     async def entries(self) -> Sequence[Entry]:
@@ -76,14 +90,9 @@ class Source(ABC):
         """A file's digest, where that costs no network."""
         return entry.digest
 
-    async def close(self) -> None:  # noqa: B027 - many hold nothing open
-        """Release connections."""
 
-
-class Target(ABC):
-    """Where files go. Methods raise `TransferRefused` or `TransferBroken`."""
-
-    address: str
+class Target(Place):
+    """Where files go."""
 
     async def existing(self) -> Mapping[str, int]:
         """The sizes of the files that exist there, by name; none where they cannot be listed."""
@@ -95,19 +104,13 @@ class Target(ABC):
 
     @abstractmethod
     async def put(self, entry: Entry, read: Read, on_bytes: OnBytes) -> None:
-        """Write a file; it appears when it is whole. `entry.digest` is checked where it is
-        known."""
-
-    async def close(self) -> None:  # noqa: B027 - many hold nothing open
-        """Release connections."""
+        """Write a file; it appears when it is whole, with `entry.digest` where that is known."""
 
 
 @dataclass(slots=True)
 class Passing:
-    """A file's bytes on their way from its start, which must be as many as were announced.
-
-    `problem` is what went wrong with them: a library that reads them reports it otherwise.
-    """
+    """A file's bytes for a library that sends them: as many as announced. `problem` is what went
+    wrong with them, since the library reports an error of its own."""
 
     entry: Entry
     read: Read

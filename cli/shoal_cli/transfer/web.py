@@ -73,11 +73,8 @@ async def _check_redirect(
     context: SimpleNamespace,
     redirect: aiohttp.TraceRequestRedirectParams,
 ) -> None:
-    """Raise `TransferRefused` before anything is requested in the clear that was not before, or of
-    this machine by another one's word.
-
-    Else a stranger's server could have a worker read what only the worker's network reaches.
-    """
+    """Raise `TransferRefused` before a redirect that is less safe is followed: a server must not
+    have a worker read what only the worker's network reaches."""
     headers = redirect.response.headers
     try:
         to = redirect.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
@@ -207,11 +204,8 @@ class WebSource(Source):
 
 @dataclass(slots=True)
 class WebTarget(Target):
-    """A folder whose files are written with PUT, each at the address with its name added.
-
-    There is no one way to list what is there. So every file is sent, and sending it again replaces
-    it by the same bytes.
-    """
+    """A folder whose files are written with PUT, each at the address with its name added. It cannot
+    be listed, so every file is sent; sending one again replaces it."""
 
     address: str
     session: aiohttp.ClientSession
@@ -281,8 +275,7 @@ def refusal(address: str, response: aiohttp.ClientResponse) -> TransferRefused |
 
 
 async def read_whole(response: aiohttp.ClientResponse, limit_bytes: int, address: str) -> bytes:
-    """All of a small body, in however many segments it comes. Raises `TransferRefused` for a larger
-    one, and what the session raises."""
+    """A body of at most `limit_bytes`. Raises `TransferRefused`, and what the session raises."""
     content = bytearray()
     async for piece in response.content.iter_any():
         content += piece
@@ -293,8 +286,7 @@ async def read_whole(response: aiohttp.ClientResponse, limit_bytes: int, address
 
 @contextlib.contextmanager
 def translated(address: str, passing: Passing | None = None) -> Iterator[None]:
-    """Turn an error of a connection into one of a place; what was wrong with the bytes that pass
-    goes before it."""
+    """Turn an error of a connection into one of a place, or into what was wrong with the bytes."""
     try:
         yield
     except (aiohttp.ClientError, OSError) as error:

@@ -93,7 +93,7 @@ def test_v2_groups_are_made_in_the_own_one_where_nobody_else_is_in_it(tmp_path: 
         memory=tmp_path / "scope",
         cpu=tmp_path / "scope",
         controllers=("memory", "cpu"),
-        hands_down=False,
+        delegates=False,
         occupied=True,
     )
 
@@ -101,7 +101,7 @@ def test_v2_groups_are_made_in_the_own_one_where_nobody_else_is_in_it(tmp_path: 
 def test_v2_in_the_kernels_root_needs_nobody_to_leave(tmp_path: Path) -> None:
     found = find_hierarchy(v2_tree(tmp_path, {".": ""}), "0::/\n")
     assert isinstance(found, Hierarchy)
-    assert (found.memory, found.hands_down, found.occupied) == (tmp_path, False, False)
+    assert (found.memory, found.delegates, found.occupied) == (tmp_path, False, False)
 
 
 def test_v2_without_a_memory_controller_is_unavailable(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ except OSError as error:
     print(error.strerror)
 groups = RunGroups(
     hierarchy=Hierarchy(
-        version=2, memory=own, cpu=None, controllers=(controller,), hands_down=False, occupied=True
+        version=2, memory=own, cpu=None, controllers=(controller,), delegates=False, occupied=True
     ),
     run="1-2",
 )

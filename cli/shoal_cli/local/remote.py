@@ -18,7 +18,7 @@ from pathlib import Path
 from shoal_cli.local.manifests import Manifests
 from shoal_cli.transfer.addresses import Access, is_remote
 from shoal_cli.transfer.copying import copy
-from shoal_cli.transfer.folders import FolderSource, FolderTarget
+from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.models import Fetching, default_cache
 from shoal_cli.transfer.places import PAUSE_SECONDS, redacted
 from shoal_protocol.units import format_bytes
@@ -70,7 +70,7 @@ async def bring(
 async def deliver(brought: Brought, note: Note, *, pause_seconds: float = PAUSE_SECONDS) -> None:
     """Carry the results that there are. Raises `TransferRefused`, `TransferBroken`."""
     for folder, uri in brought.results:
-        source = FolderSource(str(folder), folder)
+        source = Folder(str(folder), folder)
         if not folder.is_dir() or not await source.entries():
             continue  # the run came to nothing, and has said so
         async with Access().target(uri) as target:
@@ -80,7 +80,7 @@ async def deliver(brought: Brought, note: Note, *, pause_seconds: float = PAUSE_
 
 async def _inputs(access: Access, uri: str, folder: Path, pause_seconds: float) -> int:
     """Have the files of an address in a folder, and no others; their bytes."""
-    target = FolderTarget(str(folder), folder)
+    target = Folder(str(folder), folder)
     async with access.source(uri) as source:
         copied = await copy(source, target, pause_seconds=pause_seconds)
         names = {entry.name for entry in await source.entries()}

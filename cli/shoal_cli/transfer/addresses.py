@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from shoal_cli.transfer.places import Source, Target, TransferRefused, redacted
+from shoal_cli.transfer.places import Place, Source, Target, TransferRefused, redacted
 from shoal_protocol.channels import Credentials, open_channel
 
 if TYPE_CHECKING:
@@ -48,10 +48,22 @@ class Access:
     credentials: Credentials | None = None
     insecure: bool = False
 
-    # Each place brings libraries of its own, and a worker needs one or two of them.
-
     def source(self, uri: str) -> Source:
         """Where `uri` is read. Raises `TransferRefused`, `AddressRefused`. Inside an event loop."""
+        place = self._open(uri)
+        assert isinstance(place, Source)
+        return place
+
+    def target(self, uri: str) -> Target:
+        """Where `uri` is written. Raises as `source` does."""
+        if _scheme(uri) == "oci":
+            raise TransferRefused(f"{uri}: nothing can be written to oci://")
+        place = self._open(uri)
+        assert isinstance(place, Target)
+        return place
+
+    def _open(self, uri: str) -> Place:
+        # Each place brings libraries of its own, and a worker needs one or two of them.
         match _scheme(uri):
             case "coordinator":
                 return self._job_folder(uri)
@@ -59,43 +71,21 @@ class Access:
                 from shoal_cli.transfer import objects  # noqa: PLC0415
 
                 bucket, key = _bucket(uri)
-                return objects.ObjectSource(uri, objects.open_bucket(bucket), key)
+                return objects.Objects(uri, objects.open_bucket(bucket), key)
             case "https" | "http":
                 from shoal_cli.transfer import web  # noqa: PLC0415
 
                 web.check_web(uri)
-                return web.WebSource(uri, uri, web.open_session(), web.environment_headers())
+                return web.WebPlace(uri, web.open_session(), web.environment_headers())
             case "oci":
                 from shoal_cli.transfer import registry, web  # noqa: PLC0415
 
                 return registry.RegistrySource(uri, web.open_session())
             case _:
-                from shoal_cli.transfer.folders import FolderSource  # noqa: PLC0415
+                from shoal_cli.transfer.folders import Folder  # noqa: PLC0415
 
-                claim = self.volumes[_claim(uri)] if uri.startswith("pvc://") else None
-                return FolderSource(uri, self.local_path(uri), claim)
-
-    def target(self, uri: str) -> Target:
-        """Where `uri` is written. Raises `TransferRefused`, `AddressRefused`."""
-        match _scheme(uri):
-            case "coordinator":
-                return self._job_folder(uri)
-            case "s3":
-                from shoal_cli.transfer import objects  # noqa: PLC0415
-
-                bucket, key = _bucket(uri)
-                return objects.ObjectTarget(uri, objects.open_bucket(bucket), key)
-            case "https" | "http":
-                from shoal_cli.transfer import web  # noqa: PLC0415
-
-                web.check_web(uri)
-                return web.WebTarget(uri, web.open_session(), web.environment_headers())
-            case "oci":
-                raise TransferRefused(f"{uri}: nothing can be written to oci://")
-            case _:
-                from shoal_cli.transfer.folders import FolderTarget  # noqa: PLC0415
-
-                return FolderTarget(uri, self.local_path(uri))
+                path = self.local_path(uri)
+                return Folder(uri, path, self.volumes.get(_claim(uri)))
 
     def coordinator(self, target: str) -> "CoordinatorClient":
         """A client of the coordinator at a gRPC target. Raises `channels.AddressRefused`."""
@@ -138,7 +128,9 @@ def _bucket(uri: str) -> tuple[str, str]:
 
 
 def _claim(uri: str) -> str:
-    return uri.removeprefix("pvc://").partition("/")[0]
+    """The claim in a `pvc://` address."""
+    scheme, _, rest = uri.partition("://")
+    return rest.partition("/")[0] if scheme == "pvc" else ""
 
 
 def resolve_uri(uri: str, base: Path, volumes: Mapping[str, Path]) -> Path:

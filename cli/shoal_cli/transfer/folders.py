@@ -1,4 +1,4 @@
-"""A folder of this machine, as a source and as a target; a single file, as a source.
+"""A folder of this machine, or a single file.
 
 Files that begin with a dot are not listed, sub-folders neither: results are beside `.shoal/`. A
 partial file is `.KEY.part`, where KEY is made of what tells this content from another.
@@ -39,8 +39,9 @@ _FINAL: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.
 
 
 @dataclass(slots=True)
-class FolderSource(Source):
-    """Files of a folder, or one file. `root`: nothing outside of it is read, whatever links say."""
+class Folder(Source, Target):
+    """Files of a folder, which is made when the first one is written; one file as a source.
+    `root`: nothing outside of it is read, whatever links say."""
 
     address: str
     path: Path
@@ -66,29 +67,20 @@ class FolderSource(Source):
             version=f"{status.st_mtime_ns}-{status.st_ino}",
         )
 
-    def _open(self, entry: Entry) -> BinaryIO:
-        file = self.path if self.path.is_file() else self.path / entry.name
+    def _open(self, name: str) -> BinaryIO:
+        file = self.path if self.path.is_file() else self.path / name
         if self.root is not None and not file.resolve().is_relative_to(self.root.resolve()):
-            raise TransferRefused(f"{self.address}: a link of {entry.name} leads out of the claim")
+            raise TransferRefused(f"{self.address}: a link of {name} leads out of the claim")
         return file.open("rb", buffering=0)
 
     async def read(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
-        with translated(self.address), self._open(entry) as file:
+        with translated(self.address), self._open(entry.name) as file:
             file.seek(offset)
             while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
                 yield piece
 
     async def digest(self, entry: Entry) -> Digest:
-        with translated(self.address), self._open(entry) as file:
-            return await in_thread(digest_of_file, file)
-
-
-@dataclass(slots=True)
-class FolderTarget(Target):
-    """A folder that files are written to; it is made when the first one comes."""
-
-    address: str
-    path: Path
+        return await self.existing_digest(entry.name)
 
     async def existing(self) -> Mapping[str, int]:
         def sizes() -> dict[str, int]:
@@ -101,7 +93,7 @@ class FolderTarget(Target):
             return await in_thread(sizes)
 
     async def existing_digest(self, name: str) -> Digest:
-        with translated(self.address), (self.path / name).open("rb", buffering=0) as file:
+        with translated(self.address), self._open(name) as file:
             return await in_thread(digest_of_file, file)
 
     async def put(self, entry: Entry, read: Read, on_bytes: OnBytes) -> None:

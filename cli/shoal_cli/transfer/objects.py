@@ -84,8 +84,8 @@ def open_bucket(bucket: str, environment: Mapping[str, str] = os.environ) -> S3S
 
 
 @dataclass(slots=True)
-class ObjectSource(Source):
-    """The objects directly below a prefix, or the one object of that name."""
+class Objects(Source, Target):
+    """The objects directly below a prefix; as a source also the one object of that name."""
 
     address: str
     store: S3Store
@@ -97,8 +97,8 @@ class ObjectSource(Source):
             if self.key and not self.key.endswith("/"):
                 with contextlib.suppress(FileNotFoundError):  # a folder, then
                     return [self._entry(await obstore.head_async(self.store, self.key))]
-            listed = await obstore.list_with_delimiter_async(self.store, self.key.rstrip("/"))
-        found = (each for each in listed["objects"] if not _base(each["path"]).startswith("."))
+            listed = await self._list()
+        found = (each for each in listed if not _base(each["path"]).startswith("."))
         return sorted((self._entry(each) for each in found), key=lambda entry: entry.name)
 
     def _entry(self, meta: "obstore.ObjectMeta") -> Entry:
@@ -120,28 +120,28 @@ class ObjectSource(Source):
 
     async def digest(self, entry: Entry) -> Digest | None:
         with translated(self.address):
-            return await metadata_digest(self.store, self._keys[entry.name])
+            return await self._metadata_digest(self._keys[entry.name])
 
+    async def _list(self) -> Sequence["obstore.ObjectMeta"]:
+        listed = await obstore.list_with_delimiter_async(self.store, self.key.rstrip("/"))
+        return listed["objects"]
 
-@dataclass(slots=True)
-class ObjectTarget(Target):
-    """A prefix that objects are written below."""
-
-    address: str
-    store: S3Store
-    prefix: str
+    async def _metadata_digest(self, key: str) -> Digest | None:
+        """The digest that an object came with."""
+        found = await obstore.get_async(self.store, key, options={"head": True})
+        sha256 = str(found.attributes.get(CHECKSUM, ""))
+        return from_hexadecimal(sha256) if is_hexadecimal(sha256) else None
 
     def _key(self, name: str) -> str:
-        return f"{self.prefix.rstrip('/')}/{name}".lstrip("/")
+        return f"{self.key.rstrip('/')}/{name}".lstrip("/")
 
     async def existing(self) -> Mapping[str, int]:
         with translated(self.address):
-            listed = await obstore.list_with_delimiter_async(self.store, self.prefix.rstrip("/"))
-        return {_base(each["path"]): each["size"] for each in listed["objects"]}
+            return {_base(each["path"]): each["size"] for each in await self._list()}
 
     async def existing_digest(self, name: str) -> Digest:
         with translated(self.address):
-            if known := await metadata_digest(self.store, self._key(name)):
+            if known := await self._metadata_digest(self._key(name)):
                 return known
             found = await obstore.get_async(self.store, self._key(name))
             return await digest_of_stream(_pieces(found))
@@ -172,13 +172,6 @@ class ObjectTarget(Target):
             chunk_size=part,
             max_concurrency=_PARTS_AT_ONCE,
         )
-
-
-async def metadata_digest(store: S3Store, key: str) -> Digest | None:
-    """The digest that an object came with."""
-    found = await obstore.get_async(store, key, options={"head": True})
-    sha256 = str(found.attributes.get(CHECKSUM, ""))
-    return from_hexadecimal(sha256) if is_hexadecimal(sha256) else None
 
 
 async def _pieces(found: "obstore.GetResult") -> AsyncIterator[bytes]:

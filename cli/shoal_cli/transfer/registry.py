@@ -34,7 +34,7 @@ from shoal_cli.transfer.places import (
 )
 from shoal_cli.transfer.web import (
     ANSWER_SECONDS,
-    WebSource,
+    WebPlace,
     basic,
     check_web,
     read_whole,
@@ -111,8 +111,8 @@ class RegistrySource(Source):
         url = f"{self._base}/blobs/{entry.version}"
         # The digest tells the content from another; the server's entity tag need not be the same.
         plain = Entry(name=entry.name, size_bytes=entry.size_bytes)
-        source = WebSource(f"{self.address} ({entry.name})", url, self.session, self._headers)
-        return source.read(plain, offset)
+        blob = WebPlace(f"{self.address} ({entry.name})", self.session, self._headers, url)
+        return blob.read(plain, offset)
 
     async def close(self) -> None:
         await self.session.close()

@@ -155,13 +155,18 @@ def basic(user: str, password: str) -> str:
 
 
 @dataclass(slots=True)
-class WebSource(Source):
-    """One file. `headers` go with every request."""
+class WebPlace(Source, Target):
+    """As a source one file, as a target a folder whose files are written with PUT, each at the
+    address with its name added. It cannot be listed, so every file is sent; sending one again
+    replaces it. `headers` go with every request."""
 
     address: str
-    url: str
     session: aiohttp.ClientSession
     headers: Mapping[str, str] = field(default_factory=dict)
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        self.url = self.url or self.address
 
     async def entries(self) -> Sequence[Entry]:
         """The file, of which the first byte is asked for: that tells the size."""
@@ -201,16 +206,6 @@ class WebSource(Source):
                     raise refusal(self.address, response)
                 yield response
 
-
-@dataclass(slots=True)
-class WebTarget(Target):
-    """A folder whose files are written with PUT, each at the address with its name added. It cannot
-    be listed, so every file is sent; sending one again replaces it."""
-
-    address: str
-    session: aiohttp.ClientSession
-    headers: Mapping[str, str] = field(default_factory=dict)
-
     async def put(self, entry: Entry, read: Read, on_bytes: OnBytes) -> None:
         url = _below(self.address, check_name(entry.name, self.address))
         now = asyncio.get_running_loop().time
@@ -238,9 +233,6 @@ class WebTarget(Target):
             raise TransferRefused(f"{self.address}: redirects to {to}; write that")
         if response.status not in (200, 201, 204):
             raise refusal(self.address, response)
-
-    async def close(self) -> None:
-        await self.session.close()
 
 
 def _describing(entry: Entry) -> dict[str, str]:

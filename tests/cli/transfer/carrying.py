@@ -8,13 +8,13 @@ from pathlib import Path
 
 from shoal_cli.transfer.addresses import Access
 from shoal_cli.transfer.copying import Copied, copy
-from shoal_cli.transfer.folders import FolderSource
+from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.places import Entry, TransferBroken
 
 LARGE = 20 << 20
 
 
-class Shaky(FolderSource):
+class Shaky(Folder):
     """A folder whose reader breaks off after so many bytes, so many times."""
 
     breaks = 2
@@ -24,7 +24,7 @@ class Shaky(FolderSource):
     async def read(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
         self.offsets = (*self.offsets, offset)
         passed = 0
-        async for piece in FolderSource.read(self, entry, offset):
+        async for piece in Folder.read(self, entry, offset):
             if self.breaks and passed + len(piece) > self.limit_bytes:
                 self.breaks -= 1
                 raise TransferBroken("the line went dead")

@@ -12,7 +12,7 @@ from cli.transfer.conftest import volume_settings
 from cli.transfer.servers import S3
 from shoal_cli.transfer.addresses import Access, AddressRefused
 from shoal_cli.transfer.copying import Copied, Progress, copy
-from shoal_cli.transfer.folders import FolderSource
+from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.places import Entry, TransferBroken, TransferRefused
 from shoal_coordinator.server import serving
 from shoal_protocol import coordinator_client
@@ -88,7 +88,7 @@ async def test_a_later_process_goes_on_as_well(access: Access, tmp_path: Path) -
 async def test_a_file_that_grew_meanwhile_is_not_taken(access: Access, tmp_path: Path) -> None:
     fill(tmp_path / "in", 1000)
 
-    class Growing(FolderSource):
+    class Growing(Folder):
         async def read(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
             yield b"x" * 2000
 

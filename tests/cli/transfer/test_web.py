@@ -13,7 +13,7 @@ from cli.transfer.web_server import Web
 from shoal_cli.transfer.addresses import Access
 from shoal_cli.transfer.copying import Copied, copy
 from shoal_cli.transfer.places import Entry, TransferBroken, TransferRefused
-from shoal_cli.transfer.web import WebSource, basic, open_session
+from shoal_cli.transfer.web import WebPlace, basic, open_session
 
 
 def content_digest(content: bytes) -> str:
@@ -59,11 +59,11 @@ async def test_statuses_say_whether_to_try_again(
     web.files["/a.npz"] = b"content"
     known: list[Entry] = []
 
-    class Known(WebSource):
+    class Known(WebPlace):
         async def entries(self) -> Sequence[Entry]:
-            return known or await WebSource.entries(self)
+            return known or await WebPlace.entries(self)
 
-    source = Known("a.npz", f"{web.url}/a.npz", open_session())
+    source = Known("a.npz", open_session(), url=f"{web.url}/a.npz")
     try:
         if statuses[0] == 206:  # the first answer is good, it is the second that is not
             known.extend(await source.entries())

@@ -49,8 +49,7 @@ async def prepare(
 ) -> Prepared:
     """Cut a model in a process of its own; without `fragments` only `partition.json` is written.
     Raises `StepRefused` or `StepCrashed`."""
-    request = {**dataclasses.asdict(order), "store": str(store), "keep": fragments}
-    request = {key: str(v) if isinstance(v, Path) else v for key, v in request.items()}
+    request = {**dataclasses.asdict(order), "store": store, "keep": fragments}
     result = await run_step("cutting", _MODULE, request, on_progress)
     path = partition_path(store, order.name)
     document = document_from_json(path.read_bytes())

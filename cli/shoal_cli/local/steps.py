@@ -63,7 +63,7 @@ async def run_step(name: str, module: str, request: Json, on_progress: Progress)
     errors = asyncio.create_task(process.stderr.read())
     try:
         order = {"parent": os.getpid(), "request": request}
-        process.stdin.write(json.dumps(order).encode())
+        process.stdin.write(json.dumps(order, default=str).encode())  # paths as text
         with contextlib.suppress(ConnectionError):
             await process.stdin.drain()
         process.stdin.close()

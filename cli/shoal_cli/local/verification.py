@@ -115,8 +115,7 @@ def _same_maxima(expected: Array, actual: Array) -> bool:
 
 async def verify(request: VerificationRequest, on_progress: Progress) -> Verification:
     """Run the comparison in a process of its own. Raises `StepRefused` or `StepCrashed`."""
-    message = asdict(request) | {name: str(getattr(request, name)) for name in _PATHS}
-    return Verification(**await run_step("verification", _MODULE, message, on_progress))
+    return Verification(**await run_step("verification", _MODULE, asdict(request), on_progress))
 
 
 def _work(message: Json, on_progress: Progress) -> Json:

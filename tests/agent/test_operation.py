@@ -53,10 +53,10 @@ def test_an_identity_is_kept_in_a_folder_of_the_user_alone(monkeypatch: pytest.M
     enrol = [f"--{name}=x" for name in ("enrol", "enrol-ca", "enrol-token")]
     for runtime, folder in (
         ("/run/user/7", "/run/user/7/shoal-identity"),
-        ("", "/home/me/.local/state/shoal-identity"),
+        ("", "/users/me/.local/state/shoal-identity"),
     ):
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-        monkeypatch.setenv("HOME", "/home/me")
+        monkeypatch.setenv("HOME", "/users/me")
         settings = parse(["--coordinator", "unix:/c", "--budget", "1Mi", *enrol])
         assert settings.enrolment is not None
         assert settings.enrolment.folder == Path(folder)

@@ -50,8 +50,8 @@ def copy(
 
 
 async def _copy(source_uri: str, target_uri: str, access: "Access") -> "Copied":
-    from shoal_cli.commands.carrying import Lines
+    from shoal_cli.commands.transfers import TransferLines
     from shoal_cli.transfer import copying
 
     async with access.source(source_uri) as source, access.target(target_uri) as target:
-        return await copying.copy(source, target, Lines("copying").show)
+        return await copying.copy(source, target, TransferLines("copying").show)

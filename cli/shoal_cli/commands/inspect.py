@@ -33,8 +33,8 @@ def inspect(
     """
     from rich.console import Console
 
-    from shoal_cli.commands.carrying import fetch_model
     from shoal_cli.commands.tables import inspection_table, working
+    from shoal_cli.commands.transfers import fetch_model
     from shoal_compiler.errors import ModelRefused
     from shoal_compiler.profile import profile_model
     from shoal_protocol.partition import spec_value

@@ -46,8 +46,8 @@ def partition(
 
     The same model and the same cuts make the same fragments, wherever that is done.
     """
-    from shoal_cli.commands.carrying import fetch_model
     from shoal_cli.commands.tables import output, partition_table, working
+    from shoal_cli.commands.transfers import fetch_model
     from shoal_cli.local.orders import CutOrder
     from shoal_cli.local.preparation import prepare
 
@@ -74,33 +74,33 @@ def partition(
         store, kept = out or Path(folder), out is not None or to is not None
         with working(f"cutting {path.name}"):
             prepared = asyncio.run(prepare(order, store, lambda done, total: None, fragments=kept))
-        delivered = to and asyncio.run(_deliver(prepared.document, store, to, access))
+        uploaded = to and asyncio.run(_upload(prepared.document, store, to, access))
         written = prepared.path.read_text().strip()
     if document:
         typer.echo(written)  # in one line: what a worker's log is read for
         return
     output().print(partition_table(prepared.document))
-    if delivered:
-        typer.echo(delivered)
+    if uploaded:
+        typer.echo(uploaded)
     if out is not None:
         typer.echo(f"kept in {prepared.path}")
 
 
-async def _deliver(document: "PartitionDocument", store: Path, to: str, access: "Access") -> str:
+async def _upload(document: "PartitionDocument", store: Path, to: str, access: "Access") -> str:
     """Send what the coordinator lacks; what that came to."""
-    from shoal_cli.commands.carrying import Lines
-    from shoal_cli.transfer.coordinators import deliver
+    from shoal_cli.commands.transfers import TransferLines
+    from shoal_cli.transfer.coordinators import upload_fragments
     from shoal_protocol.fragment_store import FragmentStore
 
     digests = [fragment.digest for fragment in document.fragments]
     sizes = FragmentStore(store)
-    lines = Lines("sending", sum(sizes.size_bytes(each) for each in dict.fromkeys(digests)))
+    lines = TransferLines("sending", sum(sizes.size_bytes(each) for each in dict.fromkeys(digests)))
     client = access.coordinator(to)
     try:
-        delivered = await deliver(store, digests, client, to, lines.add)
+        uploaded = await upload_fragments(store, digests, client, to, lines.add)
     finally:
         await client.close()
     return (
-        f"{delivered.fragments} fragments stand at {to}; {delivered.sent_fragments} were sent, "
-        f"{format_bytes(delivered.sent_bytes)}"
+        f"{uploaded.fragments} fragments stand at {to}; {uploaded.sent_fragments} were sent, "
+        f"{format_bytes(uploaded.sent_bytes)}"
     )

@@ -31,8 +31,8 @@ def plan(
 
     volumes = options.parse_volumes(volume)
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
-    brought = asyncio.run(remote.bring(options.load_files(files), folder, options.note))
-    orders = read_orders(brought.manifests, volumes)
+    downloaded = asyncio.run(remote.download(options.load_files(files), folder, options.note))
+    orders = read_orders(downloaded.manifests, volumes)
     wanted = [(f"Placement {name}", order) for name, order in orders.placements]
     wanted += [(f"InferenceJob {order.name}", order.plan) for order in orders.jobs]
     if not wanted:

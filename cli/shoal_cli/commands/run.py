@@ -95,8 +95,8 @@ def run(
     if report is not None:
         _check_report(report)
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
-    brought = asyncio.run(remote.bring(manifests, folder, options.note))
-    orders = read_orders(brought.manifests, volumes)
+    downloaded = asyncio.run(remote.download(manifests, folder, options.note))
+    orders = read_orders(downloaded.manifests, volumes)
     how = RunOptions(
         enforce=enforce,
         relay=relay,
@@ -110,7 +110,7 @@ def run(
         ran = _execute(orders, folder, how, None if quiet else progress)
         status = _finish(ran, report, quiet=quiet, logs_stay=keep)
         if status != INTERRUPTED:
-            asyncio.run(remote.deliver(brought, options.note))
+            asyncio.run(remote.upload(downloaded, options.note))
         raise typer.Exit(status)
     finally:
         if not keep:

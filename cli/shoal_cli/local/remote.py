@@ -1,4 +1,4 @@
-"""Addresses of other machines in local mode: what they name is brought here, results go back.
+"""Addresses of other machines in local mode: inputs are downloaded, results uploaded.
 
 The manifests are the cluster's, so they may name `s3://`, `https://` and `oci://`. Models are kept
 in the user's cache folder (`transfer.models`), inputs and results in the work folder of the run:
@@ -8,7 +8,7 @@ WORK/inputs/JOB/      what the address held when the run began
 WORK/outputs/JOB/     what the run has made, with its journal
 ```
 
-After `bring` the manifests name local files only, and everything else in local mode is as it was.
+After `download` the manifests name local files only; the rest of local mode knows no others.
 """
 
 from collections.abc import Callable
@@ -27,16 +27,16 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Brought:
+class Downloaded:
     """Manifests of local addresses. `results` are folders, and the addresses to copy them to."""
 
     manifests: Manifests
     results: tuple[tuple[Path, str], ...] = ()
 
 
-async def bring(
+async def download(
     manifests: Manifests, work: Path, note: Note, *, pause_seconds: float = PAUSE_SECONDS
-) -> Brought:
+) -> Downloaded:
     """Fetch what is far away. Raises `TransferRefused`, `TransferBroken`, `ModelRefused`."""
     access, results = Access(), []
     fetching = Fetching(access=access, cache=default_cache(), pause_seconds=pause_seconds)
@@ -64,12 +64,14 @@ async def bring(
             inputs = replace(inputs, uri=folder.absolute().as_uri())
         jobs[name] = replace(job, spec=replace(job.spec, inputs=inputs, outputs=outputs))
     moved = replace(manifests, models=models, jobs=jobs)
-    return Brought(manifests=moved, results=tuple(results))
+    return Downloaded(manifests=moved, results=tuple(results))
 
 
-async def deliver(brought: Brought, note: Note, *, pause_seconds: float = PAUSE_SECONDS) -> None:
-    """Carry the results that there are. Raises `TransferRefused`, `TransferBroken`."""
-    for folder, uri in brought.results:
+async def upload(
+    downloaded: Downloaded, note: Note, *, pause_seconds: float = PAUSE_SECONDS
+) -> None:
+    """Upload the results that exist. Raises `TransferRefused`, `TransferBroken`."""
+    for folder, uri in downloaded.results:
         source = Folder(str(folder), folder)
         if not folder.is_dir() or not await source.entries():
             continue  # the run came to nothing, and has said so

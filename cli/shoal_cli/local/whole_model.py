@@ -78,7 +78,7 @@ class _Mark:
     """The kernel's mark of the most that was resident, from its making or from `begin` on."""
 
     def __init__(self) -> None:
-        self._standing: int | None = None
+        self._mark_before: int | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -86,12 +86,12 @@ class _Mark:
         try:
             _CLEAR.write_text(_RESET_MARK)
         except OSError:
-            self._standing = _status_bytes("VmHWM")
+            self._mark_before = _status_bytes("VmHWM")
 
     def read(self) -> int:
         """The most since then, in bytes."""
         mark = _status_bytes("VmHWM")
-        return _status_bytes("VmRSS") if mark == self._standing else mark
+        return _status_bytes("VmRSS") if mark == self._mark_before else mark
 
 
 def _trim() -> None:

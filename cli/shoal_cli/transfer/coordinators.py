@@ -90,7 +90,7 @@ class JobFolder(Source, Target):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivered:
+class Uploaded:
     """What an upload of fragments came to."""
 
     fragments: int
@@ -98,13 +98,13 @@ class Delivered:
     sent_bytes: int
 
 
-async def deliver(
+async def upload_fragments(
     root: Path,
     digests: Sequence[Digest],
     client: CoordinatorClient,
     address: str,
     on_bytes: OnBytes,
-) -> Delivered:
+) -> Uploaded:
     """Upload the fragments of the store at `root` that a coordinator lacks. Raises
     `TransferRefused`, `TransferBroken`."""
     store, sent, sent_bytes = FragmentStore(root), set[Digest](), 0
@@ -119,7 +119,7 @@ async def deliver(
             if await _put(client, address, path, entry, read, on_bytes):
                 sent.add(digest)
                 sent_bytes += entry.size_bytes
-    return Delivered(fragments=len(set(digests)), sent_fragments=len(sent), sent_bytes=sent_bytes)
+    return Uploaded(fragments=len(set(digests)), sent_fragments=len(sent), sent_bytes=sent_bytes)
 
 
 def _reader(file: Path) -> Read:

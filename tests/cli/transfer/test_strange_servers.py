@@ -15,7 +15,7 @@ from cli.local.workbench import MANIFEST, save_model
 from cli.transfer.carrying import LARGE, carry, fill, read
 from cli.transfer.web_server import Web
 from shoal_cli.local.manifests import ManifestErrors, load_manifests
-from shoal_cli.local.remote import bring, deliver
+from shoal_cli.local.remote import download, upload
 from shoal_cli.transfer import web as module
 from shoal_cli.transfer.addresses import Access, AddressRefused
 from shoal_cli.transfer.copying import copy
@@ -183,11 +183,11 @@ async def test_notes_of_a_run_show_no_signature(
         here = place.uri.replace("https://a.example", web.url)  # loopback needs no TLS
         object.__setattr__(place, "uri", here)
     notes: list[str] = []
-    brought = await bring(manifests, tmp_path / "work", notes.append)
+    downloaded = await download(manifests, tmp_path / "work", notes.append)
     results = tmp_path / "work/outputs/job"
     results.mkdir(parents=True)
     (results / "a.npz").write_bytes(b"result")
-    await deliver(brought, notes.append)
+    await upload(downloaded, notes.append)
     assert len(notes) == 3
     assert all(f"{web.url}/" in note for note in notes)
     assert not [note for note in notes if "secret" in note]

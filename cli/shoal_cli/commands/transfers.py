@@ -1,4 +1,4 @@
-"""What `inspect`, `partition` and `copy` share: addresses are opened, and bytes that pass shown.
+"""What `inspect`, `partition` and `copy` share: fetching a model, and progress of transfers.
 
 Progress goes to standard error, as lines: these commands run as workers, whose logs are read later.
 Standard output is for what was found; its last line, where JSON was asked for.
@@ -20,28 +20,28 @@ _SECONDS: Final = 5.0
 """Between two lines."""
 
 
-class Lines:
-    """Says every few seconds how many bytes have passed. `total_bytes`: of how many, if known."""
+class TransferLines:
+    """Prints every few seconds how many bytes were transferred, of `total_bytes` if known."""
 
     def __init__(self, what: str, total_bytes: int | None = None) -> None:
         self._what = what
         self._total_bytes = total_bytes
-        self._begun = self._said = monotonic()
+        self._begun = self._printed = monotonic()
         self._bytes = 0
 
     def add(self, size_bytes: int) -> None:
-        """More has passed."""
+        """More bytes were transferred."""
         self._bytes += size_bytes
-        if monotonic() - self._said >= _SECONDS:
-            self._said = monotonic()
-            self._say()
+        if monotonic() - self._printed >= _SECONDS:
+            self._printed = monotonic()
+            self._print()
 
     def show(self, progress: "Progress") -> None:
-        """A copy is so far."""
+        """Take over the progress of a copy."""
         self._total_bytes = progress.bytes
         self.add(progress.done_bytes - self._bytes)
 
-    def _say(self) -> None:
+    def _print(self) -> None:
         rate = format_bytes(int(self._bytes / max(1e-3, monotonic() - self._begun)))
         done = format_bytes(self._bytes)
         whole = "" if self._total_bytes is None else f" of {format_bytes(self._total_bytes)}"
@@ -58,6 +58,6 @@ def fetch_model(
         access=access,
         cache=cache or default_cache(),
         limit_bytes=limit_bytes,
-        on_bytes=Lines("fetching").add,
+        on_bytes=TransferLines("fetching").add,
     )
     return asyncio.run(fetching.model(uri, digest))

@@ -134,15 +134,6 @@ class _Origin:
     document: YamlDocument
     subject: str = ""
 
-    def error(self, path: FieldPath, message: str) -> ManifestError:
-        return ManifestError(
-            file=self.file,
-            line=self.document.line_of(path),
-            subject=self.subject,
-            field=path_text(path),
-            message=message,
-        )
-
 
 @dataclass(slots=True)
 class _Loading:
@@ -170,16 +161,14 @@ class _Loading:
         """Parse a document as the kind that it says it is; skip what is not Shoal's."""
         value = origin.document.value
         if not isinstance(value, dict):
-            self.errors.append(origin.error((), "a manifest is a mapping with apiVersion and kind"))
-            return
+            return self._refuse(origin, (), "a manifest is a mapping with apiVersion and kind")
         version, kind = value.get("apiVersion"), value.get("kind")
         if not isinstance(version, str) or not isinstance(kind, str):
             missing = "kind" if isinstance(version, str) else "apiVersion"
             example = f"for example apiVersion: {API_VERSION} and kind: InferenceJob"
-            self.errors.append(origin.error((missing,), f"must be given as text; {example}"))
-            return
+            return self._refuse(origin, (missing,), f"must be given as text; {example}")
         if not self._is_ours(version, kind, origin):
-            return
+            return None
         name = _given(value, ("metadata", "name"))
         subject = f"{kind} {name}" if name and isinstance(name, str) else kind
         origin = replace(origin, subject=subject)
@@ -187,32 +176,40 @@ class _Loading:
             self._note_name(kind, name, origin)
         parsed = parse(KINDS[kind].cls, value)
         if isinstance(parsed, tuple):
-            self.errors.extend(origin.error(error.path, error.message) for error in parsed)
-            return
+            for error in parsed:
+                self._refuse(origin, error.path, error.message)
+            return None
         self.objects.setdefault((kind, parsed.metadata.name), parsed)
-        self._note_cluster_only(kind, value, subject)
+        return self._note_cluster_only(kind, value, subject)
+
+    def _refuse(self, origin: _Origin, path: FieldPath, message: str) -> None:
+        line, name = origin.document.line_of(path), path_text(path)
+        self.errors.append(
+            ManifestError(
+                file=origin.file, line=line, subject=origin.subject, field=name, message=message
+            )
+        )
 
     def _is_ours(self, version: str, kind: str, origin: _Origin) -> bool:
         group = version.partition("/")[0]
         if group == GROUP or group.endswith(f".{GROUP}"):
             if version != API_VERSION:
                 message = f"{version} is not known; this program reads {API_VERSION}"
-                self.errors.append(origin.error(("apiVersion",), message))
+                self._refuse(origin, ("apiVersion",), message)
                 return False
             written = [name for name, names in KINDS.items() if names.written]
             if kind not in written:
                 near = did_you_mean(kind, written) or f"; known are {', '.join(written)}"
                 own = "is written by the operator only" if kind in KINDS else "is no kind of Shoal"
-                self.errors.append(origin.error(("kind",), f"{kind} {own}{near}"))
+                self._refuse(origin, ("kind",), f"{kind} {own}{near}")
                 return False
             return True
         if kind in KINDS and did_you_mean(version, [API_VERSION]):
-            self.errors.append(
-                origin.error(("apiVersion",), f"{version} is not {API_VERSION}, of which {kind} is")
-            )
+            message = f"{version} is not {API_VERSION}, of which {kind} is"
+            self._refuse(origin, ("apiVersion",), message)
         elif kind == "List":
             message = "a List is not read; write its items as documents of their own"
-            self.errors.append(origin.error(("kind",), message))
+            self._refuse(origin, ("kind",), message)
         else:
             self.notes[f"{origin.file}: {kind} ({version}) is for a cluster; ignored here"] = None
         return False
@@ -222,7 +219,7 @@ class _Loading:
         if first is not origin:
             line = first.document.line_of(("metadata", "name"))
             message = f"{kind} {name} is there already, at {first.file}:{line}"
-            self.errors.append(origin.error(("metadata", "name"), message))
+            self._refuse(origin, ("metadata", "name"), message)
 
     def _note_cluster_only(self, kind: str, value: dict[str, object], subject: str) -> None:
         paths = (path for of, path in _CLUSTER_ONLY if of == kind)
@@ -239,7 +236,7 @@ class _Loading:
                     known = sorted(each for of, each in self.seen if of == kind)
                     listed = f"known are {', '.join(known)}" if known else "there is none at all"
                     message = f"there is no {kind} {name}; {listed}{did_you_mean(name, known)}"
-                    self.errors.append(origin.error(path, message))
+                    self._refuse(origin, path, message)
 
     def result(self) -> Manifests:
         """All objects. Raises `ManifestErrors`, also for references to what does not exist."""

@@ -1,4 +1,4 @@
-"""Carrying files between a folder, an S3 bucket, a web server, an OCI registry and a coordinator.
+"""Copying files between a folder, an S3 bucket, a web server, an OCI registry and a coordinator.
 
     addresses   what an address means: a source to read, or a target to write
     places      what sources and targets have in common, and the two kinds of error

@@ -20,7 +20,7 @@ _QUERY: Final = re.compile(r"(\w+://[^\s?#'\"]+)[?#][^\s'\"]*?(?=[:.,;)]?(?:[\s'
 
 Result = TypeVar("Result")
 OnBytes = Callable[[int], None]
-"""Receives the number of bytes that have been carried since the last call."""
+"""Receives the number of bytes that were transferred since the last call."""
 
 
 def redacted(text: str) -> str:

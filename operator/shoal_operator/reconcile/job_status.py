@@ -33,7 +33,7 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     Unreachable,
 )
-from shoal_operator.reconcile.times import earlier
+from shoal_operator.reconcile.times import as_time, instant
 
 NOT_FAILED: Final = "NotFailed"
 RESULT_TRANSFER_FAILED: Final = "ResultTransferFailed"
@@ -182,8 +182,8 @@ def with_run(snapshot: InferenceJobSnapshot, run: Run) -> InferenceJobStatus:
     """The status before, with what the coordinator says of the run."""
     before = status_before(snapshot)
     started = before.start_time
-    if started is None and (run.seconds > 0 or run.succeeded + run.failed > 0):
-        started = earlier(snapshot.now, run.seconds)
+    if started is None and run.started_seconds > 0:
+        started = as_time(min(run.started_seconds, instant(snapshot.now)))
     resident, cached, idle, evict = run.tier_hits
     return replace(
         before,
@@ -300,7 +300,7 @@ def progress(run: Run) -> tuple[str, str]:
         return "Starting", "the coordinator has the job and starts it"
     failed = f", {run.failed} failed" if run.failed else ""
     text = f"{run.succeeded} of {run.items} items succeeded{failed}"
-    if run.items and run.succeeded + run.failed >= run.items:
+    if run.completing:
         return COMPLETING, f"{text}; the coordinator completes their results"
     return "Running", f"{text}, {run.active} are active"
 

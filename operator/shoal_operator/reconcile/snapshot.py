@@ -157,7 +157,9 @@ class Run:
     """A job as its coordinator reports it. `failures`: item, input, reason; the first eight.
 
     `reason` is the coordinator's one word for why it failed or was cancelled. `plan` and `terms`
-    are what it was submitted with last.
+    are what it was submitted with last. `completing`: every item has ended, and the results are
+    being completed. `started_seconds`: when its first task started, by the coordinator's clock,
+    since 1970; 0: none has.
     """
 
     job: str
@@ -175,6 +177,8 @@ class Run:
     tier_hits: tuple[int, int, int, int]
     failures: tuple[tuple[int, str, str], ...] = ()
     reason: str = ""
+    completing: bool = False
+    started_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,6 +126,7 @@ class Cluster:
             succeeded=len(job.finished),
             failed=len(job.failed),
             seconds=job.seconds,
+            started_seconds=job.started_seconds,
             items_per_second=len(job.finished) / job.seconds if job.seconds else 0.0,
             latency_p50_seconds=0.5,
             tier_hits=(1, 2, 3, 4),
@@ -382,7 +383,7 @@ class Cluster:
             self._work(worker)
         if self.reachable and any(s is DeviceState.READY for s in self.connected.values()):
             for name, job in self.runs.items():
-                for item in job.advance(seconds, self.bad_items):
+                for item in job.advance(seconds, self.now, self.bad_items):
                     self.finished[name, item] = self.finished.get((name, item), 0) + 1
 
     def _work(self, worker: SimulatedWorker) -> None:

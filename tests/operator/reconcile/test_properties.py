@@ -274,6 +274,8 @@ RUNS = st.builds(
     terms=TERMS,
     items_per_second=RATES,
     seconds=st.floats(0, 1e6),
+    completing=st.booleans(),
+    started_seconds=st.floats(),
     tier_hits=st.tuples(COUNTS, COUNTS, COUNTS, COUNTS),
     failures=st.lists(st.tuples(COUNTS, TEXTS, TEXTS), max_size=20).map(tuple),
 )

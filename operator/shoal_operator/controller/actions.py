@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from shoal_api.kinds import KINDS
+from shoal_api.kinds import KINDS, AnyStatus
 from shoal_api.schema import API_VERSION
 from shoal_api.writing import write
 from shoal_operator.controller.api import Api, ApiError, Rejected, Unavailable, key_of_manifest
@@ -23,7 +23,6 @@ from shoal_operator.controller.events import Events
 from shoal_operator.controller.foreign import Identity
 from shoal_operator.reconcile.deciding import APPLYING, NOT_APPLIED, refused_status
 from shoal_operator.reconcile.decision import (
-    AnyStatus,
     Applied,
     CoordinatorCall,
     Decision,

@@ -8,24 +8,10 @@ last the object's own deletion.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal_api.kinds.device import DeviceStatus
-from shoal_api.kinds.device_pool import DevicePoolStatus
-from shoal_api.kinds.inference_job import InferenceJobStatus
-from shoal_api.kinds.model import ModelStatus
-from shoal_api.kinds.partition import PartitionStatus
-from shoal_api.kinds.placement import PlacementStatus
+from shoal_api.kinds import AnyStatus, DeviceStatus
 
 Manifest = Mapping[str, object]
 """A Kubernetes object as JSON: apiVersion, kind, metadata, spec."""
-
-AnyStatus = (
-    ModelStatus
-    | PartitionStatus
-    | DevicePoolStatus
-    | DeviceStatus
-    | PlacementStatus
-    | InferenceJobStatus
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +24,7 @@ class ObjectKey:
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Note:
     """An Event on the object itself. `warning`: of type Warning instead of Normal.
 

@@ -12,8 +12,8 @@ from typing import Final
 
 from shoal_api.kinds import Partition
 from shoal_operator.reconcile.decision import Manifest
+from shoal_operator.reconcile.manifests import labels_of, manifest
 from shoal_operator.reconcile.names import document_name
-from shoal_operator.reconcile.pods import labels_of, metadata_of
 from shoal_operator.reconcile.snapshot import StoredDocument
 from shoal_protocol.partition import DocumentRefused, document_from_json, document_to_json
 
@@ -33,13 +33,14 @@ def pack(stored: StoredDocument) -> bytes:
 def config_map(partition: Partition, stored: StoredDocument, packed: bytes) -> Manifest:
     """The ConfigMap of a Partition's document."""
     annotations = {RECIPE: stored.recipe, ARGUMENTS: json.dumps(list(stored.arguments))}
-    name, labels = document_name(partition.metadata.name), labels_of(partition, "document")
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata_of(partition, name, labels, annotations=annotations),
-        "binaryData": {KEY: base64.b64encode(packed).decode()},
-    }
+    return manifest(
+        partition,
+        "ConfigMap",
+        document_name(partition.metadata.name),
+        labels_of(partition, "document"),
+        {"annotations": annotations},
+        binaryData={KEY: base64.b64encode(packed).decode()},
+    )
 
 
 def read_document(config_map: Mapping[str, object]) -> StoredDocument | None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from shoal_api.kinds import AnyKind, InferenceJob
@@ -53,6 +54,22 @@ def fingerprint(value: Sequence[object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+coordinator_name = partial(child_name, suffix="coordinator")
+"""Deployment, Service, claim, service account and common name of a pool's coordinator."""
+agent_name = partial(child_name, suffix="agent")
+"""Service account of a pool's agents, and their DaemonSet where all nodes have one budget."""
+trust_name = partial(child_name, suffix="trust")
+"""ConfigMap of a pool with the authority of Enrol, in `ca.crt`."""
+authority_secret = partial(child_name, suffix="ca")
+"""Secret of a pool's own authority."""
+coordinator_secret = partial(child_name, suffix="coordinator-tls")
+"""Secret of the certificate of a pool's coordinator."""
+worker_secret = partial(child_name, suffix="worker-tls")
+"""Secret of the certificate of a pool's workers."""
+document_name = partial(child_name, suffix="partition")
+"""ConfigMap with a Partition's document."""
+
+
 def uid_of(value: AnyKind) -> str:
     """An object's uid; objects that are not in a cluster have none."""
     return value.metadata.uid or ""
@@ -66,11 +83,6 @@ def namespace_of(value: AnyKind) -> str:
 def job_id(job: InferenceJob) -> str:
     """What the coordinator calls a job: its name and the first eight digits of its uid."""
     return f"{job.metadata.name}-{uid_of(job)[:8]}"
-
-
-def coordinator_name(pool: str) -> str:
-    """Deployment, Service, claim, service account and common name of a pool's coordinator."""
-    return child_name(pool, "coordinator")
 
 
 def coordinator_host(pool: str, namespace: str) -> str:
@@ -91,11 +103,6 @@ def why_no_device(node: str) -> str | None:
     return None
 
 
-def agent_name(pool: str) -> str:
-    """Service account of a pool's agents, and their DaemonSet where all nodes have one budget."""
-    return child_name(pool, "agent")
-
-
 def agents_name(pool: str, node: str) -> str:
     """DaemonSet of one node's agent, where each has a budget of its own."""
     return child_name(pool, f"agent-{_of_node(node)}")
@@ -109,28 +116,3 @@ def device_object_name(pool: str, device: str) -> str:
 def _of_node(name: str) -> str:
     """A node's name as part of another; names with dots stay apart from those with dashes."""
     return name if _LABEL.fullmatch(name) else f"{_as_label(name)[:40]}-{fingerprint([name])}"
-
-
-def authority_secret(pool: str) -> str:
-    """Secret of the pool's own authority."""
-    return child_name(pool, "ca")
-
-
-def coordinator_secret(pool: str) -> str:
-    """Secret of the coordinator's certificate."""
-    return child_name(pool, "coordinator-tls")
-
-
-def worker_secret(pool: str) -> str:
-    """Secret of the certificate of workers."""
-    return child_name(pool, "worker-tls")
-
-
-def trust_name(pool: str) -> str:
-    """ConfigMap with the authority of Enrol, in `ca.crt`."""
-    return child_name(pool, "trust")
-
-
-def document_name(partition: str) -> str:
-    """ConfigMap with a Partition's document."""
-    return child_name(partition, "partition")

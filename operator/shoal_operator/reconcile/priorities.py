@@ -9,8 +9,8 @@ waits for none that waits itself for something that may never come, and for none
 from typing import Final
 
 from shoal_api.kinds import InferenceJob
-from shoal_operator.reconcile.condition_updates import FALSE, find
-from shoal_operator.reconcile.job_status import Waits, has_ended
+from shoal_operator.reconcile.conditions import FALSE, Cause, find
+from shoal_operator.reconcile.job_status import has_ended, pool_name
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot
 from shoal_operator.reconcile.times import seconds_since
 
@@ -21,7 +21,7 @@ _PASSING: Final = frozenset(
 """Reasons of Planned for a job that gets its plan by itself soon."""
 
 
-def preceded_by(snapshot: InferenceJobSnapshot) -> Waits | None:
+def preceded_by(snapshot: InferenceJobSnapshot) -> Cause | None:
     """The job that starts before this one; None: it is this one's turn."""
     own = snapshot.job.spec.priority
     ahead = [
@@ -30,10 +30,8 @@ def preceded_by(snapshot: InferenceJobSnapshot) -> Waits | None:
     if not ahead:
         return None
     first = min(ahead, key=lambda job: (-job.spec.priority, job.metadata.name))
-    pool = snapshot.pool
-    assert pool is not None, "a job with a plan has a pool"
-    text = f"InferenceJob {first.metadata.name} on DevicePool {pool.metadata.name} has priority "
-    return Waits("Queued", f"{text}{first.spec.priority} and starts first")
+    which = f"InferenceJob {first.metadata.name} on DevicePool {pool_name(snapshot)}"
+    return Cause("Queued", f"{which} has priority {first.spec.priority} and starts first")
 
 
 def _starts(job: InferenceJob, now: str) -> bool:

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from reconcile.values import passes_its_schema
 from shoal_api.conditions import holds
-from shoal_api.kinds import AnyKind, Device, InferenceJob
+from shoal_api.kinds import AnyKind, AnyStatus, Device, InferenceJob
 from shoal_api.schema import parse
 from shoal_operator.reconcile import deciding
 from shoal_operator.reconcile.deciding import subject
-from shoal_operator.reconcile.decision import AnyStatus, Applied, Decision, Manifest
+from shoal_operator.reconcile.decision import Applied, Decision, Manifest
 from shoal_operator.reconcile.snapshot import (
     ModelSnapshot,
     PartitionSnapshot,

@@ -4,10 +4,17 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from shoal_api.fields import Condition
-from shoal_api.kinds import AnyKind, DevicePool, InferenceJob, Model, Partition, Placement
+from shoal_api.kinds import (
+    AnyKind,
+    AnyStatus,
+    DevicePool,
+    InferenceJob,
+    Model,
+    Partition,
+    Placement,
+)
 from shoal_api.schema import API_VERSION, parse
 from shoal_api.writing import write
-from shoal_operator.reconcile.decision import AnyStatus
 from shoal_operator.reconcile.settings import Images, OperatorSettings
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec

@@ -13,12 +13,12 @@ from shoal_api.fields import (
     Metadata,
     Reference,
 )
-from shoal_api.rules import Immutable
+from shoal_api.rules import immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Text
 
 
-@record(Immutable("poolRef"))
+@record(immutable("poolRef"))
 class DeviceSpec:
     """To which pool the device belongs."""
 

@@ -22,7 +22,7 @@ from shoal_api.fields import (
     Metadata,
     Millicpus,
 )
-from shoal_api.rules import Immutable, exactly_one
+from shoal_api.rules import exactly_one, immutable_from_the_start
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Items, Table, Text, Whole
 from shoal_protocol.choices import Residency
@@ -154,7 +154,7 @@ class Cache:
     )
 
 
-@record(Immutable("storageClassName", from_the_start=True))
+@record(immutable_from_the_start("storageClassName"))
 class Storage:
     """A volume."""
 

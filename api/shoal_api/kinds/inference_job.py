@@ -18,7 +18,7 @@ from shoal_api.fields import (
     Reference,
     uri,
 )
-from shoal_api.rules import Ended, Immutable, exactly_one
+from shoal_api.rules import ended, exactly_one, immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Flag, Items, Number, Text, Whole
 from shoal_protocol.choices import Mode, Objective, Policy, Precision
@@ -68,7 +68,7 @@ class Outputs:
 @record(
     exactly_one("modelRef", "partitionRef", "placementRef"),
     exactly_one("poolRef", "placementRef"),
-    *map(Immutable, _FIXED),
+    *map(immutable, _FIXED),
 )
 class InferenceJobSpec:
     """What is to be run, where, and how.
@@ -237,7 +237,7 @@ class InferenceJobStatus:
     columns: InferenceJobColumns | None = member(Object(InferenceJobColumns), COLUMNS, default=None)
 
 
-@record(Ended(("conditions", "startTime", "completionTime", "items", "tierHits", "failures")))
+@record(ended("conditions", "startTime", "completionTime", "items", "tierHits", "failures"))
 class InferenceJob:
     """A bounded piece of work: inputs through a model on a pool of devices into outputs."""
 

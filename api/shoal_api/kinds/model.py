@@ -17,7 +17,7 @@ from shoal_api.fields import (
     Reference,
     uri,
 )
-from shoal_api.rules import Immutable
+from shoal_api.rules import immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Items, Text, Whole
 
@@ -25,7 +25,7 @@ _AXES: Final = 16
 _TENSORS: Final = 256
 
 
-@record(Immutable("digest"))
+@record(immutable("digest"))
 class Source:
     """An address, and what is to be found there."""
 
@@ -98,7 +98,7 @@ class ModelColumns:
     )
 
 
-@record(Immutable("digest"))
+@record(immutable("digest"))
 class ModelStatus:
     """What was found out about the model."""
 

@@ -17,13 +17,13 @@ from shoal_api.fields import (
     Reference,
     bytes_of,
 )
-from shoal_api.rules import Immutable, at_most_one
+from shoal_api.rules import at_most_one, immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Items, Whole
 from shoal_protocol.units import Bytes
 
 
-@record(at_most_one("fragments", "maxFragmentSize", "cuts"), Immutable("modelRef"))
+@record(at_most_one("fragments", "maxFragmentSize", "cuts"), immutable("modelRef"))
 class PartitionSpec:
     """How a model is cut; with none of fragments, maxFragmentSize and cuts, the planner decides."""
 

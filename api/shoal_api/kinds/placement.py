@@ -17,7 +17,7 @@ from shoal_api.fields import (
     Metadata,
     Reference,
 )
-from shoal_api.rules import Immutable
+from shoal_api.rules import immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Items, Number, Text
 from shoal_protocol.choices import Objective, PinPolicy
@@ -37,7 +37,7 @@ class Pin:
     )
 
 
-@record(Immutable("partitionRef"), Immutable("poolRef"))
+@record(immutable("partitionRef"), immutable("poolRef"))
 class PlacementSpec:
     """What is placed where, and what for."""
 

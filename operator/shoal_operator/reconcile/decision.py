@@ -8,7 +8,8 @@ last the object's own deletion.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal_api.kinds import AnyStatus, DeviceStatus
+from shoal_api.kinds import AnyStatus
+from shoal_api.kinds.device import DeviceStatus
 
 Manifest = Mapping[str, object]
 """A Kubernetes object as JSON: apiVersion, kind, metadata, spec."""

@@ -19,8 +19,9 @@ transferred again and the job is submitted again; stored results are not made ag
 """
 
 from dataclasses import replace
+from typing import assert_never
 
-from shoal_api.conditions import holds
+from shoal_api.conditions import TRANSFERRING_RESULTS, holds
 from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_operator.reconcile.conditions import (
     FALSE,
@@ -31,14 +32,20 @@ from shoal_operator.reconcile.conditions import (
     conditions_of,
     find,
 )
-from shoal_operator.reconcile.decision import CancelJob, CoordinatorCall, Decision, SubmitJob
-from shoal_operator.reconcile.job_ending import end, over, transfer_results, verdict_so_far
+from shoal_operator.reconcile.decision import (
+    CancelJob,
+    CoordinatorCall,
+    Decision,
+    RemoveJob,
+    SubmitJob,
+)
 from shoal_operator.reconcile.job_preparation import (
     Ready,
     Step,
     deliver,
     own_children,
     plan_for,
+    preceded_by,
     refused_cut,
     transfer_inputs,
     unusable,
@@ -46,14 +53,17 @@ from shoal_operator.reconcile.job_preparation import (
 from shoal_operator.reconcile.job_status import (
     LATER_SECONDS,
     NOT_FAILED,
+    RESULT_TRANSFER_FAILED,
     RUNNING_SECONDS,
     SOON_SECONDS,
     Verdict,
     decision,
+    ended,
     has_ended,
     in_progress,
     lost_devices,
     missing_pool,
+    pending_verdict,
     planned_before,
     pool_name,
     progress,
@@ -61,13 +71,26 @@ from shoal_operator.reconcile.job_status import (
     status_before,
     terms_of,
     unreachable,
+    verdict_of,
     with_run,
 )
 from shoal_operator.reconcile.names import job_id
-from shoal_operator.reconcile.priorities import preceded_by
-from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, Run, Unreachable
+from shoal_operator.reconcile.snapshot import (
+    InferenceJobSnapshot,
+    Run,
+    Unreachable,
+    Worker,
+    WorkerPhase,
+)
 from shoal_operator.reconcile.times import seconds_since
-from shoal_operator.reconcile.workers import input_transfer_worker, worker_key, worker_named
+from shoal_operator.reconcile.workers import (
+    input_transfer_worker,
+    result_transfer_worker,
+    worker_job,
+    worker_key,
+    worker_named,
+    worker_text,
+)
 from shoal_protocol.choices import Precision
 from shoal_protocol.partition import document_to_json
 
@@ -77,10 +100,10 @@ def reconcile_inference_job(snapshot: InferenceJobSnapshot) -> Decision:
     run = run_of(snapshot)
     deleted = snapshot.job.metadata.deletion_timestamp is not None
     if has_ended(status_before(snapshot)) or deleted:
-        return over(snapshot, run)
-    verdict = verdict_so_far(snapshot, run)
+        return _over(snapshot, run)
+    verdict = _verdict_so_far(snapshot, run)
     if verdict is not None:
-        return transfer_results(snapshot, verdict, run)
+        return _transfer(snapshot, verdict, run)
     left = _seconds_left(snapshot)
     if left is not None and left <= 0:
         return _stop(snapshot, run)
@@ -90,6 +113,131 @@ def reconcile_inference_job(snapshot: InferenceJobSnapshot) -> Decision:
     if left is None:
         return wanted
     return replace(wanted, requeue_seconds=min(wanted.requeue_seconds or left, left))
+
+
+# ---- 1. it has ended, or is being deleted --------------------------------------------------------
+
+
+def _over(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
+    """The status stays; the run is removed, and the job itself when its time is up."""
+    before, job, pool = status_before(snapshot), snapshot.job, pool_name(snapshot)
+    failed = find(before.conditions, "Failed")
+    has_results = failed is not None and failed.reason == RESULT_TRANSFER_FAILED
+    has_results = has_results and job.metadata.deletion_timestamp is None
+    own = {input_transfer_worker(job, pool).name, result_transfer_worker(job, pool).name}
+    active = (WorkerPhase.PENDING, WorkerPhase.RUNNING)
+    result = replace(
+        decision(snapshot, before, ()),
+        calls=() if has_results else _clear(snapshot, run),
+        removals=tuple(
+            worker_key(job, worker.name)
+            for worker in snapshot.workers
+            if worker.name in own and worker.phase in active
+        ),
+        notes=(),
+    )
+    seconds = job.spec.ttl_seconds_after_finished
+    if seconds is None or not has_ended(before):
+        return result
+    ended_at = max(
+        condition.last_transition_time
+        for condition in before.conditions
+        if condition.type in ("Complete", "Failed") and condition.status is TRUE
+    )
+    left = seconds - seconds_since(ended_at, snapshot.now)
+    if left <= 0:
+        return replace(result, delete_self=True)
+    return replace(result, requeue_seconds=max(1.0, left))
+
+
+def _clear(snapshot: InferenceJobSnapshot, run: Run | None) -> tuple[CoordinatorCall, ...]:
+    if run is None:
+        return ()
+    pool, name = pool_name(snapshot), job_id(snapshot.job)
+    if not run.state.is_over:
+        return (CancelJob(pool=pool, job=name, reason="its InferenceJob has ended"),)
+    return (RemoveJob(pool=pool, job=name),)
+
+
+# ---- 2. its run has ended ------------------------------------------------------------------------
+
+
+def _result_transfer(snapshot: InferenceJobSnapshot) -> Worker | None:
+    worker_spec = result_transfer_worker(snapshot.job, pool_name(snapshot))
+    return worker_named(snapshot.workers, worker_spec.name)
+
+
+def _verdict_so_far(snapshot: InferenceJobSnapshot, run: Run | None) -> Verdict | None:
+    """How the job ended: as the coordinator says, or as its status says during the transfer."""
+    pending = pending_verdict(status_before(snapshot))
+    if pending is None:
+        return None if run is None else verdict_of(run, terms_of(snapshot.job))
+    away = isinstance(snapshot.view, Unreachable)
+    return pending if run is not None or away or _result_transfer(snapshot) is not None else None
+
+
+def _transfer(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> Decision:
+    """The results are transferred to where the user wants them, then the verdict is reported."""
+    status, worker = with_run(snapshot, run), _result_transfer(snapshot)
+    if run is not None and not run.state.is_over:
+        stopping = _transferring(snapshot, status, verdict, "the run is being stopped")
+        return replace(stopping, calls=_clear(snapshot, run), requeue_seconds=SOON_SECONDS)
+    if not _may_have_results(snapshot, status):
+        return _end(snapshot, status, verdict, run)
+    if worker is None:
+        return _start_result_transfer(snapshot, status, verdict)
+    match worker.phase:
+        case WorkerPhase.PENDING | WorkerPhase.RUNNING:
+            text = worker_text(worker, "results are being transferred")
+            return _transferring(snapshot, status, verdict, text)
+        case WorkerPhase.SUCCEEDED:
+            return _end(snapshot, status, verdict, run)
+        case WorkerPhase.FAILED:
+            text = worker_text(worker, "results could not be transferred")
+            where = f"jobs/{job_id(snapshot.job)}/out on the coordinator's volume"
+            text = f"{text}; until this job is deleted, the results are in {where}"
+            verdict = Verdict(complete=False, reason=RESULT_TRANSFER_FAILED, message=text)
+            return ended(snapshot, status, verdict)
+        case _:
+            assert_never(worker.phase)
+
+
+def _start_result_transfer(
+    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict
+) -> Decision:
+    away, job = unreachable(snapshot), snapshot.job
+    if away is not None:
+        return _transferring(snapshot, status, verdict, away.message)
+    text = f"results are about to be transferred to {job.spec.outputs.uri}"
+    child = worker_job(job, result_transfer_worker(job, pool_name(snapshot)), snapshot.settings)
+    return replace(_transferring(snapshot, status, verdict, text), children=(child,))
+
+
+def _may_have_results(snapshot: InferenceJobSnapshot, status: InferenceJobStatus) -> bool:
+    """Whether items have ended, or may have since the coordinator's last answer."""
+    items = status.items
+    if items is None:
+        return False
+    return items.succeeded + items.failed > 0 or isinstance(snapshot.view, Unreachable)
+
+
+def _transferring(
+    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict, text: str
+) -> Decision:
+    """The verdict is known, and not reported yet."""
+    reason = NOT_FAILED.reason if verdict.complete else verdict.reason
+    complete, failed = Cause(TRANSFERRING_RESULTS, text), Cause(reason, verdict.message)
+    return in_progress(snapshot, status, complete, failed=failed, requeue=LATER_SECONDS)
+
+
+def _end(
+    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict, run: Run | None
+) -> Decision:
+    """The verdict is reported, and the run removed."""
+    seconds = snapshot.job.spec.ttl_seconds_after_finished
+    requeue = None if seconds is None else max(1.0, float(seconds))
+    result = ended(snapshot, status, verdict)
+    return replace(result, calls=_clear(snapshot, run), requeue_seconds=requeue)
 
 
 # ---- 3. the deadline -----------------------------------------------------------------------------
@@ -113,9 +261,9 @@ def _stop(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     text = f"the job was active for longer than {seconds} s"
     verdict = Verdict(complete=False, reason="DeadlineExceeded", message=text)
     if run is None and not isinstance(snapshot.view, Unreachable):
-        return end(snapshot, status_before(snapshot), verdict, None)
+        return _end(snapshot, status_before(snapshot), verdict, None)
     if run is None or run.state.is_over:
-        return transfer_results(snapshot, verdict, run)
+        return _transfer(snapshot, verdict, run)
     result = in_progress(snapshot, with_run(snapshot, run), Cause("Stopping", text))
     call = CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason=text)
     return replace(result, calls=(call,))
@@ -157,7 +305,7 @@ def _proceed(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     before = status_before(snapshot)
     hopeless = unusable(snapshot) or refused_cut(snapshot)
     if hopeless is not None and run is None:
-        return end(snapshot, before, hopeless, None)
+        return _end(snapshot, before, hopeless, None)
     if run is not None and not run.state.is_over:
         return _running(snapshot, run)
     ready, away = plan_for(snapshot), unreachable(snapshot)
@@ -214,7 +362,7 @@ def _prepare(snapshot: InferenceJobSnapshot, ready: Ready, run: Run | None) -> D
         steps.append(transfer_inputs(snapshot))
     failed = next((step for step in steps if isinstance(step, Verdict)), None)
     if failed is not None:
-        return end(snapshot, status, failed, run)
+        return _end(snapshot, status, failed, run)
     undone = [step for step in steps if isinstance(step, Step)]
     if undone:
         result = in_progress(snapshot, status, undone[0].cause, planned=ready.planned)
@@ -223,7 +371,7 @@ def _prepare(snapshot: InferenceJobSnapshot, ready: Ready, run: Run | None) -> D
     refusal = _refusal(snapshot, ready)
     if refusal is not None:
         verdict = Verdict(complete=False, reason="SubmissionRefused", message=refusal)
-        return end(snapshot, status, verdict, run)
+        return _end(snapshot, status, verdict, run)
     submitting = Cause("Submitting", f"the job is being submitted to the coordinator of {pool}")
     result = in_progress(snapshot, status, submitting, planned=ready.planned)
     return replace(result, calls=(_submission(snapshot, ready),))

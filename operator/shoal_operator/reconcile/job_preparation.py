@@ -1,9 +1,14 @@
-"""What an InferenceJob needs before it can run: the objects it refers to, fragments in the pool's
-store, and its inputs on the coordinator's volume. Pure.
+"""What an InferenceJob needs before it can run: the objects it refers to, its turn, fragments in
+the pool's store, and its inputs on the coordinator's volume. Pure.
+
+The coordinator's dispatcher orders tasks by priority, but only of the jobs that it has. So a job is
+prepared and submitted after those of its pool with a higher priority that are about to start. It
+waits for none that waits itself for something that may never come, and for none longer than
+`PATIENCE_SECONDS`: a job that cannot start holds up nobody.
 """
 
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from shoal_api.kinds import InferenceJob, Partition, Placement
 from shoal_operator.reconcile.addresses import offline_text, outside, unsuitable
@@ -20,7 +25,13 @@ from shoal_operator.reconcile.conditions import (
     not_ready,
 )
 from shoal_operator.reconcile.decision import Manifest
-from shoal_operator.reconcile.job_status import POOL_NOT_FOUND, Verdict, missing_pool, pool_name
+from shoal_operator.reconcile.job_status import (
+    POOL_NOT_FOUND,
+    Verdict,
+    has_ended,
+    missing_pool,
+    pool_name,
+)
 from shoal_operator.reconcile.manifests import labels_of, manifest, owner_reference
 from shoal_operator.reconcile.names import OWNER_UID, uid_of
 from shoal_operator.reconcile.partition import current_document, pool_budget
@@ -31,6 +42,7 @@ from shoal_operator.reconcile.snapshot import (
     Worker,
     WorkerPhase,
 )
+from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.workers import (
     WorkerSpec,
     deliver_worker,
@@ -40,6 +52,12 @@ from shoal_operator.reconcile.workers import (
     worker_text,
 )
 from shoal_protocol.partition import PartitionDocument
+
+PATIENCE_SECONDS: Final = 300.0
+_PASSING: Final = frozenset(
+    {"Waiting", "Planning", "ModelNotReady", "PartitionNotReady", "PlacementNotPlanned"}
+)
+"""Reasons of Planned for a job that gets its plan by itself soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +222,37 @@ def _unready(snapshot: InferenceJobSnapshot) -> Cause | None:
     if snapshot.placement is None or partition is None:
         return Cause("Planning", "the plan is being made")
     return None
+
+
+# ---- its turn ------------------------------------------------------------------------------------
+
+
+def preceded_by(snapshot: InferenceJobSnapshot) -> Cause | None:
+    """The job that starts before this one; None: it is this one's turn."""
+    own = snapshot.job.spec.priority
+    ahead = [
+        job for job in snapshot.rivals if job.spec.priority > own and _starts(job, snapshot.now)
+    ]
+    if not ahead:
+        return None
+    first = min(ahead, key=lambda job: (-job.spec.priority, job.metadata.name))
+    which = f"InferenceJob {first.metadata.name} on DevicePool {pool_name(snapshot)}"
+    return Cause("Queued", f"{which} has priority {first.spec.priority} and starts first")
+
+
+def _starts(job: InferenceJob, now: str) -> bool:
+    """Whether a job is about to start: nothing but its own preparation is missing."""
+    if job.spec.suspend or job.metadata.deletion_timestamp is not None:
+        return False
+    if job.status is not None and (job.status.items is not None or has_ended(job.status)):
+        return False
+    planned, resumed = (find(conditions_of(job), type_) for type_ in ("Planned", "Suspended"))
+    if planned is not None and planned.status is FALSE and planned.reason not in _PASSING:
+        return False
+    since = job.metadata.creation_timestamp
+    if resumed is not None and resumed.status is FALSE:
+        since = resumed.last_transition_time
+    return since is not None and seconds_since(since, now) < PATIENCE_SECONDS
 
 
 # ---- what is transferred to the coordinator ------------------------------------------------------

@@ -102,12 +102,14 @@ def _value_of_default(shape: Shape[T], default: object) -> T:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(member,))
-def record(*rules: Rule) -> Callable[[type[R]], type[R]]:
-    """Make a class of members a frozen value that can be parsed."""
+def record(*rules: Rule, ignored: tuple[str, ...] = ()) -> Callable[[type[R]], type[R]]:
+    """Make a class of members a frozen value that can be parsed. `ignored`: what a document may
+    have besides.
+    """
 
     def declare(cls: type[R]) -> type[R]:
         made: type[R] = dataclass(frozen=True, slots=True, kw_only=True)(cls)
-        _RULES[made] = rules
+        _RULES[made], _IGNORED[made] = rules, ignored
         _MEMBERS[made] = {
             json_name(each.name): replace(each.metadata[_KEY], attribute=each.name)
             for each in fields(made)  # type: ignore[arg-type]  # made by `dataclass` just above
@@ -118,6 +120,7 @@ def record(*rules: Rule) -> Callable[[type[R]], type[R]]:
 
 
 _RULES: dict[type, tuple[Rule, ...]] = {}
+_IGNORED: dict[type, tuple[str, ...]] = {}
 _MEMBERS: dict[type, dict[str, Member[object]]] = {}
 
 
@@ -174,7 +177,7 @@ class Object(Shape[R]):
 
 
 def _find_unknown(cls: type, value: dict[object, object], at: Path, errors: Errors) -> None:
-    known = _MEMBERS[cls]
+    known = (*_MEMBERS[cls], *_IGNORED[cls])
     for name in value:
         if name in known:
             continue

@@ -6,22 +6,14 @@ Not here: what a field may hold in general (`api.shapes`), parsing (`api.schema`
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_api.kinds.device import Device, DeviceStatus
-from shoal_api.kinds.device_pool import DevicePool, DevicePoolStatus
-from shoal_api.kinds.inference_job import InferenceJob, InferenceJobStatus
-from shoal_api.kinds.model import Model, ModelStatus
-from shoal_api.kinds.partition import Partition, PartitionStatus
-from shoal_api.kinds.placement import Placement, PlacementStatus
+from shoal_api.kinds.device import Device
+from shoal_api.kinds.device_pool import DevicePool
+from shoal_api.kinds.inference_job import InferenceJob
+from shoal_api.kinds.model import Model
+from shoal_api.kinds.partition import Partition
+from shoal_api.kinds.placement import Placement
 
 AnyKind = Model | DevicePool | Device | Partition | Placement | InferenceJob
-AnyStatus = (
-    ModelStatus
-    | DevicePoolStatus
-    | DeviceStatus
-    | PartitionStatus
-    | PlacementStatus
-    | InferenceJobStatus
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +45,6 @@ KINDS: Final = {
 __all__ = [
     "KINDS",
     "AnyKind",
-    "AnyStatus",
     "Device",
     "DevicePool",
     "InferenceJob",

@@ -9,13 +9,12 @@ from shoal_api.fields import (
     CONDITIONS,
     COUNT,
     MESSAGE,
-    METADATA,
-    OBSERVED_GENERATION,
     REFERENCE,
     TIME,
     Condition,
-    Metadata,
     Reference,
+    Resource,
+    Status,
     uri,
 )
 from shoal_api.rules import ended, exactly_one, immutable
@@ -200,10 +199,9 @@ class InferenceJobColumns:
 
 
 @record()
-class InferenceJobStatus:
+class InferenceJobStatus(Status):
     """How the job goes; changes at most every two seconds."""
 
-    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
     conditions: tuple[Condition, ...] = member(
         CONDITIONS,
         "Planned, Suspended, Complete, Failed. Complete holds only if every item succeeded; when "
@@ -238,9 +236,8 @@ class InferenceJobStatus:
 
 
 @record(ended("conditions", "startTime", "completionTime", "items", "tierHits", "failures"))
-class InferenceJob:
+class InferenceJob(Resource):
     """A bounded piece of work: inputs through a model on a pool of devices into outputs."""
 
-    metadata: Metadata = member(METADATA, "Name and labels.")
     spec: InferenceJobSpec = member(Object(InferenceJobSpec), "What is wanted.")
     status: InferenceJobStatus | None = member(Object(InferenceJobStatus), "What is.", default=None)

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from shoal_api.kinds import KINDS, AnyStatus
+from shoal_api.fields import Status
+from shoal_api.kinds import KINDS
 from shoal_api.schema import API_VERSION
 from shoal_api.writing import write
 from shoal_operator.controller.api import Api, ApiError, Rejected, Unavailable, key_of_manifest
@@ -164,7 +165,7 @@ class Actions:
             changed = True
         return changed
 
-    async def _write_status(self, identity: Identity, status: AnyStatus) -> Identity:
+    async def _write_status(self, identity: Identity, status: Status) -> Identity:
         return await self._apply_status(identity, write(status))
 
     async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from shoal_api.fields import Condition, ConditionStatus
-from shoal_api.kinds import AnyKind, AnyStatus
+from shoal_api.fields import Condition, ConditionStatus, Status
+from shoal_api.kinds import AnyKind
 
 MAX_MESSAGE: Final = 4096
 TRUE: Final = ConditionStatus.TRUE
 FALSE: Final = ConditionStatus.FALSE
 UNKNOWN: Final = ConditionStatus.UNKNOWN
 
-S = TypeVar("S", bound=AnyStatus)
+S = TypeVar("S", bound=Status)
 
 
 class Cause(NamedTuple):
@@ -93,11 +93,8 @@ def renewed(about: AnyKind, update: ConditionUpdate, now: str) -> Condition:
 
 def reported(status: S, about: AnyKind, updates: Sequence[ConditionUpdate], now: str) -> S:
     """A status of an object's newest spec, with these conditions in this order."""
-    changes: dict[str, Any] = {
-        "observed_generation": generation_of(about),
-        "conditions": tuple(renewed(about, each, now) for each in updates),
-    }
-    return replace(status, **changes)
+    known = tuple(renewed(about, each, now) for each in updates)
+    return replace(status, observed_generation=generation_of(about), conditions=known)
 
 
 def shortened(text: str, most: int) -> str:

@@ -8,7 +8,7 @@ last the object's own deletion.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal_api.kinds import AnyStatus
+from shoal_api.fields import Status
 from shoal_api.kinds.device import DeviceStatus
 
 Manifest = Mapping[str, object]
@@ -111,7 +111,7 @@ class Decision:
     its time.
     """
 
-    status: AnyStatus
+    status: Status
     children: tuple[Manifest, ...] = ()
     devices: tuple[DeviceChild, ...] = ()
     removals: tuple[ObjectKey, ...] = ()

@@ -196,7 +196,7 @@ def _transfer(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None)
             text = worker_text(worker, "results could not be transferred")
             where = f"jobs/{job_id(snapshot.job)}/out on the coordinator's volume"
             text = f"{text}; until this job is deleted, the results are in {where}"
-            verdict = Verdict(complete=False, reason=RESULT_TRANSFER_FAILED, message=text)
+            verdict = Verdict(RESULT_TRANSFER_FAILED, text)
             return ended(snapshot, status, verdict)
         case _:
             assert_never(worker.phase)
@@ -259,7 +259,7 @@ def _stop(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     """The run is stopped; finished results are transferred once the coordinator answers."""
     seconds = snapshot.job.spec.active_deadline_seconds
     text = f"the job was active for longer than {seconds} s"
-    verdict = Verdict(complete=False, reason="DeadlineExceeded", message=text)
+    verdict = Verdict("DeadlineExceeded", text)
     if run is None and not isinstance(snapshot.view, Unreachable):
         return _end(snapshot, status_before(snapshot), verdict, None)
     if run is None or run.state.is_over:
@@ -370,7 +370,7 @@ def _prepare(snapshot: InferenceJobSnapshot, ready: Ready, run: Run | None) -> D
         return replace(result, children=children)
     refusal = _refusal(snapshot, ready)
     if refusal is not None:
-        verdict = Verdict(complete=False, reason="SubmissionRefused", message=refusal)
+        verdict = Verdict("SubmissionRefused", refusal)
         return _end(snapshot, status, verdict, run)
     submitting = Cause("Submitting", f"the job is being submitted to the coordinator of {pool}")
     result = in_progress(snapshot, status, submitting, planned=ready.planned)

@@ -36,12 +36,7 @@ from shoal_operator.reconcile.manifests import labels_of, manifest, owner_refere
 from shoal_operator.reconcile.names import OWNER_UID, uid_of
 from shoal_operator.reconcile.partition import current_document, pool_budget
 from shoal_operator.reconcile.references import model_of, partition_of, placement_of, pool_of
-from shoal_operator.reconcile.snapshot import (
-    InferenceJobSnapshot,
-    Unreachable,
-    Worker,
-    WorkerPhase,
-)
+from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, Unreachable, Worker, WorkerPhase
 from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.workers import (
     WorkerSpec,
@@ -135,7 +130,7 @@ def unusable(snapshot: InferenceJobSnapshot) -> Verdict | None:
     problem = next((each for each in problems if each is not None), None)
     if problem is None:
         return None
-    return Verdict(complete=False, reason="UnsuitableAddress", message=problem)
+    return Verdict("UnsuitableAddress", problem)
 
 
 def refused_cut(snapshot: InferenceJobSnapshot) -> Verdict | None:
@@ -148,7 +143,7 @@ def refused_cut(snapshot: InferenceJobSnapshot) -> Verdict | None:
         return None
     if cut.observed_generation != generation_of(partition):
         return None
-    return Verdict(complete=False, reason="PartitionRefused", message=cut.message)
+    return Verdict("PartitionRefused", cut.message)
 
 
 def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
@@ -283,13 +278,11 @@ def deliver(snapshot: InferenceJobSnapshot, ready: Ready) -> Step | Verdict | No
         # The coordinator's last answer may be older than the delivery.
         text = "the fragments are delivered; the coordinator is asked whether it has them"
         return Step(Cause("Delivering", text))
-    return Verdict(
-        complete=False,
-        reason="FragmentsMissing",
-        message=f"the store of {pool} lacks {len(lacking)} fragments after they were delivered: "
-        f"its volume was replaced, or another version of Shoal cut {partition.metadata.name}; "
-        "make that anew",
+    text = (
+        f"the store of {pool} lacks {len(lacking)} fragments after they were delivered: its volume "
+        f"was replaced, or another version of Shoal cut {partition.metadata.name}; make that anew"
     )
+    return Verdict("FragmentsMissing", text)
 
 
 def transfer_inputs(snapshot: InferenceJobSnapshot) -> Step | Verdict | None:
@@ -312,7 +305,7 @@ def _step(
             return None
         case WorkerPhase.FAILED:
             text = worker_text(worker, f"{' '.join(worker_spec.command[:3])} failed")
-            return Verdict(complete=False, reason=failure, message=text)
+            return Verdict(failure, text)
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
             return Step(Cause(reason, worker_text(worker, f"{worker_spec.component} runs")))
         case _:

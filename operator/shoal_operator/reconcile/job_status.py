@@ -48,13 +48,13 @@ _FAILURES: Final = 8
 _DEADLINE: Final = "DeadlineExceeded"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """How a job ends: Complete, or Failed with a reason."""
 
-    complete: bool
     reason: str
     message: str
+    complete: bool = False
 
 
 def status_before(snapshot: InferenceJobSnapshot) -> InferenceJobStatus:
@@ -150,7 +150,7 @@ def verdict_of(run: Run, terms: Terms) -> Verdict | None:
         case RunState.COMPLETE if not run.failed:
             rate = f"; {as_rate(run.items_per_second)}" if run.items_per_second > 0 else ""
             text = f"{run.items} items in {run.seconds:.3g} s{rate}"
-            return Verdict(complete=True, reason="AllItemsSucceeded", message=text)
+            return Verdict("AllItemsSucceeded", text, complete=True)
         case RunState.COMPLETE | RunState.FAILED if run.failed:
             text = f"{run.failed} of {run.items} items failed"
             if run.failures:
@@ -160,10 +160,10 @@ def verdict_of(run: Run, terms: Terms) -> Verdict | None:
             reason = "ItemsFailed" if run.reason in ("", "ItemsFailed") else run.reason
             if reason != "ItemsFailed":
                 text = f"{run.message}; {text}"
-            return Verdict(complete=False, reason=_word(reason), message=text)
+            return Verdict(_word(reason), text)
         case RunState.FAILED:
             text = run.message or "the coordinator gives no reason"
-            return Verdict(complete=False, reason=_word(run.reason or "RunFailed"), message=text)
+            return Verdict(_word(run.reason or "RunFailed"), text)
         case _:
             return None
 
@@ -174,8 +174,8 @@ def pending_verdict(status: InferenceJobStatus) -> Verdict | None:
     if complete is None or failed is None or complete.reason != TRANSFERRING_RESULTS:
         return None
     if failed.reason == NOT_FAILED.reason:
-        return Verdict(complete=True, reason="AllItemsSucceeded", message=failed.message)
-    return Verdict(complete=False, reason=failed.reason, message=failed.message)
+        return Verdict("AllItemsSucceeded", failed.message, complete=True)
+    return Verdict(failed.reason, failed.message)
 
 
 def _word(text: str) -> str:
@@ -238,9 +238,7 @@ def in_progress(
 
 
 def decision(
-    snapshot: InferenceJobSnapshot,
-    status: InferenceJobStatus,
-    updates: Sequence[ConditionUpdate],
+    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, updates: Sequence[ConditionUpdate]
 ) -> Decision:
     """The status with conditions (without updates, as they are) and columns."""
     job = snapshot.job

@@ -30,12 +30,7 @@ from shoal_operator.reconcile.conditions import (
 from shoal_operator.reconcile.decision import Decision, Note
 from shoal_operator.reconcile.documents import MAX_PACKED_BYTES, config_map, pack
 from shoal_operator.reconcile.names import fingerprint
-from shoal_operator.reconcile.snapshot import (
-    PartitionSnapshot,
-    StoredDocument,
-    Worker,
-    WorkerPhase,
-)
+from shoal_operator.reconcile.snapshot import PartitionSnapshot, StoredDocument, Worker, WorkerPhase
 from shoal_operator.reconcile.workers import (
     cut_worker,
     delivers,

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from shoal_api.fields import Condition
+from shoal_api.fields import Condition, Status
 from shoal_api.kinds import (
     AnyKind,
-    AnyStatus,
     DevicePool,
     InferenceJob,
     Model,
@@ -123,12 +122,12 @@ def document(fragments: int = 3, resident: int = 20 * MIB) -> PartitionDocument:
     )
 
 
-def condition(status: AnyStatus, type_: str) -> Condition:
+def condition(status: Status, type_: str) -> Condition:
     """A status's condition."""
     return next(each for each in status.conditions if each.type == type_)
 
 
-def word(status: AnyStatus, type_: str) -> str:
+def word(status: Status, type_: str) -> str:
     """`True Ready`: a condition's status and reason."""
     found = condition(status, type_)
     return f"{found.status.value} {found.reason}"

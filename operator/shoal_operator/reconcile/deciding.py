@@ -87,17 +87,16 @@ def reconcile(snapshot: Snapshot) -> Decision:
 
 def subject(snapshot: Snapshot) -> AnyKind:
     """The object that a snapshot is about."""
+    about: AnyKind
     match snapshot:
-        case ModelSnapshot():
-            return snapshot.model
-        case PartitionSnapshot():
-            return snapshot.partition
-        case DevicePoolSnapshot():
-            return snapshot.pool
-        case PlacementSnapshot():
-            return snapshot.placement
-        case InferenceJobSnapshot():
-            return snapshot.job
+        case (
+            ModelSnapshot(model=about)
+            | PartitionSnapshot(partition=about)
+            | DevicePoolSnapshot(pool=about)
+            | PlacementSnapshot(placement=about)
+            | InferenceJobSnapshot(job=about)
+        ):
+            return about
         case _:
             assert_never(snapshot)
 

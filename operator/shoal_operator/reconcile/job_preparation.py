@@ -33,9 +33,15 @@ from shoal_operator.reconcile.job_status import (
     pool_name,
 )
 from shoal_operator.reconcile.manifests import labels_of, manifest, owner_reference
-from shoal_operator.reconcile.names import OWNER_UID, uid_of
+from shoal_operator.reconcile.names import (
+    OWNER_UID,
+    model_of,
+    partition_of,
+    placement_of,
+    pool_of,
+    uid_of,
+)
 from shoal_operator.reconcile.partition import current_document, pool_budget
-from shoal_operator.reconcile.references import model_of, partition_of, placement_of, pool_of
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, Unreachable, Worker, WorkerPhase
 from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.workers import (

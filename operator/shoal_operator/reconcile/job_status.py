@@ -26,8 +26,7 @@ from shoal_operator.reconcile.conditions import (
     shortened,
 )
 from shoal_operator.reconcile.decision import Decision, Note, Terms
-from shoal_operator.reconcile.names import coordinator_name, job_id
-from shoal_operator.reconcile.references import model_of, pool_of
+from shoal_operator.reconcile.names import coordinator_name, job_id, model_of, pool_of
 from shoal_operator.reconcile.snapshot import (
     DeviceState,
     InferenceJobSnapshot,

@@ -3,6 +3,9 @@
 A name is `BASE-SUFFIX`. Where that would be longer than 63 characters, or BASE has letters that a
 label may not have (a node's name has dots), BASE is shortened and a digest of it keeps it apart
 from others.
+
+An InferenceJob that names a Model gets a Partition of its own, and one without a Placement gets a
+Placement of its own; both are called as the job is.
 """
 
 import hashlib
@@ -12,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from shoal_api.kinds import AnyKind, InferenceJob
+from shoal_api.kinds import AnyKind, InferenceJob, Partition, Placement
 from shoal_protocol.identities import RESERVED
 
 MAX_NAME: Final = 63
@@ -116,3 +119,33 @@ def device_object_name(pool: str, device: str) -> str:
 def _of_node(name: str) -> str:
     """A node's name as part of another; names with dots stay apart from those with dashes."""
     return name if _LABEL.fullmatch(name) else f"{_as_label(name)[:40]}-{fingerprint([name])}"
+
+
+# ---- what an InferenceJob refers to --------------------------------------------------------------
+
+
+def placement_of(job: InferenceJob) -> str:
+    """The name of the job's Placement."""
+    reference = job.spec.placement_ref
+    return job.metadata.name if reference is None else reference.name
+
+
+def partition_of(job: InferenceJob, placement: Placement | None) -> str | None:
+    """The name of the job's Partition; None while that is not known."""
+    if job.spec.placement_ref is not None:
+        return None if placement is None else placement.spec.partition_ref.name
+    return job.metadata.name if job.spec.partition_ref is None else job.spec.partition_ref.name
+
+
+def model_of(job: InferenceJob, partition: Partition | None) -> str | None:
+    """The name of the job's Model; None while that is not known."""
+    if job.spec.model_ref is not None:
+        return job.spec.model_ref.name
+    return None if partition is None else partition.spec.model_ref.name
+
+
+def pool_of(job: InferenceJob, placement: Placement | None) -> str | None:
+    """The name of the job's DevicePool; None while that is not known."""
+    if job.spec.pool_ref is not None:
+        return job.spec.pool_ref.name
+    return None if placement is None else placement.spec.pool_ref.name

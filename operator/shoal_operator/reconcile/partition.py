@@ -5,10 +5,16 @@ With none of fragments, maxFragmentSize and cuts, the fragments are made for the
 the namespace's pools at that time; a pool that comes later cuts nothing anew, because jobs run.
 
 A Partition is ready when the stored document was made by its recipe and its status describes that
-document. Everything else leads there: a worker, its answer, the ConfigMap.
+document. Everything else leads there: a worker, its answer, the ConfigMap. That holds the document
+as gzip in binaryData, with what made it; it holds at most 1 MiB, so a document is refused that is
+larger even when it is packed.
 """
 
-from collections.abc import Iterable, Sequence
+import base64
+import gzip
+import json
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, assert_never
 
@@ -27,9 +33,9 @@ from shoal_operator.reconcile.conditions import (
     reported,
     shortened,
 )
-from shoal_operator.reconcile.decision import Decision, Note
-from shoal_operator.reconcile.documents import MAX_PACKED_BYTES, config_map, pack
-from shoal_operator.reconcile.names import fingerprint
+from shoal_operator.reconcile.decision import Decision, Manifest, Note
+from shoal_operator.reconcile.manifests import labels_of, manifest
+from shoal_operator.reconcile.names import document_name, fingerprint
 from shoal_operator.reconcile.snapshot import PartitionSnapshot, StoredDocument, Worker, WorkerPhase
 from shoal_operator.reconcile.workers import (
     cut_worker,
@@ -48,9 +54,16 @@ from shoal_protocol.partition import (
     PartitionDocument,
     TensorSpec,
     document_from_json,
+    document_to_json,
 )
 from shoal_protocol.units import format_bytes
 
+KEY: Final = "partition.json.gz"
+RECIPE: Final = "shoal.dev/recipe"
+ARGUMENTS: Final = "shoal.dev/arguments"
+MAX_PACKED_BYTES: Final = 1_000_000
+MAX_DOCUMENT_BYTES: Final = 64 << 20
+"""Unpacked: a ConfigMap that anyone may have written must not fill the operator's memory."""
 _NAMES: Final = 256
 _NAME_LENGTH: Final = 512
 _ALL_NAMES: Final = 256 << 10
@@ -75,12 +88,6 @@ def recipe_of(partition: Partition, model: Model) -> str:
     spec = partition.spec
     how = [spec.fragments, spec.max_fragment_size, list(spec.cuts or ())]
     return fingerprint([given_digest(model), *shape_arguments(model), *how])
-
-
-def smallest_budget(pools: Iterable[DevicePool]) -> int | None:
-    """The least that a device of these pools may use; None while no pool says."""
-    budgets = [budget for pool in pools if (budget := pool_budget(pool)) is not None]
-    return min(budgets, default=None)
 
 
 def pool_budget(pool: DevicePool) -> int | None:
@@ -144,10 +151,10 @@ def _arguments(
     elif spec.cuts is not None:
         how = ["--cuts", ",".join(spec.cuts)]
     else:
-        budget = smallest_budget(pools)
-        if budget is None:
+        budgets = [budget for pool in pools if (budget := pool_budget(pool)) is not None]
+        if not budgets:
             return None
-        how = ["--max-bytes", str(budget)]
+        how = ["--max-bytes", str(min(budgets))]
     digest = given_digest(model)
     assert digest is not None, "a Model that is ready has a digest"
     return (*how, "--digest", digest, *shape_arguments(model))
@@ -173,7 +180,7 @@ def _answered(
         return _waits(snapshot, Cause("TooManyFragments", text), keep=worker.name)
     recipe = recipe_of(partition, model)
     stored = StoredDocument(recipe=recipe, arguments=arguments, document=document)
-    packed = pack(stored)
+    packed = _pack(stored)
     if len(packed) > MAX_PACKED_BYTES:
         text = (
             f"its description takes {format_bytes(len(packed))} when it is packed, and a ConfigMap "
@@ -181,7 +188,7 @@ def _answered(
         )
         return _waits(snapshot, Cause("DocumentTooLarge", text), keep=worker.name)
     note = Note(reason="CutModel", message=_summary(document), since=worker.ended_at or "")
-    child = config_map(partition, stored, packed)
+    child = _config_map(partition, stored, packed)
     decision = _cut(snapshot, document, keep=worker.name)
     return replace(decision, notes=(note,), children=(child,))
 
@@ -276,3 +283,49 @@ def _fragments(document: PartitionDocument) -> tuple[FragmentStatus, ...]:
 
 def _names(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
     return tuple(shortened(spec.name, _NAME_LENGTH) for spec in specs[:_NAMES])
+
+
+# ---- the document in its ConfigMap ---------------------------------------------------------------
+
+
+def _pack(stored: StoredDocument) -> bytes:
+    """The document as the ConfigMap holds it; the same bytes every time."""
+    return gzip.compress(document_to_json(stored.document).encode(), mtime=0)
+
+
+def _config_map(partition: Partition, stored: StoredDocument, packed: bytes) -> Manifest:
+    """The ConfigMap of a Partition's document."""
+    annotations = {RECIPE: stored.recipe, ARGUMENTS: json.dumps(list(stored.arguments))}
+    return manifest(
+        partition,
+        "ConfigMap",
+        document_name(partition.metadata.name),
+        labels_of(partition, "document"),
+        {"annotations": annotations},
+        binaryData={KEY: base64.b64encode(packed).decode()},
+    )
+
+
+def read_document(config_map: Mapping[str, object]) -> StoredDocument | None:
+    """What a ConfigMap of ours holds; None where somebody has made it useless: it is made again."""
+    match config_map:
+        case {
+            "metadata": {
+                "annotations": {
+                    "shoal.dev/recipe": str(recipe),
+                    "shoal.dev/arguments": str(arguments),
+                }
+            },
+            "binaryData": {"partition.json.gz": str(packed)},
+        }:
+            try:
+                unpacker = zlib.decompressobj(wbits=31)
+                text = unpacker.decompress(base64.b64decode(packed), MAX_DOCUMENT_BYTES)
+                given = json.loads(arguments)
+                document = document_from_json(text)
+            except (ValueError, zlib.error, DocumentRefused):
+                return None
+            if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+                return None
+            return StoredDocument(recipe=recipe, arguments=tuple(given), document=document)
+    return None

@@ -24,10 +24,18 @@ from shoal_operator.reconcile.decision import (
     RemoveJob,
     SubmitJob,
 )
-from shoal_operator.reconcile.documents import read_document
 from shoal_operator.reconcile.job_status import has_ended
-from shoal_operator.reconcile.names import OWNER_UID, TEMPLATE, document_name, job_id
-from shoal_operator.reconcile.references import model_of, partition_of, placement_of, pool_of
+from shoal_operator.reconcile.names import (
+    OWNER_UID,
+    TEMPLATE,
+    document_name,
+    job_id,
+    model_of,
+    partition_of,
+    placement_of,
+    pool_of,
+)
+from shoal_operator.reconcile.partition import read_document
 from shoal_operator.reconcile.snapshot import (
     Claim,
     ConnectedDevice,

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from shoal_api.fields import Status
 from shoal_api.kinds import KINDS
 from shoal_api.schema import API_VERSION
 from shoal_api.writing import write
@@ -23,7 +24,6 @@ from shoal_operator.controller.events import Events
 from shoal_operator.controller.foreign import Identity
 from shoal_operator.reconcile.deciding import APPLYING, NOT_APPLIED, refused_status
 from shoal_operator.reconcile.decision import (
-    AnyStatus,
     Applied,
     CoordinatorCall,
     Decision,
@@ -165,7 +165,7 @@ class Actions:
             changed = True
         return changed
 
-    async def _write_status(self, identity: Identity, status: AnyStatus) -> Identity:
+    async def _write_status(self, identity: Identity, status: Status) -> Identity:
         return await self._apply_status(identity, write(status))
 
     async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:

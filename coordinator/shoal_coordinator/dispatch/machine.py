@@ -83,7 +83,6 @@ def step(state: State, event: Event) -> tuple[Instruction, ...]:
     # 8. Emit.
     out = tuple(state.out)
     state.out.clear()
-    state.log.append((event, out))
     return out
 
 

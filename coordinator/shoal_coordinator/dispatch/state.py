@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from shoal_coordinator.dispatch.device import Device, Rank, Tally
-from shoal_coordinator.dispatch.events import Event, Failure, JobSpec, Mode, Policy, Stage
+from shoal_coordinator.dispatch.events import Failure, JobSpec, Mode, Policy, Stage
 from shoal_coordinator.dispatch.histogram import Histogram
 from shoal_coordinator.dispatch.instructions import Instruction, Tier
 from shoal_protocol.digests import Digest
@@ -65,7 +65,6 @@ class Limits:
     kills: int = 3
     load_losses: int = 4
     overdue: Nanoseconds = nanoseconds(600)
-    history: int = 4096
     ended_jobs: int = 64
 
 
@@ -349,7 +348,6 @@ class State:
     slots_changed: bool = False
     counter: int = 0
     out: list[Instruction] = field(default_factory=list)
-    log: deque[tuple[Event, tuple[Instruction, ...]]] = field(default_factory=deque)
 
     def next_number(self) -> int:
         """A number that was not given before; of instructions, and of orders in general."""
@@ -359,5 +357,4 @@ class State:
 
 def new_state(limits: Limits | None = None) -> State:
     """A dispatcher that knows no device and no job."""
-    limits = limits or Limits()
-    return State(limits=limits, log=deque(maxlen=limits.history))
+    return State(limits=limits or Limits())

@@ -60,7 +60,7 @@ class World:
         self.chance = random.Random(seed)  # noqa: S311 (not for secrets)
         self.now = 0
         turnaround = nanoseconds(self.chance.choice((0.003, 0.1)))
-        self.state = new_state(Limits(history=64, turnaround=turnaround))
+        self.state = new_state(Limits(turnaround=turnaround))
         self.trouble = trouble
         self.calm = False
         self.transcript: list[str] = []

@@ -227,7 +227,8 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
     _, backlog, load, score, order, _ = rank(queue.service, device)
     occupy(task, device)
     state.counter = number = state.counter + 1
-    device.work.note_given(digest, number, state.now)
+    device.work.last_given = number
+    device.work.used_at[digest] = state.now
     loaded_as = device.memory.loaded_as
     tier = loaded_as.pop(digest, Tier.RESIDENT) if loaded_as else Tier.RESIDENT
     device.tally.tiers[tier - 1] += 1

@@ -12,6 +12,7 @@ from shoal_coordinator.dispatch.events import (
     DeviceDraining,
     DeviceJoined,
     DeviceLost,
+    DeviceReport,
     DeviceTelemetry,
     Failure,
     FailureKind,
@@ -44,20 +45,18 @@ from shoal_protocol.digests import Digest
 
 _KNOWN_DEVICES = 4096
 
-Report = DeviceTelemetry | ProbeAnswered | FragmentEvicted | DeviceDraining | DeviceLost
 
-
-def note_report(state: State, event: Report) -> None:
+def note_report(state: State, event: DeviceReport) -> None:
     """A device says something unasked, or its session's stream broke."""
     device = state.devices.get(event.device)
     if device is None or device.session != event.session:
         return  # of a session that is over
-    device.health.note_alive(state.now)
+    device.health.seen_at = state.now
     match event:
         case DeviceTelemetry():
             _note_telemetry(state, device, event)
         case ProbeAnswered():
-            device.health.end_probe()
+            device.health.probed_at = None
         case FragmentEvicted():
             drop_fragment(state, device, event.digest)
             _request_replacement(state, event.digest)
@@ -200,9 +199,9 @@ def silent(state: State) -> list[tuple[Device, str]]:
     for device in state.devices.values():
         health = device.health
         if now - health.seen_at < limits.silence:
-            health.end_probe()
+            health.probed_at = None
         elif health.probed_at is None:
-            health.begin_probe(now)
+            health.probed_at = now
             state.out.append(Probe(device=device.name, session=device.session))
         elif now - health.probed_at >= limits.probe_patience:
             given_up.append((device, "silent: no answer to a probe"))

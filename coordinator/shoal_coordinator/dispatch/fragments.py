@@ -39,9 +39,9 @@ def resident(state: State, loading: Loading, event: FragmentResident) -> None:
     size = Bytes(max(loading.size, event.resident))
     end_load(state, device)
     device.memory.add(loading, size, state.now)
-    device.work.note_used(digest, state.now)
+    device.work.used_at[digest] = state.now  # so that it does not go at once
     device.tally.loads += 1
-    device.health.record_success(digest)
+    device.health.backoffs.pop(digest, None)
     note_cached(state, device, digest)
     for service in state.by_digest.get(digest, ()):
         service.starving_since = None
@@ -54,7 +54,7 @@ def resident(state: State, loading: Loading, event: FragmentResident) -> None:
 def unloaded(state: State, unloading: Unloading) -> None:
     """A fragment's memory is back; the load that waited for it follows."""
     device = unloading.device
-    device.memory.end_unload(unloading.digest)
+    device.memory.unloading.pop(unloading.digest, None)
     drop_fragment(state, device, unloading.digest)
     if device.memory.unloading:
         return
@@ -66,7 +66,7 @@ def unloaded(state: State, unloading: Unloading) -> None:
 def cached(state: State, prefetching: Prefetching, event: FragmentCached) -> None:
     """A fragment is on disk; others may have had to go for it."""
     device = prefetching.device
-    device.disk.end_prefetch()
+    device.disk.prefetching = None
     for digest in sorted(event.dropped):
         note_dropped(state, device, digest)
     note_cached(state, device, prefetching.digest)
@@ -74,8 +74,9 @@ def cached(state: State, prefetching: Prefetching, event: FragmentCached) -> Non
 
 def prefetch_failed(state: State, prefetching: Prefetching) -> None:
     """It was only a favour: leave the device alone for a while."""
-    next_after = Nanoseconds(state.now + state.limits.retry_delay_most)
-    prefetching.device.disk.end_prefetch(next_after)
+    disk = prefetching.device.disk
+    disk.prefetching = None
+    disk.prefetch_after = Nanoseconds(state.now + state.limits.retry_delay_most)
 
 
 def unload_failed(state: State, unloading: Unloading, failure: Failure) -> None:
@@ -84,7 +85,7 @@ def unload_failed(state: State, unloading: Unloading, failure: Failure) -> None:
     if failure.kind is FailureKind.NOT_RESIDENT:
         unloaded(state, unloading)
         return
-    device.memory.end_unload(unloading.digest)
+    device.memory.unloading.pop(unloading.digest, None)
     service = take_plan(device)
     if service is not None:
         record_failure(state, device, service.digest, failure)
@@ -101,11 +102,11 @@ def load_failed(state: State, loading: Loading, failure: Failure) -> None:
         note_dropped(state, device, digest)
         if _clear_disk(state, device, digest):
             return
-        device.disk.note_full(Nanoseconds(state.now + 4 * state.limits.retry_delay))
+        device.disk.full_until = Nanoseconds(state.now + 4 * state.limits.retry_delay)
     if failure.kind in {FailureKind.CORRUPT, FailureKind.UNAVAILABLE}:
         note_dropped(state, device, digest)
     if failure.kind is FailureKind.UNAVAILABLE and device.health.fetched_at > loading.since:
-        device.health.record_success(digest)  # bytes came, and stay: the next try goes further
+        device.health.backoffs.pop(digest, None)  # bytes came, and stay: the next try goes further
     record_failure(state, device, digest, failure)
     for service in list(state.by_digest.get(digest, ())):
         request_provisioning(state, service)
@@ -133,10 +134,10 @@ def _learn_need(device: Device, loading: Loading, failure: Failure) -> None:
     if need is not None and have is not None and need <= have:
         return
     if need is not None and need > loading.size:
-        device.memory.learn_size(loading.digest, need)
+        device.memory.sizes[loading.digest] = need
     elif not device.memory.resident and not device.work.queued:
         # Alone, and still too large, whatever the numbers say.
-        device.memory.learn_size(loading.digest, Bytes(device.memory.budget + 1))
+        device.memory.sizes[loading.digest] = Bytes(device.memory.budget + 1)
 
 
 def _out_of_tries(state: State, service: Service) -> Failure | None:

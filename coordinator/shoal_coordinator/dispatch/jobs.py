@@ -32,6 +32,7 @@ from shoal_coordinator.dispatch.readiness import drop_copies, ends, open_barrier
 from shoal_coordinator.dispatch.servers import unreserve
 from shoal_coordinator.dispatch.services import begin_service, impossible, retire_service
 from shoal_coordinator.dispatch.state import Item, Job, Service, StageQueue, State, Status, Task
+from shoal_protocol.units import Nanoseconds
 
 SHOWN_FAILURES = 64
 _SMALLEST_WINDOW = 4
@@ -230,7 +231,7 @@ def stored(state: State, event: ItemStored) -> None:
         return
     job.succeeded += 1
     if item.started_at is not None:
-        job.latency.add(event.at - item.started_at)
+        job.latency.add(Nanoseconds(event.at - item.started_at))
     _end_item(state, item)
 
 

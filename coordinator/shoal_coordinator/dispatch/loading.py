@@ -46,7 +46,7 @@ def end_load(state: State, device: Device) -> None:
 
 def plan_load(state: State, service: Service, device: Device, victims: list[Digest]) -> None:
     """Make room first; the load follows when that is answered."""
-    device.memory.plan_load(service)
+    device.memory.next_load = service
     service.loading[device] = None
     for digest in victims:
         unload(state, device, digest)
@@ -54,7 +54,7 @@ def plan_load(state: State, service: Service, device: Device, victims: list[Dige
 
 def take_plan(device: Device) -> Service | None:
     """The load that was to follow: the caller starts it now, or it is given up."""
-    service = device.memory.take_plan()
+    service, device.memory.next_load = device.memory.next_load, None
     if service is not None:
         service.loading.pop(device, None)
     return service
@@ -63,7 +63,8 @@ def take_plan(device: Device) -> Service | None:
 def unload(state: State, device: Device, digest: Digest) -> None:
     """Give Unload; the ledger counts the fragment until that is answered."""
     number = state.next_number()
-    device.memory.begin_unload(digest)
+    device.memory.unloading[digest] = None
+    device.memory.loaded_as.pop(digest, None)
     state.pending[number] = Unloading(device, digest, state.now)
     review(state, device)
     state.out.append(Unload(instruction=number, device=device.name, digest=digest))
@@ -92,13 +93,13 @@ def evict_excess(state: State, device: Device) -> None:
 
 def note_cached(state: State, device: Device, digest: Digest) -> None:
     """The device has the fragment on disk."""
-    device.disk.add(digest)
+    device.disk.cached[digest] = None
     state.holders.setdefault(digest, {})[device] = None
 
 
 def note_dropped(state: State, device: Device, digest: Digest) -> None:
     """The device does not have it on disk any more."""
-    device.disk.drop(digest)
+    device.disk.cached.pop(digest, None)
     holders = state.holders.get(digest)
     if holders is not None:
         holders.pop(device, None)
@@ -167,7 +168,7 @@ def _to_prefetch(state: State, device: Device, coming: dict[Digest, int]) -> Dig
 
 def _prefetch(state: State, digest: Digest, device: Device) -> None:
     number = state.next_number()
-    device.disk.begin_prefetch(digest)
+    device.disk.prefetching = digest
     state.pending[number] = Prefetching(device, digest, state.now)
     state.out.append(
         Prefetch(

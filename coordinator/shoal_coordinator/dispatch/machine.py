@@ -19,14 +19,12 @@ from shoal_coordinator.dispatch.assignment import fill, place_ready
 from shoal_coordinator.dispatch.backoff import expire_backoffs
 from shoal_coordinator.dispatch.events import (
     ActivationForwarded,
-    DeviceDraining,
+    Answer,
     DeviceJoined,
-    DeviceLost,
-    DeviceTelemetry,
+    DeviceReport,
     Event,
     Failure,
     FragmentCached,
-    FragmentEvicted,
     FragmentResident,
     FragmentUnloaded,
     InputUnreadable,
@@ -34,7 +32,6 @@ from shoal_coordinator.dispatch.events import (
     ItemStored,
     JobCancelled,
     JobSubmitted,
-    ProbeAnswered,
     TaskFinished,
     Tick,
 )
@@ -56,15 +53,6 @@ from shoal_coordinator.dispatch.state import (
 )
 
 __all__ = ["Limits", "State", "new_state", "step"]
-
-Answer = (
-    TaskFinished
-    | ActivationForwarded
-    | InstructionFailed
-    | FragmentResident
-    | FragmentCached
-    | FragmentUnloaded
-)
 
 
 def step(state: State, event: Event) -> tuple[Instruction, ...]:
@@ -145,14 +133,7 @@ def _provision(state: State, service: Service) -> None:
 
 def _apply(state: State, event: Event) -> None:
     match event:
-        case (
-            TaskFinished()
-            | ActivationForwarded()
-            | InstructionFailed()
-            | FragmentResident()
-            | FragmentCached()
-            | FragmentUnloaded()
-        ):
+        case Answer():
             _apply_answer(state, event)
         case ItemStored():
             jobs.stored(state, event)
@@ -168,13 +149,7 @@ def _apply(state: State, event: Event) -> None:
                 devices.lose(state, before, "a new session took its place")
                 _settle(state)
             devices.join(state, event)
-        case (
-            DeviceTelemetry()
-            | ProbeAnswered()
-            | FragmentEvicted()
-            | DeviceDraining()
-            | DeviceLost()
-        ):
+        case DeviceReport():
             devices.note_report(state, event)
         case Tick():
             _tick(state)
@@ -187,7 +162,7 @@ def _apply_answer(state: State, event: Answer) -> None:
     if pending is None:
         return  # the instruction is void
     device = pending.device
-    device.health.note_alive(state.now)
+    device.health.seen_at = state.now
     match event, pending:
         case TaskFinished(), Running():
             tasks.finished(state, pending, event)

@@ -62,14 +62,14 @@ def open_barrier(job: Job) -> bool:
 def hold(made: Task, device: Device) -> None:
     """The device holds the output until all consumers have finished."""
     made.holder = device
-    device.work.hold(made)
+    device.work.outputs[made] = None
 
 
 def drop_outputs(device: Device) -> None:
     """The device is lost, and what it held with it: noticed when a consumer needs it."""
-    for made in list(device.work.outputs):
+    for made in device.work.outputs:
         made.holder = None
-        device.work.release(made)
+    device.work.outputs.clear()
 
 
 def release_inputs(state: State, task: Task) -> None:
@@ -89,7 +89,7 @@ def release(state: State, made: Task) -> None:
     """No consumer needs this output any more."""
     holder, item = made.holder, made.item
     if holder is not None:
-        holder.work.release(made)
+        del holder.work.outputs[made]
         made.holder = None
         release_at(state, holder, item, made.queue.stage)
     if item.orphan_copies:

@@ -118,16 +118,16 @@ def _spread(state: State, service: Service, waiting: int) -> None:
         for device in state.devices.values()
         if (tier := tier_for(state, service, device)) is not None
     ]
-    for choice in sorted(choices):
+    for cost, _, load, _, _, device in sorted(choices):
         piled_up = waiting > depth * len(service.loading)
         if not service.servers and not service.loading:
             wanted = True
-        elif choice.tier == Tier.EVICT:
-            wanted = piled_up and not choice.load
+        elif cost == Tier.EVICT:
+            wanted = piled_up and not load
         else:
             wanted = piled_up or first
         if wanted:
-            load_if_possible(state, service, choice.device)
+            load_if_possible(state, service, device)
 
 
 def _wants(state: State, service: Service, device: Device) -> bool:

@@ -36,8 +36,7 @@ def rank(service: Service, device: Device, tier: int = _RESIDENT) -> Rank:
             backlog = (work.load + 1.0) * work.times.get(service.digest, 0)
     else:
         score = -device.scores.get(policy, 0.0)
-    fields = tier, backlog, work.load, score, device.order, device
-    return tuple.__new__(Rank, fields)  # Rank(...) would add a call, several times a task
+    return tier, backlog, work.load, score, device.order, device
 
 
 # ---- the heap of a service -----------------------------------------------------------------------
@@ -99,7 +98,7 @@ def reorder(service: Service) -> None:
     """The scores are new: order all servers again."""
     service.ranks = [rank(service, device) for device in service.servers]
     for entry in service.ranks:
-        entry.device.listed[service] = entry
+        entry[5].listed[service] = entry
     heapify(service.ranks)
 
 
@@ -117,7 +116,7 @@ def _push(service: Service, device: Device, entry: Rank) -> None:
     heap = service.ranks
     if len(heap) > 4 * len(service.servers) + _SLACK:
         device.listed[service] = entry
-        heap[:] = [other for other in heap if other.device.listed.get(service) is other]
+        heap[:] = [other for other in heap if other[5].listed.get(service) is other]
         heapify(heap)
     device.listed[service] = entry
     heappush(heap, entry)
@@ -160,7 +159,7 @@ def review(state: State, device: Device) -> None:
 def reserve(task: Task, device: Device) -> None:
     """A route names the device for a task to come."""
     task.reserved_on = device
-    device.work.reserve()
+    device.work.load += 1
 
 
 def unreserve(task: Task) -> None:
@@ -168,7 +167,7 @@ def unreserve(task: Task) -> None:
     device = task.reserved_on
     if device is not None:
         task.reserved_on = None
-        device.work.unreserve()
+        device.work.load -= 1
         relist(device)
 
 

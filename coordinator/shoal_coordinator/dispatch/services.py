@@ -44,7 +44,7 @@ def retire_service(state: State, queue: StageQueue) -> None:
     end_preemption(state, service)
     for device in service.loading:
         if device.memory.next_load is service:
-            device.memory.take_plan()
+            device.memory.next_load = None
     state.unmet.pop(service, None)
     del state.services[service.digest, service.homes, service.policy]
     users = state.by_digest[service.digest]

@@ -42,7 +42,8 @@ def finished(state: State, running: Running, event: TaskFinished) -> None:
     device.tally.tasks += 1
     if state.crashes:
         state.crashes.pop(digest, None)
-    if device.health.backoffs and device.health.record_success(digest):
+    if digest in device.health.backoffs:
+        del device.health.backoffs[digest]
         review(state, device)
         count_all_homes(state, device, digest)
     if task.item.ended:
@@ -76,7 +77,8 @@ def _note_time(state: State, task: Task, device: Device, compute: Nanoseconds) -
     time = device.work.add_time(task.queue.service.digest, compute)
     note_time(task.queue.service, device)
     slots = state.limits.queue_depth + _extra_slots(state, task.queue, device, time)
-    if device.work.resize(slots):
+    if device.work.slots != slots:
+        device.work.slots = slots
         state.slots_changed = True
 
 

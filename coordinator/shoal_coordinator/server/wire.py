@@ -118,12 +118,8 @@ def answer(  # noqa: PLR0911 - one for each kind
     number = reply.instruction
     match reply.WhichOneof("outcome"), to:
         case "loaded", ins.Load():
-            return ev.FragmentResident(
-                at=at,
-                instruction=number,
-                resident=size(reply.loaded.resident_bytes),
-                fetched=size(reply.loaded.fetched_bytes),
-            )
+            resident = size(reply.loaded.resident_bytes)
+            return ev.FragmentResident(at=at, instruction=number, resident=resident)
         case "unloaded", ins.Unload():
             return ev.FragmentUnloaded(at=at, instruction=number)
         case "prefetched", ins.Prefetch():

@@ -7,7 +7,7 @@ carries.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from heapq import heappop, heappush
 
 from coordinator.dispatch.simulated_agent import Agent
@@ -213,7 +213,7 @@ class World:
 def _line(value: Event | give.Instruction) -> str:
     """The kind, then what is not the same everywhere."""
     words = [type(value).__name__]
-    for name in type(value).__annotations__:
+    for name in [each.name for each in fields(value)]:
         content = getattr(value, name)
         if name in {"at", "telemetry", "why"} or content in ((), {}, frozenset(), "", None):
             continue

@@ -176,7 +176,7 @@ class LoadCase:
             return False
         tried = [digest for digest in work.in_use if digest not in work.times]
         suspects = (crashes.get(digest) for digest in (self.service.digest, *tried))
-        return bool(tried) and any(each is not None and each.count > 1 for each in suspects)
+        return bool(tried) and any(each is not None and len(each.losses) > 1 for each in suspects)
 
     @property
     def must_fetch_to_full_disk(self) -> bool:

@@ -231,6 +231,7 @@ class Device:
 
     name: str
     session: int
+    incarnation: int
     order: int
     tally: Tally
     memory: DeviceMemory
@@ -250,6 +251,7 @@ def new_device(event: DeviceJoined, *, order: int, tally: Tally, slots: int) -> 
     return Device(
         name=event.device,
         session=event.session,
+        incarnation=event.incarnation,
         order=order,
         tally=tally,
         memory=DeviceMemory(

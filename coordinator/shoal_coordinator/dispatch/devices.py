@@ -6,7 +6,7 @@ noticed when a consumer needs them (`readiness`). A device that returns is a new
 has resident and cached counts, what it was doing does not.
 """
 
-from shoal_coordinator.dispatch.crashes import note_loss, trials
+from shoal_coordinator.dispatch.crashes import forgive, note_loss, trials
 from shoal_coordinator.dispatch.device import Device, Tally, new_device
 from shoal_coordinator.dispatch.events import (
     DeviceDraining,
@@ -102,6 +102,7 @@ def join(state: State, event: DeviceJoined) -> None:
     order, slots = state.next_number(), state.limits.queue_depth
     device = new_device(event, order=order, tally=tally, slots=slots)
     state.devices[event.device] = device
+    forgive(state, event)
     for digest in [*sorted(event.cached), *event.resident]:
         note_cached(state, device, digest)
     state.telemetry_changed = True
@@ -115,13 +116,15 @@ def join(state: State, event: DeviceJoined) -> None:
     state.worklist.freed.append(device)
 
 
-def lose(state: State, device: Device, reason: str) -> None:
-    """A session has ended: void its instructions; its tasks run again, the last given first."""
+def lose(state: State, device: Device, reason: str, *, crashed: bool = True) -> None:
+    """A session has ended: void its instructions; its tasks run again, the last given first.
+    `crashed`: as far as anybody knows, its process has ended with it.
+    """
     message = f"device {device.name} was lost: {reason}" if reason else f"{device.name} was lost"
     failure = Failure(kind=FailureKind.UNREACHABLE, message=message)
     device.lost = True
     del state.devices[device.name]
-    tried = trials(state, device)
+    tried = trials(state, device) if crashed else []
     served = _withdraw_device(state, device)
     _void_instructions(state, device, failure)
     _warn_senders(state, device)

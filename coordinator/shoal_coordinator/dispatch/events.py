@@ -124,11 +124,13 @@ class JobCancelled(_Event):
 class DeviceJoined(_Event):
     """A new session of a device. One with a known name replaces the session before, which is lost.
 
+    `incarnation` grows with each start of the device's process: an equal one is a reconnection.
     `resident` maps digests to measured bytes. `single` is residency Single: one fragment at a time.
     """
 
     device: str
     session: int
+    incarnation: int = 0
     budget: Bytes
     single: bool = False
     resident: dict[Digest, Bytes] = field(default_factory=dict)

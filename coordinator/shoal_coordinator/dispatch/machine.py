@@ -146,7 +146,8 @@ def _apply(state: State, event: Event) -> None:
             state.worklist.everything = True
         case DeviceJoined():
             if (before := devices.replaced(state, event)) is not None:
-                devices.lose(state, before, "a new session took its place")
+                crashed = before.incarnation != event.incarnation
+                devices.lose(state, before, "a new session took its place", crashed=crashed)
                 _settle(state)
             devices.join(state, event)
         case DeviceReport():

@@ -20,6 +20,7 @@ events give the same instructions in every run.
 from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from shoal_coordinator.dispatch.device import Device, Rank, Tally
 from shoal_coordinator.dispatch.events import Failure, JobSpec, Mode, Policy, Stage
@@ -287,18 +288,20 @@ class Forwarding:
 Pending = Running | Loading | Unloading | Prefetching | Forwarding
 
 
+class Loss(NamedTuple):
+    """A device's process that was lost `loading` a fragment, or else at its first task."""
+
+    device: str
+    incarnation: int
+    loading: bool
+
+
 @dataclass(slots=True, eq=False)
 class Crashes:
     """Losses in a row of devices that loaded a fragment, or ran it for the first time."""
 
-    loading: int = 0
-    first_task: int = 0
+    losses: list[Loss] = field(default_factory=list)
     counted_at: Nanoseconds = Nanoseconds(-1)
-
-    @property
-    def count(self) -> int:
-        """Both."""
-        return self.loading + self.first_task
 
 
 @dataclass(slots=True)

@@ -74,6 +74,7 @@ def device_joined(hello: pb.Hello, session: int, at: Nanoseconds) -> ev.DeviceJo
         at=at,
         device=hello.device,
         session=session,
+        incarnation=hello.incarnation,
         budget=Bytes(hello.budget_bytes),
         single=hello.residency == pb.SINGLE,
         resident={Digest(each.digest): Bytes(each.resident_bytes) for each in hello.resident},

@@ -17,16 +17,8 @@ same epoch only priority, deadline and parallelism are taken over, and nothing s
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shoal_coordinator.dispatch.events import (
-    Failure,
-    FailureKind,
-    InputUnreadable,
-    ItemStored,
-    JobCancelled,
-    JobSpec,
-    JobSubmitted,
-)
-from shoal_coordinator.dispatch.instructions import Cancel, FailItem, FinishItem, FinishJob
+from shoal_coordinator.dispatch import events as ev
+from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch.ranking import refresh
 from shoal_coordinator.dispatch.readiness import drop_copies, ends, open_barrier, release
 from shoal_coordinator.dispatch.servers import unreserve
@@ -40,7 +32,7 @@ _BATCH = 16
 _STORING = 64
 
 
-def submit(state: State, event: JobSubmitted) -> None:
+def submit(state: State, event: ev.JobSubmitted) -> None:
     """Take a job, or a newer plan or other terms of one that runs."""
     spec = event.job
     known = state.jobs.get(spec.name)
@@ -106,7 +98,7 @@ def _make_queues(state: State, job: Job) -> None:
         job.queues.append(queue)
 
 
-def _replan(state: State, job: Job, spec: JobSpec) -> None:
+def _replan(state: State, job: Job, spec: ev.JobSpec) -> None:
     items = [item for item in job.active.values() if not item.storing]
     for item in items:
         abandon(state, item)
@@ -127,7 +119,7 @@ def _replan(state: State, job: Job, spec: JobSpec) -> None:
         retire_service(state, queue)
 
 
-def _amend(state: State, job: Job, spec: JobSpec) -> None:
+def _amend(state: State, job: Job, spec: ev.JobSpec) -> None:
     job.spec = replace(
         job.spec,
         priority=spec.priority,
@@ -216,11 +208,11 @@ def _store(state: State, item: Item) -> None:
     item.job.storing += 1
     attempts = 1 + item.retries
     state.out.append(
-        FinishItem(job=item.job.spec.name, epoch=item.epoch, item=item.index, attempts=attempts)
+        ins.FinishItem(job=item.job.spec.name, epoch=item.epoch, item=item.index, attempts=attempts)
     )
 
 
-def stored(state: State, event: ItemStored) -> None:
+def stored(state: State, event: ev.ItemStored) -> None:
     """An item's result is safe, or could not be written."""
     job = state.jobs.get(event.job)
     item = None if job is None else job.active.get(event.item)
@@ -235,7 +227,7 @@ def stored(state: State, event: ItemStored) -> None:
     _end_item(state, item)
 
 
-def unreadable(state: State, event: InputUnreadable) -> None:
+def unreadable(state: State, event: ev.InputUnreadable) -> None:
     """An item's input cannot be used."""
     job = state.jobs.get(event.job)
     item = None if job is None else job.active.get(event.item)
@@ -243,13 +235,13 @@ def unreadable(state: State, event: InputUnreadable) -> None:
         fail_item(state, item, event.failure)
 
 
-def fail_item(state: State, item: Item, failure: Failure) -> None:
+def fail_item(state: State, item: Item, failure: ev.Failure) -> None:
     """Give an item up for good."""
     job = item.job
     job.failed += 1
     if len(job.failures) < SHOWN_FAILURES:
         job.failures.append((item.index, failure))
-    state.out.append(FailItem(job=job.spec.name, item=item.index, failure=failure))
+    state.out.append(ins.FailItem(job=job.spec.name, item=item.index, failure=failure))
     _end_item(state, item)
 
 
@@ -300,7 +292,7 @@ def cancel(state: State, task: Task) -> None:
     """Ask the device to give an instruction up; it answers all the same."""
     device = task.device
     if device is not None and not device.lost:
-        state.out.append(Cancel(device=device.name, cancelled=task.instruction))
+        state.out.append(ins.Cancel(device=device.name, cancelled=task.instruction))
 
 
 def _pass_barrier(state: State, job: Job) -> None:
@@ -316,10 +308,10 @@ def _pass_barrier(state: State, job: Job) -> None:
 # ---- the end -------------------------------------------------------------------------------------
 
 
-def cancel_job(state: State, event: JobCancelled) -> None:
+def cancel_job(state: State, event: ev.JobCancelled) -> None:
     """The user has cancelled it."""
     if (job := state.jobs.get(event.job)) is not None:
-        failure = Failure(kind=FailureKind.CANCELLED, message=event.reason or "cancelled")
+        failure = ev.Failure(kind=ev.FailureKind.CANCELLED, message=event.reason or "cancelled")
         end_job(state, job, failure)
 
 
@@ -330,10 +322,10 @@ def expire(state: State, jobs: Iterable[Job]) -> None:
         if deadline is not None and state.now >= deadline:
             ended = job.succeeded + job.failed
             message = f"the deadline passed with {job.open} of {job.open + ended} items not ended"
-            end_job(state, job, Failure(kind=FailureKind.DEADLINE, message=message))
+            end_job(state, job, ev.Failure(kind=ev.FailureKind.DEADLINE, message=message))
 
 
-def end_job(state: State, job: Job, failure: Failure | None) -> None:
+def end_job(state: State, job: Job, failure: ev.Failure | None) -> None:
     """Emit FinishJob, undo what is under way, and store the counts for a while."""
     job.ended_at = state.now
     job.failure = failure
@@ -346,7 +338,7 @@ def end_job(state: State, job: Job, failure: Failure | None) -> None:
     state.ended[job.spec.name] = job
     while len(state.ended) > state.limits.ended_jobs:
         del state.ended[next(iter(state.ended))]
-    state.out.append(FinishJob(job=job.spec.name, failure=failure))
+    state.out.append(ins.FinishJob(job=job.spec.name, failure=failure))
 
 
 def give_up_impossible(state: State) -> None:

@@ -15,26 +15,9 @@ all that waits: so nothing waits for ever.
 from typing import assert_never
 
 from shoal_coordinator.dispatch import devices, fragments, jobs, tasks
+from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch.assignment import fill, place_ready
 from shoal_coordinator.dispatch.backoff import expire_backoffs
-from shoal_coordinator.dispatch.events import (
-    ActivationForwarded,
-    Answer,
-    DeviceJoined,
-    DeviceReport,
-    Event,
-    Failure,
-    FragmentCached,
-    FragmentResident,
-    FragmentUnloaded,
-    InputUnreadable,
-    InstructionFailed,
-    ItemStored,
-    JobCancelled,
-    JobSubmitted,
-    TaskFinished,
-    Tick,
-)
 from shoal_coordinator.dispatch.instructions import Instruction
 from shoal_coordinator.dispatch.loading import evict_excess, prefetch_idle
 from shoal_coordinator.dispatch.ranking import refresh
@@ -55,7 +38,7 @@ from shoal_coordinator.dispatch.state import (
 __all__ = ["Limits", "State", "new_state", "step"]
 
 
-def step(state: State, event: Event) -> tuple[Instruction, ...]:
+def step(state: State, event: ev.Event) -> tuple[Instruction, ...]:
     """Take one event; the state is changed in place (see `state`)."""
     state.now = max(state.now, event.at)
     # 1. Apply what the event says.
@@ -131,59 +114,59 @@ def _provision(state: State, service: Service) -> None:
 # ---- 1. apply ------------------------------------------------------------------------------------
 
 
-def _apply(state: State, event: Event) -> None:
+def _apply(state: State, event: ev.Event) -> None:
     match event:
-        case Answer():
+        case ev.Answer():
             _apply_answer(state, event)
-        case ItemStored():
+        case ev.ItemStored():
             jobs.stored(state, event)
-        case InputUnreadable():
+        case ev.InputUnreadable():
             jobs.unreadable(state, event)
-        case JobSubmitted():
+        case ev.JobSubmitted():
             jobs.submit(state, event)
-        case JobCancelled():
+        case ev.JobCancelled():
             jobs.cancel_job(state, event)
             state.worklist.everything = True
-        case DeviceJoined():
+        case ev.DeviceJoined():
             if (before := devices.replaced(state, event)) is not None:
                 crashed = before.incarnation != event.incarnation
                 devices.lose(state, before, "a new session took its place", crashed=crashed)
                 _settle(state)
             devices.join(state, event)
-        case DeviceReport():
+        case ev.DeviceReport():
             devices.note_report(state, event)
-        case Tick():
+        case ev.Tick():
             _tick(state)
         case _:
             assert_never(event)
 
 
-def _apply_answer(state: State, event: Answer) -> None:
+def _apply_answer(state: State, event: ev.Answer) -> None:
     pending = state.pending.pop(event.instruction, None)
     if pending is None:
         return  # the instruction is void
     device = pending.device
     device.health.seen_at = state.now
     match event, pending:
-        case TaskFinished(), Running():
+        case ev.TaskFinished(), Running():
             tasks.finished(state, pending, event)
-        case ActivationForwarded(), Forwarding():
+        case ev.ActivationForwarded(), Forwarding():
             tasks.forwarded(state, pending)
             return
-        case FragmentResident(), Loading():
+        case ev.FragmentResident(), Loading():
             fragments.resident(state, pending, event)
-        case FragmentUnloaded(), Unloading():
+        case ev.FragmentUnloaded(), Unloading():
             fragments.unloaded(state, pending)
-        case FragmentCached(), Prefetching():
+        case ev.FragmentCached(), Prefetching():
             fragments.cached(state, pending, event)
-        case InstructionFailed(), _:
+        case ev.InstructionFailed(), _:
             _apply_failure(state, pending, event.failure)
         case _:
             raise AssertionError(f"{event} does not answer {pending}")
     state.worklist.freed.append(device)
 
 
-def _apply_failure(state: State, pending: Pending, failure: Failure) -> None:
+def _apply_failure(state: State, pending: Pending, failure: ev.Failure) -> None:
     match pending:
         case Running():
             tasks.failed(state, pending, failure)

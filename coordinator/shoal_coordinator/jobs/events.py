@@ -109,7 +109,7 @@ class Elapsed:
 
 
 Request = Submitted | RemovalRequested
-JobEvent = (
+Event = (
     Found
     | Submitted
     | CancelRequested
@@ -121,5 +121,5 @@ JobEvent = (
     | Closed
     | Broke
     | FilesRemoved
+    | Elapsed
 )
-Event = JobEvent | Elapsed

@@ -140,11 +140,11 @@ class Facts:
 
     def sparing(self) -> SparingCase:
         """Can the user spare the device?"""
-        return SparingCase(self.state, self.user, self.claimant, self.device)
+        return SparingCase(self.state, self.claimant, self.device, self.user)
 
     def eviction(self) -> EvictionCase:
         """May `a` go for `c`?"""
-        return EvictionCase(self.state, digest("a"), self.claimant, self.device)
+        return EvictionCase(self.state, self.claimant, self.device, digest("a"))
 
     def loading(self) -> LoadCase:
         """How can `c` be loaded?"""

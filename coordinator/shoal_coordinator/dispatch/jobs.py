@@ -23,7 +23,18 @@ from shoal_coordinator.dispatch.ranking import refresh
 from shoal_coordinator.dispatch.readiness import drop_copies, ends, open_barrier, release
 from shoal_coordinator.dispatch.servers import unreserve
 from shoal_coordinator.dispatch.services import begin_service, impossible, retire_service
-from shoal_coordinator.dispatch.state import Item, Job, Service, StageQueue, State, Status, Task
+from shoal_coordinator.dispatch.state import (
+    FINISHED,
+    READY,
+    RUNNING,
+    WAITING,
+    Item,
+    Job,
+    Service,
+    StageQueue,
+    State,
+    Task,
+)
 from shoal_protocol.units import Nanoseconds
 
 SHOWN_FAILURES = 64
@@ -70,7 +81,7 @@ def _begin_services(state: State, job: Job) -> None:
 def _make_queues(state: State, job: Job) -> None:
     stages = job.spec.stages
     job.results = ends(stages)
-    job.open_stages = 0
+    job.open_stages = 0 if job.spec.mode is ev.Mode.BARRIER else len(stages)
     for index, stage in enumerate(stages):
         key = (stage.digest, stage.homes, job.spec.policy)
         service = state.services.get(key)
@@ -111,7 +122,7 @@ def _replan(state: State, job: Job, spec: ev.JobSpec) -> None:
     for queue, before in zip(job.queues, queues, strict=False):
         queue.finished, queue.times = before.finished, before.times
     for item in job.active.values():  # those that are being stored have passed every stage
-        item.tasks = [Task(item, queue, Status.FINISHED) for queue in job.queues]
+        item.tasks = [Task(item, queue, FINISHED) for queue in job.queues]
     for queue in job.queues:
         queue.passed = len(job.active)
     _begin_services(state, job)
@@ -144,7 +155,7 @@ def _open_window(state: State, job: Job) -> None:
 
 
 def _window(state: State, job: Job) -> int:
-    if not job.streaming:
+    if job.spec.mode is ev.Mode.BARRIER:
         return job.spec.items
     services = [queue.service for queue in job.queues]
     if all(service.homes_up for service in services):
@@ -261,8 +272,14 @@ def abandon(state: State, item: Item) -> None:
     """Undo an item: cancel what runs, release the outputs that devices hold."""
     item.ended = True
     for task in item.tasks:
-        if task.status is not Status.WAITING:
-            _withdraw(state, task)
+        if task.status is FINISHED:
+            task.queue.passed -= 1
+        elif task.status is RUNNING:
+            task.queue.running -= 1
+            cancel(state, task)
+        elif task.status is READY:
+            task.queue.waiting -= 1
+        task.status = WAITING
         if task.reserved_on is not None:
             unreserve(task)
         if task.inputs is not None:
@@ -271,21 +288,6 @@ def abandon(state: State, item: Item) -> None:
         if task.holder is not None or item.orphan_copies:
             release(state, task)
     item.tasks = []  # no cycle is left: reference counting frees the item without the collector
-
-
-def _withdraw(state: State, task: Task) -> None:
-    queue = task.queue
-    match task.status:
-        case Status.FINISHED:
-            queue.passed -= 1
-        case Status.RUNNING:
-            queue.running -= 1
-            cancel(state, task)
-        case Status.READY:
-            queue.waiting -= 1
-        case Status.WAITING:
-            pass
-    task.status = Status.WAITING
 
 
 def cancel(state: State, task: Task) -> None:
@@ -297,10 +299,8 @@ def cancel(state: State, task: Task) -> None:
 
 def _pass_barrier(state: State, job: Job) -> None:
     """Barrier mode: begin the stages whose turn has come."""
-    if job.streaming:
-        return
     first = job.open_stages + 1
-    if open_barrier(job):
+    if first < len(job.queues) and open_barrier(job):
         for item in job.active.values():
             state.worklist.ready += item.tasks[first : job.open_stages + 1]
 

@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Stage
 from shoal_coordinator.dispatch.instructions import Release
-from shoal_coordinator.dispatch.state import Item, Job, State, Status, Task
+from shoal_coordinator.dispatch.state import (
+    FINISHED,
+    Item,
+    Job,
+    State,
+    Task,
+)
 
 
 def ends(stages: Sequence[Stage]) -> frozenset[int]:
@@ -26,11 +32,11 @@ def ends(stages: Sequence[Stage]) -> frozenset[int]:
 def is_ready(task: Task) -> bool:
     """Whether nothing but a device is missing."""
     queue = task.queue
-    if queue.stage > queue.job.open_stages and not queue.job.streaming:
+    if queue.stage > queue.job.open_stages:
         return False
     tasks = task.item.tasks
     for producer in queue.predecessors:  # noqa: SIM110 (all() costs a generator, twice a task)
-        if tasks[producer].status is not Status.FINISHED:
+        if tasks[producer].status is not FINISHED:
             return False
     return True
 
@@ -79,7 +85,7 @@ def release_inputs(state: State, task: Task) -> None:
         made = tasks[producer]
         if made.holder is not None:
             for consumer in made.queue.consumers:
-                if tasks[consumer].status is not Status.FINISHED:
+                if tasks[consumer].status is not FINISHED:
                     break
             else:
                 release(state, made)

@@ -23,7 +23,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from shoal_coordinator.dispatch.device import Device, Rank, Tally
-from shoal_coordinator.dispatch.events import Failure, JobSpec, Mode, Policy, Stage
+from shoal_coordinator.dispatch.events import Failure, JobSpec, Policy, Stage
 from shoal_coordinator.dispatch.histogram import Histogram
 from shoal_coordinator.dispatch.instructions import Instruction, Tier
 from shoal_protocol.digests import Digest
@@ -76,6 +76,9 @@ class Status(IntEnum):
     READY = 1
     RUNNING = 2
     FINISHED = 3
+
+
+WAITING, READY, RUNNING, FINISHED = Status  # a task reads them twenty times: without a look-up
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -165,7 +168,7 @@ class Task:
 
     item: "Item"
     queue: StageQueue
-    status: Status = Status.WAITING
+    status: Status = WAITING
     instruction: int = 0
     device: Device | None = None
     holder: Device | None = None
@@ -197,7 +200,9 @@ class Item:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
-    """A job in progress. `open` are its items that have not ended, admitted or not."""
+    """A job in progress. `open` are its items that have not ended, admitted or not. Stages up to
+    `open_stages` may begin: all of them, unless the mode is Barrier.
+    """
 
     spec: JobSpec
     submitted_at: Nanoseconds
@@ -221,11 +226,6 @@ class Job:
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     failure: Failure | None = None
     latency: Histogram = field(default_factory=Histogram)
-
-    @property
-    def streaming(self) -> bool:
-        """Whether items pass stages without waiting for one another."""
-        return self.spec.mode is Mode.STREAMING
 
 
 # ---- instructions that wait for their answer -----------------------------------------------------

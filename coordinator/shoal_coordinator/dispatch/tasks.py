@@ -21,7 +21,16 @@ from shoal_coordinator.dispatch.readiness import (
 )
 from shoal_coordinator.dispatch.servers import note_time, review, vacate
 from shoal_coordinator.dispatch.services import count_all_homes
-from shoal_coordinator.dispatch.state import Forwarding, Running, StageQueue, State, Status, Task
+from shoal_coordinator.dispatch.state import (
+    FINISHED,
+    RUNNING,
+    WAITING,
+    Forwarding,
+    Running,
+    StageQueue,
+    State,
+    Task,
+)
 from shoal_protocol.units import Nanoseconds
 
 _WAITING_SHARE = 16
@@ -55,7 +64,7 @@ def finished(state: State, running: Running, event: TaskFinished) -> None:
 def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:
     task, device = running.task, running.device
     item, queue = task.item, task.queue
-    task.status = Status.FINISHED
+    task.status = FINISHED
     task.device = None
     queue.running -= 1
     queue.finished += 1
@@ -89,9 +98,9 @@ def _extra_slots(state: State, queue: StageQueue, device: Device, time: int) -> 
     that the devices behind have time to show how much they take.
     """
     limits = state.limits
-    extra = min(limits.turnaround // max(time, 1), limits.queue_extra)
-    if not extra:
+    if time > limits.turnaround:
         return 0
+    extra = min(limits.turnaround // max(time, 1), limits.queue_extra)
     if queue.moved_bytes:
         extra = min(extra, device.memory.budget // _WAITING_SHARE // queue.moved_bytes)
     return min(1 << extra.bit_length() >> 1, device.work.slots)
@@ -101,7 +110,7 @@ def _note_delivered(state: State, running: Running, delivered: tuple[int, ...]) 
     task = running.task
     for consumer, target in running.routes:
         following = task.item.tasks[consumer]
-        if consumer not in delivered or following.status >= Status.RUNNING:
+        if consumer not in delivered or following.status >= RUNNING:
             note_orphan(state, task, target)
         elif not target.lost:
             if following.inputs is None:
@@ -140,7 +149,7 @@ def lost(state: State, task: Task, failure: Failure) -> None:
 
 def _stop(task: Task) -> None:
     task.queue.running -= 1
-    task.status = Status.WAITING
+    task.status = WAITING
     task.device = None
     drop_copies(task, None)  # a copy may have come after the task was given up: release all
 
@@ -251,7 +260,7 @@ def _still_waits(state: State, forwarding: Forwarding) -> bool:
     consumer = forwarding.consumer
     return (
         not consumer.item.ended
-        and consumer.status is Status.RUNNING
+        and consumer.status is RUNNING
         and consumer.instruction == forwarding.waiter
         and forwarding.waiter in state.pending
     )

@@ -10,8 +10,7 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch.crashes import forgive, note_loss, trials
 from shoal_coordinator.dispatch.device import Device, Tally, new_device
-from shoal_coordinator.dispatch.jobs import cancel, resize_windows
-from shoal_coordinator.dispatch.loading import (
+from shoal_coordinator.dispatch.fragments import (
     drop_fragment,
     end_load,
     evict_excess,
@@ -19,6 +18,7 @@ from shoal_coordinator.dispatch.loading import (
     note_dropped,
     take_plan,
 )
+from shoal_coordinator.dispatch.jobs import cancel, resize_windows
 from shoal_coordinator.dispatch.readiness import drop_outputs, note_orphan
 from shoal_coordinator.dispatch.servers import review
 from shoal_coordinator.dispatch.services import count_all_homes, request_provisioning

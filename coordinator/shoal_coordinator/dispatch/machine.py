@@ -17,11 +17,11 @@ from typing import assert_never
 from shoal_coordinator.dispatch import devices, fragments, jobs, tasks
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch.assignment import fill, place_ready
-from shoal_coordinator.dispatch.backoff import expire_backoffs
+from shoal_coordinator.dispatch.fragments import evict_excess, prefetch_idle
 from shoal_coordinator.dispatch.instructions import Instruction
-from shoal_coordinator.dispatch.loading import evict_excess, prefetch_idle
 from shoal_coordinator.dispatch.ranking import refresh
 from shoal_coordinator.dispatch.residency import consider_device, consider_service
+from shoal_coordinator.dispatch.services import expire_backoffs
 from shoal_coordinator.dispatch.state import (
     Forwarding,
     Limits,

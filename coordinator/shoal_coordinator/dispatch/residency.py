@@ -19,8 +19,8 @@ from shoal_coordinator.dispatch.decisions import (
     decide,
 )
 from shoal_coordinator.dispatch.device import Device
+from shoal_coordinator.dispatch.fragments import plan_load, start_load
 from shoal_coordinator.dispatch.instructions import Tier
-from shoal_coordinator.dispatch.loading import plan_load, start_load
 from shoal_coordinator.dispatch.servers import may_serve, rank, review
 from shoal_coordinator.dispatch.services import awaits_homes, can_host, end_preemption
 from shoal_coordinator.dispatch.state import Service, State

@@ -69,6 +69,37 @@ def end_preemption(state: State, service: Service) -> None:
         review(state, device)
 
 
+# ---- backoff: a device that fails with a fragment is left alone with it, longer each time --------
+
+
+def record_failure(
+    state: State, device: Device, digest: Digest, failure: Failure, free: int = 0
+) -> None:
+    """Start the next backoff; the first `free` failures in a row have none."""
+    backoff = device.health.record_failure(digest, failure, state.now)
+    again = backoff.failures_in_a_row - free - 1
+    if again < 0:
+        return
+    limits = state.limits
+    delay = min(limits.retry_delay << min(again, 16), limits.retry_delay_most)
+    backoff.until = Nanoseconds(state.now + delay)
+    review(state, device)
+    count_all_homes(state, device, digest)
+    for service in state.by_digest.get(digest, ()):
+        request_provisioning(state, service)
+
+
+def expire_backoffs(state: State) -> None:
+    """Devices whose backoff has expired may serve the fragment again."""
+    oldest = state.now - 2 * state.limits.retry_delay_most
+    for device in state.devices.values():
+        for digest, backoff in device.health.backoffs.items():
+            if oldest < backoff.until <= state.now:
+                if digest in device.memory.resident:
+                    review(state, device)
+                count_all_homes(state, device, digest)
+
+
 # ---- homes, and what fits ------------------------------------------------------------------------
 
 

@@ -6,11 +6,10 @@ an item that was on too many devices when they were lost counts as their killer 
 
 from heapq import heappop, heappush
 
-from shoal_coordinator.dispatch.backoff import record_failure
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind, TaskFinished
+from shoal_coordinator.dispatch.fragments import drop_fragment
 from shoal_coordinator.dispatch.jobs import cancel, end_job, fail_item
-from shoal_coordinator.dispatch.loading import drop_fragment
 from shoal_coordinator.dispatch.readiness import (
     drop_copies,
     hold,
@@ -20,7 +19,7 @@ from shoal_coordinator.dispatch.readiness import (
     release_inputs,
 )
 from shoal_coordinator.dispatch.servers import note_time, review, vacate
-from shoal_coordinator.dispatch.services import count_all_homes
+from shoal_coordinator.dispatch.services import count_all_homes, record_failure
 from shoal_coordinator.dispatch.state import (
     FINISHED,
     RUNNING,

@@ -9,8 +9,6 @@ of tables: see `decisions`.
 A device that a starving service *preempts* is given nothing new until it is empty.
 """
 
-from typing import NamedTuple
-
 from shoal_coordinator.dispatch.decisions import (
     LOADING,
     PREEMPTION,
@@ -24,16 +22,6 @@ from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.servers import may_serve, rank, review
 from shoal_coordinator.dispatch.services import awaits_homes, can_host, end_preemption
 from shoal_coordinator.dispatch.state import Service, State
-
-
-class Need(NamedTuple):
-    """Which service an idle device helps: the smallest, by these fields in order."""
-
-    priority: int
-    """Negated: the highest first."""
-    tier: int
-    stage: int
-    """Negated: the latest first, as items are finished before others are begun."""
 
 
 def consider_service(state: State, service: Service) -> None:
@@ -68,17 +56,16 @@ def consider_device(state: State, device: Device) -> None:
         if not device.work.queued:
             load_if_possible(state, device.preempted_by, device)
         return
-    best: tuple[Need, Service] | None = None
-    for service in state.unmet:
+    loadable: list[tuple[int, int, int, int]] = []
+    services = list(state.unmet)
+    for index, service in enumerate(services):
         if not service.queues or not _wants(state, service, device):
             continue
         tier = tier_for(state, service, device)
-        if tier is not None:
-            need = Need(-service.priority, tier, -service.queues[0].stage)
-            if best is None or need < best[0]:
-                best = need, service
-    if best is not None:
-        load_if_possible(state, best[1], device)
+        if tier is not None:  # the latest stage first: items are finished before others are begun
+            loadable.append((-service.priority, tier, -service.queues[0].stage, index))
+    if loadable:
+        load_if_possible(state, services[min(loadable)[-1]], device)
 
 
 def load_if_possible(state: State, service: Service, device: Device) -> None:

@@ -84,7 +84,7 @@ def place(state: State, task: Task) -> None:
         queue.reserved.setdefault(task.reserved_on, []).append(task)
     if service not in state.unmet:
         state.unmet[service] = None
-    if not service.servers and not service.loading:
+    if service.unserved:
         state.worklist.services.append(service)
 
 
@@ -132,7 +132,6 @@ def _sooner_elsewhere(task: Task, device: Device) -> Device | None:
 
 
 def fill(state: State, device: Device) -> None:
-    """Fill a device's free slots."""
     work = device.work
     while work.queued < work.slots:
         chosen: Task | None = None

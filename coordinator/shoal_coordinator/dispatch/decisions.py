@@ -72,11 +72,6 @@ class SparingCase(Claim):
         return len(user.servers) + len(user.loading) - (user in self.device.listed)
 
     @property
-    def claimant_starves(self) -> bool:
-        """Whether no device serves the claimant, or loads its fragment."""
-        return not self.claimant.servers and not self.claimant.loading
-
-    @property
     def has_settled(self) -> bool:
         """Whether the device has not used the fragment for `settle`."""
         memory, work = self.device.memory, self.device.work
@@ -105,10 +100,10 @@ SPARING: Final[tuple[Rule[SparingCase, bool], ...]] = (
         lambda c: c.user.waiting and c.user.priority >= c.claimant.priority,
         False,
     ),
-    Rule("others serve it, the claimant starves", lambda c: c.others and c.claimant_starves, True),
+    Rule("others serve it, the claimant starves", lambda c: c.others and c.claimant.unserved, True),
     Rule("others serve it, idle here for `settle`", lambda c: c.others and c.has_settled, True),
     Rule("others serve it, used here lately", lambda c: c.others, False),
-    Rule("the last, the claimant has a device", lambda c: not c.claimant_starves, False),
+    Rule("the last, the claimant has a device", lambda c: not c.claimant.unserved, False),
     Rule("the last, at a lower priority", lambda c: c.claimant.priority > c.user.priority, True),
     Rule("the last, a batch waits", lambda c: c.batch_waits, True),
     Rule("the last, starved for `patience`", lambda c: c.has_starved, True),
@@ -175,7 +170,6 @@ class LoadCase(Claim):
 
     @property
     def has_room(self) -> bool:
-        """Whether it fits beside what is resident."""
         return self.device.memory.has_room(size_on(self.device, self.claimant))
 
     @property
@@ -224,7 +218,6 @@ class PreemptionCase(Claim):
 
     @property
     def priority(self) -> int:
-        """The highest priority that uses the device."""
         by_digest = self.state.by_digest
         users = (user for each in self.device.memory.resident for user in by_digest.get(each, ()))
         return max((user.priority for user in users), default=self.claimant.priority)

@@ -72,22 +72,18 @@ class DeviceMemory:
 
     @property
     def reserved_bytes(self) -> int:
-        """What the fragment that is loading will take."""
         return 0 if self.loading is None else self.loading.size
 
     @property
     def moving(self) -> bool:
-        """Whether a fragment is on its way in or out."""
         return self.loading is not None or bool(self.unloading)
 
     def has_room(self, size: int) -> bool:
-        """Whether a fragment fits beside what is resident."""
         if self.single and self.resident:
             return False
         return size <= self.budget - self.resident_bytes
 
     def begin_load(self, loading: "Loading") -> None:
-        """Load was given."""
         assert self.loading is None, "a device loads one fragment at a time"
         assert self.has_room(loading.size), f"no room for {loading.size} bytes"
         self.loading = loading
@@ -153,18 +149,15 @@ class DeviceWork:
 
     @property
     def has_slot(self) -> bool:
-        """Whether another task may be given."""
         return self.queued < self.slots
 
     def occupy(self, digest: Digest, *, reserved: bool) -> None:
-        """A task is given; it may have had a reservation."""
         self.queued += 1
         if not reserved:
             self.load += 1
         self.in_use[digest] = self.in_use.get(digest, 0) + 1
 
     def vacate(self, digest: Digest) -> None:
-        """A task was answered: its slot is free."""
         self.queued -= 1
         self.load -= 1
         left = self.in_use[digest] - 1
@@ -206,12 +199,10 @@ class DeviceHealth:
     backoffs: dict[Digest, Backoff] = field(default_factory=dict)
 
     def note_fetched(self, fetched: int, now: Nanoseconds) -> None:
-        """The device reported how much it has fetched."""
         if fetched != self.fetched:
             self.fetched, self.fetched_at = fetched, now
 
     def backs_off(self, digest: Digest, now: Nanoseconds) -> bool:
-        """Whether the device is to be left alone with a fragment for now."""
         backoff = self.backoffs.get(digest)
         return backoff is not None and backoff.until > now
 

@@ -19,7 +19,7 @@ from shoal_coordinator.dispatch.fragments import (
     take_plan,
 )
 from shoal_coordinator.dispatch.jobs import cancel, resize_windows
-from shoal_coordinator.dispatch.readiness import drop_outputs, note_orphan
+from shoal_coordinator.dispatch.readiness import note_orphan
 from shoal_coordinator.dispatch.servers import review
 from shoal_coordinator.dispatch.services import count_all_homes, request_provisioning
 from shoal_coordinator.dispatch.state import (
@@ -81,7 +81,6 @@ def replaced(state: State, event: ev.DeviceJoined) -> Device | None:
 
 
 def join(state: State, event: ev.DeviceJoined) -> None:
-    """A new session begins."""
     if event.device in state.devices:
         return  # a newer session is there
     tally = state.tallies.pop(event.device, None) or Tally(event.device, event.budget)
@@ -141,7 +140,9 @@ def _withdraw_device(state: State, device: Device) -> list[Service]:
         device.preempted_by.preempting = None
     for digest in list(device.disk.cached):
         note_dropped(state, device, digest)
-    drop_outputs(device)
+    for made in device.work.outputs:
+        made.holder = None
+    device.work.outputs.clear()
     return list(dict.fromkeys(served))
 
 
@@ -180,7 +181,6 @@ def _warn_senders(state: State, lost: Device) -> None:
 
 
 def give_up(state: State, device: Device, reason: str) -> None:
-    """Close the session of a device that counts as lost."""
     state.out.append(ins.Disconnect(device=device.name, session=device.session, reason=reason))
     lose(state, device, reason)
 

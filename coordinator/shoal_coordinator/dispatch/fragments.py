@@ -5,6 +5,7 @@ while; every other failure is tried again later, on each device at most `load_tr
 When no device is left to try, the job fails with the last reason.
 """
 
+from collections import Counter
 from itertools import islice
 
 from shoal_coordinator.dispatch.device import Device
@@ -53,7 +54,6 @@ def start_load(state: State, service: Service, device: Device, tier: Tier) -> No
 
 
 def end_load(state: State, device: Device) -> None:
-    """A device's load was answered, or is void."""
     loading = device.memory.end_load()
     for user in state.by_digest.get(loading.digest, ()):
         user.loading.pop(device, None)
@@ -86,7 +86,6 @@ def unload(state: State, device: Device, digest: Digest) -> None:
 
 
 def drop_fragment(state: State, device: Device, digest: Digest) -> None:
-    """A fragment is not resident any more."""
     if device.memory.drop(digest):
         device.tally.evictions += 1
     review(state, device)
@@ -107,13 +106,11 @@ def evict_excess(state: State, device: Device) -> None:
 
 
 def note_cached(state: State, device: Device, digest: Digest) -> None:
-    """The device has the fragment on disk."""
     device.disk.cached[digest] = None
     state.holders.setdefault(digest, {})[device] = None
 
 
 def note_dropped(state: State, device: Device, digest: Digest) -> None:
-    """The device does not have it on disk any more."""
     device.disk.cached.pop(digest, None)
     holders = state.holders.get(digest)
     if holders is not None:
@@ -144,7 +141,6 @@ def _peers(state: State, device: Device, digest: Digest) -> tuple[str, ...]:
 
 
 def resident(state: State, loading: Loading, event: FragmentResident) -> None:
-    """A fragment can run now."""
     device, digest = loading.device, loading.digest
     size = Bytes(max(loading.size, event.resident))
     end_load(state, device)
@@ -203,7 +199,6 @@ def unload_failed(state: State, unloading: Unloading, failure: Failure) -> None:
 
 
 def load_failed(state: State, loading: Loading, failure: Failure) -> None:
-    """The fragment could not be had, or does not fit."""
     device, digest = loading.device, loading.digest
     end_load(state, device)
     if failure.kind is FailureKind.BUDGET:
@@ -272,15 +267,12 @@ def prefetch_idle(state: State) -> None:
     """Bring to disk what an idle device may have to load: its own stages, and second copies."""
     if not state.services:
         return
-    coming: dict[Digest, int] = {}
-    for device in state.devices.values():
-        if device.disk.prefetching is not None:
-            coming[device.disk.prefetching] = coming.get(device.disk.prefetching, 0) + 1
+    coming = Counter(device.disk.prefetching for device in state.devices.values())
     for device in state.devices.values():
         if _may_prefetch(state, device):
             digest = _to_prefetch(state, device, coming)
             if digest is not None:
-                coming[digest] = coming.get(digest, 0) + 1
+                coming[digest] += 1
                 _prefetch(state, digest, device)
 
 
@@ -291,7 +283,7 @@ def _may_prefetch(state: State, device: Device) -> bool:
     return disk.prefetching is None and max(disk.prefetch_after, disk.full_until) <= state.now
 
 
-def _to_prefetch(state: State, device: Device, coming: dict[Digest, int]) -> Digest | None:
+def _to_prefetch(state: State, device: Device, coming: Counter[Digest | None]) -> Digest | None:
     """What the device will have to load itself; else what only one other device has."""
     spare: Digest | None = None
     for service in state.services.values():
@@ -301,7 +293,7 @@ def _to_prefetch(state: State, device: Device, coming: dict[Digest, int]) -> Dig
         if device.name in service.homes:
             return digest
         copies = len(state.holders.get(digest, ()))
-        if copies and copies + len(service.loading) + coming.get(digest, 0) < _COPIES:
+        if copies and copies + len(service.loading) + coming[digest] < _COPIES:
             spare = spare or digest
     return spare
 

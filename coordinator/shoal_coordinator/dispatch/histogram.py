@@ -16,7 +16,6 @@ class Histogram:
     maximum: Nanoseconds = Nanoseconds(0)
 
     def add(self, duration: Nanoseconds) -> None:
-        """Count one."""
         shift = duration.bit_length() - _BITS - 1
         bucket = duration if shift <= 0 else (shift << (_BITS + 1)) + (duration >> shift)
         self.counts[bucket] = self.counts.get(bucket, 0) + 1

@@ -14,7 +14,6 @@ protocol's rule), so a new plan starts the items over that are under way; finish
 same epoch only priority, deadline and parallelism are taken over, and nothing starts over.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from shoal_coordinator.dispatch import events as ev
@@ -144,7 +143,6 @@ def _amend(state: State, job: Job, spec: ev.JobSpec) -> None:
 
 
 def resize_windows(state: State) -> None:
-    """Devices came, went, or have other slots: windows follow."""
     for job in list(state.jobs.values()):
         _open_window(state, job)
 
@@ -214,7 +212,6 @@ def complete(state: State) -> None:
 
 
 def _store(state: State, item: Item) -> None:
-    """All results of an item have arrived."""
     item.storing = True
     item.job.storing += 1
     attempts = 1 + item.retries
@@ -224,7 +221,6 @@ def _store(state: State, item: Item) -> None:
 
 
 def stored(state: State, event: ev.ItemStored) -> None:
-    """An item's result is safe, or could not be written."""
     job = state.jobs.get(event.job)
     item = None if job is None else job.active.get(event.item)
     if job is None or item is None or not item.storing:
@@ -239,7 +235,6 @@ def stored(state: State, event: ev.ItemStored) -> None:
 
 
 def unreadable(state: State, event: ev.InputUnreadable) -> None:
-    """An item's input cannot be used."""
     job = state.jobs.get(event.job)
     item = None if job is None else job.active.get(event.item)
     if item is not None and not item.storing:
@@ -247,7 +242,6 @@ def unreadable(state: State, event: ev.InputUnreadable) -> None:
 
 
 def fail_item(state: State, item: Item, failure: ev.Failure) -> None:
-    """Give an item up for good."""
     job = item.job
     job.failed += 1
     if len(job.failures) < SHOWN_FAILURES:
@@ -309,15 +303,13 @@ def _pass_barrier(state: State, job: Job) -> None:
 
 
 def cancel_job(state: State, event: ev.JobCancelled) -> None:
-    """The user has cancelled it."""
     if (job := state.jobs.get(event.job)) is not None:
         failure = ev.Failure(kind=ev.FailureKind.CANCELLED, message=event.reason or "cancelled")
         end_job(state, job, failure)
 
 
-def expire(state: State, jobs: Iterable[Job]) -> None:
-    """End the jobs whose deadline has passed."""
-    for job in list(jobs):
+def expire(state: State) -> None:
+    for job in list(state.jobs.values()):
         deadline = job.spec.deadline
         if deadline is not None and state.now >= deadline:
             ended = job.succeeded + job.failed
@@ -344,14 +336,10 @@ def end_job(state: State, job: Job, failure: ev.Failure | None) -> None:
 def give_up_impossible(state: State) -> None:
     """End the jobs that waited for their homes, and fit on no device."""
     for job in list(state.jobs.values()):
-        if any(_unserved(queue.service) for queue in job.queues):
+        if any(queue.service.unserved for queue in job.queues):
             failure = impossible(state, job) if _settled(state, job) else None
             if failure is not None:
                 end_job(state, job, failure)
-
-
-def _unserved(service: Service) -> bool:
-    return not service.servers and not service.loading
 
 
 def _settled(state: State, job: Job) -> bool:

@@ -184,7 +184,7 @@ def _apply_failure(state: State, pending: Pending, failure: ev.Failure) -> None:
 
 def _tick(state: State) -> None:
     """Deadlines, silence, backoffs; then everything that waits is considered."""
-    jobs.expire(state, state.jobs.values())
+    jobs.expire(state)
     if state.slots_changed:
         state.slots_changed = False
         jobs.resize_windows(state)

@@ -65,19 +65,6 @@ def open_barrier(job: Job) -> bool:
     return job.open_stages > before
 
 
-def hold(made: Task, device: Device) -> None:
-    """The device holds the output until all consumers have finished."""
-    made.holder = device
-    device.work.outputs[made] = None
-
-
-def drop_outputs(device: Device) -> None:
-    """The device is lost, and what it held with it: noticed when a consumer needs it."""
-    for made in device.work.outputs:
-        made.holder = None
-    device.work.outputs.clear()
-
-
 def release_inputs(state: State, task: Task) -> None:
     """A task has finished: release its inputs that no other consumer needs."""
     tasks = task.item.tasks
@@ -92,7 +79,6 @@ def release_inputs(state: State, task: Task) -> None:
 
 
 def release(state: State, made: Task) -> None:
-    """No consumer needs this output any more."""
     holder, item = made.holder, made.item
     if holder is not None:
         del holder.work.outputs[made]
@@ -107,7 +93,6 @@ def release(state: State, made: Task) -> None:
 
 
 def release_at(state: State, device: Device, item: Item, stage: int) -> None:
-    """Have one device drop what it has of an output."""
     state.out.append(
         Release(
             device=device.name,

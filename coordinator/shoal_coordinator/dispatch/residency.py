@@ -25,7 +25,6 @@ from shoal_coordinator.dispatch.state import Service, State
 
 
 def consider_service(state: State, service: Service) -> None:
-    """Does this fragment need to be loaded somewhere, and where?"""
     if not service.queues:
         return
     waiting = service.waiting
@@ -42,14 +41,13 @@ def consider_service(state: State, service: Service) -> None:
                 load_if_possible(state, service, device)
     else:
         _spread(state, service, waiting)
-    if waiting and not service.servers and not service.loading:
+    if waiting and service.unserved:
         _preempt(state, service)
     if not waiting and service.servers and not _home_missing(state, service):
         state.unmet.pop(service, None)
 
 
 def consider_device(state: State, device: Device) -> None:
-    """The device has nothing to do: is there a stage that needs it?"""
     if device.memory.moving or device.draining or device.lost:
         return
     if device.preempted_by is not None:
@@ -107,7 +105,7 @@ def _spread(state: State, service: Service, waiting: int) -> None:
     ]
     for cost, _, load, _, _, device in sorted(choices):
         piled_up = waiting > depth * len(service.loading)
-        if not service.servers and not service.loading:
+        if service.unserved:
             wanted = True
         elif cost == Tier.EVICT:
             wanted = piled_up and not load
@@ -118,12 +116,11 @@ def _spread(state: State, service: Service, waiting: int) -> None:
 
 
 def _wants(state: State, service: Service, device: Device) -> bool:
-    """Whether a device that has nothing to do would help."""
     if service.homes_up:
         return device.name in service.homes
     if awaits_homes(state, service):
         return False
-    if not service.servers and not service.loading:
+    if service.unserved:
         return True
     if not device.memory.resident and any(not queue.predecessors for queue in service.queues):
         return True

@@ -67,7 +67,6 @@ def best_but(service: Service, excluded: Device) -> Device | None:
 
 
 def enlist(service: Service, device: Device) -> None:
-    """The device can take tasks of this service from now on."""
     if service in device.listed:
         return
     service.servers[device] = None
@@ -157,13 +156,11 @@ def review(state: State, device: Device) -> None:
 
 
 def reserve(task: Task, device: Device) -> None:
-    """A route names the device for a task to come."""
     task.reserved_on = device
     device.work.load += 1
 
 
 def unreserve(task: Task) -> None:
-    """Take the reservation back."""
     device = task.reserved_on
     if device is not None:
         task.reserved_on = None
@@ -182,6 +179,5 @@ def occupy(task: Task, device: Device) -> None:
 
 
 def vacate(task: Task, device: Device) -> None:
-    """The task was answered: its slot is free."""
     device.work.vacate(task.queue.service.digest)
     relist(device)

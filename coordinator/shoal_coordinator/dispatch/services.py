@@ -14,7 +14,6 @@ from shoal_protocol.units import Bytes, Nanoseconds, format_bytes
 
 
 def begin_service(state: State, queue: StageQueue) -> None:
-    """A stage has begun to use its service."""
     service = queue.service
     service.queues.append(queue)
     if len(service.queues) == 1:
@@ -55,7 +54,6 @@ def retire_service(state: State, queue: StageQueue) -> None:
 
 
 def request_provisioning(state: State, service: Service) -> None:
-    """Have this step consider whether the fragment is to be loaded somewhere."""
     state.unmet[service] = None
     state.worklist.services.append(service)
 
@@ -90,7 +88,6 @@ def record_failure(
 
 
 def expire_backoffs(state: State) -> None:
-    """Devices whose backoff has expired may serve the fragment again."""
     oldest = state.now - 2 * state.limits.retry_delay_most
     for device in state.devices.values():
         for digest, backoff in device.health.backoffs.items():

@@ -106,6 +106,11 @@ class Service:
     starving_since: Nanoseconds | None = None
 
     @property
+    def unserved(self) -> bool:
+        """Whether no device has the fragment, or is loading it."""
+        return not self.servers and not self.loading
+
+    @property
     def waiting(self) -> int:
         """Ready tasks that no device has been given."""
         return sum(queue.waiting for queue in self.queues)
@@ -117,7 +122,6 @@ class Service:
 
     @property
     def priority(self) -> int:
-        """The highest priority among the jobs that use it."""
         return max(queue.job.spec.priority for queue in self.queues)
 
 
@@ -246,8 +250,6 @@ class Running:
 
 @dataclass(slots=True, eq=False)
 class Loading:
-    """Load."""
-
     device: Device
     digest: Digest
     size: Bytes
@@ -257,8 +259,6 @@ class Loading:
 
 @dataclass(slots=True, eq=False)
 class Unloading:
-    """Unload."""
-
     device: Device
     digest: Digest
     since: Nanoseconds
@@ -266,8 +266,6 @@ class Unloading:
 
 @dataclass(slots=True, eq=False)
 class Prefetching:
-    """Prefetch."""
-
     device: Device
     digest: Digest
     since: Nanoseconds
@@ -359,5 +357,4 @@ class State:
 
 
 def new_state(limits: Limits | None = None) -> State:
-    """A dispatcher that knows no device and no job."""
     return State(limits=limits or Limits())

@@ -12,7 +12,6 @@ from shoal_coordinator.dispatch.fragments import drop_fragment
 from shoal_coordinator.dispatch.jobs import cancel, end_job, fail_item
 from shoal_coordinator.dispatch.readiness import (
     drop_copies,
-    hold,
     note_orphan,
     release,
     release_at,
@@ -72,7 +71,8 @@ def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:
         drop_copies(task, device)
     release_inputs(state, task)
     if queue.consumers:
-        hold(task, device)
+        task.holder = device
+        device.work.outputs[task] = None
         if running.routes:
             _note_delivered(state, running, delivered)
         for consumer in queue.consumers:
@@ -131,7 +131,6 @@ def _discard_output(state: State, running: Running) -> None:
 
 
 def failed(state: State, running: Running, failure: Failure) -> None:
-    """A task did not run to its end."""
     device, task = running.device, running.task
     vacate(task, device)
     if not task.item.ended:
@@ -140,7 +139,6 @@ def failed(state: State, running: Running, failure: Failure) -> None:
 
 
 def lost(state: State, task: Task, failure: Failure) -> None:
-    """The device that a task was given to is lost."""
     if not task.item.ended:
         _stop(task)
         _rerun_lost(state, task, failure)
@@ -266,6 +264,5 @@ def _still_waits(state: State, forwarding: Forwarding) -> bool:
 
 
 def retry_delayed(state: State) -> None:
-    """The backoff of these tasks has expired."""
     while state.delayed and state.delayed[0][0] <= state.now:
         state.worklist.rerun.append(heappop(state.delayed)[2])

@@ -83,7 +83,6 @@ def step(state: State, event: ev.Event) -> tuple[do.Effect, ...]:
 def _advance(
     state: State, job: Job, event: ev.Opened | ev.OpenFailed | ev.WorkEnded | ev.Closed
 ) -> None:
-    """A run has come one phase further."""
     match event:
         case ev.Opened():
             _opened(state, job, event)

@@ -33,7 +33,6 @@ def _life(event: ev.Found) -> Job:
 
 
 def record(state: State, job: Job) -> None:
-    """Record the job as it is, or as the amendment wants it."""
     job.recording = True
     amended = job.amendment
     state.out.append(

@@ -20,7 +20,6 @@ def enqueue(state: State, request: ev.Request) -> None:
 
 
 def serve_requests(state: State, name: str) -> None:
-    """Serve those whose turn has come."""
     waiting = state.requests.get(name)
     while waiting and _may_serve(state, name):
         request = waiting.popleft()

@@ -81,7 +81,6 @@ class Job:
 
     @property
     def tally(self) -> Tally:
-        """The statistics of all runs."""
         return self.past.plus(self.run)
 
     @property

@@ -54,7 +54,6 @@ class Tally:
     finished: tuple[int, ...] = ()
 
     def plus(self, later: "Tally") -> "Tally":
-        """This and a later run together."""
         return Tally(
             stored=self.stored + later.stored,
             retries=self.retries + later.retries,

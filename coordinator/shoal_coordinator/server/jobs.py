@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
 from itertools import count
 from time import time
 from typing import Final, assert_never
@@ -31,6 +32,7 @@ from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.volume import Volume
 from shoal_coordinator.storage.volume_paths import INPUTS, OUTPUTS, PathRefused
 from shoal_protocol.digests import Digest
+from shoal_protocol.durable_files import is_transient
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import DocumentRefused, PartitionDocument, document_from_json
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -43,6 +45,8 @@ SHOWN_ENDED: Final = 1000
 """Ended jobs that are listed; and removed ones whose epochs are remembered."""
 STATISTICS_SECONDS: Final = 5.0
 """How often the statistics of running jobs are recorded."""
+CRASHES: Final = 3
+"""A job is quarantined when so many coordinators in a row have died while they processed it."""
 CLOSE_SECONDS: Final = 10.0
 """How long a stopping coordinator waits for jobs that open or end just now."""
 
@@ -87,13 +91,17 @@ class Jobs:
     # ---- requests --------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Take over the jobs that the last coordinator recorded."""
+        """Take over the jobs that the last coordinator recorded. Raises `OSError` where that is
+        impossible for now: the next one will."""
         for name, record in self._ledger.load().items():
+            quarantined = record.request is not None and record.crashes >= CRASHES
             try:
-                found = self._found_job(record)
+                found = _quarantined(record) if quarantined else self._found_job(record)
             except Exception as error:
+                if isinstance(error, OSError) and is_transient(error):
+                    raise
                 logger.exception("job %s cannot be resumed", name)
-                found = _not_resumed(record, str(error))
+                found = _not_resumed(record, "NotResumed", str(error))
             self._feed(found)
             if (job := self.find(name)) is not None and found.end is not None:
                 life = self._lives.begin(job, None)
@@ -101,12 +109,18 @@ class Jobs:
                 life.last = record.status or with_end(status, found.end)
                 life.settled.set()
                 life.done.set()
+                if quarantined:
+                    self._ledger.put(replace(record, request=None, status=life.last))
 
     async def submit(self, request: pb.SubmitJobRequest) -> Job:
         """Submit a job, join one that runs already, or give that other terms or a newer plan. The
         submission is durable on return. Raises `JobRefused`."""
         request = self._with_folders(request)
-        document, missing = self._checked(request)
+        try:
+            document, missing = self._checked(request)
+        except OSError as error:
+            reason = f"the fragment store cannot be read now: {error}; try again later"
+            raise JobRefused(reason, Refusal.FULL) from error
         caller, future = self._call(Work(request, document))
         self._feed(
             ev.Submitted(
@@ -355,9 +369,21 @@ class Jobs:
             logger.info("job %s: %s %s", job.name, job.end.outcome.lower(), job.end.message)
 
 
-def _not_resumed(record: JobRecord, reason: str) -> ev.Found:
+def _quarantined(record: JobRecord) -> ev.Found:
+    """A recorded job that has ended coordinator after coordinator."""
+    assert record.request is not None, "it has not ended"
+    message = (
+        f"the coordinator died {record.crashes} times in a row while it read this job's inputs or "
+        f"wrote its results, so it does not resume the job; other jobs go on. Check the files in "
+        f"{record.request.inputs_uri} and the coordinator's memory limit, then submit it again"
+    )
+    logger.error("job %s: %s", record.name, message)
+    return _not_resumed(record, "CoordinatorFailed", message)
+
+
+def _not_resumed(record: JobRecord, reason: str, message: str) -> ev.Found:
     """A recorded job that this coordinator cannot resume."""
-    end = End(outcome=Outcome.FAILED, reason="NotResumed", message=reason)
+    end = End(outcome=Outcome.FAILED, reason=reason, message=message)
     return ev.Found(
         job=record.name, epoch=record.epoch, end=end, submitted_seconds=0.0, tally=record.tally
     )

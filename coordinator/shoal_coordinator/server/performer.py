@@ -13,8 +13,8 @@ from shoal_coordinator.jobs.state import Job
 from shoal_coordinator.jobs.values import NOTHING, End, Outcome
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
-from shoal_coordinator.server.lives import Lives
-from shoal_coordinator.server.runs import open_run
+from shoal_coordinator.server.lives import Lives, Work
+from shoal_coordinator.server.runs import RETRY_SECONDS, JobRun, open_run
 from shoal_coordinator.server.statuses import job_status, run_end
 from shoal_coordinator.server.submissions import request_of
 from shoal_coordinator.storage.inputs import FolderLimits, InputsRefused
@@ -22,6 +22,7 @@ from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.locations import LocationRefused
 from shoal_coordinator.storage.results import OutputsRefused
 from shoal_coordinator.storage.volume import Volume
+from shoal_protocol.durable_files import is_transient
 from shoal_protocol.units import Nanoseconds, nanoseconds
 
 logger = logging.getLogger(__name__)
@@ -84,9 +85,17 @@ class Performer:
         life = self._lives.of(job)
         assert life.work is not None, "a job that has not ended has its work"
         try:
-            life.run = run = await asyncio.to_thread(
-                open_run, life.work.request, life.work.document, job.epoch, self._limits
-            )
+            while True:
+                try:
+                    life.run = run = await asyncio.to_thread(self._open_run, life.work, job.epoch)
+                    break
+                except OSError as error:
+                    if not is_transient(error):
+                        raise
+                    logger.warning("job %s waits: %s", job.name, error)
+                if job.stop is not None:
+                    return ev.OpenFailed(job=job.name, end=job.stop)
+                await asyncio.sleep(RETRY_SECONDS)
         except (LocationRefused, InputsRefused, OutputsRefused) as error:
             end = End(outcome=Outcome.FAILED, reason="FolderRefused", message=str(error))
             return ev.OpenFailed(job=job.name, end=end)
@@ -96,6 +105,10 @@ class Performer:
             end = End(outcome=Outcome.FAILED, reason="CoordinatorFailed", message=message)
             return ev.OpenFailed(job=job.name, end=end)
         return ev.Opened(job=job.name, items=len(run.inputs), completed=len(run.completed))
+
+    def _open_run(self, work: Work, epoch: int) -> JobRun:
+        crashes = self._ledger.crash_count(work.request.name)
+        return open_run(work.request, work.document, epoch, self._limits, crashes)
 
     def dispatch(self, effect: do.Dispatch | do.Amend, job: Job) -> None:
         life = self._lives.of(job)

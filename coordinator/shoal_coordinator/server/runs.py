@@ -10,18 +10,20 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import monotonic_ns
-from typing import Final, TypeVar
+from time import monotonic_ns, sleep
+from typing import Final, ParamSpec, TypeVar
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.server import claims, wire
 from shoal_coordinator.storage.inputs import FolderLimits, InputSet, InputUnsuitable, scan_inputs
+from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.locations import local_folder
 from shoal_coordinator.storage.parts import ResultFile
 from shoal_coordinator.storage.prefetch import InputPrefetch
 from shoal_coordinator.storage.results import FailedItem, OutputsRefused, ResultStore
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
+from shoal_protocol.durable_files import is_transient
 from shoal_protocol.frames import MalformedFrame, TransferError
 from shoal_protocol.partition import MODEL, PartitionDocument
 from shoal_protocol.tensors import Array
@@ -36,12 +38,15 @@ RESULT_PATIENCE: Final = nanoseconds(60)
 BATCH: Final = 256
 """Items whose results become durable together."""
 SMALL_BYTES: Final = 64 << 10
+RETRY_SECONDS: Final = 0.5
+"""After which disk work is tried again that found no free descriptor, or no memory."""
 HELD_BYTES: Final = 16 << 20
 """Small results wait in memory until their item ends, up to this in all."""
 
 _INLINE_LIMITS: Final = Limits(decoded_bytes=1 << 20)
 
 Feed = Callable[[ev.Event], None]
+Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 Result = tuple[int, int]
 """Item and stage."""
@@ -57,6 +62,7 @@ class JobRun:
         epoch: int,
         inputs: InputSet,
         results: ResultStore,
+        crashes: CrashCount,
     ) -> None:
         self.name = request.name
         self.epoch = epoch
@@ -72,7 +78,8 @@ class JobRun:
         )
         self._writer = ThreadPoolExecutor(1, f"results of {self.name}")
         self._reader = ThreadPoolExecutor(2, f"inputs of {self.name}")
-        self._prefetch = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES)
+        self._prefetch = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES, crashes)
+        self._crashes = crashes
         self._given: set[Result] = set()
         self._arrived: set[Result] = set()
         self._held: list[tuple[int, Mapping[str, Array]]] = []
@@ -81,7 +88,7 @@ class JobRun:
         self._finishing: list[int] = []
         self._failing: list[FailedItem] = []
         self._work = asyncio.Event()
-        self._closing = False
+        self._closing = self._stopping = False
         self._writing: asyncio.Task[None] | None = None
 
     def start(self, feed: Feed, on_error: Callable[[BaseException], None]) -> None:
@@ -97,12 +104,13 @@ class JobRun:
     async def close(self, *, complete: bool) -> str | None:
         """Store what is pending, complete the results if `complete`, and release the folders; why
         the results could not be completed."""
+        self._stopping = not complete
         try:
             if self._writing is not None:
                 self._closing = True
                 self._work.set()
                 await asyncio.wait([self._writing])
-            return await self._in_writer(self._results.complete) if complete else None
+            return await self._in_writer(self._complete) if complete else None
         finally:
             await asyncio.shield(self._release_folders())
 
@@ -123,7 +131,8 @@ class JobRun:
 
     def _read(self, item: int, names: Iterable[str]) -> dict[str, Array]:
         try:
-            return self.inputs.read(item, names)
+            with self._crashes.processing():
+                return self._persistently(self.inputs.read, item, names)
         except InputUnsuitable:
             raise
         except Exception as error:  # files come from strangers: one item fails, nothing else
@@ -208,15 +217,29 @@ class JobRun:
         held, self._held, self._held_bytes = self._held, [], 0
         return held
 
-    # ---- in the writer's thread ------------------------------------------------------------------
+    # ---- in the threads of the reader and the writer ---------------------------------------------
+
+    def _persistently(
+        self, act: Callable[Arguments, Value], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Value:
+        """Do disk work; again after a while, where it finds no free descriptor or no memory."""
+        while True:
+            try:
+                return act(*args, **kwargs)
+            except OSError as error:
+                if self._stopping or not is_transient(error):
+                    raise
+                logger.warning("job %s waits: %s", self.name, error)
+                sleep(RETRY_SECONDS)
 
     async def _in_writer(self, function: Callable[..., Value], *arguments: object) -> Value:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, function, *arguments)
 
     def _add(self, held: Iterable[tuple[int, Mapping[str, Array]]]) -> None:
-        for item, arrays in held:
-            self._results.add(item, arrays)
+        with self._crashes.processing():
+            for item, arrays in held:
+                self._persistently(self._results.add, item, arrays)
 
     def _write(
         self,
@@ -225,10 +248,18 @@ class JobRun:
         items: list[int],
     ) -> dict[int, str]:
         """Make the results of items durable; of those that cannot be stored: why."""
-        self._add(held)
-        if failing:
-            self._results.fail(failing)
-        return self._results.finish(items)
+        with self._crashes.processing():
+            self._add(held)
+            if failing:
+                self._persistently(self._results.fail, failing)
+            problems = self._persistently(self._results.finish, items)
+        if len(problems) < len(items):
+            self._crashes.progress()
+        return problems
+
+    def _complete(self) -> str | None:
+        with self._crashes.processing():
+            return self._persistently(self._results.complete)
 
     # ---- the end of items ------------------------------------------------------------------------
 
@@ -300,11 +331,24 @@ def open_run(
     document: PartitionDocument,
     epoch: int,
     limits: FolderLimits,
+    crashes: CrashCount,
 ) -> JobRun:
     """Count a job's inputs and take possession of its outputs.
 
-    Blocks on the file system. Raises `LocationRefused`, `InputsRefused`, `OutputsRefused`.
+    Blocks on the file system. Raises `LocationRefused`, `InputsRefused`, `OutputsRefused`, or
+    `OSError` that says nothing of the folders (`is_transient`).
     """
+    with crashes.processing():
+        return _open_run(request, document, epoch, limits, crashes)
+
+
+def _open_run(
+    request: SubmitJobRequest,
+    document: PartitionDocument,
+    epoch: int,
+    limits: FolderLimits,
+    crashes: CrashCount,
+) -> JobRun:
     source = local_folder(request.inputs_uri, what="inputs")
     target = local_folder(request.outputs_uri, what="outputs")
     inputs = scan_inputs(source, document.inputs, limits)
@@ -319,7 +363,7 @@ def open_run(
         names=[spec.name for spec in document.outputs],
     )
     inputs.inflate_into(_spool(target, request.name))
-    return JobRun(request, document, epoch, inputs, results)
+    return JobRun(request, document, epoch, inputs, results, crashes)
 
 
 def _spool(outputs: Path, job: str) -> Path:

@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal_coordinator.storage.row_order import copy_in_c_order
+from shoal_protocol.durable_files import is_transient
 from shoal_protocol.units import format_bytes
 
 Array = npt.NDArray[Any]
@@ -90,17 +91,25 @@ class ArrayHeader:
 
 def read_headers(path: Path, limits: Limits) -> dict[str, ArrayHeader]:
     """The arrays of a file by name, without reading their data; raises `UnreadableArrays`."""
+    with _reading(f"is no readable {path.suffix} file"), path.open("rb") as file:
+        if path.suffix == ".npy":
+            header = _parse_header(SOLE, file, os.fstat(file.fileno()).st_size, limits)
+            return {SOLE: header}
+        return _archive_headers(file, limits)
+
+
+@contextmanager
+def _reading(problem: str) -> Iterator[None]:
+    """Damaged bytes make zipfile and NumPy raise nearly anything: it becomes `UnreadableArrays`. An
+    `OSError` that says nothing of the file (no descriptor is free) stays."""
     try:
-        with path.open("rb") as file:
-            if path.suffix == ".npy":
-                header = _parse_header(SOLE, file, os.fstat(file.fileno()).st_size, limits)
-                return {SOLE: header}
-            return _archive_headers(file, limits)
+        yield
     except UnreadableArrays:
         raise
-    except Exception as e:  # damaged bytes make zipfile and NumPy raise nearly anything
-        reason = str(e) or type(e).__name__
-        raise UnreadableArrays(f"is no readable {path.suffix} file: {reason}") from e
+    except Exception as e:
+        if isinstance(e, OSError) and is_transient(e):
+            raise
+        raise UnreadableArrays(f"{problem}: {str(e) or type(e).__name__}") from e
 
 
 def _archive_headers(file: BinaryIO, limits: Limits) -> dict[str, ArrayHeader]:
@@ -198,10 +207,8 @@ class ArrayFile:
         self._inflated: dict[str, BinaryIO] = {}
         self._in_c_order: dict[str, BinaryIO] = {}
         self.headers = read_headers(path, limits)
-        try:
+        with _reading("cannot be opened"):
             self._file = self._resources.enter_context(path.open("rb"))
-        except OSError as e:
-            raise UnreadableArrays(f"cannot be opened: {e.strerror}") from e
 
     def __enter__(self) -> "ArrayFile":
         return self
@@ -220,7 +227,7 @@ class ArrayFile:
     def read(self, name: str, rows: slice | None = None) -> Array:
         """The array, or the run of its rows, as a fresh little-endian array in C order."""
         header = self.headers[name]
-        try:
+        with _reading("cannot be read"):  # the file may have changed since its headers were read
             if rows is None:
                 file, offset = self._data_file(header), header.offset
                 data = self._read_bytes(header, file, offset, header.data_bytes)
@@ -229,10 +236,6 @@ class ArrayFile:
                 array = np.frombuffer(data, header.dtype).reshape(header.shape, order=order)
             else:
                 array = self._read_rows(header, *rows.indices(header.shape[0])[:2])
-        except UnreadableArrays:
-            raise
-        except Exception as e:  # as above; the file may have changed since its headers were read
-            raise UnreadableArrays(f"cannot be read: {str(e) or type(e).__name__}") from e
         return _little_endian(np.asarray(array, order="C"))
 
     def _read_rows(self, header: ArrayHeader, first: int, last: int) -> Array:
@@ -288,6 +291,8 @@ class ArrayFile:
             try:
                 self._in_c_order[header.name] = self._copy_rows(header)
             except OSError as error:
+                if is_transient(error):
+                    raise
                 raise UnreadableArrays(
                     f"has {header.name or 'its array'} in Fortran order, which needs up to "
                     f"{format_bytes(2 * header.data_bytes)} of temporary disk to be read by rows "

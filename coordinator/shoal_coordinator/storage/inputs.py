@@ -34,6 +34,7 @@ from shoal_coordinator.storage.arrays import (
     UnreadableArrays,
     read_headers,
 )
+from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import TensorSpec
 from shoal_protocol.units import format_bytes
 
@@ -164,7 +165,7 @@ class InputSet:
         """The item's arrays by the model's input names (or those of `names`), in the model's
         shapes.
 
-        Raises `InputUnsuitable`.
+        Raises `InputUnsuitable`, or `OSError` that says nothing of the item (`is_transient`).
         """
         number, row = self.locate(item)
         file = self.files[number]
@@ -212,7 +213,8 @@ class InputSet:
 def scan_inputs(
     folder: Path, model_inputs: tuple[TensorSpec, ...], limits: FolderLimits | None = None
 ) -> InputSet:
-    """Number the items of a folder by reading headers only. Raises `InputsRefused`."""
+    """Number the items of a folder by reading headers only. Raises `InputsRefused`, or
+    `OSError` that says nothing of the folder (`is_transient`)."""
     limits = limits or FolderLimits()
     digest = hashlib.sha256()
     files: list[InputFile] = []
@@ -247,6 +249,8 @@ def _names(folder: Path, limits: FolderLimits) -> list[str]:
     except NotADirectoryError as e:
         raise InputsRefused(folder, "is a file; give the folder that holds it") from e
     except OSError as e:
+        if is_transient(e):
+            raise
         raise InputsRefused(folder, f"cannot be listed: {e.strerror}") from e
     names = sorted(name for name in found if name.endswith(_SUFFIXES))
     if not names:

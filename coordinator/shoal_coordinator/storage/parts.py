@@ -35,6 +35,7 @@ import numpy as np
 from shoal_coordinator.storage.arrays import Array, ArrayStream, write_archive
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.journal import write_at
+from shoal_protocol.durable_files import is_transient
 
 ROWS: Final = "__rows__"
 _LENGTHS: Final = struct.Struct("<IQ")
@@ -125,7 +126,8 @@ class Part:
     # ---- writing ---------------------------------------------------------------------------------
 
     def add(self, row: int, arrays: Mapping[str, Array]) -> None:
-        """Append some arrays of a row. `problem` reports what went wrong."""
+        """Append some arrays of a row. `problem` reports what went wrong; an `OSError` that says
+        nothing of the part (`is_transient`) is raised."""
         written = [(name, _storable(array)) for name, array in arrays.items()]
         data = [_bytes_of(array) for _, array in written]
         before = self._pending.get(row)
@@ -144,6 +146,8 @@ class Part:
         try:
             start = self._append(pieces)
         except OSError as e:
+            if is_transient(e):
+                raise
             self._problems[row] = e.strerror or str(e)
             return
         names = frozenset(arrays)
@@ -169,12 +173,16 @@ class Part:
             self._write_tail()
 
     def _write_tail(self) -> None:
-        """Write the tail to the file. On `OSError` it is gone, and its rows have that problem."""
+        """Write the tail to the file. On `OSError` it is gone, and its rows have that problem;
+        unless the error says nothing of the part."""
         tail, self._tail = self._tail, bytearray()
         try:
             if tail:
                 self._write([tail])
         except OSError as e:
+            if is_transient(e):
+                self._tail = tail
+                raise
             lost = [row for row, record in self._pending.items() if record.start >= self._written]
             for row in lost:
                 del self._pending[row]

@@ -90,7 +90,7 @@ async def test_a_job_waits_for_descriptors_and_completes(world: World) -> None:
         job = await world.coordinator.jobs.submit(world.request())
         with no_descriptors():
             await asyncio.sleep(0.5)
-            waiting = world.coordinator.jobs.status(job)
+            waiting = job.status()
         last = await world.ended()
     assert waiting.state in {api.JobStatus.PENDING, api.JobStatus.RUNNING}
     assert (last.state, last.succeeded) == (api.JobStatus.COMPLETE, 2), last.message
@@ -101,8 +101,8 @@ async def test_a_job_that_waits_for_descriptors_can_be_cancelled(world: World) -
     world.inputs(1)
     job = await world.coordinator.jobs.submit(world.request())
     with no_descriptors():
-        world.coordinator.jobs.cancel(job, "no need")
-        await world.coordinator.jobs.settled(job, 1.0)
+        world.coordinator.jobs.cancel("job", "no need")
+        await job.settled.within(1.0)
     last = await world.ended()
     assert (last.state, last.message) == (api.JobStatus.CANCELLED, "no need")
 

@@ -20,7 +20,6 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
 from shoal_coordinator.server import claims, wire
-from shoal_coordinator.server.concerns import device_of, job_of
 from shoal_coordinator.server.deliveries import Deliveries
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Relay, Routes
@@ -67,7 +66,7 @@ class Driver:
         self.on_job_broken: Callable[[str, str], None] = lambda _job, _message: None
         """Called with the message of an exception that the processing of a job has raised."""
         self.moved_at = monotonic_ns()
-        self.deliveries = Deliveries(self._undeliverable, self._unreadable)
+        self.deliveries = Deliveries(self._delivery_failed)
         self.on_corrupt: Callable[[Digest], None] = lambda _: None
         """Called with a fragment whose bytes a device found wrong, wherever it got them."""
         self._routes = Routes(sessions, relay, named_peers=named_peers)
@@ -137,7 +136,7 @@ class Driver:
         try:
             instructions = step(self.state, event)
         except Exception as error:
-            self._contain("dispatcher", error, job or job_of(event), device or device_of(event))
+            self._contain("dispatcher", error, job or _job_of(event), device or _device_of(event))
             if isinstance(event, ev.JobCancelled):
                 self.fail(error)  # it cannot even be withdrawn: begin with a state that is sound
             return
@@ -151,7 +150,11 @@ class Driver:
             try:
                 self._perform(instruction)
             except Exception as error:
-                self._contain("dispatcher", error, job_of(instruction), device_of(instruction))
+                self._contain("dispatcher", error, _job_of(instruction), _device_of(instruction))
+
+    def contain(self, part: str, error: BaseException, job: str) -> None:
+        """Have an exception fail one job, and nothing else."""
+        self._contain(part, error, job, None)
 
     def _contain(
         self, part: str, error: BaseException, job: str | None, device: str | None
@@ -159,7 +162,7 @@ class Driver:
         """Have an exception fail one job, or end one session, and nothing else."""
         logger.error("%s failed (job %s, device %s)", part, job, device, exc_info=error)
         self._metrics.count_failure(part)
-        if device is not None and (session := self._session(device)) is not None:
+        if device is not None and (session := self._sessions.get(device)) is not None:
             session.end("the coordinator failed while it processed a message of this session")
         if job is not None:
             self.on_job_broken(job, repr(error))
@@ -167,10 +170,6 @@ class Driver:
             self._failed_ticks += 1
             if self._failed_ticks >= TICK_FAILURES:
                 self.fail(error)
-
-    def results_broke(self, job: str, error: BaseException) -> None:
-        """An exception was raised while the results of a job were written."""
-        self._contain("results", error, job, None)
 
     def fail(self, error: BaseException) -> None:
         """Have the process end; the next coordinator resumes."""
@@ -215,25 +214,32 @@ class Driver:
                 probe = pb.Probe(nonce=order.session)
                 self._tell(order.device, pb.CoordinatorMessage(probe=probe))
             case ins.Disconnect():
-                if (session := self._session(order.device)) is not None:
+                if (session := self._sessions.get(order.device)) is not None:
                     session.end(order.reason)
-            case ins.FinishItem() | ins.FailItem() | ins.FinishJob():
-                self._conclude(order)
+            case ins.FinishItem():
+                if (run := self.runs.get(order.job)) is not None:
+                    run.finish(order.item)
+            case ins.FailItem():
+                logger.info("%s: item %d failed: %s", order.job, order.item, order.failure.message)
+                if (run := self.runs.get(order.job)) is not None:
+                    run.fail(order.item, order.failure)
+            case ins.FinishJob():
+                self._job_ended(order.job)
             case _:
                 assert_never(order)
 
     def _execute(self, order: ins.Execute) -> None:
-        run, session = self.runs.get(order.job), self._session(order.device)
+        run, session = self.runs.get(order.job), self._sessions.get(order.device)
         if run is None or session is None:
             return
         self._metrics.count_task(order)
         run.expect(order)
         takes_inputs = bool(run.wires[order.stage].model_inputs)
-        frame = self._inline_inputs(order, run) if takes_inputs else b""
+        frame = self.deliveries.inline(order, run) if takes_inputs else b""
         message = wire.execute_message(
             order,
             run.wires[order.stage],
-            lambda target: self._routes.way(order.device, target, self._now()),
+            self._ways(order.device),
             deadline_seconds=self._deadline_seconds(order.job),
             lossy=run.lossy,
             input_frame=frame,
@@ -242,47 +248,24 @@ class Driver:
         if takes_inputs and not frame:
             self.deliveries.start(session, order, run)
 
-    def _inline_inputs(self, order: ins.Execute, run: JobRun) -> bytes:
-        try:
-            return self.deliveries.inline(order, run)
-        except Exception:  # the ordinary delivery meets it again, and refuses the item
-            logger.debug("inputs of %s, item %d", order.job, order.item, exc_info=True)
-            return b""
-
     def _forward(self, order: ins.Forward) -> None:
         if (run := self.runs.get(order.job)) is not None:
-            message = wire.forward_message(
-                order,
-                run.wires[order.producer],
-                lambda target: self._routes.way(order.device, target, self._now()),
-                lossy=run.lossy,
-            )
-            self._give(order, message)
+            wires, ways = run.wires[order.producer], self._ways(order.device)
+            self._give(order, wire.forward_message(order, wires, ways, lossy=run.lossy))
 
-    def _conclude(self, order: ins.FinishItem | ins.FailItem | ins.FinishJob) -> None:
-        run = self.runs.get(order.job)
-        match order:
-            case ins.FinishItem() if run is not None:
-                run.finish(order.item)
-            case ins.FailItem() if run is not None:
-                logger.info("%s: item %d failed: %s", order.job, order.item, order.failure.message)
-                run.fail(order.item, order.failure)
-            case ins.FinishJob():
-                self._job_ended(order.job)
-            case ins.FinishItem() | ins.FailItem():
-                pass
-            case _:
-                assert_never(order)
+    def _ways(self, device: str) -> wire.Ways:
+        """How a device reaches others."""
+        return lambda target: self._routes.way(device, target, self._now())
 
     def _give(self, order: wire.Given, message: pb.CoordinatorMessage) -> None:
-        if (session := self._session(order.device)) is not None:
+        if (session := self._sessions.get(order.device)) is not None:
             session.given[order.instruction] = order
             self._tell(order.device, message)
 
     def _tell(self, device: str, message: pb.CoordinatorMessage) -> None:
         """Send a message, after what was released before: a task that runs again must not lose its
         outputs to a release that was meant for its first run."""
-        if (session := self._session(device)) is None:
+        if (session := self._sessions.get(device)) is None:
             return
         if (tasks := self._released.pop(device, None)) is not None:
             session.tell(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
@@ -292,12 +275,9 @@ class Driver:
         """Send the releases that no message has taken along."""
         self._flushing = None
         for device, tasks in self._released.items():
-            if (session := self._session(device)) is not None:
+            if (session := self._sessions.get(device)) is not None:
                 session.tell(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
         self._released.clear()
-
-    def _session(self, device: str) -> DeviceSession | None:
-        return self._sessions.get(device)
 
     def _deadline_seconds(self, job: str) -> float:
         if (deadline := self.deadlines.get(job)) is None:
@@ -305,21 +285,19 @@ class Driver:
         remaining = seconds(Nanoseconds(deadline - self._now()))
         return max(0.001, min(self._task_seconds, remaining))
 
-    def _undeliverable(
-        self, session: DeviceSession, order: ins.Execute, failure: ev.Failure
-    ) -> None:
-        logger.info("inputs for %s: %s", session.device, failure.message)
-        self._instruction_failed(order, failure)
+    def _delivery_failed(self, order: ins.Execute, failure: ev.Failure) -> None:
+        """The inputs of a task cannot be read, or did not reach its device."""
+        logger.info("inputs for %s: %s", order.device, failure.message)
+        if failure.kind is not ev.FailureKind.INVALID_INPUT:
+            self._instruction_failed(order, failure)
+            return
+        job, item = order.job, order.item
+        self.feed(ev.InputUnreadable(at=self._now(), job=job, item=item, failure=failure))
 
     def _instruction_failed(self, order: ins.Execute, failure: ev.Failure) -> None:
         number = order.instruction
         event = ev.InstructionFailed(at=self._now(), instruction=number, failure=failure)
         self.feed(event, order.job, order.device)
-
-    def _unreadable(self, order: ins.Execute, failure: ev.Failure) -> None:
-        self.feed(
-            ev.InputUnreadable(at=self._now(), job=order.job, item=order.item, failure=failure)
-        )
 
     # ---- messages of sessions --------------------------------------------------------------------
 
@@ -393,7 +371,7 @@ class Driver:
                 self.on_corrupt(order.digest)
                 self.feed(event, None, device)
             case _:
-                self.feed(event, job_of(order), device)
+                self.feed(event, _job_of(order), device)
 
     # ---- activations of links --------------------------------------------------------------------
 
@@ -421,10 +399,22 @@ class Driver:
 
     def _given(self, device: str) -> Iterable[wire.Given]:
         """The instructions that a device has not answered."""
-        session = self._session(device)
+        session = self._sessions.get(device)
         return () if session is None else session.given.values()
 
     async def take(self, device: str, received: ReceivedActivation) -> None:
         """A result has arrived."""
         if (run := self.runs.get(received.key.job)) is not None:
             await run.take(received, partial(self.feed, job=run.name))
+
+
+def _job_of(cause: ev.Event | ins.Instruction) -> str | None:
+    """The job that an event or an instruction names."""
+    job: ev.JobSpec | str | None = getattr(cause, "job", None)
+    return job.name if isinstance(job, ev.JobSpec) else job
+
+
+def _device_of(cause: ev.Event | ins.Instruction) -> str | None:
+    """The device whose session an event comes from, or an instruction about no job goes to."""
+    device: str | None = getattr(cause, "device", None)
+    return device if _job_of(cause) is None else None

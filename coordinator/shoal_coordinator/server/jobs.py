@@ -23,11 +23,10 @@ from shoal_coordinator.jobs.state import Job, Phase
 from shoal_coordinator.jobs.values import End, Outcome, Refusal
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
-from shoal_coordinator.server.lives import Lives, Work
+from shoal_coordinator.server.lives import Life, Work
 from shoal_coordinator.server.performer import Performer
 from shoal_coordinator.server.statuses import end_of, with_end
 from shoal_coordinator.server.submissions import submission_of
-from shoal_coordinator.storage.inputs import FolderLimits
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.volume import Volume
 from shoal_coordinator.storage.volume_paths import INPUTS, OUTPUTS, PathRefused
@@ -63,12 +62,7 @@ class Jobs:
     """All jobs by name."""
 
     def __init__(
-        self,
-        driver: Driver,
-        store: FragmentStore,
-        ledger: Ledger,
-        volume: Volume,
-        limits: FolderLimits | None = None,
+        self, driver: Driver, store: FragmentStore, ledger: Ledger, volume: Volume
     ) -> None:
         self._driver = driver
         driver.on_job_ended = self._work_ended
@@ -78,8 +72,9 @@ class Jobs:
         self._volume = volume
         volume.in_use = self.fragments_in_use
         self._state = State(maximum_jobs=MAXIMUM_JOBS, shown_ended=SHOWN_ENDED)
-        self._lives = Lives(driver)
-        self._perform = Performer(driver, ledger, volume, limits or FolderLimits(), self._lives)
+        self._perform = Performer(driver, ledger, volume)
+        self._lives: dict[Job, Life] = {}
+        """In the order in which they began."""
         self._callers: dict[int, tuple[asyncio.Future[Job | None], Work | None]] = {}
         self._found: dict[str, Work] = {}
         self._numbers = count(1)
@@ -103,8 +98,8 @@ class Jobs:
                 logger.exception("job %s cannot be resumed", name)
                 found = _not_resumed(record, "NotResumed", str(error))
             self._feed(found)
-            if (job := self.find(name)) is not None and found.end is not None:
-                life = self._lives.begin(job, None)
+            if found.end is not None:
+                life = self._begin(self._state.jobs[name], None)
                 status = pb.JobStatus(name=name, epoch=record.epoch)
                 life.last = record.status or with_end(status, found.end)
                 life.settled.set()
@@ -112,7 +107,7 @@ class Jobs:
                 if quarantined:
                     self._ledger.put(replace(record, request=None, status=life.last))
 
-    async def submit(self, request: pb.SubmitJobRequest) -> Job:
+    async def submit(self, request: pb.SubmitJobRequest) -> Life:
         """Submit a job, join one that runs already, or give that other terms or a newer plan. The
         submission is durable on return. Raises `JobRefused`."""
         request = self._with_folders(request)
@@ -133,7 +128,7 @@ class Jobs:
         )
         job = await future
         assert job is not None, "an accepted submission has a job"
-        return job
+        return self._lives[job]
 
     async def remove(self, name: str) -> None:
         """Forget a job that has ended, with its files on the volume; its epoch is remembered, so
@@ -147,43 +142,28 @@ class Jobs:
         self._feed(ev.RemovalRequested(job=name, caller=caller))
         await future
 
-    def cancel(self, job: Job, reason: str) -> None:
+    def cancel(self, name: str, reason: str) -> None:
         """Ask for a job's end."""
-        if not job.has_ended:
-            self._feed(ev.CancelRequested(job=job.name, reason=reason))
+        if self.runs(name):
+            self._feed(ev.CancelRequested(job=name, reason=reason))
 
-    async def settled(self, job: Job, timeout_seconds: float) -> None:
-        """Wait until a job runs or has ended, or the time is up."""
-        await _within(self._lives.of(job).settled, timeout_seconds)
+    def find(self, name: str) -> Life | None:
+        job = self._state.jobs.get(name)
+        return None if job is None else self._lives[job]
 
-    async def ended(self, job: Job, timeout_seconds: float) -> None:
-        """Wait until a job has ended, the coordinator stops, or the time is up."""
-        await _within(self._lives.of(job).done, timeout_seconds)
-
-    def find(self, name: str) -> Job | None:
-        return self._state.jobs.get(name)
-
-    def all(self) -> list[Job]:
+    def all(self) -> list[Life]:
         """Every job that is known, in the order of submission."""
-        return list(self._state.jobs.values())
+        return [self._lives[job] for job in self._state.jobs.values()]
 
     def runs(self, name: str) -> bool:
         """Whether a job has been submitted and has not ended."""
-        job = self.find(name)
+        job = self._state.jobs.get(name)
         return job is not None and not job.has_ended
-
-    def request(self, job: Job) -> pb.SubmitJobRequest:
-        """What a job was submitted with, as amended since."""
-        return self._lives.request(job)
 
     def fragments_in_use(self) -> frozenset[Digest]:
         """The fragments of jobs that have not ended; called from other threads."""
-        jobs = tuple(self._state.jobs.values())
-        return frozenset().union(*(self._lives.fragments(job) for job in jobs))
-
-    def status(self, job: Job) -> pb.JobStatus:
-        """The status of a job; that it has ended is shown when its end is recorded."""
-        return self._lives.status(job)
+        lives = tuple(self._lives.values())
+        return frozenset().union(*(life.fragments_in_use for life in lives))
 
     async def record_statistics(self) -> None:
         """Record the statistics of running jobs now and then, for ever."""
@@ -194,7 +174,7 @@ class Jobs:
     async def close(self) -> None:
         """Release everything, without ending any job; those that end just now are recorded."""
         self.closed = True
-        for life in self._lives.all():
+        for life in self._lives.values():
             life.done.set()
         self._feed(self._elapsed())
         with contextlib.suppress(TimeoutError):
@@ -204,7 +184,7 @@ class Jobs:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._perform.stop()
+        await self._perform.stop(list(self._lives.values()))
         for future, _ in self._callers.values():
             if not future.done():
                 future.set_exception(JobRefused("the coordinator stops", Refusal.STOPPING))
@@ -301,24 +281,19 @@ class Jobs:
         perform = self._perform
         match effect:
             case do.Record():
-                job = self._state.jobs.get(effect.job)
-                if job is not None and job not in self._lives:
-                    self._lives.begin(job, self._work(job))
-                self._start(perform.record(self._lives.record(effect, job)))
+                self._start(perform.record(self._record(effect)))
             case do.RecordTally():
                 self._start(perform.record_tally(effect))
             case do.Forget():
                 self._start(perform.forget(effect.job))
             case do.Open():
-                self._start(perform.open(self._lives.present(effect.job)))
+                self._start(perform.open(self._life(effect.job)))
             case do.Dispatch() | do.Amend():
-                perform.dispatch(effect, self._lives.present(effect.job))
+                perform.dispatch(effect, self._life(effect.job))
             case do.Withdraw():
                 self._driver.withdraw(effect.job, effect.reason)
             case do.Close():
-                self._start(
-                    perform.close(self._lives.present(effect.job), complete=effect.complete)
-                )
+                self._start(perform.close(self._life(effect.job), complete=effect.complete))
             case do.RemoveFiles():
                 self._start(perform.remove_files(effect.job))
             case do.Accept():
@@ -330,7 +305,7 @@ class Jobs:
                 if not future.done():
                     future.set_exception(JobRefused(effect.reason, effect.refusal))
             case do.Notify():
-                self._notify(self._lives.present(effect.job))
+                self._notify(self._life(effect.job))
             case _:
                 assert_never(effect)
 
@@ -345,23 +320,38 @@ class Jobs:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _work(self, job: Job) -> Work | None:
-        """What the submission that begins a life is about."""
-        works = [self._callers[caller][1] for caller in job.callers]
-        return works[0] if works else self._found.pop(job.name, None)
+    def _life(self, name: str) -> Life:
+        """The life that the current effect is about. The machine may hold the next one already: the
+        effects that begin it follow."""
+        return next(life for job, life in reversed(self._lives.items()) if job.name == name)
+
+    def _begin(self, job: Job, work: Work | None) -> Life:
+        known = list(self._state.jobs.values())
+        kept = {*known, *(each.earlier for each in known)}
+        self._lives = {each: life for each, life in self._lives.items() if each in kept}
+        self._lives[job] = life = Life(job, work, self._driver)
+        return life
+
+    def _record(self, effect: do.Record) -> JobRecord:
+        job = self._state.jobs.get(effect.job)
+        if effect.submission is None or job is None:
+            return JobRecord(name=effect.job, epoch=effect.epoch)
+        if job not in self._lives:
+            works = [self._callers[caller][1] for caller in job.callers]
+            self._begin(job, works[0] if works else self._found.pop(job.name, None))
+        return self._lives[job].record(effect)
 
     def _work_ended(self, name: str) -> None:
         """The dispatcher has ended a job."""
-        job = self.find(name)
-        if job is not None and not self.closed:
-            self._feed(self._perform.work_ended(job))
+        if name in self._state.jobs and not self.closed:
+            self._feed(self._perform.work_ended(self._life(name)))
 
     def _elapsed(self) -> ev.Elapsed:
         running = [job for job in self._state.jobs.values() if job.phase is Phase.RUNNING]
-        return ev.Elapsed(tallies={job.name: self._lives.tally(job) for job in running})
+        return ev.Elapsed(tallies={job.name: self._lives[job].tally() for job in running})
 
-    def _notify(self, job: Job) -> None:
-        life = self._lives.of(job)
+    def _notify(self, life: Life) -> None:
+        job = life.job
         life.settled.set()
         if job.has_ended:
             assert job.end is not None, "a job that has ended has an end"
@@ -387,9 +377,3 @@ def _not_resumed(record: JobRecord, reason: str, message: str) -> ev.Found:
     return ev.Found(
         job=record.name, epoch=record.epoch, end=end, submitted_seconds=0.0, tally=record.tally
     )
-
-
-async def _within(event: asyncio.Event, timeout_seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_seconds):
-            await event.wait()

@@ -2,22 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
 from shoal_coordinator.dispatch import views
 from shoal_coordinator.jobs import effects as do
 from shoal_coordinator.jobs import events as ev
-from shoal_coordinator.jobs.state import Job
 from shoal_coordinator.jobs.values import NOTHING, End, Outcome
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
-from shoal_coordinator.server.lives import Lives, Work
+from shoal_coordinator.server.lives import Life, Work
 from shoal_coordinator.server.runs import RETRY_SECONDS, JobRun, open_run
 from shoal_coordinator.server.statuses import job_status, run_end
 from shoal_coordinator.server.submissions import request_of
-from shoal_coordinator.storage.inputs import FolderLimits, InputsRefused
+from shoal_coordinator.storage.inputs import InputsRefused
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.locations import LocationRefused
 from shoal_coordinator.storage.results import OutputsRefused
@@ -31,19 +30,10 @@ logger = logging.getLogger(__name__)
 class Performer:
     """What the jobs' machine acts on: the ledger, the runs, the dispatcher and the volume."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        ledger: Ledger,
-        volume: Volume,
-        limits: FolderLimits,
-        lives: Lives,
-    ) -> None:
+    def __init__(self, driver: Driver, ledger: Ledger, volume: Volume) -> None:
         self._driver = driver
         self._ledger = ledger
         self._volume = volume
-        self._limits = limits
-        self._lives = lives
         self._writer = ThreadPoolExecutor(1, "job records")
         """One thread: records reach the disk in the order given."""
 
@@ -81,100 +71,90 @@ class Performer:
 
     # ---- a run -----------------------------------------------------------------------------------
 
-    async def open(self, job: Job) -> ev.Opened | ev.OpenFailed:
-        life = self._lives.of(job)
-        assert life.work is not None, "a job that has not ended has its work"
+    async def open(self, life: Life) -> ev.Opened | ev.OpenFailed:
+        name = life.job.name
         try:
-            while True:
+            while life.run is None:
                 try:
-                    life.run = run = await asyncio.to_thread(self._open_run, life.work, job.epoch)
-                    break
+                    life.run = await asyncio.to_thread(self._open_run, life.work, life.job.epoch)
                 except OSError as error:
                     if not is_transient(error):
                         raise
-                    logger.warning("job %s waits: %s", job.name, error)
-                if job.stop is not None:
-                    return ev.OpenFailed(job=job.name, end=job.stop)
-                await asyncio.sleep(RETRY_SECONDS)
+                    if life.job.stop is not None:
+                        return ev.OpenFailed(job=name, end=life.job.stop)
+                    logger.warning("job %s waits: %s", name, error)
+                    await asyncio.sleep(RETRY_SECONDS)
         except (LocationRefused, InputsRefused, OutputsRefused) as error:
-            end = End(outcome=Outcome.FAILED, reason="FolderRefused", message=str(error))
-            return ev.OpenFailed(job=job.name, end=end)
+            return ev.OpenFailed(job=name, end=_failed("FolderRefused", str(error)))
         except Exception as error:
-            logger.exception("job %s", job.name)
+            logger.exception("job %s", name)
             message = f"the coordinator failed while it opened the job's folders: {error!r}"
-            end = End(outcome=Outcome.FAILED, reason="CoordinatorFailed", message=message)
-            return ev.OpenFailed(job=job.name, end=end)
-        return ev.Opened(job=job.name, items=len(run.inputs), completed=len(run.completed))
+            return ev.OpenFailed(job=name, end=_failed("CoordinatorFailed", message))
+        return ev.Opened(job=name, items=len(life.run.inputs), completed=len(life.run.completed))
 
     def _open_run(self, work: Work, epoch: int) -> JobRun:
         crashes = self._ledger.crash_count(work.request.name)
-        return open_run(work.request, work.document, epoch, self._limits, crashes)
+        return open_run(work.request, work.document, epoch, crashes)
 
-    def dispatch(self, effect: do.Dispatch | do.Amend, job: Job) -> None:
-        life = self._lives.of(job)
+    def dispatch(self, effect: do.Dispatch | do.Amend, life: Life) -> None:
         assert life.run is not None, "it was opened"
-        assert life.work is not None, "it has not ended"
-        run, request = life.run, request_of(life.work.request, effect.submission)
-        self._driver.deadlines.pop(job.name, None)
+        driver, run, name = self._driver, life.run, life.job.name
+        request = request_of(life.work.request, effect.submission)
+        driver.deadlines.pop(name, None)
         if request.active_deadline_seconds:
             deadline = life.submitted_at + nanoseconds(request.active_deadline_seconds)
-            self._driver.deadlines[job.name] = Nanoseconds(deadline)
+            driver.deadlines[name] = Nanoseconds(deadline)
         spec = wire.job_spec(
             request,
             life.work.document,
             items=len(run.inputs),
             epoch=effect.epoch,
-            deadline=self._driver.deadlines.get(job.name),
+            deadline=driver.deadlines.get(name),
         )
         run.begin_epoch(effect.epoch)
         match effect:
             case do.Dispatch():
-                self._driver.runs[job.name] = run
-                run.start(
-                    self._driver.feed, lambda error: self._driver.results_broke(job.name, error)
-                )
-                self._driver.submit(spec, run.completed)
+                driver.runs[name] = run
+                run.start(driver.feed, lambda error: driver.contain("results", error, name))
+                driver.submit(spec, run.completed)
             case do.Amend():
-                logger.info("job %s: plan %d, epoch %d", job.name, request.epoch, effect.epoch)
-                self._driver.amend(spec)
+                logger.info("job %s: plan %d, epoch %d", name, request.epoch, effect.epoch)
+                driver.amend(spec)
             case _:
                 assert_never(effect)
 
-    def work_ended(self, job: Job) -> ev.WorkEnded:
+    def work_ended(self, life: Life) -> ev.WorkEnded:
         """The dispatcher has ended a job: how, and with what counts."""
-        life = self._lives.of(job)
-        view = views.job(self._driver.state, job.name)
+        name, view = life.job.name, life.view()
         if view is None or life.run is None:
-            message = "the dispatcher has lost the job"
-            end = End(outcome=Outcome.FAILED, reason="CoordinatorFailed", message=message)
-            return ev.WorkEnded(job=job.name, end=end, whole=False, tally=NOTHING)
+            end = _failed("CoordinatorFailed", "the dispatcher has lost the job")
+            return ev.WorkEnded(job=name, end=end, whole=False, tally=NOTHING)
         place = life.run.inputs.place
         life.counts = job_status(view, place)
-        return ev.WorkEnded(
-            job=job.name,
-            end=run_end(view, place),
-            whole=view.phase is views.JobPhase.COMPLETE,
-            tally=self._lives.tally(job),
-        )
+        whole = view.phase is views.JobPhase.COMPLETE
+        return ev.WorkEnded(job=name, end=run_end(view, place), whole=whole, tally=life.tally())
 
-    async def close(self, job: Job, *, complete: bool) -> ev.Closed:
-        life = self._lives.of(job)
-        run, life.run = life.run, None
+    async def close(self, life: Life, *, complete: bool) -> ev.Closed:
+        name, run, life.run = life.job.name, life.run, None
         assert run is not None, "it was opened"
-        self._driver.runs.pop(job.name, None)
-        self._driver.deadlines.pop(job.name, None)
+        self._driver.runs.pop(name, None)
+        self._driver.deadlines.pop(name, None)
         try:
-            return ev.Closed(job=job.name, problem=await run.close(complete=complete))
+            return ev.Closed(job=name, problem=await run.close(complete=complete))
         except Exception as error:
-            logger.exception("job %s", job.name)
-            return ev.Closed(job=job.name, problem=f"the coordinator failed: {error!r}")
+            logger.exception("job %s", name)
+            return ev.Closed(job=name, problem=f"the coordinator failed: {error!r}")
 
-    async def stop(self) -> None:
+    async def stop(self, lives: Iterable[Life]) -> None:
         """End every run, but no job: its results stay as they are."""
-        runs = [life.run for life in self._lives.all() if life.run is not None]
+        runs = [life.run for life in lives if life.run is not None]
         for run in runs:
             self._driver.runs.pop(run.name, None)
             self._driver.withdraw(run.name, "the coordinator stops")
         closed = (run.close(complete=False) for run in runs)
         await asyncio.gather(*closed, return_exceptions=True)
         await asyncio.to_thread(self._writer.shutdown)
+
+
+def _failed(reason: str, message: str) -> End:
+    return End(outcome=Outcome.FAILED, reason=reason, message=message)

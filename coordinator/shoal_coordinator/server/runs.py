@@ -9,14 +9,14 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass
 from time import monotonic_ns, sleep
 from typing import Final, ParamSpec, TypeVar
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.server import claims, wire
-from shoal_coordinator.storage.inputs import FolderLimits, InputSet, InputUnsuitable, scan_inputs
+from shoal_coordinator.storage.inputs import InputSet, InputUnsuitable, scan_inputs
 from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.locations import local_folder
 from shoal_coordinator.storage.parts import ResultFile
@@ -48,8 +48,17 @@ _INLINE_LIMITS: Final = Limits(decoded_bytes=1 << 20)
 Feed = Callable[[ev.Event], None]
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
-Result = tuple[int, int]
-"""Item and stage."""
+Held = list[tuple[int, Mapping[str, Array]]]
+"""Results in memory, by item."""
+
+
+@dataclass(slots=True)
+class _Expected:
+    """The results of a task that was assigned: whether they are here, and the reply that waits for
+    them."""
+
+    arrived: bool = False
+    reply: ev.TaskFinished | None = None
 
 
 class JobRun:
@@ -80,11 +89,10 @@ class JobRun:
         self._reader = ThreadPoolExecutor(2, f"inputs of {self.name}")
         self._prefetch = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES, crashes)
         self._crashes = crashes
-        self._given: set[Result] = set()
-        self._arrived: set[Result] = set()
-        self._held: list[tuple[int, Mapping[str, Array]]] = []
+        self._expected: dict[tuple[int, int], _Expected] = {}
+        """By item and stage."""
+        self._held: Held = []
         self._held_bytes = 0
-        self._waiting: dict[Result, tuple[Nanoseconds, ev.TaskFinished]] = {}
         self._finishing: list[int] = []
         self._failing: list[FailedItem] = []
         self._work = asyncio.Event()
@@ -118,9 +126,7 @@ class JobRun:
         """A newer plan: results of tasks of the older one are refused from now on."""
         if epoch != self.epoch:
             self.epoch = epoch
-            self._given.clear()
-            self._arrived.clear()
-            self._waiting.clear()
+            self._expected.clear()
 
     # ---- inputs ----------------------------------------------------------------------------------
 
@@ -148,12 +154,12 @@ class JobRun:
     def expect(self, order: ins.Execute) -> None:
         """A task was assigned; its results are accepted from now on."""
         if self.wires[order.stage].results:
-            self._given.add((order.item, order.stage))
+            self._expected.setdefault((order.item, order.stage), _Expected())
 
     def admit(self, activation: Activation) -> None:
         """Raise `TransferError` for a result that nobody waits for."""
         key = activation.key
-        if key.epoch != self.epoch or (key.item, key.producer) not in self._given:
+        if key.epoch != self.epoch or (key.item, key.producer) not in self._expected:
             raise TransferError(
                 f"nobody waits for item {key.item} of {self.name} in epoch {key.epoch}",
                 outcome=Acknowledgement.STALE,
@@ -164,16 +170,17 @@ class JobRun:
     async def take(self, received: ReceivedActivation, feed: Feed) -> None:
         """Buffer a result, and pass on the reply that waited for it."""
         result = (received.key.item, received.key.producer)
-        if result not in self._given:
+        if result not in self._expected:
             return
         self._hold(received)
         if received.decoded_bytes > SMALL_BYTES or self._held_bytes > HELD_BYTES:
             await self._in_writer(self._add, self._take_held())
-        if result not in self._given:
+        if (expected := self._expected.get(result)) is None:
             return
-        self._arrived.add(result)
-        if (waiting := self._waiting.pop(result, None)) is not None:
-            feed(waiting[1])
+        expected.arrived = True
+        if (reply := expected.reply) is not None:
+            expected.reply = None
+            feed(reply)
 
     def take_inline(self, order: ins.Execute, frame: bytes) -> None:
         """Buffer a task's results that came with its reply. Raises `TransferError`."""
@@ -181,39 +188,37 @@ class JobRun:
             _INLINE_LIMITS, lambda activation, _: self.admit(activation)
         )
         received = assembler.feed(frame)
-        if received is None or (received.key.item, received.key.producer) != (
-            order.item,
-            order.stage,
-        ):
+        sent = None if received is None else (received.key.item, received.key.producer)
+        if received is None or sent != (order.item, order.stage):
             raise MalformedFrame("the frame in the reply does not hold the task's results")
         self._hold(received)
         if self._held_bytes > HELD_BYTES:
             self._writer.submit(self._add, self._take_held())
-        self._arrived.add((received.key.item, received.key.producer))
+        self._expected[order.item, order.stage].arrived = True
 
     def join(self, order: ins.Execute, reply: ev.TaskFinished, feed: Feed) -> None:
         """Report a finished task to the dispatcher, once its results are here."""
-        result = (order.item, order.stage)
-        if not self.wires[order.stage].results or result in self._arrived:
+        expected = self._expected.get((order.item, order.stage))
+        if expected is None or expected.arrived:
             feed(reply)
         else:
-            self._waiting[result] = (Nanoseconds(reply.at + RESULT_PATIENCE), reply)
+            expected.reply = reply
 
     def expire(self, now: Nanoseconds, feed: Feed) -> None:
         """Give up waiting for results that are long overdue."""
-        for result, (until, reply) in list(self._waiting.items()):
-            if now >= until:
-                del self._waiting[result]
-                failure = ev.Failure(
-                    kind=ev.FailureKind.MISSING_ACTIVATION, message="the result did not arrive"
-                )
+        failure = ev.Failure(
+            kind=ev.FailureKind.MISSING_ACTIVATION, message="the result did not arrive"
+        )
+        for expected in list(self._expected.values()):
+            if (reply := expected.reply) is not None and now >= reply.at + RESULT_PATIENCE:
+                expected.reply = None
                 feed(ev.InstructionFailed(at=now, instruction=reply.instruction, failure=failure))
 
     def _hold(self, received: ReceivedActivation) -> None:
         self._held.append((received.key.item, received.tensors))
         self._held_bytes += received.decoded_bytes
 
-    def _take_held(self) -> list[tuple[int, Mapping[str, Array]]]:
+    def _take_held(self) -> Held:
         held, self._held, self._held_bytes = self._held, [], 0
         return held
 
@@ -236,17 +241,12 @@ class JobRun:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, function, *arguments)
 
-    def _add(self, held: Iterable[tuple[int, Mapping[str, Array]]]) -> None:
+    def _add(self, held: Held) -> None:
         with self._crashes.processing():
             for item, arrays in held:
                 self._persistently(self._results.add, item, arrays)
 
-    def _write(
-        self,
-        held: Iterable[tuple[int, Mapping[str, Array]]],
-        failing: list[FailedItem],
-        items: list[int],
-    ) -> dict[int, str]:
+    def _write(self, held: Held, failing: list[FailedItem], items: list[int]) -> dict[int, str]:
         """Make the results of items durable; of those that cannot be stored: why."""
         with self._crashes.processing():
             self._add(held)
@@ -314,9 +314,7 @@ class JobRun:
     def _forget(self, item: int) -> None:
         self._prefetch.forget(item)
         for stage in range(len(self.wires)):
-            self._given.discard((item, stage))
-            self._arrived.discard((item, stage))
-            self._waiting.pop((item, stage), None)
+            self._expected.pop((item, stage), None)
 
     async def _release_folders(self) -> None:
         loop = asyncio.get_running_loop()
@@ -327,47 +325,29 @@ class JobRun:
 
 
 def open_run(
-    request: SubmitJobRequest,
-    document: PartitionDocument,
-    epoch: int,
-    limits: FolderLimits,
-    crashes: CrashCount,
+    request: SubmitJobRequest, document: PartitionDocument, epoch: int, crashes: CrashCount
 ) -> JobRun:
     """Count a job's inputs and take possession of its outputs.
 
     Blocks on the file system. Raises `LocationRefused`, `InputsRefused`, `OutputsRefused`, or
     `OSError` that says nothing of the folders (`is_transient`).
     """
-    with crashes.processing():
-        return _open_run(request, document, epoch, limits, crashes)
-
-
-def _open_run(
-    request: SubmitJobRequest,
-    document: PartitionDocument,
-    epoch: int,
-    limits: FolderLimits,
-    crashes: CrashCount,
-) -> JobRun:
     source = local_folder(request.inputs_uri, what="inputs")
     target = local_folder(request.outputs_uri, what="outputs")
-    inputs = scan_inputs(source, document.inputs, limits)
-    if target.resolve() == source.resolve():
-        raise OutputsRefused(target, "are the inputs as well; choose another folder")
-    facts = (document.model_digest, inputs.digest, str(request.lossy))
-    results = ResultStore(
-        target,
-        job=request.name,
-        identity=hashlib.sha256("\0".join(facts).encode()).hexdigest(),
-        files=_result_files(inputs),
-        names=[spec.name for spec in document.outputs],
-    )
-    inputs.inflate_into(_spool(target, request.name))
+    with crashes.processing():
+        inputs = scan_inputs(source, document.inputs)
+        if target.resolve() == source.resolve():
+            raise OutputsRefused(target, "are the inputs as well; choose another folder")
+        facts = (document.model_digest, inputs.digest, str(request.lossy))
+        results = ResultStore(
+            target,
+            job=request.name,
+            identity=hashlib.sha256("\0".join(facts).encode()).hexdigest(),
+            files=_result_files(inputs),
+            names=[spec.name for spec in document.outputs],
+        )
+    inputs.inflate_into(target / ".shoal" / request.name)
     return JobRun(request, document, epoch, inputs, results, crashes)
-
-
-def _spool(outputs: Path, job: str) -> Path:
-    return outputs / ".shoal" / job
 
 
 def _result_files(inputs: InputSet) -> list[ResultFile]:

@@ -7,14 +7,13 @@ what it floods is its own stream.
 """
 
 import asyncio
-import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
@@ -35,6 +34,9 @@ from shoal_protocol.v1.session_pb2 import (
     Welcome,
 )
 
+if TYPE_CHECKING:
+    from shoal_coordinator.server.driver import Driver
+
 logger = logging.getLogger(__name__)
 
 HELLO_SECONDS: Final = 10.0
@@ -43,16 +45,6 @@ UNASKED_PER_SECOND: Final = 50.0
 """Messages that answer no instruction (telemetry, mostly): a device that sends more is read at this
 rate."""
 UNASKED_AT_ONCE: Final = 200.0
-
-
-class SessionEvents(Protocol):
-    """Takes what happens on sessions: the dispatcher's driver."""
-
-    def joined(self, session: "DeviceSession") -> None: ...
-
-    def heard(self, session: "DeviceSession", message: AgentMessage) -> None: ...
-
-    def left(self, session: "DeviceSession", reason: str) -> None: ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -108,14 +100,14 @@ class Sessions:
 
     def __init__(
         self,
-        events: SessionEvents,
+        driver: "Driver",
         hub: ExchangeHub,
         by_device: dict[str, DeviceSession],
         *,
         tls: bool,
         telemetry_seconds: float,
     ) -> None:
-        self._events = events
+        self._driver = driver
         self._hub = hub
         self._tls = tls
         self._telemetry_seconds = telemetry_seconds
@@ -151,7 +143,7 @@ class Sessions:
         self.by_device[session.device] = session
         self._remember(session)
         logger.info("device %s joined as session %d", session.device, session.number)
-        self._events.joined(session)
+        self._driver.joined(session)
         async with self._joined:
             self._joined.notify_all()
         reason = "the stream ended"
@@ -201,20 +193,12 @@ class Sessions:
         context: ConnectContext,
     ) -> str:
         """Read and write until either ends; why it ended."""
-        reader = asyncio.create_task(self._read(session, requests))
-        writer = asyncio.create_task(session.write_all(context))
-        watch = asyncio.create_task(session.outbox.watch())
-        tasks = (reader, watch, writer)
-        try:
-            waited: set[asyncio.Future[Any]] = {*tasks, session.ended}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        if session.ended.done():
-            return session.ended.result()
-        return _reason(results, session.device)
+        return await _until_first_ends(
+            session,
+            self._read(session, requests),
+            session.outbox.watch(),
+            session.write_all(context),
+        )
 
     async def _read(self, session: DeviceSession, requests: AsyncIterator[AgentMessage]) -> None:
         unasked = Allowance(UNASKED_PER_SECOND, UNASKED_AT_ONCE)
@@ -228,7 +212,7 @@ class Sessions:
             for each in messages:
                 if not session.waits_for(each):
                     await unasked.take()
-                self._events.heard(session, each)
+                self._driver.heard(session, each)
 
     def _remember(self, session: DeviceSession) -> None:
         self.last.pop(session.device, None)
@@ -245,7 +229,7 @@ class Sessions:
         if session.link is not None:
             self._detach(session.link, reason)
         logger.info("device %s left: %s", session.device, reason)
-        self._events.left(session, reason)
+        self._driver.left(session, reason)
 
     # ---- Session.Exchange ------------------------------------------------------------------------
 
@@ -259,15 +243,10 @@ class Sessions:
         session.link = link
         session.linked.set()
         self._hub.links[session.device] = link
-        serving = asyncio.create_task(link.run())
         reason = "the stream ended"
         try:
-            waited: set[asyncio.Future[Any]] = {serving, session.ended}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            reason = await _until_first_ends(session, link.run())
         finally:
-            serving.cancel()
-            (result,) = await asyncio.gather(serving, return_exceptions=True)
-            reason = result if isinstance(result, str) else _reason([result], session.device)
             self._detach(link, reason)
             if session.link is link:
                 # What was under way on it is lost, and both sides have to agree on that.
@@ -293,11 +272,25 @@ class Sessions:
     def _detach(self, link: DeviceLink, reason: str) -> None:
         link.bulk.end(reason)
         if self._hub.links.get(link.device) is link:
-            with contextlib.suppress(KeyError):
-                del self._hub.links[link.device]
+            del self._hub.links[link.device]
 
 
-def _reason(results: Iterable[BaseException | None], device: str) -> str:
+async def _until_first_ends(session: DeviceSession, *acts: Coroutine[Any, Any, str | None]) -> str:
+    """Do all of these until one ends, or the session; why it ended."""
+    tasks = [asyncio.create_task(act) for act in acts]
+    waited: set[asyncio.Future[Any]] = {*tasks, session.ended}
+    try:
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    ended = session.ended.result() if session.ended.done() else None
+    stated = next((result for result in results if isinstance(result, str)), ended)
+    return stated or _reason(results, session.device)
+
+
+def _reason(results: Iterable[object], device: str) -> str:
     """Why the tasks of a stream ended."""
     for result in results:
         match result:
@@ -305,9 +298,11 @@ def _reason(results: Iterable[BaseException | None], device: str) -> str:
                 return str(result)
             case TimeoutError():
                 return f"{device} has not read for {WRITE_SECONDS:g} s"
-            case None | asyncio.CancelledError() | grpc.aio.BaseError():
+            case asyncio.CancelledError() | grpc.aio.BaseError():
                 pass  # the other side hung up, at whatever moment
-            case _:
+            case BaseException():
                 logger.error("the stream of %s failed", device, exc_info=result)
                 return f"the coordinator failed: {result}"
+            case _:
+                pass
     return "the stream ended"

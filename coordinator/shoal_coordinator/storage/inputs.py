@@ -18,9 +18,11 @@ the headers; what does not suit the model makes that file's items fail with a re
 import hashlib
 import math
 import os
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -36,7 +38,9 @@ from shoal_coordinator.storage.arrays import (
 )
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import TensorSpec
+from shoal_protocol.tensors import DTYPES
 from shoal_protocol.units import format_bytes
+from shoal_protocol.v1.tensors_pb2 import DataType
 
 _SUFFIXES: Final = (".npy", ".npz")
 _OPEN_FILES: Final = 4
@@ -44,18 +48,8 @@ _OPEN_FILES: Final = 4
 there."""
 _WHOLE_DIGEST_BYTES: Final = 1024 * 1024
 
-_NUMPY_NAMES: Final = {
-    "float": "float32",
-    "double": "float64",
-    "bfloat16": "uint16",
-    **{
-        name: name
-        for name in (
-            *("bool", "float16", "complex64", "complex128"),
-            *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-        )
-    },
-}
+
+_DTYPES: Final = {DataType.Name(kind).lower(): dtype for kind, dtype in DTYPES.items()}
 
 
 class InputsRefused(Exception):
@@ -140,16 +134,8 @@ class InputSet:
 
     def locate(self, item: int) -> tuple[int, int]:
         """Number of the item's file, and its row there."""
-        low, high = 0, len(self.files)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.files[middle].first <= item:
-                low = middle
-            else:
-                high = middle
-        # Files without items share their `first` with the next one; the search ends at the last of
-        # them.
-        return low, item - self.files[low].first
+        number = bisect_right(self.files, item, key=attrgetter("first")) - 1
+        return number, item - self.files[number].first
 
     def place(self, item: int) -> str:
         """Where an item comes from: `lines.npz`, or `lines.npz[3]`."""
@@ -379,12 +365,13 @@ def _unsuitable(
 
 
 def _wrong_dtype(spec: TensorSpec, header: ArrayHeader) -> str | None:
-    wanted = "str" if spec.dtype == "string" else _NUMPY_NAMES.get(spec.dtype)
     have = header.dtype.newbyteorder("=")
-    if have.kind == "U" if wanted == "str" else have == wanted:
-        return None
-    if wanted is None:
+    known = _DTYPES.get(spec.dtype)
+    if known is None:
         return f"cannot be read for {spec.name}: arrays of type {spec.dtype} are not supported"
+    if have.kind == "U" if known.kind == "O" else have == known.newbyteorder("="):
+        return None
+    wanted = "str" if known.kind == "O" else known.name
     return (
         f"has {spec.name} of type {have}, the model takes {wanted}; "
         f"convert it with .astype({wanted!r})"

@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
-from shoal_coordinator.storage.arrays import Array, ArrayStream, write_archive
+from shoal_coordinator.storage.arrays import Array, ArrayStream, little_endian, write_archive
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.journal import write_at
 from shoal_protocol.durable_files import is_transient
@@ -433,6 +433,4 @@ def _storable(array: Array) -> Array:
     """As it is written: C order, little-endian, text of fixed width."""
     if array.dtype.kind == "O":
         array = array.astype(np.str_)
-    if array.dtype.byteorder == ">":
-        array = array.astype(array.dtype.newbyteorder("<"))
-    return np.ascontiguousarray(array).reshape(array.shape)
+    return np.ascontiguousarray(little_endian(array)).reshape(array.shape)

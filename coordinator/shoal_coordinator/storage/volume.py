@@ -387,19 +387,12 @@ class Volume:
                 os.rmdir(folder)
 
     def _place(self, path: FragmentPath | JobPath) -> Path:
-        match path:
-            case FragmentPath():
-                return self._store.folder(path.digest) / path.name
-            case JobPath():
-                return self._root / "jobs" / path.job / path.folder / path.name
+        return self._root / str(path)
 
     def _staged(self, path: FragmentPath | JobPath) -> Path:
-        """The folder below `incoming` that a file waits in."""
-        match path:
-            case FragmentPath():
-                return self._incoming / "fragments" / hexadecimal(path.digest)
-            case JobPath():
-                return self._incoming / "jobs" / path.job
+        """The folder below `incoming` that a file waits in: of its fragment, or of its job."""
+        kind, owner, *_ = str(path).split("/")
+        return self._incoming / kind / owner
 
 
 def checked_digest(sha256: str) -> Digest | None:

@@ -121,8 +121,8 @@ async def test_messages_that_wait_go_together_in_order_and_within_the_limits() -
     writing = asyncio.create_task(session.write_all(cast(ConnectContext, context)))
     frame = bytes(INLINE_BYTES)
     for number in range(300):
-        session.tell(CoordinatorMessage(execute=Execute(instruction=number, input_frame=frame)))
-    session.tell(CoordinatorMessage(probe=Probe(nonce=7)))
+        session.send(CoordinatorMessage(execute=Execute(instruction=number, input_frame=frame)))
+    session.send(CoordinatorMessage(probe=Probe(nonce=7)))
     context.flows.set()
     async with asyncio.timeout(10):
         while sum(len(each.batch.messages) or 1 for each in context.written) < 301:

@@ -129,10 +129,10 @@ class Deliveries:
         failure = ev.Failure(kind=kind, message=reason)
         if kind is ev.FailureKind.INVALID_INPUT:
             self._failed(order, failure)
-        elif session.given.pop(order.instruction, None) is not None:
+        elif session.unanswered.pop(order.instruction, None) is not None:
             # The device waits for what will not come; it must forget the task before it gets the
             # next try.
-            session.tell(CoordinatorMessage(cancel=Cancel(instruction=order.instruction)))
+            session.send(CoordinatorMessage(cancel=Cancel(instruction=order.instruction)))
             self._failed(order, failure)
 
 

@@ -19,7 +19,7 @@ from typing import Final, assert_never
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
-from shoal_coordinator.server import claims, wire
+from shoal_coordinator.server import admission, wire
 from shoal_coordinator.server.deliveries import Deliveries
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Relay, Routes
@@ -65,7 +65,7 @@ class Driver:
         """Called once for each job given to `submit`: the dispatcher has ended it."""
         self.on_job_broken: Callable[[str, str], None] = lambda _job, _message: None
         """Called with the message of an exception that the processing of a job has raised."""
-        self.moved_at = monotonic_ns()
+        self.progressed_at = monotonic_ns()
         self.deliveries = Deliveries(self._delivery_failed)
         self.on_corrupt: Callable[[Digest], None] = lambda _: None
         """Called with a fragment whose bytes a device found wrong, wherever it got them."""
@@ -129,7 +129,7 @@ class Driver:
                 self._job_ended(name)  # an error has swallowed its end
             if self._failed_ticks == failed:
                 self._failed_ticks = 0
-                self.moved_at = now
+                self.progressed_at = now
 
     def _step(self, event: ev.Event, job: str | None, device: str | None) -> None:
         started = perf_counter()
@@ -195,24 +195,24 @@ class Driver:
                 self._released.setdefault(order.device, []).append(wire.released_task(order))
             case ins.Load():
                 self._metrics.loads.inc()
-                self._give(order, wire.load_message(order, self._routes.peers(order.peers)))
+                self._instruct(order, wire.load_message(order, self._routes.peers(order.peers)))
             case ins.Unload():
                 self._metrics.evictions.inc()
-                self._give(order, wire.unload_message(order))
+                self._instruct(order, wire.unload_message(order))
             case ins.Prefetch():
-                self._give(order, wire.prefetch_message(order, self._routes.peers(order.peers)))
+                self._instruct(order, wire.prefetch_message(order, self._routes.peers(order.peers)))
             case ins.Forward():
                 self._forward(order)
             case ins.Cancel():
                 self.deliveries.cancel(order.cancelled)
                 cancel = pb.Cancel(instruction=order.cancelled)
-                self._tell(order.device, pb.CoordinatorMessage(cancel=cancel))
+                self._send(order.device, pb.CoordinatorMessage(cancel=cancel))
             case ins.PeerLost():
                 lost = pb.PeerLost(device=order.peer)
-                self._tell(order.device, pb.CoordinatorMessage(peer_lost=lost))
+                self._send(order.device, pb.CoordinatorMessage(peer_lost=lost))
             case ins.Probe():
                 probe = pb.Probe(nonce=order.session)
-                self._tell(order.device, pb.CoordinatorMessage(probe=probe))
+                self._send(order.device, pb.CoordinatorMessage(probe=probe))
             case ins.Disconnect():
                 if (session := self._sessions.get(order.device)) is not None:
                     session.end(order.reason)
@@ -239,44 +239,44 @@ class Driver:
         message = wire.execute_message(
             order,
             run.wires[order.stage],
-            self._ways(order.device),
+            self._addresses(order.device),
             deadline_seconds=self._deadline_seconds(order.job),
             lossy=run.lossy,
             input_frame=frame,
         )
-        self._give(order, message)
+        self._instruct(order, message)
         if takes_inputs and not frame:
             self.deliveries.start(session, order, run)
 
     def _forward(self, order: ins.Forward) -> None:
         if (run := self.runs.get(order.job)) is not None:
-            wires, ways = run.wires[order.producer], self._ways(order.device)
-            self._give(order, wire.forward_message(order, wires, ways, lossy=run.lossy))
+            wires, addresses = run.wires[order.producer], self._addresses(order.device)
+            self._instruct(order, wire.forward_message(order, wires, addresses, lossy=run.lossy))
 
-    def _ways(self, device: str) -> wire.Ways:
+    def _addresses(self, device: str) -> wire.Addresses:
         """How a device reaches others."""
-        return lambda target: self._routes.way(device, target, self._now())
+        return lambda target: self._routes.address(device, target, self._now())
 
-    def _give(self, order: wire.Given, message: pb.CoordinatorMessage) -> None:
+    def _instruct(self, order: wire.Answerable, message: pb.CoordinatorMessage) -> None:
         if (session := self._sessions.get(order.device)) is not None:
-            session.given[order.instruction] = order
-            self._tell(order.device, message)
+            session.unanswered[order.instruction] = order
+            self._send(order.device, message)
 
-    def _tell(self, device: str, message: pb.CoordinatorMessage) -> None:
+    def _send(self, device: str, message: pb.CoordinatorMessage) -> None:
         """Send a message, after what was released before: a task that runs again must not lose its
         outputs to a release that was meant for its first run."""
         if (session := self._sessions.get(device)) is None:
             return
         if (tasks := self._released.pop(device, None)) is not None:
-            session.tell(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
-        session.tell(message)
+            session.send(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
+        session.send(message)
 
     def _flush_released(self) -> None:
         """Send the releases that no message has taken along."""
         self._flushing = None
         for device, tasks in self._released.items():
             if (session := self._sessions.get(device)) is not None:
-                session.tell(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
+                session.send(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
         self._released.clear()
 
     def _deadline_seconds(self, job: str) -> float:
@@ -308,16 +308,16 @@ class Driver:
     def left(self, session: DeviceSession, reason: str) -> None:
         """A session has ended, and its unanswered instructions are void."""
         self._released.pop(session.device, None)
-        for instruction in session.given:
+        for instruction in session.unanswered:
             self.deliveries.cancel(instruction)
-        session.given.clear()
+        session.unanswered.clear()
         self.feed(
             ev.DeviceLost(
                 at=self._now(), device=session.device, session=session.number, reason=reason
             )
         )
 
-    def heard(self, session: DeviceSession, message: pb.AgentMessage) -> None:
+    def receive(self, session: DeviceSession, message: pb.AgentMessage) -> None:
         """A device has sent a message. Raises `wire.Malformed`."""
         at, device, number = self._now(), session.device, session.number
         match message.WhichOneof("message"):
@@ -344,7 +344,7 @@ class Driver:
                 raise wire.Malformed(f"a message of kind {other} does not belong here")
 
     def _reply(self, session: DeviceSession, reply: pb.Reply, at: Nanoseconds) -> None:
-        order = session.given.pop(reply.instruction, None)
+        order = session.unanswered.pop(reply.instruction, None)
         if order is None:
             return
         self.deliveries.cancel(reply.instruction)
@@ -383,7 +383,7 @@ class Driver:
                 f"job {activation.key.job[:80]!r} does not run here",
                 outcome=Acknowledgement.STALE,
             )
-        claims.check_result_given(self._given(device), activation)
+        admission.check_result_given(self._given(device), activation)
         run.admit(activation)
 
     def admit_relay(self, device: str, activation: Activation) -> None:
@@ -393,14 +393,14 @@ class Driver:
         if run is None or run.epoch != key.epoch:
             reason = "the job does not run in this epoch"
             raise TransferError(reason, outcome=Acknowledgement.STALE)
-        claims.check_route_given(self._given(device), activation)
+        admission.check_route_given(self._given(device), activation)
         wires = run.wires[key.producer]
-        claims.check_tensors(activation, wires.outgoing[key.consumer], wires.specs)
+        admission.check_tensors(activation, wires.outgoing[key.consumer], wires.specs)
 
-    def _given(self, device: str) -> Iterable[wire.Given]:
+    def _given(self, device: str) -> Iterable[wire.Answerable]:
         """The instructions that a device has not answered."""
         session = self._sessions.get(device)
-        return () if session is None else session.given.values()
+        return () if session is None else session.unanswered.values()
 
     async def take(self, device: str, received: ReceivedActivation) -> None:
         """A result has arrived."""

@@ -15,7 +15,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
-from shoal_coordinator.server import claims, wire
+from shoal_coordinator.server import admission, wire
 from shoal_coordinator.storage.inputs import InputSet, InputUnsuitable, scan_inputs
 from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.locations import local_folder
@@ -165,7 +165,7 @@ class JobRun:
                 outcome=Acknowledgement.STALE,
             )
         wires = self.wires[key.producer]
-        claims.check_tensors(activation, wires.results, wires.specs)
+        admission.check_tensors(activation, wires.results, wires.specs)
 
     async def take(self, received: ReceivedActivation, feed: Feed) -> None:
         """Buffer a result, and pass on the reply that waited for it."""

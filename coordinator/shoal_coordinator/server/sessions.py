@@ -49,15 +49,15 @@ UNASKED_AT_ONCE: Final = 200.0
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class DeviceSession:
-    """One session. `given` are the instructions that wait for their answers."""
+    """One session. `unanswered` are the instructions that wait for their answers."""
 
     number: int
     hello: Hello
-    given: dict[int, wire.Given] = field(default_factory=dict)
+    unanswered: dict[int, wire.Answerable] = field(default_factory=dict)
     link: DeviceLink | None = None
     linked: asyncio.Event = field(default_factory=asyncio.Event)
     telemetry: Telemetry = field(default_factory=Telemetry)
-    heard_at: float = field(default_factory=monotonic)
+    received_at: float = field(default_factory=monotonic)
     draining: bool = False
     ended: asyncio.Future[str] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class DeviceSession:
     def device(self) -> str:
         return self.hello.device
 
-    def tell(self, message: CoordinatorMessage) -> None:
+    def send(self, message: CoordinatorMessage) -> None:
         """Send a message, in order, some time."""
         if self.outbox.full:
             self.end(f"{len(self.outbox)} messages are unsent")
@@ -84,11 +84,11 @@ class DeviceSession:
 
     def waits_for(self, message: AgentMessage) -> bool:
         """Whether a message answers an instruction."""
-        return message.HasField("reply") and message.reply.instruction in self.given
+        return message.HasField("reply") and message.reply.instruction in self.unanswered
 
     async def write_all(self, context: ConnectContext) -> None:
         """Write what is in the outbox, until the stream breaks."""
-        await self.outbox.write_all(context.write, lambda: len(self.given) > 1)
+        await self.outbox.write_all(context.write, lambda: len(self.unanswered) > 1)
 
 
 def _batch(messages: Sequence[CoordinatorMessage]) -> CoordinatorMessage:
@@ -203,7 +203,7 @@ class Sessions:
     async def _read(self, session: DeviceSession, requests: AsyncIterator[AgentMessage]) -> None:
         unasked = Allowance(UNASKED_PER_SECOND, UNASKED_AT_ONCE)
         async for message in requests:
-            session.heard_at = monotonic()
+            session.received_at = monotonic()
             messages = message.batch.messages or (message,)
             if len(messages) > BATCHED_MESSAGES:
                 raise wire.Malformed(
@@ -212,7 +212,7 @@ class Sessions:
             for each in messages:
                 if not session.waits_for(each):
                     await unasked.take()
-                self._driver.heard(session, each)
+                self._driver.receive(session, each)
 
     def _remember(self, session: DeviceSession) -> None:
         self.last.pop(session.device, None)

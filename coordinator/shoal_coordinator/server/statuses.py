@@ -171,5 +171,5 @@ def device_status(
         status.sent_bytes = telemetry.sent_bytes
         status.received_bytes = telemetry.received_bytes
         status.fetched_bytes = telemetry.fetched_bytes
-        status.silent_seconds = monotonic() - known.heard_at
+        status.silent_seconds = monotonic() - known.received_at
     return status

@@ -1,4 +1,4 @@
-"""Between the protocol's messages and the dispatcher's values, both ways. No IO, no state.
+"""Between the protocol's messages and the dispatcher's values, both addresses. No IO, no state.
 
 Numbers and texts from the wire were not checked by anybody before: what cannot be is refused with
 `Malformed`, and every enum has a value for what this version does not know.
@@ -112,7 +112,7 @@ def duration(seconds: float) -> Nanoseconds:
 
 
 def answer(  # noqa: PLR0911 - one for each kind
-    reply: pb.Reply, to: "Given", at: Nanoseconds
+    reply: pb.Reply, to: "Answerable", at: Nanoseconds
 ) -> ev.Event:
     """The event of a reply to an instruction; a reply of the wrong kind is a failure."""
     number = reply.instruction
@@ -178,19 +178,19 @@ def failure_of(message: pb.Failure) -> ev.Failure:
 
 # ---- to devices ----------------------------------------------------------------------------------
 
-Given = ins.Load | ins.Unload | ins.Prefetch | ins.Execute | ins.Forward
+Answerable = ins.Load | ins.Unload | ins.Prefetch | ins.Execute | ins.Forward
 """Instructions that a device answers."""
 
 
-class Way(NamedTuple):
+class Address(NamedTuple):
     """How peers reach a device: its gRPC target, and the key of its tickets."""
 
-    address: str
+    target: str
     ticket_key: bytes
 
 
-Ways = Callable[[str], Way | None]
-"""The way to a device; None: through the coordinator."""
+Addresses = Callable[[str], Address | None]
+"""The address of a device; None: through the coordinator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +246,7 @@ def prefetch_message(order: ins.Prefetch, peers: tuple[str, ...]) -> pb.Coordina
 def execute_message(
     order: ins.Execute,
     wires: StageWires,
-    ways: Ways,
+    addresses: Addresses,
     *,
     deadline_seconds: float,
     lossy: bool,
@@ -260,7 +260,7 @@ def execute_message(
             task=task,
             digest=order.digest,
             inputs=wires.sources,
-            routes=[_route(task, *route, wires, ways) for route in order.routes],
+            routes=[_route(task, *route, wires, addresses) for route in order.routes],
             results=wires.results,
             kept=wires.kept,
             deadline_seconds=deadline_seconds,
@@ -272,23 +272,25 @@ def execute_message(
 
 
 def forward_message(
-    order: ins.Forward, wires: StageWires, ways: Ways, *, lossy: bool
+    order: ins.Forward, wires: StageWires, addresses: Addresses, *, lossy: bool
 ) -> pb.CoordinatorMessage:
     """`wires` are the producer's."""
     task = pb.Task(job=order.job, epoch=order.epoch, item=order.item, stage=order.producer)
-    route = _route(task, order.consumer, order.target, wires, ways)
+    route = _route(task, order.consumer, order.target, wires, addresses)
     forward = pb.Forward(instruction=order.instruction, task=task, route=route, lossy=lossy)
     return pb.CoordinatorMessage(forward=forward)
 
 
-def _route(task: pb.Task, consumer: int, device: str, wires: StageWires, ways: Ways) -> pb.Route:
+def _route(
+    task: pb.Task, consumer: int, device: str, wires: StageWires, addresses: Addresses
+) -> pb.Route:
     route = pb.Route(consumer=consumer, device=device, tensors=wires.outgoing[consumer])
-    if (way := ways(device)) is not None:
+    if (found := addresses(device)) is not None:
         key = ActivationKey(
             job=task.job, epoch=task.epoch, item=task.item, producer=task.stage, consumer=consumer
         )
-        route.address = way.address
-        route.ticket = make_ticket(way.ticket_key, key)
+        route.address = found.target
+        route.ticket = make_ticket(found.ticket_key, key)
     return route
 
 

@@ -131,7 +131,7 @@ class ResultStore:
             self._resources = undo.pop_all()
 
     def close(self) -> None:
-        """Release the folder. What is stored stays."""
+        """Release the folder. What is stored remains."""
         self._resources.close()
 
     def completed(self) -> frozenset[int]:
@@ -352,7 +352,7 @@ class ResultStore:
             )
 
     def _recover(self) -> None:
-        """Take over what the journal and the parts say, as far as the files bear it out."""
+        """Take over what the journal and the parts say, as far as the files confirm it."""
         noted: dict[int, int] = {}
         for line in self._journal.lines:
             match line:

@@ -77,7 +77,6 @@ class Deliveries:
         return frame
 
     def start(self, session: DeviceSession, order: ins.Execute, run: JobRun) -> None:
-        """Bring a task's inputs to its device."""
         task = asyncio.create_task(self._deliver(session, order, run))
         self._tasks[order.instruction] = task
         task.add_done_callback(lambda _: self._tasks.pop(order.instruction, None))
@@ -94,7 +93,6 @@ class Deliveries:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _deliver(self, session: DeviceSession, order: ins.Execute, run: JobRun) -> None:
-        """Read, send, and report what could not be delivered."""
         try:
             async with self.budget.reserve(run.inputs.item_bytes(order.item)):
                 arrays = await run.read(order.item, run.wires[order.stage].model_inputs)

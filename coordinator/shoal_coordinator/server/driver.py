@@ -92,7 +92,6 @@ class Driver:
             self.feed(ev.JobSubmitted(at=self._now(), job=spec))
 
     def withdraw(self, job: str, reason: str) -> None:
-        """Have the dispatcher end a job."""
         self.feed(ev.JobCancelled(at=self._now(), job=job, reason=reason))
 
     # ---- events ----------------------------------------------------------------------------------
@@ -153,7 +152,6 @@ class Driver:
                 self._contain("dispatcher", error, _job_of(instruction), _device_of(instruction))
 
     def contain(self, part: str, error: BaseException, job: str) -> None:
-        """Have an exception fail one job, and nothing else."""
         self._contain(part, error, job, None)
 
     def _contain(
@@ -286,7 +284,6 @@ class Driver:
         return max(0.001, min(self._task_seconds, remaining))
 
     def _delivery_failed(self, order: ins.Execute, failure: ev.Failure) -> None:
-        """The inputs of a task cannot be read, or did not reach its device."""
         logger.info("inputs for %s: %s", order.device, failure.message)
         if failure.kind is not ev.FailureKind.INVALID_INPUT:
             self._instruction_failed(order, failure)
@@ -302,7 +299,6 @@ class Driver:
     # ---- messages of sessions --------------------------------------------------------------------
 
     def joined(self, session: DeviceSession) -> None:
-        """A device has opened a session."""
         self.feed(wire.device_joined(session.hello, session.number, self._now()))
 
     def left(self, session: DeviceSession, reason: str) -> None:
@@ -398,12 +394,10 @@ class Driver:
         admission.check_tensors(activation, wires.outgoing[key.consumer], wires.specs)
 
     def _given(self, device: str) -> Iterable[wire.Answerable]:
-        """The instructions that a device has not answered."""
         session = self._sessions.get(device)
         return () if session is None else session.unanswered.values()
 
     async def take(self, device: str, received: ReceivedActivation) -> None:
-        """A result has arrived."""
         if (run := self.runs.get(received.key.job)) is not None:
             await run.take(received, partial(self.feed, job=run.name))
 

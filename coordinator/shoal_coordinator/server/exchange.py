@@ -162,7 +162,6 @@ class DeviceLink:
             self._intake.close()
 
     async def take(self, header: FrameHeader, payload: memoryview) -> bytes | None:
-        """A frame of a result, or of an activation for another device."""
         match header.WhichOneof("kind"):
             case "activation" if header.activation.device:
                 return await self._begin_relay(header, payload)

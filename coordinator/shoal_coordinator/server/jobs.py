@@ -10,7 +10,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from time import time
@@ -24,7 +25,6 @@ from shoal_coordinator.jobs.values import End, Outcome, Refusal
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.lives import Life, Work
-from shoal_coordinator.server.performer import Performer
 from shoal_coordinator.server.statuses import end_of, with_end
 from shoal_coordinator.server.submissions import submission_of
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
@@ -51,8 +51,6 @@ CLOSE_SECONDS: Final = 10.0
 
 
 class JobRefused(Exception):
-    """A request about a job that is refused."""
-
     def __init__(self, reason: str, refusal: Refusal = Refusal.MALFORMED) -> None:
         super().__init__(reason)
         self.refusal = refusal
@@ -72,7 +70,8 @@ class Jobs:
         self._volume = volume
         volume.in_use = self.fragments_in_use
         self._state = State(maximum_jobs=MAXIMUM_JOBS, shown_ended=SHOWN_ENDED)
-        self._perform = Performer(driver, ledger, volume)
+        self._writer = ThreadPoolExecutor(1, "job records")
+        """One thread: records reach the disk in the order given."""
         self._lives: dict[Job, Life] = {}
         """In the order in which they began."""
         self._callers: dict[int, tuple[asyncio.Future[Job | None], Work | None]] = {}
@@ -143,7 +142,6 @@ class Jobs:
         await future
 
     def cancel(self, name: str, reason: str) -> None:
-        """Ask for a job's end."""
         if self.runs(name):
             self._feed(ev.CancelRequested(job=name, reason=reason))
 
@@ -152,7 +150,6 @@ class Jobs:
         return None if job is None else self._lives[job]
 
     def all(self) -> list[Life]:
-        """Every job that is known, in the order of submission."""
         return [self._lives[job] for job in self._state.jobs.values()]
 
     def runs(self, name: str) -> bool:
@@ -162,11 +159,10 @@ class Jobs:
 
     def fragments_in_use(self) -> frozenset[Digest]:
         """The fragments of jobs that have not ended; called from other threads."""
-        lives = tuple(self._lives.values())
-        return frozenset().union(*(life.fragments_in_use for life in lives))
+        lives = map(self._lives.get, tuple(self._state.jobs.values()))
+        return frozenset().union(*(life.fragments_in_use for life in lives if life is not None))
 
     async def record_statistics(self) -> None:
-        """Record the statistics of running jobs now and then, for ever."""
         while True:
             await asyncio.sleep(STATISTICS_SECONDS)
             self._feed(self._elapsed())
@@ -184,7 +180,13 @@ class Jobs:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._perform.stop(list(self._lives.values()))
+        runs = [life.run for life in self._lives.values() if life.run is not None]
+        for run in runs:
+            self._driver.runs.pop(run.name, None)
+            self._driver.withdraw(run.name, "the coordinator stops")
+        closed = (run.close(complete=False) for run in runs)
+        await asyncio.gather(*closed, return_exceptions=True)
+        await asyncio.to_thread(self._writer.shutdown)
         for future, _ in self._callers.values():
             if not future.done():
                 future.set_exception(JobRefused("the coordinator stops", Refusal.STOPPING))
@@ -236,7 +238,6 @@ class Jobs:
         )
 
     def _found_job(self, record: JobRecord) -> ev.Found:
-        """What a record says, as an event."""
         submission, missing, work = None, "", record.work
         if record.request is not None:
             document, missing = self._checked(record.request)
@@ -261,7 +262,6 @@ class Jobs:
     # ---- the machine -----------------------------------------------------------------------------
 
     def _feed(self, event: ev.Event) -> None:
-        """Let the machine process an event, and perform its effects."""
         self._events.append(event)
         if self._stepping:
             return
@@ -278,47 +278,64 @@ class Jobs:
             self._stepping = False
 
     def _do(self, effect: do.Effect) -> None:  # noqa: C901, PLR0912 - one for each kind
-        perform = self._perform
+        ledger, name = self._ledger, "" if isinstance(effect, do.Refuse) else effect.job
         match effect:
             case do.Record():
-                self._start(perform.record(self._record(effect)))
+                self._start(self._write(name, ledger.put, self._record(effect)), feed=True)
             case do.RecordTally():
-                self._start(perform.record_tally(effect))
+                self._start(self._write(name, ledger.put_tally, name, effect.tally), feed=False)
             case do.Forget():
-                self._start(perform.forget(effect.job))
+                self._start(self._write(name, ledger.forget, name), feed=False)
             case do.Open():
-                self._start(perform.open(self._life(effect.job)))
+                self._start(self._life(name).open(), feed=True)
             case do.Dispatch() | do.Amend():
-                perform.dispatch(effect, self._life(effect.job))
+                self._life(name).dispatch(effect)
             case do.Withdraw():
-                self._driver.withdraw(effect.job, effect.reason)
+                self._driver.withdraw(name, effect.reason)
             case do.Close():
-                self._start(perform.close(self._life(effect.job), complete=effect.complete))
+                self._start(self._life(name).close(complete=effect.complete), feed=True)
             case do.RemoveFiles():
-                self._start(perform.remove_files(effect.job))
+                self._start(self._remove_files(name), feed=True)
             case do.Accept():
                 future, _ = self._callers.pop(effect.caller)
                 if not future.done():
-                    future.set_result(self._state.jobs.get(effect.job))
+                    future.set_result(self._state.jobs.get(name))
             case do.Refuse():
                 future, _ = self._callers.pop(effect.caller)
                 if not future.done():
                     future.set_exception(JobRefused(effect.reason, effect.refusal))
             case do.Notify():
-                self._notify(self._life(effect.job))
+                self._notify(self._life(name))
             case _:
                 assert_never(effect)
 
-    def _start(self, work: Coroutine[None, None, ev.Event | None]) -> None:
-        """Perform an effect in the background, and feed its answer."""
-
+    def _start(self, work: Coroutine[None, None, ev.Event], *, feed: bool) -> None:
         async def perform() -> None:
-            if (answer := await work) is not None:
+            answer = await work
+            if feed:
                 self._feed(answer)
 
         task = asyncio.create_task(perform())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _write(
+        self, name: str, write: Callable[..., None], *arguments: object
+    ) -> ev.Recorded:
+        """Change the ledger, in the order given."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, write, *arguments)
+        except Exception as error:
+            logger.warning("job %s cannot be recorded: %s", name, error)
+            return ev.Recorded(job=name, problem=str(error))
+        return ev.Recorded(job=name)
+
+    async def _remove_files(self, name: str) -> ev.FilesRemoved:
+        try:
+            await asyncio.to_thread(self._volume.remove_job, name)
+        except Exception as error:
+            return ev.FilesRemoved(job=name, problem=str(error))
+        return ev.FilesRemoved(job=name)
 
     def _life(self, name: str) -> Life:
         """The life that the current effect is about. The machine may hold the next one already: the
@@ -329,7 +346,7 @@ class Jobs:
         known = list(self._state.jobs.values())
         kept = {*known, *(each.earlier for each in known)}
         self._lives = {each: life for each, life in self._lives.items() if each in kept}
-        self._lives[job] = life = Life(job, work, self._driver)
+        self._lives[job] = life = Life(job, work, self._driver, self._ledger)
         return life
 
     def _record(self, effect: do.Record) -> JobRecord:
@@ -342,9 +359,8 @@ class Jobs:
         return self._lives[job].record(effect)
 
     def _work_ended(self, name: str) -> None:
-        """The dispatcher has ended a job."""
         if name in self._state.jobs and not self.closed:
-            self._feed(self._perform.work_ended(self._life(name)))
+            self._feed(self._life(name).work_ended())
 
     def _elapsed(self) -> ev.Elapsed:
         running = [job for job in self._state.jobs.values() if job.phase is Phase.RUNNING]

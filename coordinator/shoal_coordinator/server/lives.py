@@ -1,23 +1,34 @@
-"""What the jobs' machine does not hold of a job: its messages, its run, and who waits for it."""
+"""What the jobs' machine does not hold of a job: its messages, its run, and who waits for it; and
+what the machine has done about its run."""
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import dataclass
 from time import monotonic_ns, time
+from typing import assert_never
 
 from shoal_coordinator.dispatch import views
-from shoal_coordinator.jobs.effects import Record
+from shoal_coordinator.jobs import effects as do
+from shoal_coordinator.jobs import events as ev
 from shoal_coordinator.jobs.state import Job, Phase
-from shoal_coordinator.jobs.values import NOTHING, Tally
+from shoal_coordinator.jobs.values import NOTHING, End, Outcome, Tally
+from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
-from shoal_coordinator.server.runs import JobRun
-from shoal_coordinator.server.statuses import job_status, run_tally, with_end, with_tally
+from shoal_coordinator.server.runs import RETRY_SECONDS, JobRun, open_run
+from shoal_coordinator.server.statuses import job_status, run_end, run_tally, with_end, with_tally
 from shoal_coordinator.server.submissions import as_submitted, request_of
-from shoal_coordinator.storage.job_records import JobRecord
+from shoal_coordinator.storage.inputs import InputsRefused
+from shoal_coordinator.storage.job_records import JobRecord, Ledger
+from shoal_coordinator.storage.locations import LocationRefused
+from shoal_coordinator.storage.results import OutputsRefused
 from shoal_protocol.digests import Digest
+from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds, nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +43,6 @@ class Signal(asyncio.Event):
     """An event that can be waited for with patience."""
 
     async def within(self, timeout_seconds: float) -> None:
-        """Wait until it is set, or the time is up."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self.wait()
@@ -41,7 +51,7 @@ class Signal(asyncio.Event):
 class Life:
     """One life of a job outside the machine. `submitted_at` is by this process's clock."""
 
-    def __init__(self, job: Job, work: Work | None, driver: Driver) -> None:
+    def __init__(self, job: Job, work: Work | None, driver: Driver, ledger: Ledger) -> None:
         """`work` is None where an earlier coordinator has ended the job."""
         self.job = job
         self.submitted_at = monotonic_ns() - nanoseconds(max(0.0, time() - job.submitted_seconds))
@@ -56,6 +66,7 @@ class Life:
         """It has ended, or the coordinator stops."""
         self._work = work
         self._driver = driver
+        self._ledger = ledger
 
     @property
     def has_ended(self) -> bool:
@@ -68,7 +79,6 @@ class Life:
 
     @property
     def request(self) -> pb.SubmitJobRequest:
-        """What the job was submitted with, as amended since."""
         return request_of(self.work.request, self.job.submission)
 
     @property
@@ -79,7 +89,6 @@ class Life:
         return frozenset(fragment.digest for fragment in self._work.document.fragments)
 
     def view(self) -> views.JobView | None:
-        """The run under way, as the dispatcher sees it."""
         if self.job.phase not in {Phase.RUNNING, Phase.WITHDRAWING}:
             return None
         return views.job(self._driver.state, self.job.name)
@@ -104,7 +113,7 @@ class Life:
         status.completing = job.completes
         return as_submitted(with_tally(status, job.past.plus(self.tally())), job.submission)
 
-    def record(self, effect: Record) -> JobRecord:
+    def record(self, effect: do.Record) -> JobRecord:
         """The record that an effect asks for; a job that ends gets its last status."""
         assert effect.submission is not None, "it is not removed"
         request = status = None
@@ -124,3 +133,82 @@ class Life:
             submitted_seconds=effect.submitted_seconds,
             tally=effect.tally,
         )
+
+    # ---- effects: each returns the event that answers it -----------------------------------------
+
+    async def open(self) -> ev.Opened | ev.OpenFailed:
+        name = self.job.name
+        try:
+            while self.run is None:
+                try:
+                    self.run = await asyncio.to_thread(self._open_run)
+                except OSError as error:
+                    if not is_transient(error):
+                        raise
+                    if self.job.stop is not None:
+                        return ev.OpenFailed(job=name, end=self.job.stop)
+                    logger.warning("job %s waits: %s", name, error)
+                    await asyncio.sleep(RETRY_SECONDS)
+        except (LocationRefused, InputsRefused, OutputsRefused) as error:
+            return ev.OpenFailed(job=name, end=_failed("FolderRefused", str(error)))
+        except Exception as error:
+            logger.exception("job %s", name)
+            message = f"the coordinator failed while it opened the job's folders: {error!r}"
+            return ev.OpenFailed(job=name, end=_failed("CoordinatorFailed", message))
+        return ev.Opened(job=name, items=len(self.run.inputs), completed=len(self.run.completed))
+
+    def _open_run(self) -> JobRun:
+        crashes = self._ledger.crash_count(self.job.name)
+        return open_run(self.work.request, self.work.document, self.job.epoch, crashes)
+
+    def dispatch(self, effect: do.Dispatch | do.Amend) -> None:
+        assert self.run is not None, "it was opened"
+        driver, run, name = self._driver, self.run, self.job.name
+        request = request_of(self.work.request, effect.submission)
+        driver.deadlines.pop(name, None)
+        if request.active_deadline_seconds:
+            deadline = self.submitted_at + nanoseconds(request.active_deadline_seconds)
+            driver.deadlines[name] = Nanoseconds(deadline)
+        spec = wire.job_spec(
+            request,
+            self.work.document,
+            items=len(run.inputs),
+            epoch=effect.epoch,
+            deadline=driver.deadlines.get(name),
+        )
+        run.begin_epoch(effect.epoch)
+        match effect:
+            case do.Dispatch():
+                driver.runs[name] = run
+                run.start(driver.feed, lambda error: driver.contain("results", error, name))
+                driver.submit(spec, run.completed)
+            case do.Amend():
+                logger.info("job %s: plan %d, epoch %d", name, request.epoch, effect.epoch)
+                driver.amend(spec)
+            case _:
+                assert_never(effect)
+
+    def work_ended(self) -> ev.WorkEnded:
+        name, view = self.job.name, self.view()
+        if view is None or self.run is None:
+            end = _failed("CoordinatorFailed", "the dispatcher has lost the job")
+            return ev.WorkEnded(job=name, end=end, whole=False, tally=NOTHING)
+        place = self.run.inputs.place
+        self.counts = job_status(view, place)
+        whole = view.phase is views.JobPhase.COMPLETE
+        return ev.WorkEnded(job=name, end=run_end(view, place), whole=whole, tally=self.tally())
+
+    async def close(self, *, complete: bool) -> ev.Closed:
+        name, run, self.run = self.job.name, self.run, None
+        assert run is not None, "it was opened"
+        self._driver.runs.pop(name, None)
+        self._driver.deadlines.pop(name, None)
+        try:
+            return ev.Closed(job=name, problem=await run.close(complete=complete))
+        except Exception as error:
+            logger.exception("job %s", name)
+            return ev.Closed(job=name, problem=f"the coordinator failed: {error!r}")
+
+
+def _failed(reason: str, message: str) -> End:
+    return End(outcome=Outcome.FAILED, reason=reason, message=message)

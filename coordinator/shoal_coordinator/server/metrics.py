@@ -15,8 +15,6 @@ _STEP_BUCKETS: Final = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.
 
 
 class CoordinatorMetrics:
-    """All metrics, in a registry of their own."""
-
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -58,11 +56,9 @@ class CoordinatorMetrics:
         self._counted: Counts[Counter] = Counts()
 
     def count_task(self, order: ins.Execute) -> None:
-        """A task was given to a device."""
         self._by_tier[order.tier].inc()
 
     def count_failure(self, part: str) -> None:
-        """An error inside the coordinator was contained."""
         self._failures.labels(part=part).inc()
 
     def refresh(self, state: State, hub: ExchangeHub, input_bytes: int) -> None:

@@ -27,14 +27,12 @@ class RelayedPairs:
         return len(self._until)
 
     def add(self, source: str, target: str, now: Nanoseconds) -> None:
-        """A device could not reach another."""
         self._until[source, target] = Nanoseconds(now + RELAYED)
         self._until.move_to_end((source, target))
         if len(self._until) > MAXIMUM_PAIRS:
             self._until.popitem(last=False)
 
     def relayed(self, source: str, target: str, now: Nanoseconds) -> bool:
-        """Whether what goes from one to the other is relayed now."""
         until = self._until.get((source, target))
         if until is None:
             return False

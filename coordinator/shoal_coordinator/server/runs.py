@@ -146,13 +146,11 @@ class JobRun:
             raise InputUnsuitable(item, place, reason) from error
 
     def prefetched(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
-        """Some of an item's inputs, if the prefetch has read them already."""
         return self._prefetch.cached(item, names)
 
     # ---- results ---------------------------------------------------------------------------------
 
     def expect(self, order: ins.Execute) -> None:
-        """A task was assigned; its results are accepted from now on."""
         if self.wires[order.stage].results:
             self._expected.setdefault((order.item, order.stage), _Expected())
 
@@ -205,7 +203,6 @@ class JobRun:
             expected.reply = reply
 
     def expire(self, now: Nanoseconds, feed: Feed) -> None:
-        """Give up waiting for results that are long overdue."""
         failure = ev.Failure(
             kind=ev.FailureKind.MISSING_ACTIVATION, message="the result did not arrive"
         )
@@ -269,7 +266,6 @@ class JobRun:
         self._work.set()
 
     def fail(self, item: int, failure: ev.Failure) -> None:
-        """An item has failed for good."""
         reason = wire.failure_text(failure)
         self._failing.append(FailedItem(item, self.inputs.place(item), reason))
         self._forget(item)

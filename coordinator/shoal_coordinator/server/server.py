@@ -139,7 +139,6 @@ class Coordinator:
 
 @contextlib.asynccontextmanager
 async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
-    """A coordinator for as long as the context lasts."""
     tls = settings.credentials is not None
     metrics = CoordinatorMetrics()
     open_sessions: dict[str, DeviceSession] = {}
@@ -231,8 +230,6 @@ async def _measure(driver: Driver, hub: ExchangeHub, metrics: CoordinatorMetrics
 
 
 class _SessionService:
-    """The streams of devices, and the fragments that they fetch."""
-
     def __init__(
         self,
         sessions: Sessions,

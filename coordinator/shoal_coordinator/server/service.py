@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import grpc
 
@@ -13,7 +13,7 @@ from shoal_coordinator.jobs.values import Refusal
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.jobs import JobRefused, Jobs
 from shoal_coordinator.server.lives import Life
-from shoal_coordinator.server.roles import Role, Roles
+from shoal_coordinator.server.roles import Role, Roles, abort
 from shoal_coordinator.server.sessions import Sessions
 from shoal_coordinator.server.statuses import device_status
 from shoal_protocol.fragment_store import FragmentStore
@@ -64,7 +64,7 @@ class CoordinatorService(CoordinatorServicer):
         try:
             job = await self._jobs.submit(request)
         except JobRefused as error:
-            await _abort(context, _CODES[error.refusal], str(error))
+            await abort(context, _CODES[error.refusal], str(error))
         await job.settled.within(PREPARE_SECONDS)
         return job.status()
 
@@ -74,7 +74,7 @@ class CoordinatorService(CoordinatorServicer):
         await self._roles.require(context, Role.CLIENT)
         job = await self._find(request.name, context)
         if self._watchers >= WATCHERS:
-            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already")
+            await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already")
         self._watchers += 1
         try:
             async for status in self._statuses(job, _interval(request.interval_seconds)):
@@ -83,7 +83,7 @@ class CoordinatorService(CoordinatorServicer):
             self._watchers -= 1
         if not job.has_ended:
             gone = "the coordinator stops" if self._jobs.closed else "the job was not recorded"
-            await _abort(context, grpc.StatusCode.UNAVAILABLE, gone)
+            await abort(context, grpc.StatusCode.UNAVAILABLE, gone)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: _Context) -> pb.JobStatus:
         await self._roles.require(context, Role.CLIENT)
@@ -118,7 +118,7 @@ class CoordinatorService(CoordinatorServicer):
         try:
             await self._jobs.remove(request.name)
         except JobRefused as error:
-            await _abort(context, _CODES[error.refusal], str(error))
+            await abort(context, _CODES[error.refusal], str(error))
         return pb.RemoveJobResponse()
 
     async def ListFragments(
@@ -130,11 +130,10 @@ class CoordinatorService(CoordinatorServicer):
 
     async def _find(self, name: str, context: _Context) -> Life:
         if (job := self._jobs.find(name)) is None:
-            await _abort(context, grpc.StatusCode.NOT_FOUND, f"there is no job {name[:80]!r} here")
+            await abort(context, grpc.StatusCode.NOT_FOUND, f"there is no job {name[:80]!r} here")
         return job
 
     async def _statuses(self, job: Life, interval: float) -> AsyncIterator[pb.JobStatus]:
-        """The status now, whenever it changed, and the last one."""
         sent: pb.JobStatus | None = None
         while True:
             ended = job.has_ended
@@ -145,11 +144,6 @@ class CoordinatorService(CoordinatorServicer):
             if ended or self._jobs.closed or job not in self._jobs.all():
                 return
             await job.done.within(interval)
-
-
-async def _abort(context: _Context, code: grpc.StatusCode, reason: str) -> NoReturn:
-    await context.abort(code, reason)
-    raise AssertionError("abort always raises")
 
 
 def _differs(status: pb.JobStatus, sent: pb.JobStatus) -> bool:

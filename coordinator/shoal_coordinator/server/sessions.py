@@ -19,6 +19,7 @@ import grpc
 
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
+from shoal_coordinator.server.roles import abort
 from shoal_protocol.bulk.transport import STREAM_ERRORS, GrpcTransport
 from shoal_protocol.channels import peer_name
 from shoal_protocol.frames import MalformedFrame
@@ -45,6 +46,7 @@ UNASKED_PER_SECOND: Final = 50.0
 """Messages that answer no instruction (telemetry, mostly): a device that sends more is read at this
 rate."""
 UNASKED_AT_ONCE: Final = 200.0
+_LATE: Final = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -71,7 +73,6 @@ class DeviceSession:
         return self.hello.device
 
     def send(self, message: CoordinatorMessage) -> None:
-        """Send a message, in order, some time."""
         if self.outbox.full:
             self.end(f"{len(self.outbox)} messages are unsent")
         else:
@@ -83,16 +84,22 @@ class DeviceSession:
             self.ended.set_result(reason)
 
     def waits_for(self, message: AgentMessage) -> bool:
-        """Whether a message answers an instruction."""
         return message.HasField("reply") and message.reply.instruction in self.unanswered
 
     async def write_all(self, context: ConnectContext) -> None:
-        """Write what is in the outbox, until the stream breaks."""
         await self.outbox.write_all(context.write, lambda: len(self.unanswered) > 1)
 
 
 def _batch(messages: Sequence[CoordinatorMessage]) -> CoordinatorMessage:
     return CoordinatorMessage(batch=CoordinatorBatch(messages=messages))
+
+
+class _Refused(Exception):
+    def __init__(
+        self, reason: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT
+    ) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class Sessions:
@@ -118,7 +125,6 @@ class Sessions:
         """The newest session of every device, also of one that is gone."""
 
     def close(self, reason: str) -> None:
-        """End every session."""
         for session in list(self.by_device.values()):
             session.end(reason)
 
@@ -126,7 +132,14 @@ class Sessions:
 
     async def connect(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> None:
         """Serve a control stream from its Hello to its end."""
-        hello = await self._greet(requests, context)
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                message = await anext(requests, None)
+            hello = self._greeted(message, context)
+        except (_Refused, TimeoutError) as error:
+            refused = error if isinstance(error, _Refused) else _Refused("no Hello came", _LATE)
+            logger.warning("refused a session: %s", refused)
+            await abort(context, refused.code, str(refused))
         session = DeviceSession(number=next(self._numbers), hello=hello)
         welcome = Welcome(
             session=session.number,
@@ -153,38 +166,29 @@ class Sessions:
             self._leave(session, reason)
         await context.abort(grpc.StatusCode.ABORTED, reason)
 
-    async def _greet(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> Hello:
-        """The Hello, checked; aborts the call for anything else."""
-        code = grpc.StatusCode.INVALID_ARGUMENT
+    def _greeted(self, message: AgentMessage | None, context: ConnectContext) -> Hello:
+        """The Hello of a first message, checked. Raises `_Refused`."""
+        if message is None:
+            raise _Refused("the stream ended without a Hello")
+        if message.WhichOneof("message") != "hello":
+            raise _Refused("the first message is not a Hello")
         try:
-            async with asyncio.timeout(HELLO_SECONDS):
-                message = await anext(requests)
-            if message.WhichOneof("message") != "hello":
-                raise wire.Malformed("the first message is not a Hello")
             wire.check_hello(message.hello)
-            self._identify(message.hello.device, context.peer(), peer_name(context))
-            if len(self.by_device) >= MAXIMUM_SESSIONS:
-                code = grpc.StatusCode.RESOURCE_EXHAUSTED
-                raise wire.Malformed(f"{MAXIMUM_SESSIONS} devices are connected already")
-        except TimeoutError:
-            reason, code = "no Hello came", grpc.StatusCode.DEADLINE_EXCEEDED
-        except StopAsyncIteration:
-            reason = "the stream ended without a Hello"
         except wire.Malformed as error:
-            reason = str(error)
-        except PermissionError as error:
-            reason, code = str(error), grpc.StatusCode.PERMISSION_DENIED
-        else:
-            return message.hello
-        logger.warning("refused a session: %s", reason)
-        await context.abort(code, reason)
-        raise AssertionError("abort always raises")
+            raise _Refused(str(error)) from error
+        self._identify(message.hello.device, context)
+        if len(self.by_device) >= MAXIMUM_SESSIONS:
+            reason = f"{MAXIMUM_SESSIONS} devices are connected already"
+            raise _Refused(reason, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        return message.hello
 
-    def _identify(self, device: str, peer: str, certified: str | None) -> None:
-        """Raise `PermissionError` for a device that does not prove its name. Behind a Unix socket
-        the file system is the proof."""
-        if self._tls and not peer.startswith("unix:") and certified != device:
-            raise PermissionError(f"device {device!r} came with the certificate of {certified!r}")
+    def _identify(self, device: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Raise `_Refused` for a device that does not prove its name. Behind a Unix socket the file
+        system is the proof."""
+        certified = peer_name(context)
+        if self._tls and not context.peer().startswith("unix:") and certified != device:
+            reason = f"device {device!r} came with the certificate of {certified!r}"
+            raise _Refused(reason, grpc.StatusCode.PERMISSION_DENIED)
 
     async def _serve(
         self,
@@ -192,7 +196,6 @@ class Sessions:
         requests: AsyncIterator[AgentMessage],
         context: ConnectContext,
     ) -> str:
-        """Read and write until either ends; why it ended."""
         return await _until_first_ends(
             session,
             self._read(session, requests),
@@ -221,7 +224,6 @@ class Sessions:
             del self.last[next(iter(self.last))]
 
     def _leave(self, session: DeviceSession, reason: str) -> None:
-        """Take a session off the books, once."""
         session.end(reason)
         if self.by_device.get(session.device) is not session:
             return
@@ -235,7 +237,10 @@ class Sessions:
 
     async def exchange(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
         """Serve a device's bulk stream, which belongs to its session."""
-        session = await self._session_of(context)
+        try:
+            session = await self._session_of(device_metadata(context) or "", context)
+        except _Refused as error:
+            await abort(context, error.code, str(error))
         if session.link is not None:
             self._detach(session.link, "the device has opened another stream")
         transport = GrpcTransport(requests, context.write)
@@ -253,21 +258,18 @@ class Sessions:
                 session.end(f"the bulk stream broke: {reason}")
         await context.abort(grpc.StatusCode.ABORTED, reason)
 
-    async def _session_of(self, context: FrameContext) -> DeviceSession:
-        device = device_metadata(context) or ""
+    async def _session_of(self, device: str, context: FrameContext) -> DeviceSession:
+        """The session that a bulk stream belongs to. Raises `_Refused`."""
+        if not re.fullmatch(r"[a-z0-9.-]{1,63}", device):
+            raise _Refused("the stream names no device", grpc.StatusCode.PERMISSION_DENIED)
+        self._identify(device, context)
         try:
-            if not re.fullmatch(r"[a-z0-9.-]{1,63}", device):
-                raise PermissionError("the stream names no device")
-            self._identify(device, context.peer(), peer_name(context))
             async with asyncio.timeout(HELLO_SECONDS), self._joined:
                 await self._joined.wait_for(lambda: device in self.by_device)
-            return self.by_device[device]
-        except TimeoutError:
-            reason, code = f"{device} has no session", grpc.StatusCode.FAILED_PRECONDITION
-        except PermissionError as error:
-            reason, code = str(error), grpc.StatusCode.PERMISSION_DENIED
-        await context.abort(code, reason)
-        raise AssertionError("abort always raises")
+        except TimeoutError as error:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            raise _Refused(f"{device} has no session", code) from error
+        return self.by_device[device]
 
     def _detach(self, link: DeviceLink, reason: str) -> None:
         link.bulk.end(reason)
@@ -291,7 +293,6 @@ async def _until_first_ends(session: DeviceSession, *acts: Coroutine[Any, Any, s
 
 
 def _reason(results: Iterable[object], device: str) -> str:
-    """Why the tasks of a stream ended."""
     for result in results:
         match result:
             case wire.Malformed() | MalformedFrame():

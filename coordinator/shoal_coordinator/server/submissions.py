@@ -41,7 +41,6 @@ def terms_of(request: pb.SubmitJobRequest) -> Terms:
 
 
 def request_of(work: pb.SubmitJobRequest, submission: Submission) -> pb.SubmitJobRequest:
-    """The request of some work, with the plan and the terms of `submission`."""
     request = pb.SubmitJobRequest()
     request.CopyFrom(work)
     request.epoch = submission.plan.number

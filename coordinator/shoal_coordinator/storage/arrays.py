@@ -134,7 +134,6 @@ def _archive_headers(file: BinaryIO, limits: Limits) -> dict[str, ArrayHeader]:
 
 
 def _placed(header: ArrayHeader, info: zipfile.ZipInfo, file: BinaryIO) -> ArrayHeader:
-    """The header with its place in the archive."""
     file.seek(info.header_offset)
     signature, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     if signature != b"PK\3\4":
@@ -267,7 +266,6 @@ class ArrayFile:
     def _copied(
         self, header: ArrayHeader, copy: Callable[[ArrayHeader, BinaryIO], None], *, by_rows: bool
     ) -> BinaryIO:
-        """An unnamed file that `copy` fills at the first call."""
         key = header.name, by_rows
         if key not in self._copies:
             with ExitStack() as resources:

@@ -62,8 +62,6 @@ class ResultFile:
 
 
 class _Extent(NamedTuple):
-    """Where an array of an item is in the part."""
-
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     start: int
@@ -72,8 +70,6 @@ class _Extent(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """A record as its head describes it."""
-
     row: int
     before: int
     arrays: Mapping[str, _Extent]
@@ -238,7 +234,6 @@ class Part:
         self._settled[row] = at
 
     def fail(self, row: int) -> None:
-        """The row will have no result."""
         self._pending.pop(row, None)
         self._problems.pop(row, None)
         if row not in self.failed_rows and self._settled[row] == _ABSENT:
@@ -246,7 +241,6 @@ class Part:
             self._remaining -= 1
 
     def remove(self) -> None:
-        """Delete the part; the file is made, or will never be."""
         self.folder.remove(self.name)
 
     # ---- after a restart -------------------------------------------------------------------------
@@ -359,7 +353,6 @@ class Part:
             raise self._damaged(extent.start)
 
     def _is_sound(self, file: BinaryIO, record: _Record) -> bool:
-        """Whether the arrays' bytes have their checksums."""
         try:
             for extent in record.arrays.values():
                 for _ in self._data(file, extent):

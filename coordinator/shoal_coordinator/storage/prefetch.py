@@ -48,7 +48,6 @@ class InputPrefetch:
         return None if arrays is None else {name: arrays[name] for name in names}
 
     def forget(self, item: int) -> None:
-        """Drop an item that has ended."""
         self._cached.pop(item, None)
 
     def _collect(self) -> None:

@@ -131,11 +131,9 @@ class ResultStore:
             self._resources = undo.pop_all()
 
     def close(self) -> None:
-        """Release the folder. What is stored remains."""
         self._resources.close()
 
     def completed(self) -> frozenset[int]:
-        """The items whose results are safe."""
         items: set[int] = set()
         for number in self._made:
             file = self._files[number]
@@ -332,7 +330,6 @@ class ResultStore:
                 )
 
     def _identify(self, identity: str) -> None:
-        """Make sure that what exists here is of this very job."""
         mine = {"version": _VERSION, "job": self._job, "identity": identity}
         if self._folder.size("job.json") is None:
             self._folder.replace("job.json", json.dumps(mine).encode())

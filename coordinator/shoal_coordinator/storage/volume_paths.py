@@ -77,5 +77,4 @@ def is_name(name: str) -> bool:
 
 
 def is_job(name: str) -> bool:
-    """Whether a job can be called like this."""
     return _JOB.fullmatch(name) is not None

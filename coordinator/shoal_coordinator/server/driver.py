@@ -58,7 +58,6 @@ class Driver:
         self.state = new_state(limits)
         self._sessions = sessions
         self.runs: dict[str, JobRun] = {}
-        self.deadlines: dict[str, Nanoseconds] = {}
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception if the dispatcher itself fails."""
         self.on_job_ended: Callable[[str], None] = lambda _: None
@@ -238,7 +237,7 @@ class Driver:
             order,
             run.wires[order.stage],
             self._addresses(order.device),
-            deadline_seconds=self._deadline_seconds(order.job),
+            deadline_seconds=self._deadline_seconds(run),
             lossy=run.lossy,
             input_frame=frame,
         )
@@ -277,10 +276,10 @@ class Driver:
                 session.send(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
         self._released.clear()
 
-    def _deadline_seconds(self, job: str) -> float:
-        if (deadline := self.deadlines.get(job)) is None:
+    def _deadline_seconds(self, run: JobRun) -> float:
+        if run.deadline is None:
             return self._task_seconds
-        remaining = seconds(Nanoseconds(deadline - self._now()))
+        remaining = seconds(Nanoseconds(run.deadline - self._now()))
         return max(0.001, min(self._task_seconds, remaining))
 
     def _delivery_failed(self, order: ins.Execute, failure: ev.Failure) -> None:

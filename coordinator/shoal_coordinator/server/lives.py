@@ -165,16 +165,15 @@ class Life:
         assert self.run is not None, "it was opened"
         driver, run, name = self._driver, self.run, self.job.name
         request = request_of(self.work.request, effect.submission)
-        driver.deadlines.pop(name, None)
-        if request.active_deadline_seconds:
-            deadline = self.submitted_at + nanoseconds(request.active_deadline_seconds)
-            driver.deadlines[name] = Nanoseconds(deadline)
+        run.deadline = None
+        if allowed_seconds := request.active_deadline_seconds:
+            run.deadline = Nanoseconds(self.submitted_at + nanoseconds(allowed_seconds))
         spec = wire.job_spec(
             request,
             self.work.document,
             items=len(run.inputs),
             epoch=effect.epoch,
-            deadline=driver.deadlines.get(name),
+            deadline=run.deadline,
         )
         run.begin_epoch(effect.epoch)
         match effect:
@@ -202,7 +201,6 @@ class Life:
         name, run, self.run = self.job.name, self.run, None
         assert run is not None, "it was opened"
         self._driver.runs.pop(name, None)
-        self._driver.deadlines.pop(name, None)
         try:
             return ev.Closed(job=name, problem=await run.close(complete=complete))
         except Exception as error:

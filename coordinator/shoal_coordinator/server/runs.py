@@ -76,6 +76,7 @@ class JobRun:
         self.name = request.name
         self.epoch = epoch
         self.lossy = request.lossy
+        self.deadline: Nanoseconds | None = None
         self.wires = wire.stage_wires(document)
         self.inputs = inputs
         self.bfloat16 = frozenset(s.name for s in document.inputs if s.dtype == "bfloat16")

@@ -33,6 +33,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -105,7 +106,6 @@ class ResultStore:
         self._path = outputs
         self._job = job
         self._files = files
-        self._firsts = [file.first for file in files]
         self._names = tuple(names)
         self._made: dict[int, int] = {}
         self._made_in_part: set[int] = set()
@@ -289,7 +289,7 @@ class ResultStore:
     # ---- finding ---------------------------------------------------------------------------------
 
     def _file_of(self, item: int) -> int:
-        return bisect_right(self._firsts, item) - 1
+        return bisect_right(self._files, item, key=attrgetter("first")) - 1
 
     def _part_of(self, item: int) -> Part:
         number = self._file_of(item)

@@ -42,7 +42,7 @@ async def test_a_submission_says_what_the_job_says(world: World, lossy: bool) ->
         job = world.coordinator.jobs.find("ocr")
         assert job is not None
         taken = api.SubmitJobRequest()
-        taken.CopyFrom(world.coordinator.jobs.request(job))
+        taken.CopyFrom(job.request)
     finally:
         await coordinators.close()
     assert taken.inputs_uri.endswith("jobs/ocr/in")

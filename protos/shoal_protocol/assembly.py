@@ -90,6 +90,7 @@ class _Transfer:
     tensors: list[_Tensor]
     into: Buffer | None
     decoded_bytes: int
+    bytes_to_decode: int
     size: int
     array: NDArray[np.uint8] | None = None
     filled: int = 0
@@ -116,9 +117,7 @@ class ActivationAssembler:
     @property
     def bytes_to_decode(self) -> int:
         """Decoded bytes that `fill` will make of what has come, with the transfer's last frame."""
-        tensors = () if self._current is None else self._current.tensors
-        slow = (t for t in tensors if t.codec != pb.NONE or t.data_type in (pb.STRING, pb.BOOL))
-        return sum(tensor.decoded_bytes for tensor in slow)
+        return 0 if self._current is None else self._current.bytes_to_decode
 
     def feed(self, message: bytes) -> ReceivedActivation | None:
         """Take the next frame; the activation when it was the last one."""
@@ -186,11 +185,14 @@ class ActivationAssembler:
         if len(messages) > limits.tensors:
             raise MalformedFrame(f"{len(messages)} tensors, at most {limits.tensors}")
         tensors: list[_Tensor] = []
-        decoded_bytes = cost = 0
+        size = decoded_bytes = bytes_to_decode = cost = 0
         for message in messages:
             tensor, cost_of_tensor = _read_tensor(message, limits)
             tensors.append(tensor)
+            size += tensor.encoded_bytes
             decoded_bytes += tensor.decoded_bytes
+            if tensor.codec != pb.NONE or tensor.data_type in (pb.STRING, pb.BOOL):
+                bytes_to_decode += tensor.decoded_bytes
             cost += cost_of_tensor
             if cost > limits.decoded_bytes:
                 raise MalformedFrame(
@@ -204,7 +206,8 @@ class ActivationAssembler:
             tensors=tensors,
             into=None if self._admit is None else self._admit(activation, decoded_bytes),
             decoded_bytes=decoded_bytes,
-            size=sum(tensor.encoded_bytes for tensor in tensors),
+            bytes_to_decode=bytes_to_decode,
+            size=size,
         )
 
 

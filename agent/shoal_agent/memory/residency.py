@@ -9,8 +9,7 @@ What counts against the budget, all above the agent's idle floor:
   frames that carry them.
 
 The invariant, after every call: **resident + in flight + reserved + moving <= budget**; and under
-`single`, resident and in flight together are one fragment at most. (Where the budget shrinks below
-what is moving, everything else goes, and the moving goes by itself.)
+`single`, resident and in flight together are one fragment at most.
 
 Fragments come before activations: an activation has another place to be (the disk), a fragment has
 not. A load that would fit but for the reserved bytes makes room first: so many bytes of activations
@@ -143,7 +142,7 @@ class Ledger:
         return Load.ADMITTED
 
     def finish_load(self, digest: str) -> bool:
-        """The fragment can run now. False: its place went with a smaller budget."""
+        """The fragment can run now. False: its place went to activations meanwhile."""
         if digest in self.in_flight:
             self.resident = {**self.resident, digest: self.in_flight[digest]}
             self.in_flight = _without(self.in_flight, digest)
@@ -188,13 +187,6 @@ class Ledger:
         """The fragment has been given up and its memory is back."""
         self.resident = _without(self.resident, digest)
 
-    def resize(self, budget: Bytes) -> list[Demand]:
-        """The device may use more or less from now on: fragments go, until what moves has room
-        beside the others."""
-        self.budget = budget
-        demands = self._give_up([], NOTHING, f"the budget is {format_bytes(budget)} now")
-        return demands + self._spills()
-
     # ---- activations -------------------------------------------------------------------------
 
     def request_space(self, size: int) -> bool:
@@ -231,25 +223,22 @@ class Ledger:
         return self._spills()
 
     def fail_spill(self, digest: str | None) -> list[Demand]:
-        """What was to be spilled has no place on disk; `digest` as the `Spill` had it."""
+        """What was to be spilled has no place on disk, so fragments go until it has: first that
+        of the `Spill`, then loads in flight, then what became resident first."""
         reason = "the activations that need room in memory have none on disk"
-        return self._give_up([] if digest is None else [digest], self.reserved, reason)
+        demands: list[Demand] = []
+        first = [] if digest is None else [digest]
+        for each in dict.fromkeys((*first, *self.in_flight, *self.resident)):
+            if not self.excess:
+                break
+            if need := self.in_flight.get(each) or self.resident.get(each):
+                self.fail_load(each)
+                self.unload(each)
+                have = self.free_for_fragments
+                demands.append(Evict(digest=each, need=need, have=have, reason=reason))
+        return demands
 
     # ---- inside ------------------------------------------------------------------------------
-
-    def _give_up(self, first: list[str], beside: Bytes, reason: str) -> list[Demand]:
-        """Evict until what stays has room with `beside` bytes of activations: `first`, then loads
-        in flight, then what became resident first."""
-        demands: list[Demand] = []
-        for digest in dict.fromkeys((*first, *self.in_flight, *self.resident)):
-            if self.fragments + self.moving + beside <= self.budget:
-                break
-            if need := self.in_flight.get(digest) or self.resident.get(digest):
-                self.fail_load(digest)
-                self.unload(digest)
-                have = self.free_for_fragments
-                demands.append(Evict(digest=digest, need=need, have=have, reason=reason))
-        return demands
 
     def _spills(self, digest: str | None = None) -> list[Demand]:
         """What of the activations has to leave memory, now that others have its room."""

@@ -240,10 +240,6 @@ class Fragments:
         """Ask the present run to end early, also when it still waits for the processor."""
         self._stopper.stop()
 
-    def change_budget(self, budget: Bytes) -> None:
-        """Use more or less from now on; what does not fit any more is given up."""
-        self._carry_out(self.ledger.resize(budget))
-
     # ---- the activations' share --------------------------------------------------------------
 
     def request_space(self, size: int) -> bool:

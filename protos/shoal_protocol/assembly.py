@@ -45,7 +45,6 @@ class ReceivedActivation:
     key: ActivationKey
     device: str
     tensors: dict[str, Array]
-    data_types: dict[str, pb.DataType]
     decoded_bytes: int
     encoded_bytes: int
 
@@ -102,7 +101,7 @@ class ActivationAssembler:
     """Puts the frames of one stream together again.
 
     Each frame takes two steps: `begin` checks its header and asks for admission, `fill` allocates,
-    copies and decodes, and may run in a thread; `add` is both. All raise `TransferError`
+    copies and decodes, and may run in a thread; `feed` is both. All raise `TransferError`
     (`MalformedFrame` when the sender is wrong) with the transfer's number; what is still to come of
     that transfer is then ignored, so the caller answers with an acknowledgement of the error's
     outcome and continues. Other streams, other assemblers.
@@ -316,7 +315,6 @@ def _finish(current: _Transfer) -> ReceivedActivation:
         key=ActivationKey.of(activation.key),
         device=activation.device,
         tensors={tensor.name: _array(tensor, array) for tensor in current.tensors},
-        data_types={tensor.name: tensor.data_type for tensor in current.tensors},
         decoded_bytes=current.decoded_bytes,
         encoded_bytes=current.size,
     )

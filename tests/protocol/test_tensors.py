@@ -113,9 +113,10 @@ def test_every_tensor_arrives_as_it_was_sent(
     assert list(received.tensors) == list(tensors)
     assert received.decoded_bytes == encoded.decoded_bytes
     assert received.encoded_bytes == encoded.encoded_bytes
+    dtypes = {each.name: each.dtype for each in encoded.header.activation.tensors}
     for name, sent in tensors.items():
         assert same(sent, received.tensors[name])
-        assert (received.data_types[name] == pb.BFLOAT16) == (name in bfloat16)
+        assert (dtypes[name] == pb.BFLOAT16) == (name in bfloat16)
         if sent.dtype != object and sent.size:
             assert received.tensors[name].ctypes.data % 64 == 0
 

@@ -36,6 +36,15 @@ from shoal_protocol.units import Bytes, format_bytes
 NOTHING: Final = Bytes(0)
 
 
+class NoRoom(Exception):
+    """Something does not fit; carries what it would take and what there is, in bytes."""
+
+    def __init__(self, need_bytes: int, have_bytes: int, reason: str) -> None:
+        super().__init__(reason)
+        self.need_bytes = need_bytes
+        self.have_bytes = have_bytes
+
+
 class Load(Enum):
     """Answers to a load that fits."""
 

@@ -21,6 +21,7 @@ from shoal_agent.memory.residency import (
     Ledger,
     Load,
     MakeRoom,
+    NoRoom,
     Refusal,
     Spill,
     short,
@@ -42,13 +43,8 @@ _LIGHT_SECONDS = 0.0005
 Result = TypeVar("Result")
 
 
-class OverBudget(Exception):
-    """A fragment does not fit; carries what it would take and what there is, in bytes."""
-
-    def __init__(self, need_bytes: int, have_bytes: int, reason: str) -> None:
-        super().__init__(reason)
-        self.need_bytes = need_bytes
-        self.have_bytes = have_bytes
+class OverBudget(NoRoom):
+    """A fragment does not fit in memory."""
 
 
 class NotResident(Exception):

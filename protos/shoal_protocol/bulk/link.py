@@ -240,7 +240,7 @@ class BulkLink:
     ) -> Outgoing:
         """Have a transfer sent once (see `Outgoing`), when there is room for it and it is its turn.
         Raises `Undelivered`; so does waiting for `answered`."""
-        if self._room.locked():
+        if len(self._waiting) >= WAITING_TRANSFERS:
             self._traffic.full_queues += 1
         await self._room.acquire()
         if self.broken is not None:
@@ -281,7 +281,7 @@ class BulkLink:
     def _wake(self) -> None:
         if not self._writing:
             self._writing = True
-            self._writer = asyncio.create_task(self._write_all(), name="bulk writer")
+            self._writer = asyncio.create_task(self._write_all())
             self._watch_progress()
 
     async def _write_all(self) -> None:

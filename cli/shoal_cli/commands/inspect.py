@@ -1,6 +1,7 @@
 """`shoal inspect`."""
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -61,13 +62,11 @@ def inspect(
 
 def found_json(profile: "Profile") -> dict[str, object]:
     """What a worker answers about a model; tensors as in `partition.json`."""
-    from shoal_protocol.partition import spec_value
-
     return {
         "digest": profile.digest,
         "size_bytes": profile.size_bytes,
         "opset": profile.opset,
         "parameters": profile.parameters,
-        "inputs": [spec_value(each) for each in profile.inputs],
-        "outputs": [spec_value(each) for each in profile.outputs],
+        "inputs": [asdict(each) for each in profile.inputs],
+        "outputs": [asdict(each) for each in profile.outputs],
     }

@@ -18,7 +18,7 @@ from shoal_operator.controller.cache import Cache, ObjectName, Own, reduce
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children, NameTaken
 from shoal_operator.controller.clock import now_text
-from shoal_operator.controller.coordinators import CallFailed, Coordinators
+from shoal_operator.controller.coordinators import CoordinatorFailed, Coordinators
 from shoal_operator.controller.events import Events
 from shoal_operator.controller.foreign import Identity
 from shoal_operator.reconcile.deciding import APPLYING, NOT_APPLIED, refused_status
@@ -35,7 +35,7 @@ from shoal_operator.reconcile.decision import (
 
 logger = logging.getLogger(__name__)
 
-Failure = ApiError | CallFailed | NameTaken
+Failure = ApiError | CoordinatorFailed | NameTaken
 _Step = tuple[str, Callable[[], Awaitable[bool]]]
 
 
@@ -77,7 +77,7 @@ class Actions:
     async def carry_out(self, own: Own, decision: Decision) -> bool:
         """Do what was decided about an object; whether something but its status has changed.
 
-        Raises the first `ApiError`, `CallFailed` or `NameTaken`, or `NotLeading`.
+        Raises the first `ApiError`, `CoordinatorFailed` or `NameTaken`, or `NotLeading`.
         """
         identity = own.identity
         assert own.value is not None, "a decision about an object that does not parse"
@@ -91,7 +91,7 @@ class Actions:
                 changed |= await step()
             except Unavailable:
                 raise
-            except (ApiError, CallFailed, NameTaken) as error:
+            except (ApiError, CoordinatorFailed, NameTaken) as error:
                 failures.append(error)
                 if isinstance(error, Rejected | NameTaken):
                     refused.append(_refusal(what, error))

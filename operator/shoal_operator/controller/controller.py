@@ -10,7 +10,7 @@ from shoal_operator.controller.actions import Actions, NotLeading
 from shoal_operator.controller.api import ApiError, Conflict
 from shoal_operator.controller.cache import ObjectName, Own
 from shoal_operator.controller.children import NameTaken
-from shoal_operator.controller.coordinators import CallFailed
+from shoal_operator.controller.coordinators import CoordinatorFailed
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.metrics import OperatorMetrics
 from shoal_operator.controller.snapshots import Snapshots
@@ -74,7 +74,7 @@ class Controller:
             self._event_router.queue.add(name, CONFLICT_SECONDS)
         except NotLeading:
             logger.debug("%s: another operator leads", _text(name))
-        except (ApiError, CallFailed, NameTaken) as error:
+        except (ApiError, CoordinatorFailed, NameTaken) as error:
             logger.warning("%s: %s", _text(name), error)
             return True
         except Exception:

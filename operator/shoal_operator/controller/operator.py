@@ -25,8 +25,7 @@ from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children
 from shoal_operator.controller.clock import now_micro_text
 from shoal_operator.controller.controller import Controller
-from shoal_operator.controller.coordinators import Coordinators
-from shoal_operator.controller.dialling import Dialler
+from shoal_operator.controller.coordinators import Coordinators, Dialler
 from shoal_operator.controller.enrolling import Enrolling
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.health import Health, HealthLimits

@@ -180,7 +180,7 @@ class Snapshots:
         partition = reader.own(Partition, namespace, partition_of(job, placement))
         pool = reader.own(DevicePool, namespace, pool_of(job, placement))
         over = job.status is not None and has_ended(job.status)
-        run = f"run/{job_id(job)}"
+        run = views.run_part(job_id(job))
         name = pool_of(job, placement)
         workers = await self._workers(context, job, answers=False)
         if partition is not None and not over:
@@ -230,7 +230,7 @@ class Snapshots:
         jobs = context.reader.own_referring(InferenceJob, namespace, placement.metadata.name)
         newest: tuple[str, Run | None] = ("", None)
         for job in jobs:
-            context.reader.subscribe(views.end_topic(namespace, pool, job_id(job)))
+            context.reader.subscribe(views.topic(namespace, pool, views.end_part(job_id(job))))
             run = view.runs.get(job_id(job)) if isinstance(view, CoordinatorView) else None
             made = job.metadata.creation_timestamp or ""
             if run is not None and made >= newest[0]:

@@ -98,14 +98,11 @@ class Controller:
             # Its children are on their way out as well; a job has a run that must be stopped.
             return
         reader = self._event_router.reader(name)
-        seen = await self._snapshots.build(own.value, reader)
-        if seen is None:
-            return
+        snapshot = await self._snapshots.build(own.value, reader)
         self._event_router.has_read(name, reader)
-        snapshot, again_seconds = seen
         decision = decide(snapshot, self._actions.applied(own))
         changed = await self._actions.carry_out(own, decision)
-        for seconds in (decision.requeue_seconds, again_seconds):
+        for seconds in (decision.requeue_seconds, reader.requeue_seconds):
             if seconds is not None:
                 self._event_router.queue.add(name, max(seconds, 0.01))
         if changed:

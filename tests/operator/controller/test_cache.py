@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_api.kinds import InferenceJob, Model, Partition
-from shoal_operator.controller.cache import Cache, Dependents, ObjectName, Own, Reader, reduce
+from shoal_operator.controller.cache import (
+    Cache,
+    Dependents,
+    ObjectName,
+    Own,
+    Reader,
+    made_for,
+    reduce,
+)
 from shoal_operator.controller.foreign import JobState
 from shoal_operator.reconcile.job_status import has_ended
 
@@ -182,10 +190,13 @@ def test_children_are_found_by_the_uid_that_they_were_made_for() -> None:
     told.put(job("one", 1, "x"))
     told.put(job("two", 2, "x"))
     told.put(job("three", 3, "y"))
-    found = told.cache.made_for("Job", "here", "x")
+    children = ("Job", "here", made_for("x"))
+    found = told.cache.members(children)
     assert [state.identity.name for state in found] == ["one", "two"]
     told.cache.remove(reduce(job("one", 4, "x")).identity)
-    assert [each.identity.name for each in told.cache.made_for("Job", "here", "x")] == ["two"]
+    assert [each.identity.name for each in told.cache.members(("Job", "here", made_for("x")))] == [
+        "two"
+    ]
     assert isinstance(found[0], JobState)
 
 
@@ -195,7 +206,7 @@ def test_a_reader_is_told_of_exactly_what_it_read_also_of_what_was_not_there() -
     reader = Reader(told.cache, lambda topic: dependents.add(name, topic))
     assert reader.own(Model, "here", "m") is None
     assert reader.all_own(Partition, "here") == ()
-    assert reader.made_for("Job", "here", "x") == ()
+    assert reader.members(("Job", "here", made_for("x"))) == ()
 
     def touched(document: Mapping[str, object]) -> bool:
         told.topics.clear()

@@ -1,0 +1,56 @@
+"""Every seed of the fuzzer, and every input that it found a fault with, does no harm."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from fuzz.message_mutation import mutated
+from fuzz.targets import FOUND, TARGETS, Target, examine, found
+
+pytestmark = [pytest.mark.timeout(60)]
+
+INPUTS = [(name, path) for name in TARGETS for path in found(name)]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_seeds_are_taken(name: str) -> None:
+    seeds = list(TARGETS[name].seeds())
+    assert seeds
+    for seed in seeds:
+        examine(TARGETS[name], seed)
+
+
+@pytest.mark.parametrize(("name", "path"), INPUTS, ids=lambda value: getattr(value, "name", value))
+def test_what_was_found_once_does_no_harm(name: str, path: Path) -> None:
+    examine(TARGETS[name], path.read_bytes())
+
+
+def test_inputs_that_were_found_belong_to_a_target() -> None:
+    assert {folder.name for folder in FOUND.iterdir()} <= TARGETS.keys()
+
+
+def test_exceptions_and_memory_are_faults() -> None:
+    def fail(_: bytes) -> None:
+        raise KeyError("a foreign error")
+
+    with pytest.raises(KeyError):
+        examine(Target(run=fail, seeds=list), b"")
+    taken: list[bytearray] = []
+    with pytest.raises(AssertionError, match="made the process grow"):
+        examine(Target(run=lambda _: taken.append(bytearray(b"x") * (1 << 30)), seeds=list), b"")
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if TARGETS[name].message is not None])
+def test_a_mutated_message_is_another_message(name: str) -> None:
+    kind = TARGETS[name].message
+    assert kind is not None
+    seed = next(iter(TARGETS[name].seeds()))
+
+    def shorter(value: bytes) -> bytes:
+        return value[:-1]
+
+    made = {mutated(seed, kind, Random(number), shorter) for number in range(100)}  # noqa: S311
+    assert len(made) > 50
+    for each in made:
+        kind.FromString(each)

@@ -1,6 +1,7 @@
 """Fragments and the processor's thread, in this process: what is cancelled, stopped, and fails."""
 
 import asyncio
+import gc
 import io
 import shutil
 import socket
@@ -244,6 +245,24 @@ class Dripping:
         for frame in file_frames(io.BytesIO(bytes(1000)), request, 1000, frame_bytes=1):
             await context.write(frame)
             await asyncio.sleep(0.05)
+
+
+async def test_a_fetch_that_nobody_waits_for_any_more_fails_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fetcher = Fetcher(FragmentCache(tmp_path, 1 << 30), lambda *_: None, at_once)
+    async with open_channel(f"unix:{tmp_path}/nobody.sock") as channel:
+        source = Source("nobody", PeerClient(channel).fetch_fragment)
+        waiting = asyncio.create_task(fetcher.ensure("sha256:" + "0" * 64, [source]))
+        await asyncio.sleep(0)
+        (fetch,) = (task for task in asyncio.all_tasks() if task.get_name().startswith("fetch "))
+        waiting.cancel()
+        while not fetch.done():
+            await asyncio.sleep(0.01)
+    assert waiting.cancelled()
+    del fetch, waiting
+    gc.collect()
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("manifest", [True, False])

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from agent.fragment_making import MadeFragment, dense_model, write_fragment
 from fuzz.logged_errors import no_logged_errors
-from fuzz.scratch import empty_folder
+from fuzz.scratch import empty_folder, event_loop
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher
 from shoal_agent.memory.residency import Ledger
@@ -50,7 +50,7 @@ def serve(data: bytes) -> None:
     except DecodeError:
         return  # gRPC refuses it
     with no_logged_errors():
-        _loop().run(_converse(batch.messages, ANSWER_SECONDS))
+        event_loop().run(_converse(batch.messages, ANSWER_SECONDS))
 
 
 async def _converse(
@@ -170,12 +170,6 @@ class _Device:
 
 
 @cache
-def _loop() -> asyncio.Runner:
-    """The device outlives its sessions, and so does its event loop."""
-    return asyncio.Runner()
-
-
-@cache
 def _device() -> _Device:
     return _Device()
 
@@ -199,7 +193,7 @@ def _fragment() -> MadeFragment:
 def seeds() -> Iterable[bytes]:
     """All instructions, in an order in which they work."""
     messages = _instructions()
-    replies = _loop().run(_converse(messages, HANG_SECONDS))
+    replies = event_loop().run(_converse(messages, HANG_SECONDS))
     done = {reply.instruction for reply in replies if not reply.HasField("failure")}
     assert done == {1, 3, 6}, replies
     yield pb.CoordinatorBatch(messages=messages).SerializeToString()

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from coordinator.scripted import put_model, submission, whole_model
 from fuzz.logged_errors import no_logged_errors
-from fuzz.scratch import empty_folder, scratch_folder
+from fuzz.scratch import empty_folder, event_loop, scratch_folder
 from shoal_coordinator.dispatch.invariants import violations
 from shoal_coordinator.dispatch.machine import Limits
 from shoal_coordinator.server import wire
@@ -31,7 +31,7 @@ from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.v1 import session_pb2 as pb
 
 ROWS: Final = np.arange(4, dtype=np.float32).reshape(2, 1, 2)
-TURNS: Final = 8
+TURNS: Final = 4
 """Of the event loop, between two messages."""
 HANG_SECONDS: Final = 5
 
@@ -75,14 +75,14 @@ def serve(data: bytes) -> None:
             await _a_moment()
 
     with no_logged_errors():
-        asyncio.run(_converse(requests))
+        event_loop().run(_converse(requests))
 
 
 def seeds() -> Iterable[bytes]:
     """What a device says that does all it is asked for; and one that also says all else."""
     for messages in ([], _unasked()):
         said = _Answers(messages)
-        assert asyncio.run(_converse(said.requests)) == len(ROWS), "the job is done"
+        assert event_loop().run(_converse(said.requests)) == len(ROWS), "the job is done"
         yield pb.AgentBatch(messages=said.messages).SerializeToString()
 
 

@@ -1,12 +1,12 @@
 """Frames of bulk streams, and tensors put together from them."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fuzz.scratch import event_loop
 from shoal_protocol.assembly import Limits, ReceivedActivation
 from shoal_protocol.bulk.link import BulkLink
 from shoal_protocol.bulk.receiving import Intake
@@ -41,7 +41,7 @@ def split(data: bytes) -> None:
 
 def receive(data: bytes) -> None:
     """A link takes whatever comes; what it receives has the types and sizes of its headers."""
-    asyncio.run(_receive(data))
+    event_loop().run(_receive(data))
 
 
 async def _receive(data: bytes) -> None:

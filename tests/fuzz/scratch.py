@@ -1,5 +1,6 @@
-"""Folders for what is fuzzed: in memory, as a disk would be worn out."""
+"""What targets share: folders in memory, as a disk would be worn out, and one event loop."""
 
+import asyncio
 import atexit
 import functools
 import shutil
@@ -14,6 +15,12 @@ def scratch_folder() -> Path:
     path = Path(tempfile.mkdtemp(prefix="shoal-fuzz-", dir=memory if memory.is_dir() else None))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
+
+
+@functools.cache
+def event_loop() -> asyncio.Runner:
+    """A loop for all inputs: to make one takes longer than most of them."""
+    return asyncio.Runner()
 
 
 def empty_folder(name: str) -> Path:

@@ -18,7 +18,7 @@ with atheris.instrument_imports(
     include=["shoal_protocol", "shoal_api", "shoal_coordinator", "shoal_agent", "shoal_cli"]
 ):
     from fuzz.message_mutation import mutated
-    from fuzz.targets import TARGETS, examine, found
+    from fuzz.targets import TARGETS, check_harmless, found
 
 HANG_SECONDS: Final = 20
 INPUT_BYTES: Final = 64 << 10
@@ -59,7 +59,7 @@ def main() -> None:
     arguments = [f"-{name}={value}" for name, value in options.items()]
     atheris.Setup(
         [sys.argv[0], *arguments, str(corpus)],
-        lambda data: examine(target, data),
+        lambda data: check_harmless(target, data),
         custom_mutator=mutate,
     )
     atheris.Fuzz()

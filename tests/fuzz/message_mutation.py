@@ -31,10 +31,9 @@ def mutated(data: bytes, kind: type[Message], random: Random, flip: Flip) -> byt
         message.Clear()
     for _ in range(random.choice((1, 1, 1, 2, 3, 5))):
         parts = list(_parts(message))
-        part = random.choice(parts)
-        field = random.choice(part.DESCRIPTOR.fields) if part.DESCRIPTOR.fields else None
-        if field is not None:
-            _change(part, field, random, _Values(parts, random, flip))
+        part = random.choice([part for part in parts if part.DESCRIPTOR.fields])
+        fields: Any = part.DESCRIPTOR.fields  # its type differs between implementations
+        _change(part, random.choice(fields), random, _Values(parts, random, flip))
     return message.SerializeToString()
 
 
@@ -114,6 +113,7 @@ class _Values:
             case FieldDescriptor.CPPTYPE_DOUBLE | FieldDescriptor.CPPTYPE_FLOAT:
                 return random.choice(_FLOATS)
             case FieldDescriptor.CPPTYPE_ENUM:
+                assert field.enum_type is not None, "an enum has a type"
                 return random.choice((*field.enum_type.values_by_number, 99))
             case kind:
                 bits, signed = _BITS[kind]

@@ -1,7 +1,7 @@
 """What is fuzzed: readers of bytes that others have made, each as a function of bytes.
 
 A target raises nothing for whatever bytes: it takes the errors that its reader declares, and
-asserts what must hold afterwards. So every exception that leaves it is a fault. `examine` also
+asserts what must hold afterwards. So every exception that leaves it is a fault. `check_harmless` also
 counts memory; time is the fuzzer's to watch.
 """
 
@@ -57,7 +57,7 @@ def found(name: str) -> list[Path]:
     return sorted((FOUND / name).glob("*"))
 
 
-def examine(target: Target, data: bytes) -> None:
+def check_harmless(target: Target, data: bytes) -> None:
     """Run a target. Raises what is a fault: any exception, and memory that the input explains
     in no way."""
     before = _peak_bytes()

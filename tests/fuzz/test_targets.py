@@ -1,15 +1,17 @@
 """Every seed of the fuzzer, and every input that it found a fault with, does no harm."""
 
+import re
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from fuzz.message_mutation import mutated
-from fuzz.targets import FOUND, TARGETS, Target, examine, found
+from fuzz.targets import FOUND, TARGETS, Target, check_harmless, found
 
 pytestmark = [pytest.mark.timeout(60)]
 
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
 INPUTS = [(name, path) for name in TARGETS for path in found(name)]
 
 
@@ -18,12 +20,17 @@ def test_seeds_are_taken(name: str) -> None:
     seeds = list(TARGETS[name].seeds())
     assert seeds
     for seed in seeds:
-        examine(TARGETS[name], seed)
+        check_harmless(TARGETS[name], seed)
 
 
 @pytest.mark.parametrize(("name", "path"), INPUTS, ids=lambda value: getattr(value, "name", value))
 def test_what_was_found_once_does_no_harm(name: str, path: Path) -> None:
-    examine(TARGETS[name], path.read_bytes())
+    check_harmless(TARGETS[name], path.read_bytes())
+
+
+def test_make_fuzzes_every_target() -> None:
+    (names,) = re.findall(r"^FUZZED \?= (.*)$", MAKEFILE.read_text(), re.MULTILINE)
+    assert names.split() == list(TARGETS)
 
 
 def test_inputs_that_were_found_belong_to_a_target() -> None:
@@ -35,10 +42,10 @@ def test_exceptions_and_memory_are_faults() -> None:
         raise KeyError("a foreign error")
 
     with pytest.raises(KeyError):
-        examine(Target(run=fail, seeds=list), b"")
+        check_harmless(Target(run=fail, seeds=list), b"")
     taken: list[bytearray] = []
     with pytest.raises(AssertionError, match="made the process grow"):
-        examine(Target(run=lambda _: taken.append(bytearray(b"x") * (1 << 30)), seeds=list), b"")
+        check_harmless(Target(run=lambda _: taken.append(bytearray(b"x") * (1 << 30)), seeds=list), b"")
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if TARGETS[name].message is not None])

@@ -1,8 +1,8 @@
 """What is fuzzed: readers of bytes that others have made, each as a function of bytes.
 
 A target raises nothing for whatever bytes: it takes the errors that its reader declares, and
-asserts what must hold afterwards. So every exception that leaves it is a fault. `check_harmless` also
-counts memory; time is the fuzzer's to watch.
+asserts what must hold afterwards. So every exception that leaves it is a fault. `check_harmless`
+also counts memory; time is the fuzzer's to watch.
 """
 
 import resource

@@ -1,13 +1,14 @@
 """Every seed of the fuzzer, and every input that it found a fault with, does no harm."""
 
 import re
+import resource
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from fuzz.message_mutation import mutated
-from fuzz.targets import FOUND, TARGETS, Target, check_harmless, found
+from fuzz.targets import FOUND, GROWTH_BYTES, TARGETS, Target, check_harmless, found
 
 pytestmark = [pytest.mark.timeout(60)]
 
@@ -43,9 +44,12 @@ def test_exceptions_and_memory_are_faults() -> None:
 
     with pytest.raises(KeyError):
         check_harmless(Target(run=fail, seeds=list), b"")
-    taken: list[bytearray] = []
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    size = GROWTH_BYTES + peak - resident + (1 << 20)
+    taken: list[bytes] = []
     with pytest.raises(AssertionError, match="made the process grow"):
-        check_harmless(Target(run=lambda _: taken.append(bytearray(b"x") * (1 << 30)), seeds=list), b"")
+        check_harmless(Target(run=lambda _: taken.append(b"x" * size), seeds=list), b"")
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if TARGETS[name].message is not None])

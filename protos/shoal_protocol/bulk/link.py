@@ -272,7 +272,9 @@ class BulkLink:
 
         speed = self._codec.bytes_per_second
         plain = speed is None or speed >= LinkCodec.FAST_BYTES_PER_SECOND
-        size = sum(tensor.nbytes for tensor in outbound.tensors.values())
+        tensors = outbound.tensors.values()
+        plain &= all(tensor.dtype.kind not in "OU" for tensor in tensors)
+        size = sum(tensor.nbytes for tensor in tensors)
         if (plain or size < _ENCODE_IN_THREAD_FROM_BYTES) and not outbound.on_disk:
             return encode()
         return await in_thread(encode)

@@ -68,18 +68,6 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_text_that_is_small_but_for_its_fixed_width_is_refused_alone(store: Open) -> None:
-    results_of = store()
-    for item in range(3):
-        results_of.add(item, result(item))
-    bomb = np.array(["x" * 400_000] + [""] * 400_000, object)  # 1.2 MB, or 640 GB as numpy has it
-    results_of.add(2, {"label": bomb})
-    failures = results_of.finish([0, 1, 2])
-    assert failures.keys() == {2}
-    assert "of fixed width" in failures[2]
-    assert results_of.completed() == {0, 1}
-
-
 def test_rows_come_out_as_their_inputs_were_stacked(store: Open, tmp_path: Path) -> None:
     results = store()
     assert put(results, 5, 2, 0) == {}

@@ -114,7 +114,7 @@ def test_a_run_that_begins_to_complete_its_results_is_reported_at_once() -> None
     runs = MappingProxyType({"j": replace(RUN, completing=True)})
     completing = replace(VIEW, runs=runs)
     assert parts(VIEW, completing) == {"shelf/run/j"}
-    assert set(views.progress("ns", "shelf", VIEW, completing)) == set()
+    assert set(views.progress(VIEW, completing)) == set()
 
 
 def test_a_pool_hears_of_the_first_result_of_a_run_and_not_of_the_next() -> None:

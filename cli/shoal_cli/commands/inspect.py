@@ -1,6 +1,7 @@
 """`shoal inspect`."""
 
 import json
+from dataclasses import asdict
 from typing import Final
 
 import typer
@@ -37,7 +38,6 @@ def inspect(
     from shoal_cli.commands.transfers import fetch_model
     from shoal_compiler.errors import ModelRefused
     from shoal_compiler.profile import profile_model
-    from shoal_protocol.partition import spec_value
 
     wanted = options.parse_digest(digest)
     shapes = options.parse_shapes(shape)
@@ -53,5 +53,5 @@ def inspect(
     names = ("digest", "size_bytes", "opset", "parameters")
     found: dict[str, object] = {name: getattr(profile, name) for name in names}
     for name, specs in (("inputs", profile.inputs), ("outputs", profile.outputs)):
-        found[name] = [spec_value(each) for each in specs]  # as in `partition.json`
+        found[name] = [asdict(each) for each in specs]  # as in `partition.json`
     typer.echo(json.dumps(found))

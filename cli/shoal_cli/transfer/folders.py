@@ -26,13 +26,8 @@ from shoal_cli.transfer.places import (
     check_name,
 )
 from shoal_protocol.digests import Digest, digest_of, digest_of_file, hexadecimal
-from shoal_protocol.transfers import (
-    PartialFile,
-    PartInUse,
-    WrongBytes,
-    in_thread,
-    receive,
-)
+from shoal_protocol.threads import in_thread
+from shoal_protocol.transfers import PartialFile, PartInUse, WrongBytes, receive
 from shoal_protocol.units import format_bytes
 
 _FINAL: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)

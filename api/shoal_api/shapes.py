@@ -310,7 +310,7 @@ class Quantity(Shape[N]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Items(Shape[tuple[T, ...]]):
-    """A bounded list; `key` names the field that tells its items apart, and may not repeat."""
+    """A bounded list; `key` names the field that identifies its items, and may not repeat."""
 
     of: Shape[T]
     max_items: int

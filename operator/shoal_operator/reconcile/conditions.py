@@ -77,7 +77,7 @@ def not_ready(about: AnyKind) -> Cause | None:
 # ---- what is reported ----------------------------------------------------------------------------
 
 
-def renewed(about: AnyKind, update: ConditionUpdate, now: str) -> Condition:
+def next_condition(about: AnyKind, update: ConditionUpdate, now: str) -> Condition:
     """A condition of the newest spec; its time moves only where its status flips."""
     before = find(conditions_of(about), update.type)
     same = before is not None and before.status is update.status
@@ -91,9 +91,9 @@ def renewed(about: AnyKind, update: ConditionUpdate, now: str) -> Condition:
     )
 
 
-def reported(status: S, about: AnyKind, updates: Sequence[ConditionUpdate], now: str) -> S:
+def with_conditions(status: S, about: AnyKind, updates: Sequence[ConditionUpdate], now: str) -> S:
     """A status of an object's newest spec, with these conditions in this order."""
-    known = tuple(renewed(about, each, now) for each in updates)
+    known = tuple(next_condition(about, each, now) for each in updates)
     return replace(status, observed_generation=generation_of(about), conditions=known)
 
 

@@ -66,7 +66,7 @@ def service_account(pool: DevicePool, name: str, component: str) -> Manifest:
 
 
 def pool_selector(pool: DevicePool, component: str) -> dict[str, str]:
-    """What tells a pool's pods of one kind from all others; never changed, as selectors cannot."""
+    """Selects a pool's pods of one component; never changed, because selectors cannot be."""
     return {POOL: pool.metadata.name, COMPONENT: component}
 
 

@@ -19,7 +19,7 @@ from shoal_operator.reconcile.conditions import (
     conditions_of,
     find,
     generation_of,
-    renewed,
+    next_condition,
 )
 from shoal_operator.reconcile.decision import Applied, Decision, Manifest, Note
 from shoal_operator.reconcile.device_pool import pool_notes, reconcile_device_pool
@@ -58,7 +58,7 @@ def decide(snapshot: Snapshot, applied: Applied | None) -> Decision:
 
 def _instead(decision: Decision, about: AnyKind, update: ConditionUpdate, now: str) -> Decision:
     """The decision with one condition replaced."""
-    changed = renewed(about, update, now)
+    changed = next_condition(about, update, now)
     known = tuple(
         changed if each.type == update.type else each for each in decision.status.conditions
     )

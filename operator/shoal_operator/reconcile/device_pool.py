@@ -35,7 +35,7 @@ from shoal_operator.reconcile.conditions import (
     Cause,
     ConditionUpdate,
     holds_now,
-    reported,
+    with_conditions,
 )
 from shoal_operator.reconcile.coordinators import coordinator_objects
 from shoal_operator.reconcile.decision import (
@@ -259,7 +259,7 @@ def _status(
         smallest_budget_bytes=min(budgets.values(), default=pool.spec.budget.memory),
         coordinator_endpoint=coordinator_address(pool.metadata.name, namespace_of(pool)),
     )
-    return print_device_pool(reported(status, pool, updates, snapshot.now))
+    return print_device_pool(with_conditions(status, pool, updates, snapshot.now))
 
 
 def pool_notes(pool: DevicePool, ready: Condition) -> tuple[Note, ...]:

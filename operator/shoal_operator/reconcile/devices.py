@@ -15,8 +15,8 @@ from shoal_operator.reconcile.conditions import (
     TRUE,
     UNKNOWN,
     ConditionUpdate,
-    reported,
     shortened,
+    with_conditions,
 )
 from shoal_operator.reconcile.decision import DeviceChild
 from shoal_operator.reconcile.manifests import labels_of, manifest
@@ -118,5 +118,5 @@ def _child(
             labels_of(snapshot.pool, "device"),
             spec={"poolRef": {"name": snapshot.pool.metadata.name}},
         ),
-        status=print_device(reported(status, device, [update], snapshot.now)),
+        status=print_device(with_conditions(status, device, [update], snapshot.now)),
     )

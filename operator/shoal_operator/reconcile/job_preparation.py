@@ -169,10 +169,10 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
     if document is None:
         partition = partition_of(snapshot.job, placement)
         return Cause("PartitionNotReady", f"Partition {partition} is not cut yet")
-    homes = {index: stage.devices for stage in status.stages for index in stage.fragments}
-    if sorted(homes) != list(range(len(document.fragments))):
+    devices = {index: stage.devices for stage in status.stages for index in stage.fragments}
+    if sorted(devices) != list(range(len(document.fragments))):
         return Cause("PlacementNotPlanned", f"Placement {name} still plans other fragments")
-    stages = tuple(homes[index] for index in range(len(homes)))
+    stages = tuple(devices[index] for index in range(len(devices)))
     return Ready(document=document, placement=placement, stages=stages, plan=status.epoch or 1)
 
 

@@ -22,8 +22,8 @@ from shoal_operator.reconcile.conditions import (
     conditions_of,
     find,
     generation_of,
-    reported,
     shortened,
+    with_conditions,
 )
 from shoal_operator.reconcile.decision import Decision, Note, Terms
 from shoal_operator.reconcile.names import coordinator_name, job_id, model_of, pool_of
@@ -242,7 +242,7 @@ def decision(
     """The status with conditions (without updates, as they are) and columns."""
     job = snapshot.job
     if updates:
-        status = reported(status, job, updates, snapshot.now)
+        status = with_conditions(status, job, updates, snapshot.now)
     status = replace(status, observed_generation=generation_of(job))
     status = print_job(status, model_of(job, snapshot.partition), pool_of(job, snapshot.placement))
     notes = _started(status_before(snapshot), status) + _pool_deleted(status)

@@ -127,9 +127,9 @@ def container(
     /,
     **more: object,
 ) -> Json:
-    """A container that may use so much memory, and asks for a little of a processor.
+    """A container that may use so much memory, and requests a little of a processor.
 
-    It asks for `REQUESTED_BYTES` of the memory, which is what our processes take while models and
+    It requests `REQUESTED_BYTES` of the memory, which is what our processes take while models and
     inputs are not large; so that small nodes have room for them. `keeps_memory`: for all of it,
     because it will use it, and must not be evicted first.
     """

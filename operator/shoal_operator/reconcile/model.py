@@ -36,8 +36,8 @@ from shoal_operator.reconcile.conditions import (
     ConditionUpdate,
     generation_of,
     holds_now,
-    reported,
     shortened,
+    with_conditions,
 )
 from shoal_operator.reconcile.decision import Decision, Note
 from shoal_operator.reconcile.snapshot import ModelSnapshot, Worker, WorkerPhase
@@ -188,7 +188,7 @@ def _decision(
     if updates is None:
         status = replace(status, observed_generation=generation_of(model))
     else:
-        status = reported(status, model, updates, snapshot.now)
+        status = with_conditions(status, model, updates, snapshot.now)
     counts = [
         len(partition.status.fragments)
         for partition in snapshot.partitions

@@ -30,8 +30,8 @@ from shoal_operator.reconcile.conditions import (
     ConditionUpdate,
     holds_now,
     not_ready,
-    reported,
     shortened,
+    with_conditions,
 )
 from shoal_operator.reconcile.decision import Decision, Manifest, Note
 from shoal_operator.reconcile.manifests import labels_of, manifest
@@ -230,7 +230,7 @@ def _decision(
 ) -> Decision:
     """All workers but `keep` and those that deliver are removed."""
     partition = snapshot.partition
-    status = reported(status, partition, updates, snapshot.now)
+    status = with_conditions(status, partition, updates, snapshot.now)
     removals = tuple(
         worker_key(partition, worker.name)
         for worker in snapshot.workers

@@ -29,18 +29,18 @@ from shoal_operator.reconcile.conditions import (
     find,
     holds_now,
     message_of,
-    reported,
+    with_conditions,
 )
 from shoal_operator.reconcile.decision import Decision, Note
 from shoal_operator.reconcile.partition import current_document
 from shoal_operator.reconcile.plans import (
     Site,
-    at_home,
+    assignment,
     best_plan,
     gain_percent,
-    homes,
     in_force,
     status_of,
+    with_fewest_moves,
 )
 from shoal_operator.reconcile.snapshot import DeviceState, PlacementSnapshot, Run, Unreachable
 from shoal_operator.reconcile.times import seconds_since
@@ -65,7 +65,7 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
     if previous is not None and (missing := _missing(previous, site.devices)):
         since = _missing_since(snapshot)
         if since is None or since < GRACE_SECONDS:
-            return _patient(snapshot, missing, GRACE_SECONDS - (since or 0.0))
+            return _in_grace_period(snapshot, missing, GRACE_SECONDS - (since or 0.0))
     spec = snapshot.placement.spec
     pinned = frozenset(pin.device for pin in spec.pins)
     cordoned = snapshot.cordoned - pinned
@@ -79,7 +79,7 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
     best = best_plan(site, spec.objective, spec.pins)
     if isinstance(best, Infeasible):
         return _infeasible(snapshot, best)
-    best = best if previous is None else at_home(site, best, previous, pinned)
+    best = best if previous is None else with_fewest_moves(site, best, previous, pinned)
     return _planned(snapshot, site, previous, best)
 
 
@@ -144,7 +144,7 @@ def _planned(
     snapshot: PlacementSnapshot, site: Site, previous: Plan | None, best: Plan
 ) -> Decision:
     text = summary(best)
-    if previous is not None and homes(previous) == homes(best):
+    if previous is not None and assignment(previous) == assignment(best):
         status = replace(status_of(best), epoch=previous.epoch)
         return _decision(snapshot, status, _good(text))
     if previous is not None and _is_planned(snapshot):
@@ -188,7 +188,9 @@ def _unchanged(snapshot: PlacementSnapshot) -> Decision:
     return _decision(snapshot, _before(snapshot), updates)
 
 
-def _patient(snapshot: PlacementSnapshot, missing: Sequence[str], seconds: float) -> Decision:
+def _in_grace_period(
+    snapshot: PlacementSnapshot, missing: Sequence[str], seconds: float
+) -> Decision:
     """Devices of the plan are away: they may be back before another plan would pay."""
     text = f"{_listed(missing)} not connected; planned anew if that lasts"
     ready = ConditionUpdate("Ready", FALSE, "DevicesMissing", text)
@@ -218,7 +220,9 @@ def _decision(
     snapshot: PlacementSnapshot, status: PlacementStatus, updates: Sequence[ConditionUpdate]
 ) -> Decision:
     measured = _measured(snapshot.measured, _before(snapshot).measured)
-    status = reported(replace(status, measured=measured), snapshot.placement, updates, snapshot.now)
+    status = with_conditions(
+        replace(status, measured=measured), snapshot.placement, updates, snapshot.now
+    )
     return Decision(status=print_placement(status))
 
 

@@ -25,7 +25,7 @@ from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes
 
 _ITEMS: Final = 100
 _REMEMBERED: Final = 32
-"""Plans: a thousand jobs of one partition on one pool ask for the same."""
+"""Plans: a thousand jobs of one partition on one pool need the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +70,16 @@ def in_force(placement: Placement, document: PartitionDocument) -> Plan | None:
     )
 
 
-def homes(of: Plan) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]:
+def assignment(of: Plan) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]:
     """Which fragments are where: what makes two plans the same."""
     return tuple((stage.fragments, stage.devices) for stage in of.stages)
 
 
-def at_home(site: Site, best: Plan, previous: Plan, pinned: frozenset[str]) -> Plan:
+def with_fewest_moves(site: Site, best: Plan, previous: Plan, pinned: frozenset[str]) -> Plan:
     """The best plan with devices of a kind exchanged, so that as many as possible keep their
     fragments. Devices that are pinned are not exchanged.
     """
-    if homes(best) == homes(previous):
+    if assignment(best) == assignment(previous):
         return best
     kinds = {each.name: replace(each, name="") for each in site.devices if each.name not in pinned}
     served = {
@@ -88,12 +88,12 @@ def at_home(site: Site, best: Plan, previous: Plan, pinned: frozenset[str]) -> P
     names_of: dict[PoolDevice, list[str]] = {}
     for name, kind in kinds.items():
         names_of.setdefault(kind, []).append(name)
-    seats = [list(stage.devices) for stage in best.stages]
+    slots = [list(stage.devices) for stage in best.stages]
     free: dict[tuple[int, PoolDevice], deque[int]] = {}
-    for place, names in enumerate(seats):
-        for seat, name in enumerate(names):
+    for place, names in enumerate(slots):
+        for slot, name in enumerate(names):
             if name in kinds:
-                free.setdefault((place, kinds[name]), deque()).append(seat)
+                free.setdefault((place, kinds[name]), deque()).append(slot)
     pairs = sorted(
         (
             -len(served.get(name, frozenset()).intersection(best.stages[place].fragments)),
@@ -103,18 +103,18 @@ def at_home(site: Site, best: Plan, previous: Plan, pinned: frozenset[str]) -> P
         for place, kind in free
         for name in names_of[kind]
     )
-    seated: set[str] = set()
+    placed: set[str] = set()
     for _, place, name in pairs:
         left = free[place, kinds[name]]
-        if left and name not in seated:
-            seated.add(name)
-            seats[place][left.popleft()] = name
+        if left and name not in placed:
+            placed.add(name)
+            slots[place][left.popleft()] = name
     before = {stage.fragments: stage.devices for stage in previous.stages}
-    for stage, names in zip(best.stages, seats, strict=True):
+    for stage, names in zip(best.stages, slots, strict=True):
         same = before.get(stage.fragments, ())
         if set(same) == set(names):
             names[:] = same
-    stages = zip(best.stages, seats, strict=True)
+    stages = zip(best.stages, slots, strict=True)
     return replace(
         best, stages=tuple(replace(stage, devices=tuple(names)) for stage, names in stages)
     )

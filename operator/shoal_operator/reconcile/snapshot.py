@@ -49,7 +49,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredDocument:
-    """What a Partition's ConfigMap holds (`documents.read_document` reads it from the object).
+    """What a Partition's ConfigMap holds (`partition.read_document` reads it from the object).
 
     `recipe` says what was cut and how, without the budget that the planner chose (`recipe_of`);
     `arguments` are those of `shoal partition` that made it, so that it can be made again.
@@ -65,7 +65,7 @@ class Workload:
     """A Deployment or DaemonSet of ours: how many pods there should be, are ready, and are of the
     newest template, and what the trouble is where one is known (image cannot be pulled, OOMKilled,
     no node fits). `current`: its controller has seen the newest template, and all pods are of it.
-    `template` is the mark of the pods' template that was applied (`agents.TEMPLATE`).
+    `template` is the mark of the pods' template that was applied (`names.TEMPLATE`).
     """
 
     name: str
@@ -84,7 +84,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A persistent volume claim. `size` is what it asks for, which a volume may exceed. `message`
+    """A persistent volume claim. `size` is what it requests, which a volume may exceed. `message`
     says why it is not bound yet.
     """
 
@@ -292,7 +292,7 @@ class PlacementSnapshot(_Snapshot):
 class InferenceJobSnapshot(_Snapshot):
     """An InferenceJob, the objects it refers to, its workers, and what its coordinator says of it.
 
-    The objects have the names of `references`: `placement_of`, `partition_of`, `model_of`,
+    The objects have the names of `names`: `placement_of`, `partition_of`, `model_of`,
     `pool_of`. `workers` carry the job's uid or its Partition's as the label `shoal.dev/owner-uid`.
     `rivals` are the jobs on the same pool with a higher priority, as long as this one has no run.
     """

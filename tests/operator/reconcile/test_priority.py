@@ -9,7 +9,7 @@ import pytest
 from reconcile.rules import decide
 from reconcile.simulation import started
 from reconcile.test_inference_job import PLANNED, SPEC, knows, run, status_of, works
-from reconcile.test_walks import check_the_end, look, settle
+from reconcile.test_walks import check_the_end, reconcile_all, settle
 from reconcile.values import condition, make, word
 from shoal_api.kinds import InferenceJob
 from shoal_operator.reconcile.job_preparation import PATIENCE_SECONDS
@@ -44,7 +44,7 @@ def test_of_three_jobs_applied_together_the_one_with_the_highest_priority_starts
         cluster.jobs[name] = replace(job, spec=replace(job.spec, priority=priority))
     order: list[str] = []
     for _ in range(400):
-        look(cluster)
+        reconcile_all(cluster)
         order += [name for name in cluster.runs if name not in order]
         if len(order) == 3:
             break

@@ -35,6 +35,7 @@ from shoal_operator.reconcile.decision import Decision, Note
 from shoal_operator.reconcile.partition import current_document
 from shoal_operator.reconcile.plans import (
     Site,
+    Stages,
     assignment,
     best_plan,
     gain_percent,
@@ -62,14 +63,14 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
     if isinstance(site, Cause):
         return _blocked(snapshot, site)
     previous = in_force(snapshot.placement, site.document)
-    if previous is not None and (missing := _missing(previous, site.devices)):
+    if missing := _missing(previous, site.devices):
         since = _missing_since(snapshot)
         if since is None or since < GRACE_SECONDS:
             return _in_grace_period(snapshot, missing, GRACE_SECONDS - (since or 0.0))
     spec = snapshot.placement.spec
     pinned = frozenset(pin.device for pin in spec.pins)
     cordoned = snapshot.cordoned - pinned
-    if previous is not None and _is_planned(snapshot) and cordoned & _used(previous):
+    if _is_planned(snapshot) and cordoned & _used(previous):
         return _unchanged(snapshot)
     site = replace(site, devices=tuple(d for d in site.devices if d.name not in cordoned))
     if not site.devices:
@@ -79,7 +80,7 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
     best = best_plan(site, spec.objective, spec.pins)
     if isinstance(best, Infeasible):
         return _infeasible(snapshot, best)
-    best = best if previous is None else with_fewest_moves(site, best, previous, pinned)
+    best = with_fewest_moves(site, best, previous, pinned)
     return _planned(snapshot, site, previous, best)
 
 
@@ -113,15 +114,15 @@ def _site(snapshot: PlacementSnapshot) -> Site | Cause:
     return Site(document=document, devices=usable)
 
 
-def _missing(previous: Plan, devices: Sequence[PoolDevice]) -> tuple[str, ...]:
+def _missing(previous: Stages, devices: Sequence[PoolDevice]) -> tuple[str, ...]:
     """Devices of the plan that are not there."""
     there = {device.name for device in devices}
     return tuple(name for name in _used(previous) if name not in there)
 
 
-def _used(of: Plan) -> Set[str]:
+def _used(stages: Stages) -> Set[str]:
     """The devices of a plan, in the order of its stages."""
-    return dict.fromkeys(name for stage in of.stages for name in stage.devices).keys()
+    return dict.fromkeys(name for stage in stages for name in stage.devices).keys()
 
 
 def _is_planned(snapshot: PlacementSnapshot) -> bool:
@@ -140,23 +141,22 @@ def _missing_since(snapshot: PlacementSnapshot) -> float | None:
 # ---- the plan in force, or another ---------------------------------------------------------------
 
 
-def _planned(
-    snapshot: PlacementSnapshot, site: Site, previous: Plan | None, best: Plan
-) -> Decision:
+def _planned(snapshot: PlacementSnapshot, site: Site, previous: Stages, best: Plan) -> Decision:
     text = summary(best)
-    if previous is not None and assignment(previous) == assignment(best):
-        status = replace(status_of(best), epoch=previous.epoch)
+    epoch = _before(snapshot).epoch or 0
+    if assignment(previous) == assignment(best.stages):
+        status = replace(status_of(best), epoch=epoch)
         return _decision(snapshot, status, _good(text))
-    if previous is not None and _is_planned(snapshot):
+    if previous and _is_planned(snapshot):
         gain = gain_percent(site, previous, best)
         if gain is not None and gain < _GAIN_PERCENT:
             return _unchanged(snapshot)
     # A Placement that was deleted under a run begins after the plan that the run goes by.
     of_the_run = 0 if snapshot.measured is None else snapshot.measured.plan
-    status = replace(status_of(best), epoch=max(_before(snapshot).epoch or 0, of_the_run) + 1)
+    status = replace(status_of(best), epoch=max(epoch, of_the_run) + 1)
     since = f"epoch {status.epoch}"
     note = Note("PlannedPlacement", text, since=since)
-    if previous is not None:
+    if previous:
         gone = _missing(previous, site.devices)
         why = f"; without {_listed(gone)}" if gone else ""
         note = Note("ReplannedPlacement", f"{text}{why}", since=since)

@@ -28,7 +28,7 @@ from shoal_operator.reconcile.manifests import (
     container,
     labels_of,
     manifest,
-    pod,
+    pod_template,
     scratch,
     served,
 )
@@ -199,19 +199,17 @@ def _agent_set(
     labels = labels_of(pool, "agent") | {AGENTS: name}
     # Two DaemonSets of one pool must not take each other's pods for theirs.
     selector = pool_selector(pool, "agent") | {AGENTS: name}
-    template = {
-        "metadata": {"labels": labels},
-        "spec": pod(
-            settings.images,
-            [_container(pool, budget_bytes, settings)],
-            _volumes(pool, labels),
-            serviceAccountName=agent_name(pool.metadata.name),
-            terminationGracePeriodSeconds=_GRACE_SECONDS,
-            nodeSelector=dict(pool.spec.node_selector),
-            tolerations=[write(each) for each in pool.spec.tolerations],
-            **more,
-        ),
-    }
+    template = pod_template(
+        labels,
+        settings.images,
+        [_container(pool, budget_bytes, settings)],
+        _volumes(pool, labels),
+        serviceAccountName=agent_name(pool.metadata.name),
+        terminationGracePeriodSeconds=_GRACE_SECONDS,
+        nodeSelector=dict(pool.spec.node_selector),
+        tolerations=[write(each) for each in pool.spec.tolerations],
+        **more,
+    )
     mark, away = fingerprint([template]), sum(not node.ready for node in nodes)
     rolling = {"maxUnavailable": away + _max_unavailable(len(nodes))}
     spec = {

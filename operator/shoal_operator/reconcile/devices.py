@@ -27,7 +27,7 @@ from shoal_operator.reconcile.snapshot import (
     DeviceState,
     Unreachable,
 )
-from shoal_operator.reconcile.times import earlier, seconds_since
+from shoal_operator.reconcile.times import as_time, instant, seconds_since
 
 _SEEN_SECONDS: Final = 60.0
 _THERE_SECONDS: Final = 300.0
@@ -88,7 +88,7 @@ def _new(pool: str, name: str) -> Device:
 
 def _seen(snapshot: DevicePoolSnapshot, device: Device, each: ConnectedDevice) -> DeviceStatus:
     before = device.status or DeviceStatus()
-    seen = earlier(snapshot.now, each.silent_seconds)
+    seen = as_time(max(0.0, instant(snapshot.now) - each.silent_seconds))
     stays = _THERE_SECONDS if each.state is DeviceState.READY else _SEEN_SECONDS
     if before.last_seen_time is not None and seconds_since(before.last_seen_time, seen) < stays:
         seen = before.last_seen_time

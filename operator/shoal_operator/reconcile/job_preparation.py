@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, assert_never
 
 from shoal_api.kinds import InferenceJob, Partition, Placement
-from shoal_operator.reconcile.addresses import offline_text, outside, unsuitable
+from shoal_operator.reconcile.addresses import offline, unsuitable
 from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
@@ -154,7 +154,9 @@ def refused_cut(snapshot: InferenceJobSnapshot) -> Verdict | None:
 
 def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
     """The plan to run by, or what it waits for."""
-    waits = _addresses(snapshot) or _references(snapshot) or _unready(snapshot)
+    spec, settings = snapshot.job.spec, snapshot.settings
+    waits = offline(spec.inputs.uri, settings) or offline(spec.outputs.uri, settings)
+    waits = waits or _references(snapshot) or _unready(snapshot)
     if waits is not None:
         return waits
     placement = snapshot.placement
@@ -174,15 +176,6 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
         return Cause("PlacementNotPlanned", f"Placement {name} still plans other fragments")
     stages = tuple(devices[index] for index in range(len(devices)))
     return Ready(document=document, placement=placement, stages=stages, plan=status.epoch or 1)
-
-
-def _addresses(snapshot: InferenceJobSnapshot) -> Cause | None:
-    spec = snapshot.job.spec
-    if snapshot.settings.offline:
-        for uri in (spec.inputs.uri, spec.outputs.uri):
-            if outside(uri):
-                return Cause("Offline", offline_text(uri))
-    return None
 
 
 def _references(snapshot: InferenceJobSnapshot) -> Cause | None:
@@ -269,9 +262,9 @@ def deliver(snapshot: InferenceJobSnapshot, ready: Ready) -> Step | Verdict | No
     assert partition is not None, "`plan_for` has checked"
     assert model is not None, "`plan_for` has checked"
     assert snapshot.document is not None, "`plan_for` has checked"
-    uri, pool = model.spec.source.uri, pool_name(snapshot)
-    if snapshot.settings.offline and outside(uri):
-        return Step(Cause("Offline", offline_text(uri)))
+    pool = pool_name(snapshot)
+    if (cause := offline(model.spec.source.uri, snapshot.settings)) is not None:
+        return Step(cause)
     worker_spec = deliver_worker(partition, model, snapshot.document.arguments, pool)
     worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:

@@ -177,10 +177,15 @@ def _probe(path: str, **more: int) -> Json:
     return {"httpGet": {"path": path, "port": "metrics"}, "timeoutSeconds": 5, **more}
 
 
-def pod(
-    images: Images, containers: Sequence[Json], volumes: Sequence[Json], **more: object
+def pod_template(
+    labels: Mapping[str, str],
+    images: Images,
+    containers: Sequence[Json],
+    volumes: Sequence[Json],
+    **more: object,
 ) -> Json:
-    """A pod's spec."""
+    """What a workload makes its pods of; `more` is of their spec."""
+    pull_secrets = [{"name": name} for name in images.pull_secrets]
     spec: Json = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -194,11 +199,10 @@ def pod(
         },
         "containers": list(containers),
         "volumes": list(volumes),
+        **({"imagePullSecrets": pull_secrets} if pull_secrets else {}),
         **more,
     }
-    if images.pull_secrets:
-        spec["imagePullSecrets"] = [{"name": name} for name in images.pull_secrets]
-    return spec
+    return {"metadata": {"labels": dict(labels)}, "spec": spec}
 
 
 def scratch(size_bytes: int) -> Json:

@@ -27,7 +27,7 @@ from shoal_api.columns import print_model
 from shoal_api.fields import DIGEST, ConditionStatus
 from shoal_api.kinds.model import ModelStatus, TensorStatus
 from shoal_api.shapes import Errors, Invalid
-from shoal_operator.reconcile.addresses import offline_text, outside, unsuitable
+from shoal_operator.reconcile.addresses import offline, unsuitable
 from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
@@ -89,9 +89,7 @@ def _unusable(snapshot: ModelSnapshot) -> Cause | None:
     uri = snapshot.model.spec.source.uri
     if (problem := unsuitable(uri)) is not None:
         return Cause("UnsuitableAddress", problem)
-    if snapshot.settings.offline and outside(uri):
-        return Cause("Offline", offline_text(uri))
-    return None
+    return offline(uri, snapshot.settings)
 
 
 def _inspected(snapshot: ModelSnapshot, worker: Worker) -> Decision:

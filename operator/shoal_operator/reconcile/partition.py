@@ -22,7 +22,7 @@ from shoal_api.columns import print_partition
 from shoal_api.fields import MAX_FRAGMENTS
 from shoal_api.kinds import DevicePool, Model, Partition
 from shoal_api.kinds.partition import FragmentStatus, PartitionStatus
-from shoal_operator.reconcile.addresses import offline_text, outside
+from shoal_operator.reconcile.addresses import offline
 from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
@@ -115,9 +115,8 @@ def current_document(
 
 def _cutting(snapshot: PartitionSnapshot, model: Model) -> Decision:
     partition, settings, name = snapshot.partition, snapshot.settings, model.metadata.name
-    uri = model.spec.source.uri
-    if settings.offline and outside(uri):
-        return _waits(snapshot, Cause("Offline", offline_text(uri)))
+    if (cause := offline(model.spec.source.uri, settings)) is not None:
+        return _waits(snapshot, cause)
     arguments = _arguments(partition, model, snapshot.pools)
     if arguments is None:
         text = "no DevicePool here has a known budget to cut for; make one, or give fragments"

@@ -70,7 +70,7 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
     spec = snapshot.placement.spec
     pinned = frozenset(pin.device for pin in spec.pins)
     cordoned = snapshot.cordoned - pinned
-    if _is_planned(snapshot) and cordoned & _used(previous):
+    if holds_now(snapshot.placement, "Planned") and cordoned & _used(previous):
         return _unchanged(snapshot)
     site = replace(site, devices=tuple(d for d in site.devices if d.name not in cordoned))
     if not site.devices:
@@ -125,11 +125,6 @@ def _used(stages: Stages) -> Set[str]:
     return dict.fromkeys(name for stage in stages for name in stage.devices).keys()
 
 
-def _is_planned(snapshot: PlacementSnapshot) -> bool:
-    """Whether there is a plan for the newest spec."""
-    return holds_now(snapshot.placement, "Planned")
-
-
 def _missing_since(snapshot: PlacementSnapshot) -> float | None:
     """For how many seconds devices of the plan are missing; None: nobody has noticed yet."""
     ready = find(conditions_of(snapshot.placement), "Ready")
@@ -147,7 +142,7 @@ def _planned(snapshot: PlacementSnapshot, site: Site, previous: Stages, best: Pl
     if assignment(previous) == assignment(best.stages):
         status = replace(status_of(best), epoch=epoch)
         return _decision(snapshot, status, _good(text))
-    if previous and _is_planned(snapshot):
+    if previous and holds_now(snapshot.placement, "Planned"):
         gain = gain_percent(site, previous, best)
         if gain is not None and gain < _GAIN_PERCENT:
             return _unchanged(snapshot)
@@ -201,7 +196,7 @@ def _in_grace_period(
 def _blocked(snapshot: PlacementSnapshot, cause: Cause) -> Decision:
     before, updates = _before(snapshot), _bad(cause)
     passing = cause.reason in ("CoordinatorUnreachable", "WaitingForDevices")
-    if passing and before.stages and _is_planned(snapshot):
+    if passing and before.stages and holds_now(snapshot.placement, "Planned"):
         # The plan in force stays in force: nobody knows better. The devices' time of grace begins
         # when the first of them is seen again, which Unknown sees to.
         updates = [_still_planned(snapshot), ConditionUpdate("Ready", UNKNOWN, *cause)]

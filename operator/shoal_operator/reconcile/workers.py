@@ -13,6 +13,7 @@ from typing import Final
 from shoal_api.fields import Reference
 from shoal_api.kinds import AnyKind, InferenceJob, Model, Partition
 from shoal_api.kinds.inference_job import Inputs, Outputs
+from shoal_api.writing import write
 from shoal_operator.reconcile.addresses import claim_of, outside
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.manifests import (
@@ -25,7 +26,7 @@ from shoal_operator.reconcile.manifests import (
     container,
     labels_of,
     manifest,
-    pod,
+    pod_template,
     scratch,
     tls_volume,
 )
@@ -94,12 +95,12 @@ def worker_job(owner: AnyKind, worker_spec: WorkerSpec, settings: OperatorSettin
                 {"action": "FailJob", "onExitCodes": refused},
             ]
         },
-        "template": {"metadata": {"labels": labels}, "spec": _pod(worker_spec, settings)},
+        "template": _template(worker_spec, labels, settings),
     }
     return manifest(owner, "Job", worker_spec.name, labels, spec=spec)
 
 
-def _pod(worker_spec: WorkerSpec, settings: OperatorSettings) -> Json:
+def _template(worker_spec: WorkerSpec, labels: dict[str, str], settings: OperatorSettings) -> Json:
     command = [*worker_spec.command]
     mounts: list[Mapping[str, object]] = [TMP_MOUNT]
     volumes = [scratch(settings.worker_disk)]
@@ -123,7 +124,9 @@ def _pod(worker_spec: WorkerSpec, settings: OperatorSettings) -> Json:
     worker = container(
         "worker", images.worker, images, command, memory, volumeMounts=mounts, **more
     )
-    return pod(images, [worker], volumes, restartPolicy="Never", **settings.worker_place.fields())
+    return pod_template(
+        labels, images, [worker], volumes, restartPolicy="Never", **write(settings.worker_place)
+    )
 
 
 # ---- how far a worker is -------------------------------------------------------------------------

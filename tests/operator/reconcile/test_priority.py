@@ -15,7 +15,7 @@ from shoal_api.kinds import InferenceJob
 from shoal_operator.reconcile.job_preparation import PATIENCE_SECONDS
 from shoal_operator.reconcile.names import job_id
 from shoal_operator.reconcile.snapshot import RunState, WorkerPhase
-from shoal_operator.reconcile.times import earlier
+from shoal_operator.reconcile.times import as_time, instant
 
 NOTHING = dict.fromkeys(("model", "partition", "placement", "document"))
 WITH_INPUTS = works(PLANNED, "in", WorkerPhase.SUCCEEDED)
@@ -24,7 +24,7 @@ WITH_INPUTS = works(PLANNED, "in", WorkerPhase.SUCCEEDED)
 def urgent(age_seconds: float = 5.0, **more: Any) -> InferenceJob:
     """Another job of a high priority, that many seconds old."""
     made = make(InferenceJob, "urgent", {**SPEC, "priority": 500, **more}, uid="dd" * 16)
-    born = earlier(PLANNED.now, age_seconds)
+    born = as_time(instant(PLANNED.now) - age_seconds)
     return replace(made, metadata=replace(made.metadata, creation_timestamp=born))
 
 

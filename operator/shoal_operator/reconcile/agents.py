@@ -243,13 +243,14 @@ def _container(pool: DevicePool, budget_bytes: Bytes, settings: OperatorSettings
         *("--enrol", settings.enrolment, "--enrol-ca", f"{_TRUST}/ca.crt"),
         *("--enrol-token", f"{_TOKEN}/token", "--identity-folder", _IDENTITY),
     )
+    memory = settings.agent_floor + budget_bytes
     return container(
         "agent",
         settings.images.agent,
         settings.images,
         command,
-        settings.agent_floor + budget_bytes,
-        True,
+        memory,
+        memory,  # It will use all of it, and must not be evicted first.
         env=[_field("NODE_NAME", "spec.nodeName"), _field("POD_IP", "status.podIP")],
         volumeMounts=[
             TMP_MOUNT,

@@ -36,7 +36,6 @@ class ConditionUpdate:
 
 
 def generation_of(about: AnyKind) -> int:
-    """The generation of an object's spec."""
     return about.metadata.generation or 0
 
 

@@ -264,7 +264,6 @@ def not_suspended(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
 
 
 def ended(snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict) -> Decision:
-    """The terminal condition."""
     cause = Cause(verdict.reason, verdict.message)
     failed = ConditionUpdate("Failed", TRUE, *cause)
     text = f"{verdict.reason}: {verdict.message}"

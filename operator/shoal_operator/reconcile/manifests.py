@@ -123,17 +123,16 @@ def container(
     images: Images,
     command: Sequence[str],
     memory_bytes: int,
-    keeps_memory: bool = False,
+    requested_bytes: int = REQUESTED_BYTES,
     /,
     **more: object,
 ) -> Json:
     """A container that may use so much memory, and requests a little of a processor.
 
-    It requests `REQUESTED_BYTES` of the memory, which is what our processes take while models and
-    inputs are not large; so that small nodes have room for them. `keeps_memory`: for all of it,
-    because it will use it, and must not be evicted first.
+    It requests at most `requested_bytes` of the memory: by default what our processes take while
+    models and inputs are not large, so that small nodes have room for them.
     """
-    requested = memory_bytes if keeps_memory else min(memory_bytes, REQUESTED_BYTES)
+    requested = min(memory_bytes, requested_bytes)
     return {
         "name": name,
         "image": image,

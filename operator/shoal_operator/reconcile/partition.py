@@ -293,7 +293,6 @@ def _pack(stored: StoredDocument) -> bytes:
 
 
 def _config_map(partition: Partition, stored: StoredDocument, packed: bytes) -> Manifest:
-    """The ConfigMap of a Partition's document."""
     annotations = {RECIPE: stored.recipe, ARGUMENTS: json.dumps(list(stored.arguments))}
     return manifest(
         partition,

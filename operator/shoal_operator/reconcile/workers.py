@@ -79,7 +79,6 @@ def worker_key(owner: AnyKind, name: str) -> ObjectKey:
 
 
 def worker_job(owner: AnyKind, worker_spec: WorkerSpec, settings: OperatorSettings) -> Manifest:
-    """The `batch/v1` Job of a worker."""
     labels = labels_of(owner, worker_spec.component)
     if worker_spec.pool is not None:
         labels[POOL] = worker_spec.pool

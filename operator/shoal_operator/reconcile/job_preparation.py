@@ -30,7 +30,6 @@ from shoal_operator.reconcile.job_status import (
     Verdict,
     has_ended,
     missing_pool,
-    pool_name,
 )
 from shoal_operator.reconcile.manifests import labels_of, manifest, owner_reference
 from shoal_operator.reconcile.names import (
@@ -208,7 +207,7 @@ def _unready(snapshot: InferenceJobSnapshot) -> Cause | None:
     """What exists and is not ready."""
     partition = snapshot.partition
     if partition is None and _cut_for(snapshot) is None:
-        text = f"the budget of DevicePool {pool_name(snapshot)} is not known yet"
+        text = f"the budget of DevicePool {snapshot.pool_name} is not known yet"
         return Cause("PoolNotReady", text)
     for there in (snapshot.model, partition):
         if there is not None and (cause := not_ready(there)) is not None:
@@ -230,7 +229,7 @@ def preceded_by(snapshot: InferenceJobSnapshot) -> Cause | None:
     if not ahead:
         return None
     first = min(ahead, key=lambda job: (-job.spec.priority, job.metadata.name))
-    which = f"InferenceJob {first.metadata.name} on DevicePool {pool_name(snapshot)}"
+    which = f"InferenceJob {first.metadata.name} on DevicePool {snapshot.pool_name}"
     return Cause("Queued", f"{which} has priority {first.spec.priority} and starts first")
 
 
@@ -262,7 +261,7 @@ def deliver(snapshot: InferenceJobSnapshot, ready: Ready) -> Step | Verdict | No
     assert partition is not None, "`plan_for` has checked"
     assert model is not None, "`plan_for` has checked"
     assert snapshot.document is not None, "`plan_for` has checked"
-    pool = pool_name(snapshot)
+    pool = snapshot.pool_name
     if (cause := offline(model.spec.source.uri, snapshot.settings)) is not None:
         return Step(cause)
     worker_spec = deliver_worker(partition, model, snapshot.document.arguments, pool)
@@ -287,7 +286,7 @@ def deliver(snapshot: InferenceJobSnapshot, ready: Ready) -> Step | Verdict | No
 def transfer_inputs(snapshot: InferenceJobSnapshot) -> Step | Verdict | None:
     """The inputs are transferred to the coordinator's volume."""
     job = snapshot.job
-    worker_spec = input_transfer_worker(job, pool_name(snapshot))
+    worker_spec = input_transfer_worker(job, snapshot.pool_name)
     worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
         text = f"inputs are about to be transferred from {job.spec.inputs.uri}"

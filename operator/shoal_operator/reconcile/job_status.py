@@ -26,7 +26,7 @@ from shoal_operator.reconcile.conditions import (
     with_conditions,
 )
 from shoal_operator.reconcile.decision import Decision, Note, Terms
-from shoal_operator.reconcile.names import coordinator_name, job_id, model_of, pool_of
+from shoal_operator.reconcile.names import coordinator_name, model_of
 from shoal_operator.reconcile.snapshot import (
     DeviceState,
     InferenceJobSnapshot,
@@ -54,11 +54,6 @@ class Verdict:
     reason: str
     message: str
     complete: bool = False
-
-
-def status_before(snapshot: InferenceJobSnapshot) -> InferenceJobStatus:
-    """The status that was written last."""
-    return snapshot.job.status or InferenceJobStatus()
 
 
 def has_ended(status: InferenceJobStatus) -> bool:
@@ -93,22 +88,11 @@ def terms_of(job: InferenceJob) -> Terms:
 # ---- the coordinator -----------------------------------------------------------------------------
 
 
-def pool_name(snapshot: InferenceJobSnapshot) -> str:
-    """The job's DevicePool; empty while that is not known."""
-    return pool_of(snapshot.job, snapshot.placement) or ""
-
-
-def run_of(snapshot: InferenceJobSnapshot) -> Run | None:
-    """The run as the coordinator knows it; None where it does not, or does not answer."""
-    view = snapshot.view
-    return None if isinstance(view, Unreachable) else view.runs.get(job_id(snapshot.job))
-
-
 def missing_pool(snapshot: InferenceJobSnapshot) -> str | None:
     """That the job's pool does not exist or is being deleted; None: it exists, or nobody knows yet
     which one it is.
     """
-    name = pool_name(snapshot)
+    name = snapshot.pool_name
     if not name:
         return None
     if snapshot.pool is None:
@@ -121,11 +105,11 @@ def unreachable(snapshot: InferenceJobSnapshot) -> Cause | None:
     """Why the coordinator does not answer; None: it does."""
     if not isinstance(snapshot.view, Unreachable):
         return None
-    missing, items = missing_pool(snapshot), status_before(snapshot).items
+    missing, items = missing_pool(snapshot), snapshot.before.items
     if missing is None:
         text = f"the coordinator does not answer: {snapshot.view.reason}"
         return Cause("CoordinatorUnreachable", text)
-    pool, stored = pool_name(snapshot), ""
+    pool, stored = snapshot.pool_name, ""
     if items is not None and items.succeeded:
         stored = (
             f"; the {items.succeeded} finished items of {items.total} stay on the volume claim "
@@ -186,9 +170,9 @@ def _word(text: str) -> str:
 # ---- the status ----------------------------------------------------------------------------------
 
 
-def with_run(snapshot: InferenceJobSnapshot, run: Run | None) -> InferenceJobStatus:
+def with_run(snapshot: InferenceJobSnapshot) -> InferenceJobStatus:
     """The status before, with what the coordinator says of the run, if it says anything."""
-    before = status_before(snapshot)
+    before, run = snapshot.before, snapshot.run
     if run is None:
         return before
     started = before.start_time
@@ -217,15 +201,15 @@ def with_run(snapshot: InferenceJobSnapshot, run: Run | None) -> InferenceJobSta
 
 def in_progress(
     snapshot: InferenceJobSnapshot,
-    status: InferenceJobStatus,
     complete: Cause,
     *,
     failed: Cause = NOT_FAILED,
     planned: ConditionUpdate | None = None,
+    status: InferenceJobStatus | None = None,
     requeue: float = SOON_SECONDS,
 ) -> Decision:
     """A job in progress: `complete` says how far it is. `planned`: the condition of its plan, where
-    that is not the one that was written last.
+    that is not the one that was written last; `status`, where that is not the one of its run.
     """
     updates = [
         planned or planned_before(snapshot),
@@ -233,7 +217,8 @@ def in_progress(
         ConditionUpdate("Complete", FALSE, *complete),
         ConditionUpdate("Failed", FALSE, *failed),
     ]
-    return replace(decision(snapshot, status, updates), requeue_seconds=requeue)
+    result = decision(snapshot, status or with_run(snapshot), updates)
+    return replace(result, requeue_seconds=requeue)
 
 
 def decision(
@@ -244,8 +229,8 @@ def decision(
     if updates:
         status = with_conditions(status, job, updates, snapshot.now)
     status = replace(status, observed_generation=generation_of(job))
-    status = print_job(status, model_of(job, snapshot.partition), pool_of(job, snapshot.placement))
-    notes = _started(status_before(snapshot), status) + _pool_deleted(status)
+    status = print_job(status, model_of(job, snapshot.partition), snapshot.pool_name or None)
+    notes = _started(snapshot.before, status) + _pool_deleted(status)
     return Decision(status=status, notes=notes)
 
 
@@ -263,14 +248,16 @@ def not_suspended(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
     return ConditionUpdate("Suspended", FALSE, "Resumed" if resumed else "NotSuspended")
 
 
-def ended(snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict) -> Decision:
+def ended(
+    snapshot: InferenceJobSnapshot, verdict: Verdict, status: InferenceJobStatus | None = None
+) -> Decision:
     cause = Cause(verdict.reason, verdict.message)
     failed = ConditionUpdate("Failed", TRUE, *cause)
     text = f"{verdict.reason}: {verdict.message}"
     if verdict.complete:
         failed, text = ConditionUpdate("Failed", FALSE, *NOT_FAILED), verdict.message
     complete = ConditionUpdate("Complete", TRUE if verdict.complete else FALSE, *cause)
-    status = replace(status, completion_time=snapshot.now)
+    status = replace(status or with_run(snapshot), completion_time=snapshot.now)
     if status.items is not None:
         status = replace(status, items=replace(status.items, active=0))
     updates = [planned_before(snapshot), not_suspended(snapshot), complete, failed]

@@ -10,7 +10,9 @@ from enum import StrEnum
 from typing import Final
 
 from shoal_api.kinds import Device, DevicePool, InferenceJob, Model, Partition, Placement
+from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_operator.reconcile.decision import Terms
+from shoal_operator.reconcile.names import job_id, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes
@@ -307,6 +309,27 @@ class InferenceJobSnapshot(_Snapshot):
     workers: tuple[Worker, ...] = ()
     refusal: Refusal | None = None
     rivals: tuple[InferenceJob, ...] = ()
+
+    @property
+    def before(self) -> InferenceJobStatus:
+        """The status that was written last."""
+        return self.job.status or InferenceJobStatus()
+
+    @property
+    def run(self) -> Run | None:
+        """The run as the coordinator knows it; None where it does not, or does not answer."""
+        view = self.view
+        return None if isinstance(view, Unreachable) else view.runs.get(job_id(self.job))
+
+    @property
+    def active_run(self) -> Run | None:
+        """The run, if it has not ended."""
+        return None if self.run is None or self.run.state.is_over else self.run
+
+    @property
+    def pool_name(self) -> str:
+        """The name of the job's DevicePool; empty while that is not known."""
+        return pool_of(self.job, self.placement) or ""
 
 
 Snapshot = (

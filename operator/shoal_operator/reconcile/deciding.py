@@ -16,9 +16,6 @@ from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
     ConditionUpdate,
-    conditions_of,
-    find,
-    generation_of,
     next_condition,
 )
 from shoal_operator.reconcile.decision import Applied, Decision, Manifest, Note
@@ -50,7 +47,7 @@ def decide(snapshot: Snapshot, applied: Applied | None) -> Decision:
     if update is not None:
         decision = _instead(decision, about, update, snapshot.now)
     if isinstance(about, DevicePool):
-        ready = find(decision.status.conditions, "Ready")
+        ready = decision.status.condition("Ready")
         assert ready is not None, "every decision about a pool has Ready"
         decision = replace(decision, notes=(*decision.notes, *pool_notes(about, ready)))
     return decision
@@ -106,10 +103,10 @@ def _override(
 ) -> ConditionUpdate | None:
     """What replaces the decision's own condition; None: nothing does."""
     type_ = "Complete" if isinstance(about, InferenceJob) else "Ready"
-    after, generation = decision.status.conditions, generation_of(about)
+    after, generation = decision.status.conditions, about.generation
     if any(holds(after, end) for end in ("Complete", "Failed")):
         return None
-    before = find(conditions_of(about), type_)
+    before = about.condition(type_)
     is_new = before is None or before.observed_generation != generation
     if applied is None and before is not None and not is_new and before.reason == NOT_APPLIED:
         return ConditionUpdate(type_, FALSE, NOT_APPLIED, before.message)

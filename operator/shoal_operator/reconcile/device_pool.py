@@ -34,7 +34,6 @@ from shoal_operator.reconcile.conditions import (
     TRUE,
     Cause,
     ConditionUpdate,
-    holds_now,
     with_conditions,
 )
 from shoal_operator.reconcile.coordinators import coordinator_objects
@@ -264,7 +263,7 @@ def _status(
 
 def pool_notes(pool: DevicePool, ready: Condition) -> tuple[Note, ...]:
     """That a pool became Ready, or is no longer."""
-    was_ready = holds_now(pool, "Ready")
+    was_ready = pool.holds("Ready")
     since = f"{ready.last_transition_time}, generation {pool.metadata.generation}"
     if ready.status is TRUE and not was_ready:
         return (Note("PoolReady", ready.message, since=since),)

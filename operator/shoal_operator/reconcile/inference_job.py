@@ -29,8 +29,6 @@ from shoal_operator.reconcile.conditions import (
     UNKNOWN,
     Cause,
     ConditionUpdate,
-    conditions_of,
-    find,
 )
 from shoal_operator.reconcile.decision import (
     CancelJob,
@@ -117,7 +115,7 @@ def reconcile_inference_job(snapshot: InferenceJobSnapshot) -> Decision:
 def _over(snapshot: InferenceJobSnapshot) -> Decision:
     """The status stays; the run is removed, and the job itself when its time is up."""
     before, job, pool = snapshot.before, snapshot.job, snapshot.pool_name
-    failed = find(before.conditions, "Failed")
+    failed = before.condition("Failed")
     has_results = failed is not None and failed.reason == RESULT_TRANSFER_FAILED
     has_results = has_results and job.metadata.deletion_timestamp is None
     own = {input_transfer_worker(job, pool).name, result_transfer_worker(job, pool).name}
@@ -241,7 +239,7 @@ def _seconds_left(snapshot: InferenceJobSnapshot) -> float | None:
     """Until the deadline. It counts from when the job began not to be suspended, as in
     `batch/v1`."""
     seconds = snapshot.job.spec.active_deadline_seconds
-    known = find(conditions_of(snapshot.job), "Suspended")
+    known = snapshot.job.condition("Suspended")
     if seconds is None or snapshot.job.spec.suspend:
         return None
     if known is None or known.status is not FALSE:

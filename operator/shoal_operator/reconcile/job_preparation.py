@@ -17,11 +17,6 @@ from shoal_operator.reconcile.conditions import (
     TRUE,
     Cause,
     ConditionUpdate,
-    conditions_of,
-    find,
-    generation_of,
-    holds_now,
-    message_of,
     not_ready,
 )
 from shoal_operator.reconcile.decision import Manifest
@@ -72,7 +67,7 @@ class Ready:
     @property
     def planned(self) -> ConditionUpdate:
         """The job's condition of it."""
-        return ConditionUpdate("Planned", TRUE, "Planned", message_of(self.placement, "Planned"))
+        return ConditionUpdate("Planned", TRUE, "Planned", self.placement.message("Planned"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +138,10 @@ def refused_cut(snapshot: InferenceJobSnapshot) -> Verdict | None:
     job, partition = snapshot.job, snapshot.partition
     if job.spec.model_ref is None or partition is None or not _is_ours(job, partition):
         return None
-    cut = find(conditions_of(partition), "Cut")
+    cut = partition.condition("Cut")
     if cut is None or cut.status is not FALSE or cut.reason != "Refused":
         return None
-    if cut.observed_generation != generation_of(partition):
+    if cut.observed_generation != partition.generation:
         return None
     return Verdict("PartitionRefused", cut.message)
 
@@ -161,8 +156,8 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
     placement = snapshot.placement
     assert placement is not None, "`_references` has checked"
     status, name = placement.status, placement.metadata.name
-    if status is None or not holds_now(placement, "Planned"):
-        planned = find(conditions_of(placement), "Planned")
+    if status is None or not placement.holds("Planned"):
+        planned = placement.condition("Planned")
         if planned is None or planned.status is not FALSE:
             return Cause("PlacementNotPlanned", f"Placement {name} is not planned yet")
         return Cause(planned.reason, planned.message)
@@ -239,7 +234,7 @@ def _starts(job: InferenceJob, now: str) -> bool:
         return False
     if job.status is not None and (job.status.items is not None or has_ended(job.status)):
         return False
-    planned, resumed = (find(conditions_of(job), type_) for type_ in ("Planned", "Suspended"))
+    planned, resumed = (job.condition(type_) for type_ in ("Planned", "Suspended"))
     if planned is not None and planned.status is FALSE and planned.reason not in _PASSING:
         return False
     since = job.metadata.creation_timestamp

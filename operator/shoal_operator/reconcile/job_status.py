@@ -19,9 +19,6 @@ from shoal_operator.reconcile.conditions import (
     TRUE,
     Cause,
     ConditionUpdate,
-    conditions_of,
-    find,
-    generation_of,
     shortened,
     with_conditions,
 )
@@ -68,7 +65,7 @@ def has_results_on_volume(job: InferenceJob) -> bool:
         return False
     if status.items is None or not status.items.succeeded:
         return False
-    failed = find(status.conditions, "Failed")
+    failed = status.condition("Failed")
     stayed = failed is not None and failed.reason == RESULT_TRANSFER_FAILED
     return stayed or not has_ended(status)
 
@@ -153,7 +150,7 @@ def verdict_of(run: Run, terms: Terms) -> Verdict | None:
 
 def pending_verdict(status: InferenceJobStatus) -> Verdict | None:
     """The verdict that the status has already while results are transferred."""
-    complete, failed = find(status.conditions, "Complete"), find(status.conditions, "Failed")
+    complete, failed = status.condition("Complete"), status.condition("Failed")
     if complete is None or failed is None or complete.reason != TRANSFERRING_RESULTS:
         return None
     if failed.reason == NOT_FAILED.reason:
@@ -228,7 +225,7 @@ def decision(
     job = snapshot.job
     if updates:
         status = with_conditions(status, job, updates, snapshot.now)
-    status = replace(status, observed_generation=generation_of(job))
+    status = replace(status, observed_generation=job.generation)
     status = print_job(status, model_of(job, snapshot.partition), snapshot.pool_name or None)
     notes = _started(snapshot.before, status) + _pool_deleted(status)
     return Decision(status=status, notes=notes)
@@ -236,14 +233,14 @@ def decision(
 
 def planned_before(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
     """The condition of the plan that was written last."""
-    known = find(conditions_of(snapshot.job), "Planned")
+    known = snapshot.job.condition("Planned")
     if known is None:
         return ConditionUpdate("Planned", FALSE, "Waiting", "there is no plan yet")
     return ConditionUpdate("Planned", known.status, known.reason, known.message)
 
 
 def not_suspended(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
-    known = find(conditions_of(snapshot.job), "Suspended")
+    known = snapshot.job.condition("Suspended")
     resumed = known is not None and (known.status is not FALSE or known.reason == "Resumed")
     return ConditionUpdate("Suspended", FALSE, "Resumed" if resumed else "NotSuspended")
 
@@ -274,7 +271,7 @@ def _started(before: InferenceJobStatus, after: InferenceJobStatus) -> tuple[Not
 
 def _pool_deleted(status: InferenceJobStatus) -> tuple[Note, ...]:
     """That a job which has begun has no pool any more."""
-    complete = find(status.conditions, "Complete")
+    complete = status.condition("Complete")
     if complete is None or complete.reason != POOL_NOT_FOUND or status.items is None:
         return ()
     return (Note(POOL_NOT_FOUND, complete.message, warning=True),)

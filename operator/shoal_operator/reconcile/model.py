@@ -34,8 +34,6 @@ from shoal_operator.reconcile.conditions import (
     UNKNOWN,
     Cause,
     ConditionUpdate,
-    generation_of,
-    holds_now,
     shortened,
     with_conditions,
 )
@@ -62,7 +60,7 @@ def reconcile_model(snapshot: ModelSnapshot) -> Decision:
     """What is to be done about a Model."""
     model = snapshot.model
     uri = model.spec.source.uri
-    if holds_now(model, "Ready"):
+    if model.holds("Ready"):
         return _decision(snapshot, None)
     if (problem := _unusable(snapshot)) is not None:
         return _decision(snapshot, _ended("Fetched", problem))
@@ -184,7 +182,7 @@ def _decision(
     model = snapshot.model
     status = status or model.status or ModelStatus()
     if updates is None:
-        status = replace(status, observed_generation=generation_of(model))
+        status = replace(status, observed_generation=model.generation)
     else:
         status = with_conditions(status, model, updates, snapshot.now)
     counts = [

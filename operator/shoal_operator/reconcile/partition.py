@@ -28,7 +28,6 @@ from shoal_operator.reconcile.conditions import (
     TRUE,
     Cause,
     ConditionUpdate,
-    holds_now,
     not_ready,
     shortened,
     with_conditions,
@@ -103,7 +102,7 @@ def current_document(
     """The stored document, if the Partition is ready and its status describes that one."""
     if partition is None or partition.status is None or stored is None:
         return None
-    if not holds_now(partition, "Ready"):
+    if not partition.holds("Ready"):
         return None
     shown = [fragment.digest for fragment in partition.status.fragments]
     is_current = shown == [fragment.digest for fragment in stored.document.fragments]

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Final
 
 from shoal_api.columns import print_placement
-from shoal_api.conditions import holds
 from shoal_api.kinds.placement import Cost, PlacementStatus
 from shoal_operator.reconcile.conditions import (
     FALSE,
@@ -25,10 +24,6 @@ from shoal_operator.reconcile.conditions import (
     UNKNOWN,
     Cause,
     ConditionUpdate,
-    conditions_of,
-    find,
-    holds_now,
-    message_of,
     with_conditions,
 )
 from shoal_operator.reconcile.decision import Decision, Note
@@ -70,7 +65,7 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
     spec = snapshot.placement.spec
     pinned = frozenset(pin.device for pin in spec.pins)
     cordoned = snapshot.cordoned - pinned
-    if holds_now(snapshot.placement, "Planned") and cordoned & _used(previous):
+    if snapshot.placement.holds("Planned") and cordoned & _used(previous):
         return _unchanged(snapshot)
     site = replace(site, devices=tuple(d for d in site.devices if d.name not in cordoned))
     if not site.devices:
@@ -93,10 +88,10 @@ def _site(snapshot: PlacementSnapshot) -> Site | Cause:
         return Cause("PartitionNotFound", f"there is no Partition {spec.partition_ref.name}")
     document = current_document(partition, snapshot.document)
     if document is None:
-        is_ready = holds(conditions_of(partition), "Ready")
-        said = "waiting" if is_ready else message_of(partition, "Ready") or "waiting"
-        name = partition.metadata.name
-        return Cause("PartitionNotReady", f"Partition {name} is not ready: {said}")
+        ready = partition.condition("Ready")
+        said = ready.message if ready is not None and ready.status is not TRUE else ""
+        text = f"Partition {partition.metadata.name} is not ready: {said or 'waiting'}"
+        return Cause("PartitionNotReady", text)
     if pool is None:
         return Cause("PoolNotFound", f"there is no DevicePool {spec.pool_ref.name}")
     name = pool.metadata.name
@@ -127,7 +122,7 @@ def _used(stages: Stages) -> Set[str]:
 
 def _missing_since(snapshot: PlacementSnapshot) -> float | None:
     """For how many seconds devices of the plan are missing; None: nobody has noticed yet."""
-    ready = find(conditions_of(snapshot.placement), "Ready")
+    ready = snapshot.placement.condition("Ready")
     if ready is None or ready.status is not FALSE or ready.reason != "DevicesMissing":
         return None
     return seconds_since(ready.last_transition_time, snapshot.now)
@@ -142,7 +137,7 @@ def _planned(snapshot: PlacementSnapshot, site: Site, previous: Stages, best: Pl
     if assignment(previous) == assignment(best.stages):
         status = replace(status_of(best), epoch=epoch)
         return _decision(snapshot, status, _good(text))
-    if previous and holds_now(snapshot.placement, "Planned"):
+    if previous and snapshot.placement.holds("Planned"):
         gain = gain_percent(site, previous, best)
         if gain is not None and gain < _GAIN_PERCENT:
             return _unchanged(snapshot)
@@ -174,12 +169,12 @@ def _bad(cause: Cause) -> list[ConditionUpdate]:
 
 
 def _still_planned(snapshot: PlacementSnapshot) -> ConditionUpdate:
-    return ConditionUpdate("Planned", TRUE, "Planned", message_of(snapshot.placement, "Planned"))
+    return ConditionUpdate("Planned", TRUE, "Planned", snapshot.placement.message("Planned"))
 
 
 def _unchanged(snapshot: PlacementSnapshot) -> Decision:
     """The plan in force stays, and is good."""
-    updates = _good(message_of(snapshot.placement, "Planned"))
+    updates = _good(snapshot.placement.message("Planned"))
     return _decision(snapshot, _before(snapshot), updates)
 
 
@@ -196,7 +191,7 @@ def _in_grace_period(
 def _blocked(snapshot: PlacementSnapshot, cause: Cause) -> Decision:
     before, updates = _before(snapshot), _bad(cause)
     passing = cause.reason in ("CoordinatorUnreachable", "WaitingForDevices")
-    if passing and before.stages and holds_now(snapshot.placement, "Planned"):
+    if passing and before.stages and snapshot.placement.holds("Planned"):
         # The plan in force stays in force: nobody knows better. The devices' time of grace begins
         # when the first of them is seen again, which Unknown sees to.
         updates = [_still_planned(snapshot), ConditionUpdate("Ready", UNKNOWN, *cause)]

@@ -389,7 +389,7 @@ class Table(Shape[Mapping[str, str]]):
 
 @dataclass(frozen=True, slots=True)
 class Json(Shape[Mapping[str, object]]):
-    """An object that is handed on as it is: a part of Kubernetes' own kinds."""
+    """An object that is passed on as it is: a part of Kubernetes' own kinds."""
 
     def read(self, value: object, at: Path, errors: Errors) -> Mapping[str, object] | Invalid:
         if not isinstance(value, dict):

@@ -7,8 +7,8 @@ pages when it is started again. An agent's memory limit is the idle floor plus i
 requests as much, so that it is not evicted first.
 
 An edit or an upgrade replaces agents a tenth at a time, one at least; nodes that are away do not
-take up anybody's turn. Kubernetes sees to that within one DaemonSet. Where each node has its own,
-those whose turn has not come are left as they are.
+count. Kubernetes does that within one DaemonSet. Where each node has its own, those that have to
+wait are not applied.
 """
 
 from collections.abc import Iterable, Sequence

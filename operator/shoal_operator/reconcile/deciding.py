@@ -3,7 +3,7 @@
 What a decision asks for may be refused: by a quota, an admission rule, a storage class that cannot
 grow, or because a name is taken. By then the status is written, so the next reconciliation reports
 it: Ready (of an InferenceJob: Complete) is False, and says what was refused. A new spec is not
-Ready before its children were applied, because nobody knows yet whether they will be. Pure.
+Ready before its children were applied, because the cluster may still refuse them. Pure.
 """
 
 from collections.abc import Mapping

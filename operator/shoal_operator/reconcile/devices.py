@@ -31,7 +31,7 @@ from shoal_operator.reconcile.times import as_time, instant, seconds_since
 
 _SEEN_SECONDS: Final = 60.0
 _THERE_SECONDS: Final = 300.0
-"""How often a device is written only because it is there: all that a pool at rest writes."""
+"""How often a device is written whose state does not change: all that an idle pool writes."""
 
 
 _STATES: Final = {

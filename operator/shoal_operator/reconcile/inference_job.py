@@ -335,7 +335,7 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
 
 
 def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
-    """Fragments and inputs are brought, both at once; then the job is submitted."""
+    """Fragments and inputs are transferred, both at once; then the job is submitted."""
     status, pool = with_run(snapshot), snapshot.pool_name
     steps = [deliver(snapshot, ready)]
     if snapshot.run is None:
@@ -365,7 +365,7 @@ def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
 
 def _run_lost(snapshot: InferenceJobSnapshot, ready: Ready, inputs: str) -> Decision:
     """The coordinator does not know a run that was seen: its inputs may be gone as well, so the
-    worker that brought them goes first, and then all begins again.
+    worker that transferred them is removed first; then the job is prepared again.
     """
     lost = Cause("RunLost", "the coordinator does not know the run any more; the job starts again")
     result = in_progress(snapshot, lost, planned=ready.planned)

@@ -4,7 +4,7 @@ the pool's store, and its inputs on the coordinator's volume. Pure.
 The coordinator's dispatcher orders tasks by priority, but only of the jobs that it has. So a job is
 prepared and submitted after those of its pool with a higher priority that are about to start. It
 waits for none that waits itself for something that may never come, and for none longer than
-`PATIENCE_SECONDS`: a job that cannot start holds up nobody.
+`PATIENCE_SECONDS`: a job that cannot start delays no other.
 """
 
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ def own_children(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
 
 
 def _cut_for(snapshot: InferenceJobSnapshot) -> int | None:
-    """What the job's own Partition is cut for; once it is there, that stays."""
+    """What the job's own Partition is cut for; once that exists, it stays as it is."""
     there = snapshot.partition
     if there is not None and there.spec.max_fragment_size is not None:
         return there.spec.max_fragment_size

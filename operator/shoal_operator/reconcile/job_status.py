@@ -3,7 +3,7 @@
 Four conditions: Planned, Suspended, Complete, Failed. While a job is in progress, Complete is False
 and its reason says how far the job is. Between the end of the run and the end of the job (results
 are transferred) the reason of Failed, which is still False, has the verdict already; so it is known
-even when the coordinator is not there any more.
+even when the coordinator no longer exists.
 """
 
 from collections.abc import Sequence
@@ -86,8 +86,8 @@ def terms_of(job: InferenceJob) -> Terms:
 
 
 def missing_pool(snapshot: InferenceJobSnapshot) -> str | None:
-    """That the job's pool does not exist or is being deleted; None: it exists, or nobody knows yet
-    which one it is.
+    """That the job's pool does not exist or is being deleted; None: it exists, or its
+    name is not known yet.
     """
     name = snapshot.pool_name
     if not name:

@@ -5,9 +5,9 @@ With none of fragments, maxFragmentSize and cuts, the fragments are made for the
 the namespace's pools at that time; a pool that comes later cuts nothing anew, because jobs run.
 
 A Partition is ready when the stored document was made by its recipe and its status describes that
-document. Everything else leads there: a worker, its answer, the ConfigMap. That holds the document
-as gzip in binaryData, with what made it; it holds at most 1 MiB, so a document is refused that is
-larger even when it is packed.
+document: first a worker cuts, then its answer is stored in the ConfigMap, as gzip in binaryData,
+with what made it. A ConfigMap holds at most 1 MiB, so a document that is larger even when it is
+packed is refused.
 """
 
 import base64

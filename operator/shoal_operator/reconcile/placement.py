@@ -79,7 +79,7 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
     return _planned(snapshot, site, previous, best)
 
 
-# ---- what there is -------------------------------------------------------------------------------
+# ---- what can be planned with --------------------------------------------------------------------
 
 
 def _site(snapshot: PlacementSnapshot) -> Site | Cause:
@@ -110,7 +110,7 @@ def _site(snapshot: PlacementSnapshot) -> Site | Cause:
 
 
 def _missing(previous: Stages, devices: Sequence[PoolDevice]) -> tuple[str, ...]:
-    """Devices of the plan that are not there."""
+    """Devices of the plan that are not usable."""
     there = {device.name for device in devices}
     return tuple(name for name in _used(previous) if name not in there)
 
@@ -121,7 +121,7 @@ def _used(stages: Stages) -> Set[str]:
 
 
 def _missing_since(snapshot: PlacementSnapshot) -> float | None:
-    """For how many seconds devices of the plan are missing; None: nobody has noticed yet."""
+    """For how many seconds devices of the plan are missing; None: it was not reported yet."""
     ready = snapshot.placement.condition("Ready")
     if ready is None or ready.status is not FALSE or ready.reason != "DevicesMissing":
         return None
@@ -141,7 +141,7 @@ def _planned(snapshot: PlacementSnapshot, site: Site, previous: Stages, best: Pl
         gain = gain_percent(site, previous, best)
         if gain is not None and gain < _GAIN_PERCENT:
             return _unchanged(snapshot)
-    # A Placement that was deleted under a run begins after the plan that the run goes by.
+    # A Placement that was deleted under a run continues the epochs of the run's plan.
     of_the_run = 0 if snapshot.measured is None else snapshot.measured.plan
     status = replace(status_of(best), epoch=max(epoch, of_the_run) + 1)
     since = f"epoch {status.epoch}"
@@ -192,8 +192,8 @@ def _blocked(snapshot: PlacementSnapshot, cause: Cause) -> Decision:
     before, updates = _before(snapshot), _bad(cause)
     passing = cause.reason in ("CoordinatorUnreachable", "WaitingForDevices")
     if passing and before.stages and snapshot.placement.holds("Planned"):
-        # The plan in force stays in force: nobody knows better. The devices' time of grace begins
-        # when the first of them is seen again, which Unknown sees to.
+        # The plan stays in force. Ready is Unknown, so that the grace period begins when the first
+        # device is connected again.
         updates = [_still_planned(snapshot), ConditionUpdate("Ready", UNKNOWN, *cause)]
     return _decision(snapshot, before, updates)
 

@@ -3,7 +3,7 @@ between them. Pure.
 
 The planner is asked without the plan in force, which would make a class of its own of each device
 that serves already, and its search grows with the classes. What the plan in force is worth, and
-that devices stay where they are if others of their kind would do, is seen to here.
+that devices keep their fragments if others of their kind would do, is decided here.
 """
 
 from collections import deque

@@ -1,6 +1,6 @@
 """What reconcilers see: our objects parsed, foreign ones reduced to what a decision needs.
 
-None for a foreign object means that it is not there; a coordinator that cannot be reached is
+None for a foreign object means that it does not exist; a coordinator that cannot be reached is
 `Unreachable`, which is never the same as empty.
 """
 
@@ -65,7 +65,7 @@ class StoredDocument:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A Deployment or DaemonSet of ours: how many pods there should be, are ready, and are of the
-    newest template, and what the trouble is where one is known (image cannot be pulled, OOMKilled,
+    newest template, and what is wrong where that is known (image cannot be pulled, OOMKilled,
     no node fits). `current`: its controller has seen the newest template, and all pods are of it.
     `template` is the mark of the pods' template that was applied (`names.TEMPLATE`).
     """
@@ -251,7 +251,7 @@ class PartitionSnapshot(_Snapshot):
 class DevicePoolSnapshot(_Snapshot):
     """A DevicePool and everything that it consists of.
 
-    `nodes` are the cluster's. `secrets`: those of `certificates` that are there. `agents`: every
+    `nodes` are the cluster's. `secrets`: those of `certificates` that exist. `agents`: every
     DaemonSet that carries the pool's uid as the label `shoal.dev/owner-uid`. `jobs` are the
     coordinator's names (`names.job_id`) of all InferenceJobs of the namespace that exist and are
     not being deleted; None as long as the controller has not seen all of them, because what is not

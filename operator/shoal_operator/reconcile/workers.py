@@ -59,7 +59,7 @@ _DELIVERS: Final = re.compile(r"-deliver-[0-9a-f]{8}$")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """What a worker does: its command, the address that it opens, the Secret for that, the pool
-    whose coordinator it talks to. `fetches`: what it opens comes to lie on its own disk;
+    whose coordinator it talks to. `fetches`: it stores what it opens on its own disk;
     `writes`: it puts something there.
     """
 
@@ -105,7 +105,7 @@ def _template(worker_spec: WorkerSpec, labels: dict[str, str], settings: Operato
     volumes = [scratch(settings.worker_disk)]
     if (claim := claim_of(worker_spec.uri)) is not None:
         command += ["--volume", f"{claim}=/volumes/{claim}"]
-        # What is only read is not handed to our group either, as what is written is.
+        # A volume that is only read keeps its group; one that is written gets ours.
         only = {} if worker_spec.writes else {"readOnly": True}
         mounts.append({"name": "claim-0", "mountPath": f"/volumes/{claim}", **only})
         volumes.append({"name": "claim-0", "persistentVolumeClaim": {"claimName": claim, **only}})

@@ -57,17 +57,12 @@ _PASSING: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A plan to run by; `plan` is its epoch."""
+    """A plan to run by; `plan` is its epoch, `planned` the job's condition of it."""
 
     document: PartitionDocument
-    placement: Placement
     stages: tuple[tuple[str, ...], ...]
     plan: int
-
-    @property
-    def planned(self) -> ConditionUpdate:
-        """The job's condition of it."""
-        return ConditionUpdate("Planned", TRUE, "Planned", self.placement.message("Planned"))
+    planned: ConditionUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +152,10 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
     assert placement is not None, "`_references` has checked"
     status, name = placement.status, placement.metadata.name
     if status is None or not placement.holds("Planned"):
-        planned = placement.condition("Planned")
-        if planned is None or planned.status is not FALSE:
+        known = placement.condition("Planned")
+        if known is None or known.status is not FALSE:
             return Cause("PlacementNotPlanned", f"Placement {name} is not planned yet")
-        return Cause(planned.reason, planned.message)
+        return Cause(known.reason, known.message)
     document = current_document(snapshot.partition, snapshot.document)
     if document is None:
         partition = partition_of(snapshot.job, placement)
@@ -169,7 +164,8 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
     if sorted(devices) != list(range(len(document.fragments))):
         return Cause("PlacementNotPlanned", f"Placement {name} still plans other fragments")
     stages = tuple(devices[index] for index in range(len(devices)))
-    return Ready(document=document, placement=placement, stages=stages, plan=status.epoch or 1)
+    planned = ConditionUpdate("Planned", TRUE, "Planned", placement.message("Planned"))
+    return Ready(document=document, stages=stages, plan=status.epoch or 1, planned=planned)
 
 
 def _references(snapshot: InferenceJobSnapshot) -> Cause | None:
@@ -265,8 +261,9 @@ def deliver(snapshot: InferenceJobSnapshot, ready: Ready) -> Step | Verdict | No
         text = f"{len(lacking)} fragments are about to be delivered to the store of {pool}"
         child = _owned_by(partition, worker_job(partition, worker_spec, snapshot.settings))
         return Step(Cause("Delivering", text), child)
-    if worker.phase is not WorkerPhase.SUCCEEDED:
-        return _step(worker, worker_spec, "Delivering", "DeliveryFailed")
+    step = _step(worker, worker_spec, "Delivering", "DeliveryFailed")
+    if step is not None:
+        return step
     if worker.end_seen is None or view.begun <= worker.end_seen:
         # The coordinator's last answer may be older than the delivery.
         text = "the fragments are delivered; the coordinator is asked whether it has them"

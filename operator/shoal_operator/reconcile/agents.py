@@ -56,7 +56,9 @@ _GRACE_SECONDS: Final = 40
 _CACHE: Final = "/var/cache/shoal"
 _TOKEN: Final = "/var/run/secrets/shoal.dev"  # noqa: S105 - a folder
 _TRUST: Final = "/etc/shoal/enrolment"
-_IDENTITY: Final = "/run/shoal/identity"
+_RUN: Final = "/run/shoal"
+_IDENTITY: Final = f"{_RUN}/identity"
+"""Made by the agent, for a volume's own folder is everybody's."""
 _IDENTITY_BYTES: Final = 1 << 20
 _OF_KUBERNETES: Final = "node.kubernetes.io/"
 """Taints that say how a node is; DaemonSets tolerate them by themselves."""
@@ -255,7 +257,7 @@ def _container(pool: DevicePool, budget_bytes: Bytes, settings: OperatorSettings
         volumeMounts=[
             TMP_MOUNT,
             {"name": "cache", "mountPath": _CACHE},
-            {"name": "identity", "mountPath": _IDENTITY},
+            {"name": "identity", "mountPath": _RUN},
             {"name": "token", "mountPath": _TOKEN, "readOnly": True},
             {"name": "trust", "mountPath": _TRUST, "readOnly": True},
         ],

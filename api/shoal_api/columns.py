@@ -1,4 +1,4 @@
-"""What `kubectl get` prints of a status. A printer column prints one text that stands in the
+"""What `kubectl get` prints of a status. A printer column prints one text of the
 object, so the operator writes these texts beside what they are made of.
 """
 

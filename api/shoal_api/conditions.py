@@ -25,7 +25,7 @@ class JobWord(StrEnum):
 
 
 def holds(conditions: Sequence[Condition], type_: str) -> bool:
-    """Whether the condition is there and True; an absent one does not hold."""
+    """Whether the condition exists and is True; an absent one does not hold."""
     return any(
         condition.type == type_ and condition.status is ConditionStatus.TRUE
         for condition in conditions

@@ -99,6 +99,14 @@ COLUMNS: Final[Mapping[type, tuple[Column, ...]]] = {
 def definition(names: KindNames) -> dict[str, object]:
     """A kind's CustomResourceDefinition as JSON."""
     kind = names.cls.__name__
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": [_column(each) for each in COLUMNS[names.cls]],
+        "schema": {"openAPIV3Schema": openapi_schema(names.cls)},
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -117,19 +125,8 @@ def definition(names: KindNames) -> dict[str, object]:
                 "shortNames": [names.short],
                 "categories": [CATEGORY],
             },
-            "versions": [_version(names)],
+            "versions": [version],
         },
-    }
-
-
-def _version(names: KindNames) -> dict[str, object]:
-    return {
-        "name": VERSION,
-        "served": True,
-        "storage": True,
-        "subresources": {"status": {}},
-        "additionalPrinterColumns": [_column(each) for each in COLUMNS[names.cls]],
-        "schema": {"openAPIV3Schema": openapi_schema(names.cls)},
     }
 
 

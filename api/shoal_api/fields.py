@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Final, NewType
 
 from shoal_api.schema import Object, member, record
-from shoal_api.shapes import INT64_MAX, Choice, Items, Quantity, Table, Text, Whole
+from shoal_api.shapes import INT64_MAX, Choice, Items, Json, Quantity, Table, Text, Whole
 from shoal_protocol.units import Bytes
 
 Millicpus = NewType("Millicpus", int)
@@ -131,13 +131,6 @@ class Metadata:
 
 
 @record()
-class Resource:
-    """What every kind has."""
-
-    metadata: Metadata = member(Object(Metadata), "Name and labels.")
-
-
-@record()
 class Condition:
     """One aspect of an object's state, as in `metav1.Condition`."""
 
@@ -169,3 +162,36 @@ class Status:
         example=1,
     )
     conditions: tuple[Condition, ...] = member(CONDITIONS, "Conditions.", default=[])
+
+    def condition(self, type_: str) -> Condition | None:
+        """The condition of a type; None if it was never set."""
+        return next((each for each in self.conditions if each.type == type_), None)
+
+
+@record()
+class Resource:
+    """What every kind has; each says for itself what its spec and its status hold."""
+
+    metadata: Metadata = member(Object(Metadata), "Name and labels.")
+    spec: object = member(Json(), "What is wanted.")
+    status: Status | None = member(Object(Status), "What is.", default=None)
+
+    @property
+    def generation(self) -> int:
+        """Grows with each change of the spec."""
+        return self.metadata.generation or 0
+
+    def condition(self, type_: str) -> Condition | None:
+        """The condition of a type that was written last; None if it was never set."""
+        return None if self.status is None else self.status.condition(type_)
+
+    def holds(self, type_: str) -> bool:
+        """Whether a condition is True of the newest spec."""
+        known = self.condition(type_)
+        is_new = known is not None and known.observed_generation == self.generation
+        return is_new and known is not None and known.status is ConditionStatus.TRUE
+
+    def message(self, type_: str) -> str:
+        """What a condition says; empty if it was never set."""
+        known = self.condition(type_)
+        return "" if known is None else known.message

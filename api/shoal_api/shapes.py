@@ -310,7 +310,7 @@ class Quantity(Shape[N]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Items(Shape[tuple[T, ...]]):
-    """A bounded list; `key` names the field that tells its items apart, and may not repeat."""
+    """A bounded list; `key` names the field that identifies its items, and may not repeat."""
 
     of: Shape[T]
     max_items: int
@@ -389,7 +389,7 @@ class Table(Shape[Mapping[str, str]]):
 
 @dataclass(frozen=True, slots=True)
 class Json(Shape[Mapping[str, object]]):
-    """An object that is handed on as it is: a part of Kubernetes' own kinds."""
+    """An object that is passed on as it is: a part of Kubernetes' own kinds."""
 
     def read(self, value: object, at: Path, errors: Errors) -> Mapping[str, object] | Invalid:
         if not isinstance(value, dict):

@@ -33,11 +33,11 @@ def _write(value: object) -> object:
     match value:
         case Enum():
             return value.value
-        case tuple():
+        case tuple() | list():
             return [_write(item) for item in value]
         case Mapping():
             return {name: _write(item) for name, item in value.items()}
-        case bool() | int() | float() | str():
+        case bool() | int() | float() | str() | None:
             return value
         case _:
             return write(value)

@@ -3,6 +3,9 @@
 import re
 from typing import Final
 
+from shoal_operator.reconcile.conditions import Cause
+from shoal_operator.reconcile.settings import OperatorSettings
+
 _CLAIM: Final = re.compile(r"pvc://([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)(/.*)?")
 _OUTSIDE: Final = ("https://", "s3://", "oci://")
 
@@ -27,6 +30,9 @@ def outside(uri: str) -> bool:
     return uri.startswith(_OUTSIDE)
 
 
-def offline_text(uri: str) -> str:
-    """Why an address is not fetched where nothing is fetched from outside."""
-    return f"{uri} is outside of the cluster, and the operator is installed offline; use pvc://"
+def offline(uri: str, settings: OperatorSettings) -> Cause | None:
+    """Why an address is not fetched where nothing is fetched from outside; None: it may be."""
+    if not settings.offline or not outside(uri):
+        return None
+    text = f"{uri} is outside of the cluster, and the operator is installed offline; use pvc://"
+    return Cause("Offline", text)

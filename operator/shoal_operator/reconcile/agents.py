@@ -4,11 +4,11 @@ With `budget.memory` one DaemonSet serves all selected nodes. With `budget.perce
 one of its own: nodes that shared one would have to be named in it, and naming one more would start
 all the others' agents again. A node's share is of its size to 16 MiB, because that moves by a few
 pages when it is started again. An agent's memory limit is the idle floor plus its budget, and it
-asks for as much, so that it is not evicted first.
+requests as much, so that it is not evicted first.
 
 An edit or an upgrade replaces agents a tenth at a time, one at least; nodes that are away do not
-take up anybody's turn. Kubernetes sees to that within one DaemonSet. Where each node has its own,
-those whose turn has not come are left as they are.
+count. Kubernetes does that within one DaemonSet. Where each node has its own, those that have to
+wait are not applied.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ from shoal_operator.reconcile.manifests import (
     container,
     labels_of,
     manifest,
-    pod,
+    pod_template,
     scratch,
     served,
 )
@@ -83,14 +83,16 @@ class AgentSet:
 
 def selected_nodes(pool: DevicePool, nodes: Iterable[Node]) -> tuple[Node, ...]:
     """The nodes that get an agent, by name."""
-    chosen = (node for node in nodes if _matches(pool, node) and _repelling(pool, node) is None)
+    matching = (node for node in nodes if _matches(pool, node))
+    chosen = (node for node in matching if _untolerated_taint(pool, node) is None)
     return tuple(sorted(chosen, key=lambda node: node.name))
 
 
 def untolerated(pool: DevicePool, nodes: Iterable[Node]) -> list[tuple[str, str]]:
     """Nodes with the pool's labels that a taint keeps its agents away from: name and taint."""
-    repelling = ((node.name, _repelling(pool, node)) for node in nodes if _matches(pool, node))
-    return sorted((name, taint) for name, taint in repelling if taint is not None)
+    matching = (node for node in nodes if _matches(pool, node))
+    tainted = ((node.name, _untolerated_taint(pool, node)) for node in matching)
+    return sorted((name, taint) for name, taint in tainted if taint is not None)
 
 
 def selector_text(pool: DevicePool) -> str:
@@ -102,7 +104,7 @@ def _matches(pool: DevicePool, node: Node) -> bool:
     return all(node.labels.get(key) == text for key, text in pool.spec.node_selector.items())
 
 
-def _repelling(pool: DevicePool, node: Node) -> str | None:
+def _untolerated_taint(pool: DevicePool, node: Node) -> str | None:
     """The first taint that keeps agents away."""
     for key, value, effect in node.taints:
         soft = effect == TaintEffect.PREFER_NO_SCHEDULE.value or key.startswith(_OF_KUBERNETES)
@@ -151,7 +153,7 @@ def _percent_of(node: Node, percent: int, settings: OperatorSettings) -> int:
 
 
 def agent_workloads(snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet]) -> tuple[Manifest, ...]:
-    """Service account, what agents trust when they enrol, and the DaemonSets whose turn it is.
+    """Service account, what agents trust when they enrol, and DaemonSets that may be applied now.
 
     New DaemonSets wait for that and for the coordinator's first answer: until then an agent could
     only collect warnings of what it cannot mount, and of a probe that finds no session.
@@ -162,13 +164,13 @@ def agent_workloads(snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet]) -> t
         return (account,)
     name, data = trust_name(pool.metadata.name), {"ca.crt": snapshot.enrolment_authority}
     trust = manifest(pool, "ConfigMap", name, labels_of(pool, "agent"), data=data)
-    turn = _whose_turn(sets, there)
+    turn = _rollout(sets, there)
     if isinstance(snapshot.view, Unreachable):
         turn &= {each.name for each in there}
     return (account, trust, *(each.manifest for each in sets if each.name in turn))
 
 
-def _whose_turn(sets: Sequence[AgentSet], there: Sequence[Workload]) -> frozenset[str]:
+def _rollout(sets: Sequence[AgentSet], there: Sequence[Workload]) -> frozenset[str]:
     """The DaemonSets that may be applied now: those that are new, or have their template already,
     and of the others as many as may be replaced at once.
     """
@@ -178,11 +180,11 @@ def _whose_turn(sets: Sequence[AgentSet], there: Sequence[Workload]) -> frozense
     down = {name for name, each in known.items() if each.is_behind}
     away = {each.name for each in sets if each.away}
     idle = old & (down | away)  # Who does not run anyway loses nothing by it.
-    room = max(0, _at_once(len(sets)) - len(down - away - old))
+    room = max(0, _max_unavailable(len(sets)) - len(down - away - old))
     return frozenset((marks.keys() - old) | idle | set(sorted(old - idle)[:room]))
 
 
-def _at_once(agents: int) -> int:
+def _max_unavailable(agents: int) -> int:
     """How many of so many agents may be replaced at the same time."""
     return max(1, agents // 10)
 
@@ -199,21 +201,19 @@ def _agent_set(
     labels = labels_of(pool, "agent") | {AGENTS: name}
     # Two DaemonSets of one pool must not take each other's pods for theirs.
     selector = pool_selector(pool, "agent") | {AGENTS: name}
-    template = {
-        "metadata": {"labels": labels},
-        "spec": pod(
-            settings.images,
-            [_container(pool, budget_bytes, settings)],
-            _volumes(pool, labels),
-            serviceAccountName=agent_name(pool.metadata.name),
-            terminationGracePeriodSeconds=_GRACE_SECONDS,
-            nodeSelector=dict(pool.spec.node_selector),
-            tolerations=[write(each) for each in pool.spec.tolerations],
-            **more,
-        ),
-    }
+    template = pod_template(
+        labels,
+        settings.images,
+        [_container(pool, budget_bytes, settings)],
+        _volumes(pool, labels),
+        serviceAccountName=agent_name(pool.metadata.name),
+        terminationGracePeriodSeconds=_GRACE_SECONDS,
+        nodeSelector=dict(pool.spec.node_selector),
+        tolerations=[write(each) for each in pool.spec.tolerations],
+        **more,
+    )
     mark, away = fingerprint([template]), sum(not node.ready for node in nodes)
-    rolling = {"maxUnavailable": away + _at_once(len(nodes))}
+    rolling = {"maxUnavailable": away + _max_unavailable(len(nodes))}
     spec = {
         "selector": {"matchLabels": selector},
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": rolling},
@@ -245,13 +245,14 @@ def _container(pool: DevicePool, budget_bytes: Bytes, settings: OperatorSettings
         *("--enrol", settings.enrolment, "--enrol-ca", f"{_TRUST}/ca.crt"),
         *("--enrol-token", f"{_TOKEN}/token", "--identity-folder", _IDENTITY),
     )
+    memory = settings.agent_floor + budget_bytes
     return container(
         "agent",
         settings.images.agent,
         settings.images,
         command,
-        settings.agent_floor + budget_bytes,
-        True,
+        memory,
+        memory,  # It will use all of it, and must not be evicted first.
         env=[_field("NODE_NAME", "spec.nodeName"), _field("POD_IP", "status.podIP")],
         volumeMounts=[
             TMP_MOUNT,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shoal_api.kinds import DevicePool, InferenceJob
+from shoal_api.writing import write
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.job_status import has_results_on_volume
 from shoal_operator.reconcile.manifests import (
@@ -22,7 +23,7 @@ from shoal_operator.reconcile.manifests import (
     labels_of,
     manifest,
     owner_reference,
-    pod,
+    pod_template,
     scratch,
     served,
     tls_volume,
@@ -66,7 +67,7 @@ def service_account(pool: DevicePool, name: str, component: str) -> Manifest:
 
 
 def pool_selector(pool: DevicePool, component: str) -> dict[str, str]:
-    """What tells a pool's pods of one kind from all others; never changed, as selectors cannot."""
+    """Selects a pool's pods of one component; never changed, because selectors cannot be."""
     return {POOL: pool.metadata.name, COMPONENT: component}
 
 
@@ -132,19 +133,20 @@ def _deployment(pool: DevicePool, name: str, settings: OperatorSettings) -> Mani
         tls_volume(coordinator_secret(pool.metadata.name)),
         {"name": "store", "persistentVolumeClaim": {"claimName": name}},
     ]
-    template = pod(
+    template = pod_template(
+        labels,
         images,
         [coordinator],
         volumes,
         serviceAccountName=name,
         terminationGracePeriodSeconds=GRACE_SECONDS,
-        **settings.coordinator_place.fields(),
+        **write(settings.coordinator_place),
     )
     spec = {
         "replicas": 1,
         # Two coordinators must not write on one volume.
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": pool_selector(pool, "coordinator")},
-        "template": {"metadata": {"labels": labels}, "spec": template},
+        "template": template,
     }
     return manifest(pool, "Deployment", name, labels, spec=spec)

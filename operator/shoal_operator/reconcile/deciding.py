@@ -3,7 +3,7 @@
 What a decision asks for may be refused: by a quota, an admission rule, a storage class that cannot
 grow, or because a name is taken. By then the status is written, so the next reconciliation reports
 it: Ready (of an InferenceJob: Complete) is False, and says what was refused. A new spec is not
-Ready before its children were applied, because nobody knows yet whether they will be. Pure.
+Ready before its children were applied, because the cluster may still refuse them. Pure.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,7 @@ from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
     ConditionUpdate,
-    conditions_of,
-    find,
-    generation_of,
-    renewed,
+    next_condition,
 )
 from shoal_operator.reconcile.decision import Applied, Decision, Manifest, Note
 from shoal_operator.reconcile.device_pool import pool_notes, reconcile_device_pool
@@ -50,7 +47,7 @@ def decide(snapshot: Snapshot, applied: Applied | None) -> Decision:
     if update is not None:
         decision = _instead(decision, about, update, snapshot.now)
     if isinstance(about, DevicePool):
-        ready = find(decision.status.conditions, "Ready")
+        ready = decision.status.condition("Ready")
         assert ready is not None, "every decision about a pool has Ready"
         decision = replace(decision, notes=(*decision.notes, *pool_notes(about, ready)))
     return decision
@@ -58,7 +55,7 @@ def decide(snapshot: Snapshot, applied: Applied | None) -> Decision:
 
 def _instead(decision: Decision, about: AnyKind, update: ConditionUpdate, now: str) -> Decision:
     """The decision with one condition replaced."""
-    changed = renewed(about, update, now)
+    changed = next_condition(about, update, now)
     known = tuple(
         changed if each.type == update.type else each for each in decision.status.conditions
     )
@@ -106,10 +103,10 @@ def _override(
 ) -> ConditionUpdate | None:
     """What replaces the decision's own condition; None: nothing does."""
     type_ = "Complete" if isinstance(about, InferenceJob) else "Ready"
-    after, generation = decision.status.conditions, generation_of(about)
+    after, generation = decision.status.conditions, about.generation
     if any(holds(after, end) for end in ("Complete", "Failed")):
         return None
-    before = find(conditions_of(about), type_)
+    before = about.condition(type_)
     is_new = before is None or before.observed_generation != generation
     if applied is None and before is not None and not is_new and before.reason == NOT_APPLIED:
         return ConditionUpdate(type_, FALSE, NOT_APPLIED, before.message)

@@ -1,6 +1,6 @@
 """What a reconciler decides: the status, the children, Events, and calls of the coordinator.
 
-The controller carries a decision out in this order: status first (so that what is shown never lags
+The controller carries a decision out in this order: status first (so that a status never lags
 behind what is done), then certificates, children, Devices, removals, coordinator calls, Events, and
 last the object's own deletion.
 """
@@ -59,12 +59,12 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitJob:
-    """Have the pool's coordinator run a job, or go on with it by another plan or on other terms.
+    """Have the pool's coordinator run a job, or continue it with another plan or other terms.
 
     `job` is the coordinator's name for it (`names.job_id`); `partition` the document as it was cut;
     `stages`: per fragment the devices that serve it, best first; `plan` the epoch of the Placement.
-    `mode` and `policy` are words of `api.choices`; `lossy` permits float16 on the way. Inputs and
-    results are in the job's own folders on the coordinator's volume.
+    `mode` and `policy` are words of `shoal_protocol.choices`; `lossy` permits float16 on the way.
+    Inputs and results are in the job's own folders on the coordinator's volume.
     """
 
     pool: str
@@ -81,7 +81,7 @@ class SubmitJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelJob:
-    """Have the coordinator stop a job; what it has finished stays, so that it can go on."""
+    """Have the coordinator stop a job; what it has finished stays, so that it can continue."""
 
     pool: str
     job: str

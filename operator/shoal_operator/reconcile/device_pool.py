@@ -34,8 +34,7 @@ from shoal_operator.reconcile.conditions import (
     TRUE,
     Cause,
     ConditionUpdate,
-    holds_now,
-    reported,
+    with_conditions,
 )
 from shoal_operator.reconcile.coordinators import coordinator_objects
 from shoal_operator.reconcile.decision import (
@@ -259,12 +258,12 @@ def _status(
         smallest_budget_bytes=min(budgets.values(), default=pool.spec.budget.memory),
         coordinator_endpoint=coordinator_address(pool.metadata.name, namespace_of(pool)),
     )
-    return print_device_pool(reported(status, pool, updates, snapshot.now))
+    return print_device_pool(with_conditions(status, pool, updates, snapshot.now))
 
 
 def pool_notes(pool: DevicePool, ready: Condition) -> tuple[Note, ...]:
     """That a pool became Ready, or is no longer."""
-    was_ready = holds_now(pool, "Ready")
+    was_ready = pool.holds("Ready")
     since = f"{ready.last_transition_time}, generation {pool.metadata.generation}"
     if ready.status is TRUE and not was_ready:
         return (Note("PoolReady", ready.message, since=since),)

@@ -15,8 +15,8 @@ from shoal_operator.reconcile.conditions import (
     TRUE,
     UNKNOWN,
     ConditionUpdate,
-    reported,
     shortened,
+    with_conditions,
 )
 from shoal_operator.reconcile.decision import DeviceChild
 from shoal_operator.reconcile.manifests import labels_of, manifest
@@ -27,11 +27,11 @@ from shoal_operator.reconcile.snapshot import (
     DeviceState,
     Unreachable,
 )
-from shoal_operator.reconcile.times import earlier, seconds_since
+from shoal_operator.reconcile.times import as_time, instant, seconds_since
 
 _SEEN_SECONDS: Final = 60.0
 _THERE_SECONDS: Final = 300.0
-"""How often a device is written only because it is there: all that a pool at rest writes."""
+"""How often a device is written whose state does not change: all that an idle pool writes."""
 
 
 _STATES: Final = {
@@ -88,7 +88,7 @@ def _new(pool: str, name: str) -> Device:
 
 def _seen(snapshot: DevicePoolSnapshot, device: Device, each: ConnectedDevice) -> DeviceStatus:
     before = device.status or DeviceStatus()
-    seen = earlier(snapshot.now, each.silent_seconds)
+    seen = as_time(max(0.0, instant(snapshot.now) - each.silent_seconds))
     stays = _THERE_SECONDS if each.state is DeviceState.READY else _SEEN_SECONDS
     if before.last_seen_time is not None and seconds_since(before.last_seen_time, seen) < stays:
         seen = before.last_seen_time
@@ -118,5 +118,5 @@ def _child(
             labels_of(snapshot.pool, "device"),
             spec={"poolRef": {"name": snapshot.pool.metadata.name}},
         ),
-        status=print_device(reported(status, device, [update], snapshot.now)),
+        status=print_device(with_conditions(status, device, [update], snapshot.now)),
     )

@@ -29,8 +29,6 @@ from shoal_operator.reconcile.conditions import (
     UNKNOWN,
     Cause,
     ConditionUpdate,
-    conditions_of,
-    find,
 )
 from shoal_operator.reconcile.decision import (
     CancelJob,
@@ -65,10 +63,7 @@ from shoal_operator.reconcile.job_status import (
     missing_pool,
     pending_verdict,
     planned_before,
-    pool_name,
     progress,
-    run_of,
-    status_before,
     terms_of,
     unreachable,
     verdict_of,
@@ -97,19 +92,18 @@ from shoal_protocol.partition import document_to_json
 
 def reconcile_inference_job(snapshot: InferenceJobSnapshot) -> Decision:
     """What is to be done about an InferenceJob."""
-    run = run_of(snapshot)
     deleted = snapshot.job.metadata.deletion_timestamp is not None
-    if has_ended(status_before(snapshot)) or deleted:
-        return _over(snapshot, run)
-    verdict = _verdict_so_far(snapshot, run)
+    if has_ended(snapshot.before) or deleted:
+        return _over(snapshot)
+    verdict = _verdict_so_far(snapshot)
     if verdict is not None:
-        return _transfer(snapshot, verdict, run)
+        return _transfer(snapshot, verdict)
     left = _seconds_left(snapshot)
     if left is not None and left <= 0:
-        return _stop(snapshot, run)
+        return _stop(snapshot)
     if snapshot.job.spec.suspend:
-        return _suspend(snapshot, run)
-    wanted = _proceed(snapshot, run)
+        return _suspend(snapshot)
+    wanted = _proceed(snapshot)
     if left is None:
         return wanted
     return replace(wanted, requeue_seconds=min(wanted.requeue_seconds or left, left))
@@ -118,17 +112,17 @@ def reconcile_inference_job(snapshot: InferenceJobSnapshot) -> Decision:
 # ---- 1. it has ended, or is being deleted --------------------------------------------------------
 
 
-def _over(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
+def _over(snapshot: InferenceJobSnapshot) -> Decision:
     """The status stays; the run is removed, and the job itself when its time is up."""
-    before, job, pool = status_before(snapshot), snapshot.job, pool_name(snapshot)
-    failed = find(before.conditions, "Failed")
+    before, job, pool = snapshot.before, snapshot.job, snapshot.pool_name
+    failed = before.condition("Failed")
     has_results = failed is not None and failed.reason == RESULT_TRANSFER_FAILED
     has_results = has_results and job.metadata.deletion_timestamp is None
     own = {input_transfer_worker(job, pool).name, result_transfer_worker(job, pool).name}
     active = (WorkerPhase.PENDING, WorkerPhase.RUNNING)
     result = replace(
         decision(snapshot, before, ()),
-        calls=() if has_results else _clear(snapshot, run),
+        calls=() if has_results else _clear(snapshot),
         removals=tuple(
             worker_key(job, worker.name)
             for worker in snapshot.workers
@@ -150,94 +144,92 @@ def _over(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     return replace(result, requeue_seconds=max(1.0, left))
 
 
-def _clear(snapshot: InferenceJobSnapshot, run: Run | None) -> tuple[CoordinatorCall, ...]:
-    if run is None:
+def _clear(snapshot: InferenceJobSnapshot) -> tuple[CoordinatorCall, ...]:
+    if snapshot.run is None:
         return ()
-    pool, name = pool_name(snapshot), job_id(snapshot.job)
-    if not run.state.is_over:
-        return (CancelJob(pool=pool, job=name, reason="its InferenceJob has ended"),)
-    return (RemoveJob(pool=pool, job=name),)
+    if snapshot.active_run is not None:
+        return (_cancel(snapshot, "its InferenceJob has ended"),)
+    return (RemoveJob(pool=snapshot.pool_name, job=job_id(snapshot.job)),)
+
+
+def _cancel(snapshot: InferenceJobSnapshot, reason: str) -> CancelJob:
+    return CancelJob(pool=snapshot.pool_name, job=job_id(snapshot.job), reason=reason)
 
 
 # ---- 2. its run has ended ------------------------------------------------------------------------
 
 
 def _result_transfer(snapshot: InferenceJobSnapshot) -> Worker | None:
-    worker_spec = result_transfer_worker(snapshot.job, pool_name(snapshot))
+    worker_spec = result_transfer_worker(snapshot.job, snapshot.pool_name)
     return worker_named(snapshot.workers, worker_spec.name)
 
 
-def _verdict_so_far(snapshot: InferenceJobSnapshot, run: Run | None) -> Verdict | None:
+def _verdict_so_far(snapshot: InferenceJobSnapshot) -> Verdict | None:
     """How the job ended: as the coordinator says, or as its status says during the transfer."""
-    pending = pending_verdict(status_before(snapshot))
+    run, pending = snapshot.run, pending_verdict(snapshot.before)
     if pending is None:
         return None if run is None else verdict_of(run, terms_of(snapshot.job))
     away = isinstance(snapshot.view, Unreachable)
     return pending if run is not None or away or _result_transfer(snapshot) is not None else None
 
 
-def _transfer(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> Decision:
+def _transfer(snapshot: InferenceJobSnapshot, verdict: Verdict) -> Decision:
     """The results are transferred to where the user wants them, then the verdict is reported."""
-    status, worker = with_run(snapshot, run), _result_transfer(snapshot)
-    if run is not None and not run.state.is_over:
-        stopping = _transferring(snapshot, status, verdict, "the run is being stopped")
-        return replace(stopping, calls=_clear(snapshot, run), requeue_seconds=SOON_SECONDS)
-    if not _may_have_results(snapshot, status):
-        return _end(snapshot, status, verdict, run)
+    worker = _result_transfer(snapshot)
+    if snapshot.active_run is not None:
+        stopping = _transferring(snapshot, verdict, "the run is being stopped")
+        return replace(stopping, calls=_clear(snapshot), requeue_seconds=SOON_SECONDS)
+    if not _may_have_results(snapshot):
+        return _end(snapshot, verdict)
     if worker is None:
-        return _start_result_transfer(snapshot, status, verdict)
+        return _start_result_transfer(snapshot, verdict)
     match worker.phase:
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
             text = worker_text(worker, "results are being transferred")
-            return _transferring(snapshot, status, verdict, text)
+            return _transferring(snapshot, verdict, text)
         case WorkerPhase.SUCCEEDED:
-            return _end(snapshot, status, verdict, run)
+            return _end(snapshot, verdict)
         case WorkerPhase.FAILED:
             text = worker_text(worker, "results could not be transferred")
             where = f"jobs/{job_id(snapshot.job)}/out on the coordinator's volume"
             text = f"{text}; until this job is deleted, the results are in {where}"
-            verdict = Verdict(RESULT_TRANSFER_FAILED, text)
-            return ended(snapshot, status, verdict)
+            return ended(snapshot, Verdict(RESULT_TRANSFER_FAILED, text))
         case _:
             assert_never(worker.phase)
 
 
-def _start_result_transfer(
-    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict
-) -> Decision:
+def _start_result_transfer(snapshot: InferenceJobSnapshot, verdict: Verdict) -> Decision:
     away, job = unreachable(snapshot), snapshot.job
     if away is not None:
-        return _transferring(snapshot, status, verdict, away.message)
+        return _transferring(snapshot, verdict, away.message)
     text = f"results are about to be transferred to {job.spec.outputs.uri}"
-    child = worker_job(job, result_transfer_worker(job, pool_name(snapshot)), snapshot.settings)
-    return replace(_transferring(snapshot, status, verdict, text), children=(child,))
+    child = worker_job(job, result_transfer_worker(job, snapshot.pool_name), snapshot.settings)
+    return replace(_transferring(snapshot, verdict, text), children=(child,))
 
 
-def _may_have_results(snapshot: InferenceJobSnapshot, status: InferenceJobStatus) -> bool:
+def _may_have_results(snapshot: InferenceJobSnapshot) -> bool:
     """Whether items have ended, or may have since the coordinator's last answer."""
-    items = status.items
+    items = with_run(snapshot).items
     if items is None:
         return False
     return items.succeeded + items.failed > 0 or isinstance(snapshot.view, Unreachable)
 
 
-def _transferring(
-    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict, text: str
-) -> Decision:
+def _transferring(snapshot: InferenceJobSnapshot, verdict: Verdict, text: str) -> Decision:
     """The verdict is known, and not reported yet."""
     reason = NOT_FAILED.reason if verdict.complete else verdict.reason
     complete, failed = Cause(TRANSFERRING_RESULTS, text), Cause(reason, verdict.message)
-    return in_progress(snapshot, status, complete, failed=failed, requeue=LATER_SECONDS)
+    return in_progress(snapshot, complete, failed=failed, requeue=LATER_SECONDS)
 
 
 def _end(
-    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict, run: Run | None
+    snapshot: InferenceJobSnapshot, verdict: Verdict, status: InferenceJobStatus | None = None
 ) -> Decision:
     """The verdict is reported, and the run removed."""
     seconds = snapshot.job.spec.ttl_seconds_after_finished
     requeue = None if seconds is None else max(1.0, float(seconds))
-    result = ended(snapshot, status, verdict)
-    return replace(result, calls=_clear(snapshot, run), requeue_seconds=requeue)
+    result = ended(snapshot, verdict, status)
+    return replace(result, calls=_clear(snapshot), requeue_seconds=requeue)
 
 
 # ---- 3. the deadline -----------------------------------------------------------------------------
@@ -247,7 +239,7 @@ def _seconds_left(snapshot: InferenceJobSnapshot) -> float | None:
     """Until the deadline. It counts from when the job began not to be suspended, as in
     `batch/v1`."""
     seconds = snapshot.job.spec.active_deadline_seconds
-    known = find(conditions_of(snapshot.job), "Suspended")
+    known = snapshot.job.condition("Suspended")
     if seconds is None or snapshot.job.spec.suspend:
         return None
     if known is None or known.status is not FALSE:
@@ -255,35 +247,32 @@ def _seconds_left(snapshot: InferenceJobSnapshot) -> float | None:
     return seconds - seconds_since(known.last_transition_time, snapshot.now)
 
 
-def _stop(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
+def _stop(snapshot: InferenceJobSnapshot) -> Decision:
     """The run is stopped; finished results are transferred once the coordinator answers."""
     seconds = snapshot.job.spec.active_deadline_seconds
     text = f"the job was active for longer than {seconds} s"
     verdict = Verdict("DeadlineExceeded", text)
-    if run is None and not isinstance(snapshot.view, Unreachable):
-        return _end(snapshot, status_before(snapshot), verdict, None)
-    if run is None or run.state.is_over:
-        return _transfer(snapshot, verdict, run)
-    result = in_progress(snapshot, with_run(snapshot, run), Cause("Stopping", text))
-    call = CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason=text)
-    return replace(result, calls=(call,))
+    if snapshot.run is None and not isinstance(snapshot.view, Unreachable):
+        return _end(snapshot, verdict)
+    if snapshot.active_run is None:
+        return _transfer(snapshot, verdict)
+    result = in_progress(snapshot, Cause("Stopping", text))
+    return replace(result, calls=(_cancel(snapshot, text),))
 
 
 # ---- 4. suspended --------------------------------------------------------------------------------
 
 
-def _suspend(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
-    status = with_run(snapshot, run)
+def _suspend(snapshot: InferenceJobSnapshot) -> Decision:
+    status = with_run(snapshot)
     away, missing = unreachable(snapshot), missing_pool(snapshot)
     calls: tuple[CoordinatorCall, ...] = ()
     requeue: float | None = None
-    if run is not None and not run.state.is_over:
+    if snapshot.active_run is not None:
         suspended = ConditionUpdate("Suspended", FALSE, "Suspending", "the run is being stopped")
-        calls = (CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason="suspended"),)
-        requeue = SOON_SECONDS
+        calls, requeue = (_cancel(snapshot, "suspended"),), SOON_SECONDS
     elif away is not None and missing is None and holds(status.conditions, "Planned"):
-        suspended = ConditionUpdate("Suspended", UNKNOWN, *away)
-        requeue = LATER_SECONDS
+        suspended, requeue = ConditionUpdate("Suspended", UNKNOWN, *away), LATER_SECONDS
     else:
         text = "" if away is None or missing is None else f"; {away.message}"
         suspended = ConditionUpdate("Suspended", TRUE, "Suspended", f"spec.suspend is true{text}")
@@ -301,33 +290,32 @@ def _suspend(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
 # ---- 5. in progress ------------------------------------------------------------------------------
 
 
-def _proceed(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
-    before = status_before(snapshot)
+def _proceed(snapshot: InferenceJobSnapshot) -> Decision:
     hopeless = unusable(snapshot) or refused_cut(snapshot)
-    if hopeless is not None and run is None:
-        return _end(snapshot, before, hopeless, None)
-    if run is not None and not run.state.is_over:
-        return _running(snapshot, run)
+    if hopeless is not None and snapshot.run is None:
+        return _end(snapshot, hopeless)
+    if snapshot.active_run is not None:
+        return _running(snapshot, snapshot.active_run)
     ready, away = plan_for(snapshot), unreachable(snapshot)
     if isinstance(ready, Cause):
         result = _waiting(snapshot, ready)
     elif away is not None:
-        result = in_progress(snapshot, before, away, planned=ready.planned, requeue=LATER_SECONDS)
+        result = in_progress(snapshot, away, planned=ready.planned, requeue=LATER_SECONDS)
     else:
-        result = _prepare(snapshot, ready, run)
+        result = _prepare(snapshot, ready)
     return replace(result, children=(*own_children(snapshot), *result.children))
 
 
 def _waiting(snapshot: InferenceJobSnapshot, missing: Cause) -> Decision:
     """Waits for an object that the job refers to. The counts of a run that was seen stay."""
-    status, away = status_before(snapshot), unreachable(snapshot)
+    status, away = snapshot.before, unreachable(snapshot)
     planned = ConditionUpdate("Planned", FALSE, *missing)
     complete = Cause("Waiting", missing.message)
     if away is not None and status.items is not None:
         complete = away
         if missing_pool(snapshot) is None:
             planned = planned_before(snapshot)
-    return in_progress(snapshot, status, complete, planned=planned, requeue=LATER_SECONDS)
+    return in_progress(snapshot, complete, planned=planned, status=status, requeue=LATER_SECONDS)
 
 
 def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
@@ -342,47 +330,45 @@ def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
             else:
                 text = f"the coordinator refuses the newest plan or terms: {refusal}"
                 complete = Cause(complete.reason, f"{complete.message}; {text}")
-    status = with_run(snapshot, run)
-    result = in_progress(snapshot, status, complete, planned=planned, requeue=RUNNING_SECONDS)
+    result = in_progress(snapshot, complete, planned=planned, requeue=RUNNING_SECONDS)
     return replace(result, notes=(*result.notes, *lost_devices(snapshot)), calls=calls)
 
 
-def _prepare(snapshot: InferenceJobSnapshot, ready: Ready, run: Run | None) -> Decision:
-    """Fragments and inputs are brought, both at once; then the job is submitted."""
-    status, pool = with_run(snapshot, run), pool_name(snapshot)
+def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
+    """Fragments and inputs are transferred, both at once; then the job is submitted."""
+    status, pool = with_run(snapshot), snapshot.pool_name
     steps = [deliver(snapshot, ready)]
-    if run is None:
+    if snapshot.run is None:
         inputs = input_transfer_worker(snapshot.job, pool).name
         if status.items is not None and worker_named(snapshot.workers, inputs) is not None:
             return _run_lost(snapshot, ready, inputs)
         # Without what was seen of a run that is lost.
         status = InferenceJobStatus(conditions=status.conditions, start_time=status.start_time)
         if (queued := preceded_by(snapshot)) is not None:
-            return in_progress(snapshot, status, queued, planned=ready.planned)
+            return in_progress(snapshot, queued, planned=ready.planned, status=status)
         steps.append(transfer_inputs(snapshot))
     failed = next((step for step in steps if isinstance(step, Verdict)), None)
     if failed is not None:
-        return _end(snapshot, status, failed, run)
+        return _end(snapshot, failed, status)
     undone = [step for step in steps if isinstance(step, Step)]
     if undone:
-        result = in_progress(snapshot, status, undone[0].cause, planned=ready.planned)
+        result = in_progress(snapshot, undone[0].cause, planned=ready.planned, status=status)
         children = tuple(step.child for step in undone if step.child is not None)
         return replace(result, children=children)
     refusal = _refusal(snapshot, ready)
     if refusal is not None:
-        verdict = Verdict("SubmissionRefused", refusal)
-        return _end(snapshot, status, verdict, run)
+        return _end(snapshot, Verdict("SubmissionRefused", refusal), status)
     submitting = Cause("Submitting", f"the job is being submitted to the coordinator of {pool}")
-    result = in_progress(snapshot, status, submitting, planned=ready.planned)
+    result = in_progress(snapshot, submitting, planned=ready.planned, status=status)
     return replace(result, calls=(_submission(snapshot, ready),))
 
 
 def _run_lost(snapshot: InferenceJobSnapshot, ready: Ready, inputs: str) -> Decision:
     """The coordinator does not know a run that was seen: its inputs may be gone as well, so the
-    worker that brought them goes first, and then all begins again.
+    worker that transferred them is removed first; then the job is prepared again.
     """
     lost = Cause("RunLost", "the coordinator does not know the run any more; the job starts again")
-    result = in_progress(snapshot, status_before(snapshot), lost, planned=ready.planned)
+    result = in_progress(snapshot, lost, planned=ready.planned)
     return replace(result, removals=(worker_key(snapshot.job, inputs),))
 
 
@@ -397,7 +383,7 @@ def _refusal(snapshot: InferenceJobSnapshot, ready: Ready) -> str | None:
 def _submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
     spec = snapshot.job.spec
     return SubmitJob(
-        pool=pool_name(snapshot),
+        pool=snapshot.pool_name,
         job=job_id(snapshot.job),
         partition=document_to_json(ready.document).encode(),
         stages=ready.stages,

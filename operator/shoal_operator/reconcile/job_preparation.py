@@ -4,24 +4,19 @@ the pool's store, and its inputs on the coordinator's volume. Pure.
 The coordinator's dispatcher orders tasks by priority, but only of the jobs that it has. So a job is
 prepared and submitted after those of its pool with a higher priority that are about to start. It
 waits for none that waits itself for something that may never come, and for none longer than
-`PATIENCE_SECONDS`: a job that cannot start holds up nobody.
+`PATIENCE_SECONDS`: a job that cannot start delays no other.
 """
 
 from dataclasses import dataclass
 from typing import Final, assert_never
 
 from shoal_api.kinds import InferenceJob, Partition, Placement
-from shoal_operator.reconcile.addresses import offline_text, outside, unsuitable
+from shoal_operator.reconcile.addresses import offline, unsuitable
 from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
     Cause,
     ConditionUpdate,
-    conditions_of,
-    find,
-    generation_of,
-    holds_now,
-    message_of,
     not_ready,
 )
 from shoal_operator.reconcile.decision import Manifest
@@ -30,7 +25,6 @@ from shoal_operator.reconcile.job_status import (
     Verdict,
     has_ended,
     missing_pool,
-    pool_name,
 )
 from shoal_operator.reconcile.manifests import labels_of, manifest, owner_reference
 from shoal_operator.reconcile.names import (
@@ -63,17 +57,12 @@ _PASSING: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A plan to run by; `plan` is its epoch."""
+    """A plan to run by; `plan` is its epoch, `planned` the job's condition of it."""
 
     document: PartitionDocument
-    placement: Placement
     stages: tuple[tuple[str, ...], ...]
     plan: int
-
-    @property
-    def planned(self) -> ConditionUpdate:
-        """The job's condition of it."""
-        return ConditionUpdate("Planned", TRUE, "Planned", message_of(self.placement, "Planned"))
+    planned: ConditionUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +100,7 @@ def own_children(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
 
 
 def _cut_for(snapshot: InferenceJobSnapshot) -> int | None:
-    """What the job's own Partition is cut for; once it is there, that stays."""
+    """What the job's own Partition is cut for; once that exists, it stays as it is."""
     there = snapshot.partition
     if there is not None and there.spec.max_fragment_size is not None:
         return there.spec.max_fragment_size
@@ -144,45 +133,39 @@ def refused_cut(snapshot: InferenceJobSnapshot) -> Verdict | None:
     job, partition = snapshot.job, snapshot.partition
     if job.spec.model_ref is None or partition is None or not _is_ours(job, partition):
         return None
-    cut = find(conditions_of(partition), "Cut")
+    cut = partition.condition("Cut")
     if cut is None or cut.status is not FALSE or cut.reason != "Refused":
         return None
-    if cut.observed_generation != generation_of(partition):
+    if cut.observed_generation != partition.generation:
         return None
     return Verdict("PartitionRefused", cut.message)
 
 
 def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
     """The plan to run by, or what it waits for."""
-    waits = _addresses(snapshot) or _references(snapshot) or _unready(snapshot)
+    spec, settings = snapshot.job.spec, snapshot.settings
+    waits = offline(spec.inputs.uri, settings) or offline(spec.outputs.uri, settings)
+    waits = waits or _references(snapshot) or _unready(snapshot)
     if waits is not None:
         return waits
     placement = snapshot.placement
     assert placement is not None, "`_references` has checked"
     status, name = placement.status, placement.metadata.name
-    if status is None or not holds_now(placement, "Planned"):
-        planned = find(conditions_of(placement), "Planned")
-        if planned is None or planned.status is not FALSE:
+    if status is None or not placement.holds("Planned"):
+        known = placement.condition("Planned")
+        if known is None or known.status is not FALSE:
             return Cause("PlacementNotPlanned", f"Placement {name} is not planned yet")
-        return Cause(planned.reason, planned.message)
+        return Cause(known.reason, known.message)
     document = current_document(snapshot.partition, snapshot.document)
     if document is None:
         partition = partition_of(snapshot.job, placement)
         return Cause("PartitionNotReady", f"Partition {partition} is not cut yet")
-    homes = {index: stage.devices for stage in status.stages for index in stage.fragments}
-    if sorted(homes) != list(range(len(document.fragments))):
+    devices = {index: stage.devices for stage in status.stages for index in stage.fragments}
+    if sorted(devices) != list(range(len(document.fragments))):
         return Cause("PlacementNotPlanned", f"Placement {name} still plans other fragments")
-    stages = tuple(homes[index] for index in range(len(homes)))
-    return Ready(document=document, placement=placement, stages=stages, plan=status.epoch or 1)
-
-
-def _addresses(snapshot: InferenceJobSnapshot) -> Cause | None:
-    spec = snapshot.job.spec
-    if snapshot.settings.offline:
-        for uri in (spec.inputs.uri, spec.outputs.uri):
-            if outside(uri):
-                return Cause("Offline", offline_text(uri))
-    return None
+    stages = tuple(devices[index] for index in range(len(devices)))
+    planned = ConditionUpdate("Planned", TRUE, "Planned", placement.message("Planned"))
+    return Ready(document=document, stages=stages, plan=status.epoch or 1, planned=planned)
 
 
 def _references(snapshot: InferenceJobSnapshot) -> Cause | None:
@@ -215,7 +198,7 @@ def _unready(snapshot: InferenceJobSnapshot) -> Cause | None:
     """What exists and is not ready."""
     partition = snapshot.partition
     if partition is None and _cut_for(snapshot) is None:
-        text = f"the budget of DevicePool {pool_name(snapshot)} is not known yet"
+        text = f"the budget of DevicePool {snapshot.pool_name} is not known yet"
         return Cause("PoolNotReady", text)
     for there in (snapshot.model, partition):
         if there is not None and (cause := not_ready(there)) is not None:
@@ -237,7 +220,7 @@ def preceded_by(snapshot: InferenceJobSnapshot) -> Cause | None:
     if not ahead:
         return None
     first = min(ahead, key=lambda job: (-job.spec.priority, job.metadata.name))
-    which = f"InferenceJob {first.metadata.name} on DevicePool {pool_name(snapshot)}"
+    which = f"InferenceJob {first.metadata.name} on DevicePool {snapshot.pool_name}"
     return Cause("Queued", f"{which} has priority {first.spec.priority} and starts first")
 
 
@@ -247,7 +230,7 @@ def _starts(job: InferenceJob, now: str) -> bool:
         return False
     if job.status is not None and (job.status.items is not None or has_ended(job.status)):
         return False
-    planned, resumed = (find(conditions_of(job), type_) for type_ in ("Planned", "Suspended"))
+    planned, resumed = (job.condition(type_) for type_ in ("Planned", "Suspended"))
     if planned is not None and planned.status is FALSE and planned.reason not in _PASSING:
         return False
     since = job.metadata.creation_timestamp
@@ -269,17 +252,18 @@ def deliver(snapshot: InferenceJobSnapshot, ready: Ready) -> Step | Verdict | No
     assert partition is not None, "`plan_for` has checked"
     assert model is not None, "`plan_for` has checked"
     assert snapshot.document is not None, "`plan_for` has checked"
-    uri, pool = model.spec.source.uri, pool_name(snapshot)
-    if snapshot.settings.offline and outside(uri):
-        return Step(Cause("Offline", offline_text(uri)))
+    pool = snapshot.pool_name
+    if (cause := offline(model.spec.source.uri, snapshot.settings)) is not None:
+        return Step(cause)
     worker_spec = deliver_worker(partition, model, snapshot.document.arguments, pool)
     worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
         text = f"{len(lacking)} fragments are about to be delivered to the store of {pool}"
         child = _owned_by(partition, worker_job(partition, worker_spec, snapshot.settings))
         return Step(Cause("Delivering", text), child)
-    if worker.phase is not WorkerPhase.SUCCEEDED:
-        return _step(worker, worker_spec, "Delivering", "DeliveryFailed")
+    step = _step(worker, worker_spec, "Delivering", "DeliveryFailed")
+    if step is not None:
+        return step
     if worker.end_seen is None or view.begun <= worker.end_seen:
         # The coordinator's last answer may be older than the delivery.
         text = "the fragments are delivered; the coordinator is asked whether it has them"
@@ -294,7 +278,7 @@ def deliver(snapshot: InferenceJobSnapshot, ready: Ready) -> Step | Verdict | No
 def transfer_inputs(snapshot: InferenceJobSnapshot) -> Step | Verdict | None:
     """The inputs are transferred to the coordinator's volume."""
     job = snapshot.job
-    worker_spec = input_transfer_worker(job, pool_name(snapshot))
+    worker_spec = input_transfer_worker(job, snapshot.pool_name)
     worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
         text = f"inputs are about to be transferred from {job.spec.inputs.uri}"

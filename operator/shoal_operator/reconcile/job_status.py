@@ -3,7 +3,7 @@
 Four conditions: Planned, Suspended, Complete, Failed. While a job is in progress, Complete is False
 and its reason says how far the job is. Between the end of the run and the end of the job (results
 are transferred) the reason of Failed, which is still False, has the verdict already; so it is known
-even when the coordinator is not there any more.
+even when the coordinator no longer exists.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,11 @@ from shoal_operator.reconcile.conditions import (
     TRUE,
     Cause,
     ConditionUpdate,
-    conditions_of,
-    find,
-    generation_of,
-    reported,
     shortened,
+    with_conditions,
 )
 from shoal_operator.reconcile.decision import Decision, Note, Terms
-from shoal_operator.reconcile.names import coordinator_name, job_id, model_of, pool_of
+from shoal_operator.reconcile.names import coordinator_name, model_of
 from shoal_operator.reconcile.snapshot import (
     DeviceState,
     InferenceJobSnapshot,
@@ -56,11 +53,6 @@ class Verdict:
     complete: bool = False
 
 
-def status_before(snapshot: InferenceJobSnapshot) -> InferenceJobStatus:
-    """The status that was written last."""
-    return snapshot.job.status or InferenceJobStatus()
-
-
 def has_ended(status: InferenceJobStatus) -> bool:
     """Whether a terminal condition holds; it is never left again."""
     return holds(status.conditions, "Complete") or holds(status.conditions, "Failed")
@@ -73,7 +65,7 @@ def has_results_on_volume(job: InferenceJob) -> bool:
         return False
     if status.items is None or not status.items.succeeded:
         return False
-    failed = find(status.conditions, "Failed")
+    failed = status.condition("Failed")
     stayed = failed is not None and failed.reason == RESULT_TRANSFER_FAILED
     return stayed or not has_ended(status)
 
@@ -93,22 +85,11 @@ def terms_of(job: InferenceJob) -> Terms:
 # ---- the coordinator -----------------------------------------------------------------------------
 
 
-def pool_name(snapshot: InferenceJobSnapshot) -> str:
-    """The job's DevicePool; empty while that is not known."""
-    return pool_of(snapshot.job, snapshot.placement) or ""
-
-
-def run_of(snapshot: InferenceJobSnapshot) -> Run | None:
-    """The run as the coordinator knows it; None where it does not, or does not answer."""
-    view = snapshot.view
-    return None if isinstance(view, Unreachable) else view.runs.get(job_id(snapshot.job))
-
-
 def missing_pool(snapshot: InferenceJobSnapshot) -> str | None:
-    """That the job's pool does not exist or is being deleted; None: it exists, or nobody knows yet
-    which one it is.
+    """That the job's pool does not exist or is being deleted; None: it exists, or its
+    name is not known yet.
     """
-    name = pool_name(snapshot)
+    name = snapshot.pool_name
     if not name:
         return None
     if snapshot.pool is None:
@@ -121,11 +102,11 @@ def unreachable(snapshot: InferenceJobSnapshot) -> Cause | None:
     """Why the coordinator does not answer; None: it does."""
     if not isinstance(snapshot.view, Unreachable):
         return None
-    missing, items = missing_pool(snapshot), status_before(snapshot).items
+    missing, items = missing_pool(snapshot), snapshot.before.items
     if missing is None:
         text = f"the coordinator does not answer: {snapshot.view.reason}"
         return Cause("CoordinatorUnreachable", text)
-    pool, stored = pool_name(snapshot), ""
+    pool, stored = snapshot.pool_name, ""
     if items is not None and items.succeeded:
         stored = (
             f"; the {items.succeeded} finished items of {items.total} stay on the volume claim "
@@ -169,7 +150,7 @@ def verdict_of(run: Run, terms: Terms) -> Verdict | None:
 
 def pending_verdict(status: InferenceJobStatus) -> Verdict | None:
     """The verdict that the status has already while results are transferred."""
-    complete, failed = find(status.conditions, "Complete"), find(status.conditions, "Failed")
+    complete, failed = status.condition("Complete"), status.condition("Failed")
     if complete is None or failed is None or complete.reason != TRANSFERRING_RESULTS:
         return None
     if failed.reason == NOT_FAILED.reason:
@@ -186,9 +167,9 @@ def _word(text: str) -> str:
 # ---- the status ----------------------------------------------------------------------------------
 
 
-def with_run(snapshot: InferenceJobSnapshot, run: Run | None) -> InferenceJobStatus:
+def with_run(snapshot: InferenceJobSnapshot) -> InferenceJobStatus:
     """The status before, with what the coordinator says of the run, if it says anything."""
-    before = status_before(snapshot)
+    before, run = snapshot.before, snapshot.run
     if run is None:
         return before
     started = before.start_time
@@ -217,15 +198,15 @@ def with_run(snapshot: InferenceJobSnapshot, run: Run | None) -> InferenceJobSta
 
 def in_progress(
     snapshot: InferenceJobSnapshot,
-    status: InferenceJobStatus,
     complete: Cause,
     *,
     failed: Cause = NOT_FAILED,
     planned: ConditionUpdate | None = None,
+    status: InferenceJobStatus | None = None,
     requeue: float = SOON_SECONDS,
 ) -> Decision:
     """A job in progress: `complete` says how far it is. `planned`: the condition of its plan, where
-    that is not the one that was written last.
+    that is not the one that was written last; `status`, where that is not the one of its run.
     """
     updates = [
         planned or planned_before(snapshot),
@@ -233,7 +214,8 @@ def in_progress(
         ConditionUpdate("Complete", FALSE, *complete),
         ConditionUpdate("Failed", FALSE, *failed),
     ]
-    return replace(decision(snapshot, status, updates), requeue_seconds=requeue)
+    result = decision(snapshot, status or with_run(snapshot), updates)
+    return replace(result, requeue_seconds=requeue)
 
 
 def decision(
@@ -242,36 +224,37 @@ def decision(
     """The status with conditions (without updates, as they are) and columns."""
     job = snapshot.job
     if updates:
-        status = reported(status, job, updates, snapshot.now)
-    status = replace(status, observed_generation=generation_of(job))
-    status = print_job(status, model_of(job, snapshot.partition), pool_of(job, snapshot.placement))
-    notes = _started(status_before(snapshot), status) + _pool_deleted(status)
+        status = with_conditions(status, job, updates, snapshot.now)
+    status = replace(status, observed_generation=job.generation)
+    status = print_job(status, model_of(job, snapshot.partition), snapshot.pool_name or None)
+    notes = _started(snapshot.before, status) + _pool_deleted(status)
     return Decision(status=status, notes=notes)
 
 
 def planned_before(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
     """The condition of the plan that was written last."""
-    known = find(conditions_of(snapshot.job), "Planned")
+    known = snapshot.job.condition("Planned")
     if known is None:
         return ConditionUpdate("Planned", FALSE, "Waiting", "there is no plan yet")
     return ConditionUpdate("Planned", known.status, known.reason, known.message)
 
 
 def not_suspended(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
-    known = find(conditions_of(snapshot.job), "Suspended")
+    known = snapshot.job.condition("Suspended")
     resumed = known is not None and (known.status is not FALSE or known.reason == "Resumed")
     return ConditionUpdate("Suspended", FALSE, "Resumed" if resumed else "NotSuspended")
 
 
-def ended(snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict) -> Decision:
-    """The terminal condition."""
+def ended(
+    snapshot: InferenceJobSnapshot, verdict: Verdict, status: InferenceJobStatus | None = None
+) -> Decision:
     cause = Cause(verdict.reason, verdict.message)
     failed = ConditionUpdate("Failed", TRUE, *cause)
     text = f"{verdict.reason}: {verdict.message}"
     if verdict.complete:
         failed, text = ConditionUpdate("Failed", FALSE, *NOT_FAILED), verdict.message
     complete = ConditionUpdate("Complete", TRUE if verdict.complete else FALSE, *cause)
-    status = replace(status, completion_time=snapshot.now)
+    status = replace(status or with_run(snapshot), completion_time=snapshot.now)
     if status.items is not None:
         status = replace(status, items=replace(status.items, active=0))
     updates = [planned_before(snapshot), not_suspended(snapshot), complete, failed]
@@ -288,7 +271,7 @@ def _started(before: InferenceJobStatus, after: InferenceJobStatus) -> tuple[Not
 
 def _pool_deleted(status: InferenceJobStatus) -> tuple[Note, ...]:
     """That a job which has begun has no pool any more."""
-    complete = find(status.conditions, "Complete")
+    complete = status.condition("Complete")
     if complete is None or complete.reason != POOL_NOT_FOUND or status.items is None:
         return ()
     return (Note(POOL_NOT_FOUND, complete.message, warning=True),)

@@ -123,17 +123,16 @@ def container(
     images: Images,
     command: Sequence[str],
     memory_bytes: int,
-    keeps_memory: bool = False,
+    requested_bytes: int = REQUESTED_BYTES,
     /,
     **more: object,
 ) -> Json:
-    """A container that may use so much memory, and asks for a little of a processor.
+    """A container that may use so much memory, and requests a little of a processor.
 
-    It asks for `REQUESTED_BYTES` of the memory, which is what our processes take while models and
-    inputs are not large; so that small nodes have room for them. `keeps_memory`: for all of it,
-    because it will use it, and must not be evicted first.
+    It requests at most `requested_bytes` of the memory: by default what our processes take while
+    models and inputs are not large, so that small nodes have room for them.
     """
-    requested = memory_bytes if keeps_memory else min(memory_bytes, REQUESTED_BYTES)
+    requested = min(memory_bytes, requested_bytes)
     return {
         "name": name,
         "image": image,
@@ -177,10 +176,15 @@ def _probe(path: str, **more: int) -> Json:
     return {"httpGet": {"path": path, "port": "metrics"}, "timeoutSeconds": 5, **more}
 
 
-def pod(
-    images: Images, containers: Sequence[Json], volumes: Sequence[Json], **more: object
+def pod_template(
+    labels: Mapping[str, str],
+    images: Images,
+    containers: Sequence[Json],
+    volumes: Sequence[Json],
+    **more: object,
 ) -> Json:
-    """A pod's spec."""
+    """What a workload makes its pods of; `more` is of their spec."""
+    pull_secrets = [{"name": name} for name in images.pull_secrets]
     spec: Json = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -194,11 +198,10 @@ def pod(
         },
         "containers": list(containers),
         "volumes": list(volumes),
+        **({"imagePullSecrets": pull_secrets} if pull_secrets else {}),
         **more,
     }
-    if images.pull_secrets:
-        spec["imagePullSecrets"] = [{"name": name} for name in images.pull_secrets]
-    return spec
+    return {"metadata": {"labels": dict(labels)}, "spec": spec}
 
 
 def scratch(size_bytes: int) -> Json:

@@ -27,17 +27,15 @@ from shoal_api.columns import print_model
 from shoal_api.fields import DIGEST, ConditionStatus
 from shoal_api.kinds.model import ModelStatus, TensorStatus
 from shoal_api.shapes import Errors, Invalid
-from shoal_operator.reconcile.addresses import offline_text, outside, unsuitable
+from shoal_operator.reconcile.addresses import offline, unsuitable
 from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
     UNKNOWN,
     Cause,
     ConditionUpdate,
-    generation_of,
-    holds_now,
-    reported,
     shortened,
+    with_conditions,
 )
 from shoal_operator.reconcile.decision import Decision, Note
 from shoal_operator.reconcile.snapshot import ModelSnapshot, Worker, WorkerPhase
@@ -62,7 +60,7 @@ def reconcile_model(snapshot: ModelSnapshot) -> Decision:
     """What is to be done about a Model."""
     model = snapshot.model
     uri = model.spec.source.uri
-    if holds_now(model, "Ready"):
+    if model.holds("Ready"):
         return _decision(snapshot, None)
     if (problem := _unusable(snapshot)) is not None:
         return _decision(snapshot, _ended("Fetched", problem))
@@ -89,9 +87,7 @@ def _unusable(snapshot: ModelSnapshot) -> Cause | None:
     uri = snapshot.model.spec.source.uri
     if (problem := unsuitable(uri)) is not None:
         return Cause("UnsuitableAddress", problem)
-    if snapshot.settings.offline and outside(uri):
-        return Cause("Offline", offline_text(uri))
-    return None
+    return offline(uri, snapshot.settings)
 
 
 def _inspected(snapshot: ModelSnapshot, worker: Worker) -> Decision:
@@ -186,9 +182,9 @@ def _decision(
     model = snapshot.model
     status = status or model.status or ModelStatus()
     if updates is None:
-        status = replace(status, observed_generation=generation_of(model))
+        status = replace(status, observed_generation=model.generation)
     else:
-        status = reported(status, model, updates, snapshot.now)
+        status = with_conditions(status, model, updates, snapshot.now)
     counts = [
         len(partition.status.fragments)
         for partition in snapshot.partitions

@@ -79,7 +79,6 @@ def uid_of(value: AnyKind) -> str:
 
 
 def namespace_of(value: AnyKind) -> str:
-    """An object's namespace."""
     return value.metadata.namespace or "default"
 
 
@@ -125,7 +124,6 @@ def _of_node(name: str) -> str:
 
 
 def placement_of(job: InferenceJob) -> str:
-    """The name of the job's Placement."""
     reference = job.spec.placement_ref
     return job.metadata.name if reference is None else reference.name
 

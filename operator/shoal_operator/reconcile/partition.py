@@ -5,9 +5,9 @@ With none of fragments, maxFragmentSize and cuts, the fragments are made for the
 the namespace's pools at that time; a pool that comes later cuts nothing anew, because jobs run.
 
 A Partition is ready when the stored document was made by its recipe and its status describes that
-document. Everything else leads there: a worker, its answer, the ConfigMap. That holds the document
-as gzip in binaryData, with what made it; it holds at most 1 MiB, so a document is refused that is
-larger even when it is packed.
+document: first a worker cuts, then its answer is stored in the ConfigMap, as gzip in binaryData,
+with what made it. A ConfigMap holds at most 1 MiB, so a document that is larger even when it is
+packed is refused.
 """
 
 import base64
@@ -22,16 +22,15 @@ from shoal_api.columns import print_partition
 from shoal_api.fields import MAX_FRAGMENTS
 from shoal_api.kinds import DevicePool, Model, Partition
 from shoal_api.kinds.partition import FragmentStatus, PartitionStatus
-from shoal_operator.reconcile.addresses import offline_text, outside
+from shoal_operator.reconcile.addresses import offline
 from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
     Cause,
     ConditionUpdate,
-    holds_now,
     not_ready,
-    reported,
     shortened,
+    with_conditions,
 )
 from shoal_operator.reconcile.decision import Decision, Manifest, Note
 from shoal_operator.reconcile.manifests import labels_of, manifest
@@ -103,7 +102,7 @@ def current_document(
     """The stored document, if the Partition is ready and its status describes that one."""
     if partition is None or partition.status is None or stored is None:
         return None
-    if not holds_now(partition, "Ready"):
+    if not partition.holds("Ready"):
         return None
     shown = [fragment.digest for fragment in partition.status.fragments]
     is_current = shown == [fragment.digest for fragment in stored.document.fragments]
@@ -115,9 +114,8 @@ def current_document(
 
 def _cutting(snapshot: PartitionSnapshot, model: Model) -> Decision:
     partition, settings, name = snapshot.partition, snapshot.settings, model.metadata.name
-    uri = model.spec.source.uri
-    if settings.offline and outside(uri):
-        return _waits(snapshot, Cause("Offline", offline_text(uri)))
+    if (cause := offline(model.spec.source.uri, settings)) is not None:
+        return _waits(snapshot, cause)
     arguments = _arguments(partition, model, snapshot.pools)
     if arguments is None:
         text = "no DevicePool here has a known budget to cut for; make one, or give fragments"
@@ -230,7 +228,7 @@ def _decision(
 ) -> Decision:
     """All workers but `keep` and those that deliver are removed."""
     partition = snapshot.partition
-    status = reported(status, partition, updates, snapshot.now)
+    status = with_conditions(status, partition, updates, snapshot.now)
     removals = tuple(
         worker_key(partition, worker.name)
         for worker in snapshot.workers
@@ -294,7 +292,6 @@ def _pack(stored: StoredDocument) -> bytes:
 
 
 def _config_map(partition: Partition, stored: StoredDocument, packed: bytes) -> Manifest:
-    """The ConfigMap of a Partition's document."""
     annotations = {RECIPE: stored.recipe, ARGUMENTS: json.dumps(list(stored.arguments))}
     return manifest(
         partition,

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Final
 
 from shoal_api.columns import print_placement
-from shoal_api.conditions import holds
 from shoal_api.kinds.placement import Cost, PlacementStatus
 from shoal_operator.reconcile.conditions import (
     FALSE,
@@ -25,22 +24,19 @@ from shoal_operator.reconcile.conditions import (
     UNKNOWN,
     Cause,
     ConditionUpdate,
-    conditions_of,
-    find,
-    holds_now,
-    message_of,
-    reported,
+    with_conditions,
 )
 from shoal_operator.reconcile.decision import Decision, Note
 from shoal_operator.reconcile.partition import current_document
 from shoal_operator.reconcile.plans import (
     Site,
-    at_home,
+    Stages,
+    assignment,
     best_plan,
     gain_percent,
-    homes,
     in_force,
     status_of,
+    with_fewest_moves,
 )
 from shoal_operator.reconcile.snapshot import DeviceState, PlacementSnapshot, Run, Unreachable
 from shoal_operator.reconcile.times import seconds_since
@@ -62,14 +58,14 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
     if isinstance(site, Cause):
         return _blocked(snapshot, site)
     previous = in_force(snapshot.placement, site.document)
-    if previous is not None and (missing := _missing(previous, site.devices)):
+    if missing := _missing(previous, site.devices):
         since = _missing_since(snapshot)
         if since is None or since < GRACE_SECONDS:
-            return _patient(snapshot, missing, GRACE_SECONDS - (since or 0.0))
+            return _in_grace_period(snapshot, missing, GRACE_SECONDS - (since or 0.0))
     spec = snapshot.placement.spec
     pinned = frozenset(pin.device for pin in spec.pins)
     cordoned = snapshot.cordoned - pinned
-    if previous is not None and _is_planned(snapshot) and cordoned & _used(previous):
+    if snapshot.placement.holds("Planned") and cordoned & _used(previous):
         return _unchanged(snapshot)
     site = replace(site, devices=tuple(d for d in site.devices if d.name not in cordoned))
     if not site.devices:
@@ -79,11 +75,11 @@ def reconcile_placement(snapshot: PlacementSnapshot) -> Decision:
     best = best_plan(site, spec.objective, spec.pins)
     if isinstance(best, Infeasible):
         return _infeasible(snapshot, best)
-    best = best if previous is None else at_home(site, best, previous, pinned)
+    best = with_fewest_moves(site, best, previous, pinned)
     return _planned(snapshot, site, previous, best)
 
 
-# ---- what there is -------------------------------------------------------------------------------
+# ---- what can be planned with --------------------------------------------------------------------
 
 
 def _site(snapshot: PlacementSnapshot) -> Site | Cause:
@@ -92,10 +88,10 @@ def _site(snapshot: PlacementSnapshot) -> Site | Cause:
         return Cause("PartitionNotFound", f"there is no Partition {spec.partition_ref.name}")
     document = current_document(partition, snapshot.document)
     if document is None:
-        is_ready = holds(conditions_of(partition), "Ready")
-        said = "waiting" if is_ready else message_of(partition, "Ready") or "waiting"
-        name = partition.metadata.name
-        return Cause("PartitionNotReady", f"Partition {name} is not ready: {said}")
+        ready = partition.condition("Ready")
+        said = ready.message if ready is not None and ready.status is not TRUE else ""
+        text = f"Partition {partition.metadata.name} is not ready: {said or 'waiting'}"
+        return Cause("PartitionNotReady", text)
     if pool is None:
         return Cause("PoolNotFound", f"there is no DevicePool {spec.pool_ref.name}")
     name = pool.metadata.name
@@ -113,25 +109,20 @@ def _site(snapshot: PlacementSnapshot) -> Site | Cause:
     return Site(document=document, devices=usable)
 
 
-def _missing(previous: Plan, devices: Sequence[PoolDevice]) -> tuple[str, ...]:
-    """Devices of the plan that are not there."""
+def _missing(previous: Stages, devices: Sequence[PoolDevice]) -> tuple[str, ...]:
+    """Devices of the plan that are not usable."""
     there = {device.name for device in devices}
     return tuple(name for name in _used(previous) if name not in there)
 
 
-def _used(of: Plan) -> Set[str]:
+def _used(stages: Stages) -> Set[str]:
     """The devices of a plan, in the order of its stages."""
-    return dict.fromkeys(name for stage in of.stages for name in stage.devices).keys()
-
-
-def _is_planned(snapshot: PlacementSnapshot) -> bool:
-    """Whether there is a plan for the newest spec."""
-    return holds_now(snapshot.placement, "Planned")
+    return dict.fromkeys(name for stage in stages for name in stage.devices).keys()
 
 
 def _missing_since(snapshot: PlacementSnapshot) -> float | None:
-    """For how many seconds devices of the plan are missing; None: nobody has noticed yet."""
-    ready = find(conditions_of(snapshot.placement), "Ready")
+    """For how many seconds devices of the plan are missing; None: it was not reported yet."""
+    ready = snapshot.placement.condition("Ready")
     if ready is None or ready.status is not FALSE or ready.reason != "DevicesMissing":
         return None
     return seconds_since(ready.last_transition_time, snapshot.now)
@@ -140,23 +131,22 @@ def _missing_since(snapshot: PlacementSnapshot) -> float | None:
 # ---- the plan in force, or another ---------------------------------------------------------------
 
 
-def _planned(
-    snapshot: PlacementSnapshot, site: Site, previous: Plan | None, best: Plan
-) -> Decision:
+def _planned(snapshot: PlacementSnapshot, site: Site, previous: Stages, best: Plan) -> Decision:
     text = summary(best)
-    if previous is not None and homes(previous) == homes(best):
-        status = replace(status_of(best), epoch=previous.epoch)
+    epoch = _before(snapshot).epoch or 0
+    if assignment(previous) == assignment(best.stages):
+        status = replace(status_of(best), epoch=epoch)
         return _decision(snapshot, status, _good(text))
-    if previous is not None and _is_planned(snapshot):
+    if previous and snapshot.placement.holds("Planned"):
         gain = gain_percent(site, previous, best)
         if gain is not None and gain < _GAIN_PERCENT:
             return _unchanged(snapshot)
-    # A Placement that was deleted under a run begins after the plan that the run goes by.
+    # A Placement that was deleted under a run continues the epochs of the run's plan.
     of_the_run = 0 if snapshot.measured is None else snapshot.measured.plan
-    status = replace(status_of(best), epoch=max(_before(snapshot).epoch or 0, of_the_run) + 1)
+    status = replace(status_of(best), epoch=max(epoch, of_the_run) + 1)
     since = f"epoch {status.epoch}"
     note = Note("PlannedPlacement", text, since=since)
-    if previous is not None:
+    if previous:
         gone = _missing(previous, site.devices)
         why = f"; without {_listed(gone)}" if gone else ""
         note = Note("ReplannedPlacement", f"{text}{why}", since=since)
@@ -179,16 +169,18 @@ def _bad(cause: Cause) -> list[ConditionUpdate]:
 
 
 def _still_planned(snapshot: PlacementSnapshot) -> ConditionUpdate:
-    return ConditionUpdate("Planned", TRUE, "Planned", message_of(snapshot.placement, "Planned"))
+    return ConditionUpdate("Planned", TRUE, "Planned", snapshot.placement.message("Planned"))
 
 
 def _unchanged(snapshot: PlacementSnapshot) -> Decision:
     """The plan in force stays, and is good."""
-    updates = _good(message_of(snapshot.placement, "Planned"))
+    updates = _good(snapshot.placement.message("Planned"))
     return _decision(snapshot, _before(snapshot), updates)
 
 
-def _patient(snapshot: PlacementSnapshot, missing: Sequence[str], seconds: float) -> Decision:
+def _in_grace_period(
+    snapshot: PlacementSnapshot, missing: Sequence[str], seconds: float
+) -> Decision:
     """Devices of the plan are away: they may be back before another plan would pay."""
     text = f"{_listed(missing)} not connected; planned anew if that lasts"
     ready = ConditionUpdate("Ready", FALSE, "DevicesMissing", text)
@@ -199,9 +191,9 @@ def _patient(snapshot: PlacementSnapshot, missing: Sequence[str], seconds: float
 def _blocked(snapshot: PlacementSnapshot, cause: Cause) -> Decision:
     before, updates = _before(snapshot), _bad(cause)
     passing = cause.reason in ("CoordinatorUnreachable", "WaitingForDevices")
-    if passing and before.stages and _is_planned(snapshot):
-        # The plan in force stays in force: nobody knows better. The devices' time of grace begins
-        # when the first of them is seen again, which Unknown sees to.
+    if passing and before.stages and snapshot.placement.holds("Planned"):
+        # The plan stays in force. Ready is Unknown, so that the grace period begins when the first
+        # device is connected again.
         updates = [_still_planned(snapshot), ConditionUpdate("Ready", UNKNOWN, *cause)]
     return _decision(snapshot, before, updates)
 
@@ -218,7 +210,9 @@ def _decision(
     snapshot: PlacementSnapshot, status: PlacementStatus, updates: Sequence[ConditionUpdate]
 ) -> Decision:
     measured = _measured(snapshot.measured, _before(snapshot).measured)
-    status = reported(replace(status, measured=measured), snapshot.placement, updates, snapshot.now)
+    status = with_conditions(
+        replace(status, measured=measured), snapshot.placement, updates, snapshot.now
+    )
     return Decision(status=print_placement(status))
 
 

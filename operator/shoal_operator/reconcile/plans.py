@@ -3,7 +3,7 @@ between them. Pure.
 
 The planner is asked without the plan in force, which would make a class of its own of each device
 that serves already, and its search grows with the classes. What the plan in force is worth, and
-that devices stay where they are if others of their kind would do, is seen to here.
+that devices keep their fragments if others of their kind would do, is decided here.
 """
 
 from collections import deque
@@ -21,11 +21,15 @@ from shoal_planner.placement import MAX_REJECTED, plan
 from shoal_planner.search import fits
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes
+from shoal_protocol.units import NANOSECONDS_PER_SECOND
 
 _ITEMS: Final = 100
 _REMEMBERED: Final = 32
-"""Plans: a thousand jobs of one partition on one pool ask for the same."""
+"""Plans: a thousand jobs of one partition on one pool need the same."""
+
+
+Stages = Sequence[StagePlan | StageStatus]
+"""Of a plan that was made, or of one that a status describes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,58 +46,35 @@ def best_plan(site: Site, objective: Objective, pins: tuple[Pin, ...]) -> Plan |
     return plan(site.document, site.devices, objective, None, pins)
 
 
-def in_force(placement: Placement, document: PartitionDocument) -> Plan | None:
-    """The plan that the status describes, if it is one of this document's fragments."""
-    status = placement.status or PlacementStatus()
-    fragments = [index for stage in status.stages for index in stage.fragments]
-    if not status.stages or fragments != list(range(len(document.fragments))):
-        return None
-    return Plan(
-        epoch=status.epoch or 0,
-        objective=placement.spec.objective,
-        stages=tuple(
-            StagePlan(
-                fragments=stage.fragments,
-                devices=stage.devices,
-                compute_nanoseconds=None,
-                transfer_nanoseconds=None,
-                period_nanoseconds=None,
-                resident_bytes=Bytes(stage.resident_bytes),
-            )
-            for stage in status.stages
-        ),
-        period_nanoseconds=None,
-        latency_nanoseconds=None,
-        even_split=None,
-        rejected=(),
-        complete=True,
-    )
+def in_force(placement: Placement, document: PartitionDocument) -> tuple[StageStatus, ...]:
+    """The stages that the status describes, if they are of this document's fragments."""
+    stages = () if placement.status is None else placement.status.stages
+    fragments = [index for stage in stages for index in stage.fragments]
+    return stages if fragments == list(range(len(document.fragments))) else ()
 
 
-def homes(of: Plan) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]:
+def assignment(stages: Stages) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]:
     """Which fragments are where: what makes two plans the same."""
-    return tuple((stage.fragments, stage.devices) for stage in of.stages)
+    return tuple((stage.fragments, stage.devices) for stage in stages)
 
 
-def at_home(site: Site, best: Plan, previous: Plan, pinned: frozenset[str]) -> Plan:
+def with_fewest_moves(site: Site, best: Plan, previous: Stages, pinned: frozenset[str]) -> Plan:
     """The best plan with devices of a kind exchanged, so that as many as possible keep their
     fragments. Devices that are pinned are not exchanged.
     """
-    if homes(best) == homes(previous):
+    if not previous or assignment(best.stages) == assignment(previous):
         return best
     kinds = {each.name: replace(each, name="") for each in site.devices if each.name not in pinned}
-    served = {
-        name: frozenset(stage.fragments) for stage in previous.stages for name in stage.devices
-    }
+    served = {name: frozenset(stage.fragments) for stage in previous for name in stage.devices}
     names_of: dict[PoolDevice, list[str]] = {}
     for name, kind in kinds.items():
         names_of.setdefault(kind, []).append(name)
-    seats = [list(stage.devices) for stage in best.stages]
+    slots = [list(stage.devices) for stage in best.stages]
     free: dict[tuple[int, PoolDevice], deque[int]] = {}
-    for place, names in enumerate(seats):
-        for seat, name in enumerate(names):
+    for place, names in enumerate(slots):
+        for slot, name in enumerate(names):
             if name in kinds:
-                free.setdefault((place, kinds[name]), deque()).append(seat)
+                free.setdefault((place, kinds[name]), deque()).append(slot)
     pairs = sorted(
         (
             -len(served.get(name, frozenset()).intersection(best.stages[place].fragments)),
@@ -103,27 +84,27 @@ def at_home(site: Site, best: Plan, previous: Plan, pinned: frozenset[str]) -> P
         for place, kind in free
         for name in names_of[kind]
     )
-    seated: set[str] = set()
+    placed: set[str] = set()
     for _, place, name in pairs:
         left = free[place, kinds[name]]
-        if left and name not in seated:
-            seated.add(name)
-            seats[place][left.popleft()] = name
-    before = {stage.fragments: stage.devices for stage in previous.stages}
-    for stage, names in zip(best.stages, seats, strict=True):
+        if left and name not in placed:
+            placed.add(name)
+            slots[place][left.popleft()] = name
+    before = {stage.fragments: stage.devices for stage in previous}
+    for stage, names in zip(best.stages, slots, strict=True):
         same = before.get(stage.fragments, ())
         if set(same) == set(names):
             names[:] = same
-    stages = zip(best.stages, seats, strict=True)
+    stages = zip(best.stages, slots, strict=True)
     return replace(
         best, stages=tuple(replace(stage, devices=tuple(names)) for stage, names in stages)
     )
 
 
-def gain_percent(site: Site, previous: Plan, best: Plan) -> float | None:
+def gain_percent(site: Site, previous: Stages, best: Plan) -> float | None:
     """By how much the best plan is better than the one in force; None: that one does not do."""
     costs, devices = Costs(site.document), {device.name: device for device in site.devices}
-    if any(name not in devices for stage in previous.stages for name in stage.devices):
+    if any(name not in devices for stage in previous for name in stage.devices):
         return None
     old = _divisions(previous, devices)
     swapping = any(stage.swaps for stage in best.stages)
@@ -134,17 +115,17 @@ def gain_percent(site: Site, previous: Plan, best: Plan) -> float | None:
     ):
         return None
     before = _worth(costs, old, best.objective)
-    after = _worth(costs, _divisions(best, devices), best.objective)
+    after = _worth(costs, _divisions(best.stages, devices), best.objective)
     return 100.0 * (before - after) / before if before > 0 else 0.0
 
 
-def _divisions(of: Plan, devices: Mapping[str, PoolDevice]) -> tuple[Division, ...]:
+def _divisions(stages: Stages, devices: Mapping[str, PoolDevice]) -> tuple[Division, ...]:
     return tuple(
         Division(
             Span(stage.fragments[0], stage.fragments[-1] + 1),
             tuple(devices[name] for name in stage.devices),
         )
-        for stage in of.stages
+        for stage in stages
     )
 
 

@@ -36,15 +36,6 @@ class Place:
     tolerations: tuple[Mapping[str, object], ...] = member(_TABLES, "As in core/v1.", default=[])
     affinity: Mapping[str, object] = member(Json(), "As in core/v1.", default={})
 
-    def fields(self) -> dict[str, object]:
-        """As fields of a pod's spec."""
-        found: dict[str, object] = {
-            "nodeSelector": dict(self.node_selector),
-            "tolerations": [dict(each) for each in self.tolerations],
-            "affinity": dict(self.affinity),
-        }
-        return {name: value for name, value in found.items() if value}
-
 
 @record()
 class OperatorSettings:

@@ -1,6 +1,6 @@
 """What reconcilers see: our objects parsed, foreign ones reduced to what a decision needs.
 
-None for a foreign object means that it is not there; a coordinator that cannot be reached is
+None for a foreign object means that it does not exist; a coordinator that cannot be reached is
 `Unreachable`, which is never the same as empty.
 """
 
@@ -10,7 +10,9 @@ from enum import StrEnum
 from typing import Final
 
 from shoal_api.kinds import Device, DevicePool, InferenceJob, Model, Partition, Placement
+from shoal_api.kinds.inference_job import InferenceJobStatus
 from shoal_operator.reconcile.decision import Terms
+from shoal_operator.reconcile.names import job_id, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes
@@ -49,7 +51,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredDocument:
-    """What a Partition's ConfigMap holds (`documents.read_document` reads it from the object).
+    """What a Partition's ConfigMap holds (`partition.read_document` reads it from the object).
 
     `recipe` says what was cut and how, without the budget that the planner chose (`recipe_of`);
     `arguments` are those of `shoal partition` that made it, so that it can be made again.
@@ -63,9 +65,9 @@ class StoredDocument:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A Deployment or DaemonSet of ours: how many pods there should be, are ready, and are of the
-    newest template, and what the trouble is where one is known (image cannot be pulled, OOMKilled,
+    newest template, and what is wrong where that is known (image cannot be pulled, OOMKilled,
     no node fits). `current`: its controller has seen the newest template, and all pods are of it.
-    `template` is the mark of the pods' template that was applied (`agents.TEMPLATE`).
+    `template` is the mark of the pods' template that was applied (`names.TEMPLATE`).
     """
 
     name: str
@@ -84,7 +86,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A persistent volume claim. `size` is what it asks for, which a volume may exceed. `message`
+    """A persistent volume claim. `size` is what it requests, which a volume may exceed. `message`
     says why it is not bound yet.
     """
 
@@ -249,7 +251,7 @@ class PartitionSnapshot(_Snapshot):
 class DevicePoolSnapshot(_Snapshot):
     """A DevicePool and everything that it consists of.
 
-    `nodes` are the cluster's. `secrets`: those of `certificates` that are there. `agents`: every
+    `nodes` are the cluster's. `secrets`: those of `certificates` that exist. `agents`: every
     DaemonSet that carries the pool's uid as the label `shoal.dev/owner-uid`. `jobs` are the
     coordinator's names (`names.job_id`) of all InferenceJobs of the namespace that exist and are
     not being deleted; None as long as the controller has not seen all of them, because what is not
@@ -292,7 +294,7 @@ class PlacementSnapshot(_Snapshot):
 class InferenceJobSnapshot(_Snapshot):
     """An InferenceJob, the objects it refers to, its workers, and what its coordinator says of it.
 
-    The objects have the names of `references`: `placement_of`, `partition_of`, `model_of`,
+    The objects have the names of `names`: `placement_of`, `partition_of`, `model_of`,
     `pool_of`. `workers` carry the job's uid or its Partition's as the label `shoal.dev/owner-uid`.
     `rivals` are the jobs on the same pool with a higher priority, as long as this one has no run.
     """
@@ -307,6 +309,27 @@ class InferenceJobSnapshot(_Snapshot):
     workers: tuple[Worker, ...] = ()
     refusal: Refusal | None = None
     rivals: tuple[InferenceJob, ...] = ()
+
+    @property
+    def before(self) -> InferenceJobStatus:
+        """The status that was written last."""
+        return self.job.status or InferenceJobStatus()
+
+    @property
+    def run(self) -> Run | None:
+        """The run as the coordinator knows it; None where it does not, or does not answer."""
+        view = self.view
+        return None if isinstance(view, Unreachable) else view.runs.get(job_id(self.job))
+
+    @property
+    def active_run(self) -> Run | None:
+        """The run, if it has not ended."""
+        return None if self.run is None or self.run.state.is_over else self.run
+
+    @property
+    def pool_name(self) -> str:
+        """The name of the job's DevicePool; empty while that is not known."""
+        return pool_of(self.job, self.placement) or ""
 
 
 Snapshot = (

@@ -21,8 +21,3 @@ def as_time(seconds: float) -> str:
 def seconds_since(then: str, now: str) -> float:
     """How long ago `then` was; 0 where clocks disagree and it is still to come."""
     return max(0.0, instant(now) - instant(then))
-
-
-def earlier(now: str, seconds: float) -> str:
-    """The time so many seconds before `now`."""
-    return as_time(max(0.0, instant(now) - seconds))

@@ -13,6 +13,7 @@ from typing import Final
 from shoal_api.fields import Reference
 from shoal_api.kinds import AnyKind, InferenceJob, Model, Partition
 from shoal_api.kinds.inference_job import Inputs, Outputs
+from shoal_api.writing import write
 from shoal_operator.reconcile.addresses import claim_of, outside
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.manifests import (
@@ -25,7 +26,7 @@ from shoal_operator.reconcile.manifests import (
     container,
     labels_of,
     manifest,
-    pod,
+    pod_template,
     scratch,
     tls_volume,
 )
@@ -58,7 +59,7 @@ _DELIVERS: Final = re.compile(r"-deliver-[0-9a-f]{8}$")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """What a worker does: its command, the address that it opens, the Secret for that, the pool
-    whose coordinator it talks to. `fetches`: what it opens comes to lie on its own disk;
+    whose coordinator it talks to. `fetches`: it stores what it opens on its own disk;
     `writes`: it puts something there.
     """
 
@@ -78,7 +79,6 @@ def worker_key(owner: AnyKind, name: str) -> ObjectKey:
 
 
 def worker_job(owner: AnyKind, worker_spec: WorkerSpec, settings: OperatorSettings) -> Manifest:
-    """The `batch/v1` Job of a worker."""
     labels = labels_of(owner, worker_spec.component)
     if worker_spec.pool is not None:
         labels[POOL] = worker_spec.pool
@@ -94,18 +94,18 @@ def worker_job(owner: AnyKind, worker_spec: WorkerSpec, settings: OperatorSettin
                 {"action": "FailJob", "onExitCodes": refused},
             ]
         },
-        "template": {"metadata": {"labels": labels}, "spec": _pod(worker_spec, settings)},
+        "template": _template(worker_spec, labels, settings),
     }
     return manifest(owner, "Job", worker_spec.name, labels, spec=spec)
 
 
-def _pod(worker_spec: WorkerSpec, settings: OperatorSettings) -> Json:
+def _template(worker_spec: WorkerSpec, labels: dict[str, str], settings: OperatorSettings) -> Json:
     command = [*worker_spec.command]
     mounts: list[Mapping[str, object]] = [TMP_MOUNT]
     volumes = [scratch(settings.worker_disk)]
     if (claim := claim_of(worker_spec.uri)) is not None:
         command += ["--volume", f"{claim}=/volumes/{claim}"]
-        # What is only read is not handed to our group either, as what is written is.
+        # A volume that is only read keeps its group; one that is written gets ours.
         only = {} if worker_spec.writes else {"readOnly": True}
         mounts.append({"name": "claim-0", "mountPath": f"/volumes/{claim}", **only})
         volumes.append({"name": "claim-0", "persistentVolumeClaim": {"claimName": claim, **only}})
@@ -123,7 +123,9 @@ def _pod(worker_spec: WorkerSpec, settings: OperatorSettings) -> Json:
     worker = container(
         "worker", images.worker, images, command, memory, volumeMounts=mounts, **more
     )
-    return pod(images, [worker], volumes, restartPolicy="Never", **settings.worker_place.fields())
+    return pod_template(
+        labels, images, [worker], volumes, restartPolicy="Never", **write(settings.worker_place)
+    )
 
 
 # ---- how far a worker is -------------------------------------------------------------------------

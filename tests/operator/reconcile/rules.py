@@ -49,15 +49,15 @@ def decide(snapshot: Snapshot, *refused: str) -> Decision:
 
 def with_status(snapshot: S, decision: Decision) -> S:
     """The same, when the decision's status was written and nothing else was done."""
-    told = replace(subject(snapshot), status=decision.status)  # type: ignore[arg-type]
+    written = replace(subject(snapshot), status=decision.status)  # type: ignore[arg-type]
     field = {
         "Model": "model",
         "Partition": "partition",
         "DevicePool": "pool",
         "Placement": "placement",
         "InferenceJob": "job",
-    }[type(told).__name__]
-    change: dict[str, Any] = {field: told}
+    }[type(written).__name__]
+    change: dict[str, Any] = {field: written}
     return replace(snapshot, **change)
 
 
@@ -99,7 +99,7 @@ def check(snapshot: Snapshot, applied: Applied | None, decision: Decision) -> No
 
 
 def _just_ended(about: AnyKind, decision: Decision) -> bool:
-    """An object that ends (or is settled) now drops what led there only when that is told."""
+    """An object that ends now (or is settled) drops what led there when its status is written."""
     before = about.status.conditions if about.status is not None else ()
     after = decision.status.conditions
     ends = ("Complete", "Failed", "Ready")
@@ -109,7 +109,7 @@ def _just_ended(about: AnyKind, decision: Decision) -> bool:
 
 
 def _check_the_end(about: AnyKind, decision: Decision) -> None:
-    """A terminal condition is never left, and what was told with it stays."""
+    """A terminal condition is never left, and what was written with it stays."""
     if not isinstance(about, InferenceJob) or about.status is None:
         return
     before = about.status.conditions

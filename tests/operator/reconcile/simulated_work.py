@@ -1,4 +1,4 @@
-"""What goes on in the simulated cluster: jobs in the coordinator, and workers."""
+"""What happens in the simulated cluster: jobs in the coordinator, and workers."""
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field

@@ -87,7 +87,7 @@ class Cluster:
     runs: dict[str, SimulatedJob] = field(default_factory=dict)
     inputs: set[str] = field(default_factory=set)
     fragments: set[str] = field(default_factory=set)
-    carried: dict[str, set[int]] = field(default_factory=dict)
+    transferred: dict[str, set[int]] = field(default_factory=dict)
     finished: dict[tuple[str, int], int] = field(default_factory=dict)
     notes: list[tuple[str, str, str]] = field(default_factory=list)
     _uids: int = 0
@@ -168,7 +168,7 @@ class Cluster:
         return None
 
     def snapshots(self) -> list[Snapshot]:
-        """Everything that is to be looked at."""
+        """Everything that is to be reconciled."""
         kinds: list[Snapshot] = [self.see_model(each) for each in self.models.values()]
         kinds += [self.see_partition(each) for each in self.partitions.values()]
         kinds += [self.see_pool(each) for each in self.pools.values()]
@@ -385,7 +385,7 @@ class Cluster:
     # ---- what happens by itself ------------------------------------------------------------------
 
     def pass_time(self, seconds: float) -> None:
-        """The world goes on for a while."""
+        """Time passes."""
         self.now += seconds
         for worker in self.workers.values():
             self._work(worker)
@@ -414,7 +414,7 @@ class Cluster:
                 self.inputs.add(target.split("/")[-2])
             case ("shoal", "copy", source, *_):
                 name = source.split("/")[-2]
-                self.carried[name] = set(self.runs[name].finished)
+                self.transferred[name] = set(self.runs[name].finished)
             case ("shoal", "partition", *_) if "--to" in command:
                 self.fragments |= {fragment.digest for fragment in document().fragments}
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 from reconcile.values import NOW, model
 from shoal_api.kinds import Model
 from shoal_api.kinds.model import ModelStatus
-from shoal_operator.reconcile.conditions import FALSE, TRUE, ConditionUpdate, reported
+from shoal_operator.reconcile.conditions import FALSE, TRUE, ConditionUpdate, with_conditions
 
 LATER = "2026-03-02T12:00:00Z"
 READY = ConditionUpdate("Ready", FALSE, "Because")
 
 
 def after(about: Model, *updates: ConditionUpdate, now: str = NOW) -> Model:
-    return replace(about, status=reported(ModelStatus(), about, updates, now))
+    return replace(about, status=with_conditions(ModelStatus(), about, updates, now))
 
 
 def test_the_time_moves_only_when_the_status_flips() -> None:

@@ -1,4 +1,4 @@
-"""An InferenceJob has the manners of `batch/v1` Job."""
+"""An InferenceJob has the semantics of `batch/v1` Job."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -107,7 +107,7 @@ def works(
     return replace(snapshot, workers=(*others, worker))
 
 
-def told(snapshot: InferenceJobSnapshot, decision: Decision) -> InferenceJobSnapshot:
+def written(snapshot: InferenceJobSnapshot, decision: Decision) -> InferenceJobSnapshot:
     assert isinstance(decision.status, InferenceJobStatus)
     return replace(snapshot, job=replace(snapshot.job, status=decision.status))
 
@@ -127,9 +127,9 @@ def test_each_worker_gets_the_secret_of_the_place_that_it_opens() -> None:
         "outputs": {"uri": "https://results.example.com/ocr", "secretRef": {"name": "web"}},
     }
     wanted = planned(**places).job
-    carried = (input_transfer_worker(wanted, "shelf"), result_transfer_worker(wanted, "shelf"))
-    assert [worker_spec.secret for worker_spec in carried] == ["bucket", "web"]
-    manifest: Any = worker_job(wanted, carried[0], SETTINGS)
+    transferred = (input_transfer_worker(wanted, "shelf"), result_transfer_worker(wanted, "shelf"))
+    assert [worker_spec.secret for worker_spec in transferred] == ["bucket", "web"]
+    manifest: Any = worker_job(wanted, transferred[0], SETTINGS)
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": "bucket"}}]
     assert input_transfer_worker(job(), "shelf").secret is None
@@ -187,7 +187,7 @@ def test_counts_are_what_the_coordinator_says() -> None:
 
 
 def test_a_silent_coordinator_is_told_nothing_and_the_counts_stay() -> None:
-    before = told(PLANNED, first := decide(knows(PLANNED, run(RunState.RUNNING, succeeded=8))))
+    before = written(PLANNED, first := decide(knows(PLANNED, run(RunState.RUNNING, succeeded=8))))
     decision = decide(silent(before))
     assert decision.calls == ()
     assert status_of(decision).items == status_of(first).items
@@ -200,7 +200,7 @@ def test_results_are_carried_out_before_it_is_complete() -> None:
     decision = decide(ended)
     assert word(decision.status, "Complete") == "False TransferringResults"
     assert name_of(decision.children[0]) == "ocr-aabbccdd-transfer-results"
-    done = decide(works(told(ended, decision), "out", WorkerPhase.SUCCEEDED))
+    done = decide(works(written(ended, decision), "out", WorkerPhase.SUCCEEDED))
     assert word(done.status, "Complete") == "True AllItemsSucceeded"
     assert condition(done.status, "Complete").message == "24 items in 4 s; 6/s"
     assert status_of(done).completion_time is not None
@@ -210,7 +210,7 @@ def test_results_are_carried_out_before_it_is_complete() -> None:
 
 def test_the_verdict_stands_even_if_the_coordinator_goes_away_meanwhile() -> None:
     ended = knows(PLANNED, run(RunState.FAILED, succeeded=21, failed=3, reason="ItemsFailed"))
-    before = works(told(ended, decide(ended)), "out", WorkerPhase.RUNNING)
+    before = works(written(ended, decide(ended)), "out", WorkerPhase.RUNNING)
     assert word(decide(silent(before)).status, "Complete") == "False TransferringResults"
     decision = decide(silent(works(before, "out", WorkerPhase.SUCCEEDED)))
     assert word(decision.status, "Failed") == "True ItemsFailed"
@@ -223,18 +223,18 @@ def test_a_failure_that_names_its_item_is_not_named_twice() -> None:
     failure = (2, "02.npz[0]", "02.npz[0]: has 48 where axis 1 is 3 in x")
     failed = run(RunState.FAILED, succeeded=23, failed=1, failures=(failure,))
     ended = knows(PLANNED, replace(failed, reason="ItemsFailed"))
-    decision = decide(works(told(ended, decide(ended)), "out", WorkerPhase.SUCCEEDED))
+    decision = decide(works(written(ended, decide(ended)), "out", WorkerPhase.SUCCEEDED))
     text = "1 of 24 items failed; first: 02.npz[0]: has 48 where axis 1 is 3 in x"
     assert condition(decision.status, "Failed").message == text
 
 
 def test_results_that_cannot_be_carried_out_stay_until_the_job_is_deleted() -> None:
     ended = knows(PLANNED, run(RunState.COMPLETE, succeeded=24))
-    failed = works(told(ended, decide(ended)), "out", WorkerPhase.FAILED, "claim is full")
+    failed = works(written(ended, decide(ended)), "out", WorkerPhase.FAILED, "claim is full")
     decision = decide(failed)
     assert word(decision.status, "Failed") == "True ResultTransferFailed"
     assert "jobs/ocr-aabbccdd/out" in condition(decision.status, "Failed").message
-    after = decide(told(failed, decision))
+    after = decide(written(failed, decision))
     assert after.calls == ()
 
 
@@ -248,22 +248,22 @@ def test_a_run_that_failed_before_any_item_has_nothing_to_carry() -> None:
 @pytest.mark.parametrize("state", [RunState.PENDING, RunState.RUNNING])
 def test_the_deadline_stops_the_run_and_carries_out_what_is_finished(state: RunState) -> None:
     limited = replace(PLANNED, job=job(activeDeadlineSeconds=600))
-    limited = told(limited, first := decide(limited))
+    limited = written(limited, first := decide(limited))
     assert first.requeue_seconds is not None
     late = replace(knows(limited, run(state, succeeded=8)), now=LATER)
     decision = decide(late)
     assert [type(call) for call in decision.calls] == [CancelJob]
     assert word(decision.status, "Complete") == "False Stopping"
-    stopped = knows(told(late, decision), run(RunState.CANCELLED, succeeded=8))
+    stopped = knows(written(late, decision), run(RunState.CANCELLED, succeeded=8))
     decision = decide(stopped)
     assert kinds(decision) == ["Job"]
-    decision = decide(works(told(stopped, decision), "out", WorkerPhase.SUCCEEDED))
+    decision = decide(works(written(stopped, decision), "out", WorkerPhase.SUCCEEDED))
     assert word(decision.status, "Failed") == "True DeadlineExceeded"
 
 
 def test_the_deadline_holds_while_nothing_runs_and_nobody_answers() -> None:
     limited = replace(PLANNED, job=job(activeDeadlineSeconds=600))
-    limited = told(limited, decide(silent(limited)))
+    limited = written(limited, decide(silent(limited)))
     decision = decide(replace(silent(limited), now=LATER))
     assert word(decision.status, "Failed") == "True DeadlineExceeded"
     assert decision.calls == ()
@@ -273,25 +273,25 @@ def test_what_is_finished_at_the_deadline_waits_for_a_coordinator_that_is_away()
     limited = knows(
         replace(PLANNED, job=job(activeDeadlineSeconds=600)), run(RunState.RUNNING, succeeded=8)
     )
-    late = replace(told(limited, decide(limited)), now=LATER)
+    late = replace(written(limited, decide(limited)), now=LATER)
     away = silent(late)
     decision = decide(away)
     assert word(decision.status, "Failed") == "False DeadlineExceeded"
     assert word(decision.status, "Complete") == "False TransferringResults"
-    back = told(replace(away, view=late.view), decision)
+    back = written(replace(away, view=late.view), decision)
     decision = decide(back)
     assert [type(call) for call in decision.calls] == [CancelJob]
-    assert decision.children == (), "nothing is carried out of a run that goes on"
-    stopped = knows(told(back, decision), run(RunState.CANCELLED, succeeded=11))
+    assert decision.children == (), "nothing is transferred of a run that continues"
+    stopped = knows(written(back, decision), run(RunState.CANCELLED, succeeded=11))
     decision = decide(stopped)
     assert kinds(decision) == ["Job"]
-    decision = decide(works(told(stopped, decision), "out", WorkerPhase.SUCCEEDED))
+    decision = decide(works(written(stopped, decision), "out", WorkerPhase.SUCCEEDED))
     assert word(decision.status, "Failed") == "True DeadlineExceeded"
 
 
 def test_a_deadline_does_not_count_while_the_job_is_suspended() -> None:
     limited = replace(PLANNED, job=job(activeDeadlineSeconds=600, suspend=True))
-    limited = told(limited, decide(limited))
+    limited = written(limited, decide(limited))
     resumed = replace(job(generation=2, activeDeadlineSeconds=600), status=limited.job.status)
     decision = decide(replace(limited, job=resumed, now=LATER))
     assert word(decision.status, "Failed") == "False NotFailed"
@@ -311,7 +311,7 @@ def test_a_run_is_suspended_only_when_it_has_stopped() -> None:
     decision = decide(going)
     assert decision.calls == (CancelJob(pool="shelf", job="ocr-aabbccdd", reason="suspended"),)
     assert word(decision.status, "Suspended") == "False Suspending"
-    stopped = decide(knows(told(going, decision), run(RunState.CANCELLED, succeeded=8)))
+    stopped = decide(knows(written(going, decision), run(RunState.CANCELLED, succeeded=8)))
     assert word(stopped.status, "Suspended") == "True Suspended"
     resumed = knows(
         replace(PLANNED, job=replace(job(generation=2), status=status_of(stopped))),
@@ -372,7 +372,7 @@ def test_a_deadline_that_was_raised_is_not_failed_by_the_bound_that_the_coordina
     same = knows(replace(PLANNED, job=job(activeDeadlineSeconds=60)), failed)
     decision = decide(same)
     assert word(decision.status, "Failed") == "False DeadlineExceeded"
-    assert kinds(decision) == ["Job"], "what is finished is carried out"
+    assert kinds(decision) == ["Job"], "what is finished is transferred"
 
 
 def test_a_refused_submission_fails_the_job() -> None:
@@ -390,9 +390,9 @@ def test_the_job_deletes_itself_when_its_time_is_up() -> None:
         replace(PLANNED, job=job(ttlSecondsAfterFinished=600)),
         run(RunState.COMPLETE, succeeded=24),
     )
-    done = decide(works(told(ended, decide(ended)), "out", WorkerPhase.SUCCEEDED))
+    done = decide(works(written(ended, decide(ended)), "out", WorkerPhase.SUCCEEDED))
     assert done.requeue_seconds == 600
-    after = knows(told(ended, done))
+    after = knows(written(ended, done))
     assert (decide(after).delete_self, decide(after).requeue_seconds) == (False, 600)
     assert decide(replace(after, now=LATER)).delete_self
 

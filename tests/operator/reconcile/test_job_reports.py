@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from reconcile.rules import decide
-from reconcile.test_inference_job import PLANNED, job, knows, run, silent, status_of, told, works
+from reconcile.test_inference_job import PLANNED, job, knows, run, silent, status_of, works, written
 from reconcile.values import NOW, condition, pool, word
 from shoal_operator.reconcile.decision import Decision
 from shoal_operator.reconcile.snapshot import (
@@ -23,8 +23,8 @@ LATER = "2026-03-01T12:20:00Z"
 
 
 def after(snapshot: InferenceJobSnapshot, **more: Any) -> InferenceJobSnapshot:
-    """The same when what was decided stands in the status, and something else has changed."""
-    return replace(told(snapshot, decide(snapshot)), **more)
+    """The same when what was decided is in the status, and something else has changed."""
+    return replace(written(snapshot, decide(snapshot)), **more)
 
 
 def without_pool(snapshot: InferenceJobSnapshot) -> Decision:

@@ -60,17 +60,17 @@ def see(of: Model, *workers: Worker, now: str = NOW, offline: bool = False) -> D
     return decision
 
 
-def told(of: Model, decision: Decision) -> Model:
+def written(of: Model, decision: Decision) -> Model:
     assert isinstance(decision.status, ModelStatus)
     return replace(of, status=decision.status)
 
 
 def test_a_worker_fetches_no_more_than_its_disk_holds_twice() -> None:
-    told = [
+    manifests = [
         worker_job(model(uri), inspect_worker(model(uri)), SETTINGS)
         for uri in ("s3://models/rec.onnx", "pvc://models/rec.onnx")
     ]
-    fetching, mounting = (str(manifest["spec"]) for manifest in told)
+    fetching, mounting = (str(manifest["spec"]) for manifest in manifests)
     assert f"'--max-download', '{SETTINGS.worker_disk // 2}'" in fetching
     assert "--max-download" not in mounting
 
@@ -98,7 +98,7 @@ def test_what_the_worker_found_is_told_and_the_worker_goes() -> None:
 
 def test_a_settled_model_stays_as_it_is() -> None:
     of = model()
-    of = told(of, see(of, worker(of, WorkerPhase.SUCCEEDED, output=inspected())))
+    of = written(of, see(of, worker(of, WorkerPhase.SUCCEEDED, output=inspected())))
     again = see(of, now=LATER)
     assert again == Decision(status=again.status)
     assert again.status == of.status
@@ -106,7 +106,7 @@ def test_a_settled_model_stays_as_it_is() -> None:
 
 def test_another_address_is_verified_against_the_digest_that_was_seen_first() -> None:
     of = model()
-    of = told(of, see(of, worker(of, WorkerPhase.SUCCEEDED, output=inspected())))
+    of = written(of, see(of, worker(of, WorkerPhase.SUCCEEDED, output=inspected())))
     edited = replace(model("https://mirror.example/rec.onnx", generation=2), status=of.status)
     worker_spec = inspect_worker(edited)
     assert worker_spec.name != inspect_worker(model()).name
@@ -130,7 +130,7 @@ def test_a_worker_that_refuses_is_not_tried_again() -> None:
     of = model()
     text = "rec.onnx: operator Foo is not known"
     refused = worker(of, WorkerPhase.FAILED, message=text, refused=True)
-    of = told(of, see(of, refused))
+    of = written(of, see(of, refused))
     for now in (NOW, LATER):
         decision = see(of, refused, now=now)
         assert (decision.children, decision.removals) == ((), ())
@@ -153,10 +153,10 @@ def test_a_worker_that_failed_is_tried_again_after_ten_minutes() -> None:
     first = see(of, failed)
     assert (first.requeue_seconds, first.removals) == (600, ())
     assert word(first.status, "Fetched") == "False InspectionFailed"
-    second = see(told(of, first), failed, now=LATER)
+    second = see(written(of, first), failed, now=LATER)
     assert [key.name for key in second.removals] == [failed.name]
     assert second.status == first.status, "it has failed until it is made again"
-    assert len(see(told(of, second), now=LATER).children) == 1
+    assert len(see(written(of, second), now=LATER).children) == 1
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def see(
     return decision
 
 
-def told(of: Partition, decision: Decision) -> Partition:
+def written(of: Partition, decision: Decision) -> Partition:
     assert isinstance(decision.status, PartitionStatus)
     return replace(of, status=decision.status)
 
@@ -135,7 +135,7 @@ def test_the_worker_goes_when_the_document_is_kept_and_then_nothing_changes() ->
     done, decision = cut(of, on)
     assert decision.removals == (), "its answer is needed until the ConfigMap is there"
     kept = read_document(only_child(decision, "ConfigMap"))
-    of = told(of, decision)
+    of = written(of, decision)
     after = see(of, done, on=on, kept=kept)
     assert [key.name for key in after.removals] == [done.name]
     last = see(of, on=on, kept=kept, now="2026-03-02T12:00:00Z")
@@ -149,7 +149,7 @@ def test_a_config_map_that_somebody_spoilt_is_made_again() -> None:
     child = dict(only_child(decision, "ConfigMap"))
     child["binaryData"] = {"partition.json.gz": "bm9uc2Vuc2U="}
     assert read_document(child) is None
-    only_child(see(told(of, decision), on=on), "Job")
+    only_child(see(written(of, decision), on=on), "Job")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_smaller_pool_that_comes_later_cuts_nothing_anew() -> None:
     _, decision = cut(of, on, (first,))
     kept = read_document(only_child(decision, "ConfigMap"))
     small = pool("two", budget={"memory": "8Mi"})
-    after = see(told(of, decision), on=on, kept=kept, pools=(first, small))
+    after = see(written(of, decision), on=on, kept=kept, pools=(first, small))
     assert after == Decision(status=after.status)
 
 
@@ -196,21 +196,21 @@ def test_an_edit_cuts_anew_and_shows_nothing_of_the_old_cut() -> None:
     of, on = partition(fragments=3), ready_model()
     _, decision = cut(of, on)
     kept = read_document(only_child(decision, "ConfigMap"))
-    edited = replace(partition(generation=2, fragments=4), status=told(of, decision).status)
+    edited = replace(partition(generation=2, fragments=4), status=written(of, decision).status)
     after = see(edited, on=on, kept=kept)
     only_child(after, "Job")
     assert word(after.status, "Ready") == "False Cutting"
     assert isinstance(after.status, PartitionStatus)
     assert after.status.fragments == ()
-    assert current_document(told(edited, after), kept) is None
-    assert current_document(told(of, decision), kept) == document()
+    assert current_document(written(edited, after), kept) is None
+    assert current_document(written(of, decision), kept) == document()
 
 
 def test_a_status_that_tells_of_another_document_makes_none_current() -> None:
     of, on = partition(fragments=3), ready_model()
     _, decision = cut(of, on)
     other = StoredDocument(recipe="", arguments=(), document=document(4))
-    assert current_document(told(of, decision), other) is None
+    assert current_document(written(of, decision), other) is None
 
 
 @pytest.mark.parametrize(("on", "reason"), [(None, "ModelNotFound"), (model(), "ModelNotReady")])
@@ -254,13 +254,13 @@ def test_a_refusal_stands_and_a_failure_is_tried_again() -> None:
     refused = Worker(
         name=name, phase=WorkerPhase.FAILED, refused=True, message="node Conv_3 needs 80 MiB"
     )
-    of = told(of, see(of, refused, on=on))
+    of = written(of, see(of, refused, on=on))
     later = "2026-03-01T13:00:00Z"
     decision = see(of, refused, on=on, now=later)
     assert (decision.children, decision.removals) == ((), ())
     assert word(decision.status, "Cut") == "False Refused"
     failed = Worker(name=name, phase=WorkerPhase.FAILED, message="OOMKilled", ended_at=NOW)
-    of = told(partition(fragments=3), see(partition(fragments=3), failed, on=on))
+    of = written(partition(fragments=3), see(partition(fragments=3), failed, on=on))
     again = see(of, failed, on=on, now=later)
     assert [key.name for key in again.removals] == [name]
 

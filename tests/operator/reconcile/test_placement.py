@@ -7,7 +7,7 @@ import pytest
 
 from reconcile.rules import decide
 from reconcile.test_partition import cut, partition, ready_model
-from reconcile.test_partition import told as told_partition
+from reconcile.test_partition import written as written_partition
 from reconcile.values import MIB, NOW, SETTINGS, condition, make, pool, word
 from shoal_api.kinds import Partition, Placement
 from shoal_api.kinds.placement import Cost, PlacementStatus
@@ -34,7 +34,7 @@ def cut_partition() -> tuple[Partition, StoredDocument]:
     _, decision = cut(of, on)
     kept = read_document(decision.children[0])
     assert kept is not None
-    return told_partition(of, decision), kept
+    return written_partition(of, decision), kept
 
 
 PARTITION, KEPT = cut_partition()

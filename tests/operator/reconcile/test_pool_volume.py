@@ -7,7 +7,7 @@ import pytest
 
 from reconcile.rules import decide
 from reconcile.test_device_pool import children, snapshot
-from reconcile.test_inference_job import PLANNED, job, knows, run, status_of, told, works
+from reconcile.test_inference_job import PLANNED, job, knows, run, status_of, works, written
 from reconcile.values import NOW, UID
 from shoal_api.kinds import InferenceJob
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, RunState, WorkerPhase
@@ -16,14 +16,14 @@ RUNNING = knows(PLANNED, run(RunState.RUNNING, succeeded=8))
 ENDED = knows(PLANNED, run(RunState.COMPLETE, succeeded=24))
 
 
-def reported(of: InferenceJobSnapshot) -> InferenceJob:
+def with_conditions(of: InferenceJobSnapshot) -> InferenceJob:
     """The job with what is decided about it in its status."""
     return replace(of.job, status=status_of(decide(of)))
 
 
 def transferred(phase: WorkerPhase) -> InferenceJob:
     """A job that ended after its results were transferred, or could not be."""
-    return reported(works(told(ENDED, decide(ENDED)), "out", phase))
+    return with_conditions(works(written(ENDED, decide(ENDED)), "out", phase))
 
 
 def owners(*jobs: InferenceJob) -> list[tuple[str, str, bool]]:
@@ -35,7 +35,7 @@ def owners(*jobs: InferenceJob) -> list[tuple[str, str, bool]]:
     return [(each["kind"], each["uid"], each["controller"]) for each in references]
 
 
-@pytest.mark.parametrize("of", [reported(RUNNING), reported(ENDED)])
+@pytest.mark.parametrize("of", [with_conditions(RUNNING), with_conditions(ENDED)])
 def test_the_volume_belongs_also_to_jobs_with_results_on_it(of: InferenceJob) -> None:
     uid = of.metadata.uid or ""
     assert owners(of) == [("DevicePool", UID, True), ("InferenceJob", uid, False)]
@@ -49,9 +49,9 @@ def test_results_that_could_not_be_transferred_keep_the_volume_until_the_job_is_
     "of",
     [
         job(),
-        reported(knows(PLANNED, run(RunState.RUNNING))),
+        with_conditions(knows(PLANNED, run(RunState.RUNNING))),
         transferred(WorkerPhase.SUCCEEDED),
-        replace(job(), metadata=replace(reported(RUNNING).metadata, deletion_timestamp=NOW)),
+        replace(job(), metadata=replace(with_conditions(RUNNING).metadata, deletion_timestamp=NOW)),
     ],
 )
 def test_a_job_without_results_there_does_not_hold_the_volume(of: InferenceJob) -> None:

@@ -9,13 +9,13 @@ import pytest
 from reconcile.rules import decide
 from reconcile.simulation import started
 from reconcile.test_inference_job import PLANNED, SPEC, knows, run, status_of, works
-from reconcile.test_walks import check_the_end, look, settle
+from reconcile.test_walks import check_the_end, reconcile_all, settle
 from reconcile.values import condition, make, word
 from shoal_api.kinds import InferenceJob
 from shoal_operator.reconcile.job_preparation import PATIENCE_SECONDS
 from shoal_operator.reconcile.names import job_id
 from shoal_operator.reconcile.snapshot import RunState, WorkerPhase
-from shoal_operator.reconcile.times import earlier
+from shoal_operator.reconcile.times import as_time, instant
 
 NOTHING = dict.fromkeys(("model", "partition", "placement", "document"))
 WITH_INPUTS = works(PLANNED, "in", WorkerPhase.SUCCEEDED)
@@ -24,7 +24,7 @@ WITH_INPUTS = works(PLANNED, "in", WorkerPhase.SUCCEEDED)
 def urgent(age_seconds: float = 5.0, **more: Any) -> InferenceJob:
     """Another job of a high priority, that many seconds old."""
     made = make(InferenceJob, "urgent", {**SPEC, "priority": 500, **more}, uid="dd" * 16)
-    born = earlier(PLANNED.now, age_seconds)
+    born = as_time(instant(PLANNED.now) - age_seconds)
     return replace(made, metadata=replace(made.metadata, creation_timestamp=born))
 
 
@@ -44,7 +44,7 @@ def test_of_three_jobs_applied_together_the_one_with_the_highest_priority_starts
         cluster.jobs[name] = replace(job, spec=replace(job.spec, priority=priority))
     order: list[str] = []
     for _ in range(400):
-        look(cluster)
+        reconcile_all(cluster)
         order += [name for name in cluster.runs if name not in order]
         if len(order) == 3:
             break

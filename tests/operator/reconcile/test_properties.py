@@ -10,7 +10,7 @@ from reconcile.rules import decide
 from reconcile.test_device_pool import node
 from reconcile.test_device_pool import run as named_run
 from reconcile.test_device_pool import snapshot as pool_snapshot
-from reconcile.test_inference_job import PLANNED, job, knows, run, silent, told
+from reconcile.test_inference_job import PLANNED, job, knows, run, silent, written
 from reconcile.test_model import inspected
 from reconcile.test_partition import partition, ready_model
 from reconcile.test_placement import KEPT, PARTITION, device, placement
@@ -156,10 +156,10 @@ FLEETS = st.dictionaries(
 
 
 @often(50)
-@given(looks=st.lists(st.tuples(TIMES, FLEETS | UNREACHABLE), min_size=1, max_size=8))
-def test_placements(looks: list[tuple[str, CoordinatorView | Unreachable]]) -> None:
+@given(snapshots=st.lists(st.tuples(TIMES, FLEETS | UNREACHABLE), min_size=1, max_size=8))
+def test_placements(snapshots: list[tuple[str, CoordinatorView | Unreachable]]) -> None:
     of, epoch = placement(), 0
-    for now, view in sorted(looks, key=lambda look: look[0]):
+    for now, view in sorted(snapshots, key=lambda seen: seen[0]):
         decision = decide(
             PlacementSnapshot(
                 now=now,
@@ -282,7 +282,7 @@ RUNS = st.builds(
 
 
 @st.composite
-def looks_at_a_job(draw: st.DrawFn) -> InferenceJobSnapshot:
+def job_snapshots(draw: st.DrawFn) -> InferenceJobSnapshot:
     """A job in any state, on the way through what it needs."""
     names = [
         worker_spec(job(), "shelf").name
@@ -308,24 +308,24 @@ def looks_at_a_job(draw: st.DrawFn) -> InferenceJobSnapshot:
 
 @often(40)
 @given(
-    looks=st.lists(st.tuples(looks_at_a_job(), st.booleans()), min_size=1, max_size=6),
+    snapshots=st.lists(st.tuples(job_snapshots(), st.booleans()), min_size=1, max_size=6),
     limit=st.sampled_from([{}, {"activeDeadlineSeconds": 60}, {"ttlSecondsAfterFinished": 60}]),
 )
 def test_inference_jobs(
-    looks: list[tuple[InferenceJobSnapshot, bool]], limit: dict[str, object]
+    snapshots: list[tuple[InferenceJobSnapshot, bool]], limit: dict[str, object]
 ) -> None:
     status = None
-    looks.sort(key=lambda look: look[0].now)
-    for place, (snapshot, suspend) in enumerate(looks, 1):
+    snapshots.sort(key=lambda seen: seen[0].now)
+    for place, (snapshot, suspend) in enumerate(snapshots, 1):
         of = replace(job(generation=place, suspend=suspend, **limit), status=status)
         ended = status is not None and has_ended(status)
         decision = decide(snapshot := replace(snapshot, job=of))
-        status = told(snapshot, decision).job.status
+        status = written(snapshot, decision).job.status
         assert status is not None
         if ended or not holds(status.conditions, "Complete"):
             assert ended or not decision.delete_self
             continue
-        assert status.items is not None or not looks
+        assert status.items is not None or not snapshots
         assert status.completion_time is not None
 
 

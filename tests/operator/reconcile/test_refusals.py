@@ -1,10 +1,10 @@
-"""What the cluster does not let the operator do is told where people look for it."""
+"""What the cluster does not let the operator do is reported where people look for it."""
 
 from dataclasses import replace
 
 from reconcile.rules import check, decide
 from reconcile.test_device_pool import snapshot
-from reconcile.test_inference_job import PLANNED, told, works
+from reconcile.test_inference_job import PLANNED, works, written
 from reconcile.values import NOW, condition, pool, word
 from shoal_api.kinds.device_pool import DevicePoolStatus
 from shoal_operator.reconcile import deciding
@@ -70,7 +70,7 @@ def test_a_job_whose_worker_is_refused_says_so_and_goes_on_when_it_is_allowed() 
     assert word(waiting.status, "Complete") == "False NotApplied"
     assert "quota" in condition(waiting.status, "Complete").message
     assert word(waiting.status, "Planned") == "True Planned"
-    going = decide(works(told(PLANNED, waiting), "in", WorkerPhase.RUNNING))
+    going = decide(works(written(PLANNED, waiting), "in", WorkerPhase.RUNNING))
     assert word(going.status, "Complete") == "False TransferringInputs"
 
 

@@ -15,7 +15,7 @@ from shoal_operator.reconcile.snapshot import DeviceState, RunState
 NODES = ("n1", "n2", "n3")
 
 
-def look(cluster: Cluster, *, dies: float = 0.0) -> None:
+def reconcile_all(cluster: Cluster, *, dies: float = 0.0) -> None:
     """Everything is reconciled, in any order; the operator may die in between."""
     snapshots = cluster.snapshots()
     cluster.chance.shuffle(snapshots)
@@ -64,12 +64,12 @@ def heal(cluster: Cluster) -> None:
 def settle(cluster: Cluster, steps: int = 400) -> None:
     """Time passes until all jobs are over."""
     for _ in range(steps):
-        look(cluster)
+        reconcile_all(cluster)
         if all_over(cluster):
             break
         cluster.pass_time(10)
-    look(cluster)
-    look(cluster)
+    reconcile_all(cluster)
+    reconcile_all(cluster)
 
 
 def check_the_end(cluster: Cluster) -> None:
@@ -79,7 +79,7 @@ def check_the_end(cluster: Cluster) -> None:
         if holds(status.conditions, "Complete"):
             assert status.items is not None
             assert (status.items.succeeded, status.items.failed) == (ITEMS, 0)
-            assert cluster.carried[name] == set(range(ITEMS)), "results that nobody has"
+            assert cluster.transferred[name] == set(range(ITEMS)), "results that nobody has"
         else:
             assert holds(status.conditions, "Failed"), word(status, "Complete")
         assert word(status, "Failed") != "True NotFailed"
@@ -100,7 +100,7 @@ def test_every_job_ends_with_a_reason_and_none_runs_twice(seed: int) -> None:
     for _ in range(60):
         if cluster.chance.random() < 0.3:
             disturb(cluster)
-        look(cluster, dies=0.2)
+        reconcile_all(cluster, dies=0.2)
         cluster.pass_time(cluster.chance.choice((1, 5, 20)))
     heal(cluster)
     settle(cluster)
@@ -114,9 +114,9 @@ def test_an_undisturbed_job_ends_complete_and_tells_its_story() -> None:
     for job in cluster.jobs.values():
         assert job.status is not None
         assert word(job.status, "Complete") == "True AllItemsSucceeded"
-    told = [reason for _, reason, _ in cluster.notes]
+    reasons = [reason for _, reason, _ in cluster.notes]
     for reason in ("FetchedModel", "CutModel", "PlannedPlacement", "StartedJob", "FinishedJob"):
-        assert reason in told, reason
+        assert reason in reasons, reason
     delivered = [name for name in cluster.workers if "-deliver-" in name]
     assert len(delivered) == 2, "one for each job's own Partition"
 
@@ -129,15 +129,15 @@ def test_items_that_fail_fail_the_job_and_the_other_results_are_carried_out() ->
     assert word(job.status, "Failed") == "True ItemsFailed"
     failed = next(each for each in job.status.conditions if each.type == "Failed")
     assert failed.message == "1 of 6 items failed; first: 4.npz: no such shape"
-    assert cluster.carried[job_id(job)] == set(range(ITEMS)) - {4}
+    assert cluster.transferred[job_id(job)] == set(range(ITEMS)) - {4}
 
 
 def test_a_coordinator_whose_volume_was_replaced_begins_again() -> None:
     cluster = started(Random(3), jobs=1, failures=0.0)  # noqa: S311
     while not any(run.finished for run in cluster.runs.values()):
-        look(cluster)
+        reconcile_all(cluster)
         cluster.pass_time(10)
-    look(cluster)
+    reconcile_all(cluster)
     cluster.runs.clear()
     cluster.inputs.clear()
     cluster.fragments.clear()
@@ -155,11 +155,11 @@ def test_a_coordinator_whose_volume_was_replaced_begins_again() -> None:
 def test_a_job_that_is_deleted_leaves_nothing_at_the_coordinator() -> None:
     cluster = started(Random(4), jobs=2, failures=0.0)  # noqa: S311
     while len(cluster.runs) < 2:
-        look(cluster)
+        reconcile_all(cluster)
         cluster.pass_time(1)
     deleted = cluster.jobs.pop("job-0")
     for _ in range(3):
-        look(cluster)
+        reconcile_all(cluster)
         cluster.pass_time(1)
     assert job_id(deleted) not in cluster.runs
     assert job_id(cluster.jobs["job-1"]) in cluster.runs
@@ -168,9 +168,9 @@ def test_a_job_that_is_deleted_leaves_nothing_at_the_coordinator() -> None:
 def in_phase(cluster: Cluster, state: RunState) -> InferenceJob:
     """The only job, as soon as its run is so."""
     while not any(run.state is state for run in cluster.runs.values()):
-        look(cluster)
+        reconcile_all(cluster)
         cluster.pass_time(1)
-    look(cluster)
+    reconcile_all(cluster)
     (job,) = cluster.jobs.values()
     return job
 
@@ -189,7 +189,7 @@ def test_a_suspended_run_stops_and_goes_on_from_its_journal() -> None:
     job = in_phase(cluster, RunState.RUNNING)
     edit(cluster, job, suspend=True)
     for _ in range(3):
-        look(cluster)
+        reconcile_all(cluster)
     (job,) = cluster.jobs.values()
     assert job.status is not None
     assert word(job.status, "Suspended") == "True Suspended"

@@ -31,7 +31,7 @@ def test_a_claim_is_written_only_where_results_go() -> None:
 
 
 def test_a_worker_whose_end_is_no_record_is_removed_soon() -> None:
-    """What a job's pods did stands in its status; a model that was refused is not asked again."""
+    """What a job's pods did is in its status; a model that was refused is not asked again."""
     wanted = planned().job
     specs = (input_transfer_worker(wanted, "shelf"), result_transfer_worker(wanted, "shelf"))
     manifests: list[Any] = [worker_job(wanted, each, SETTINGS) for each in specs]

@@ -104,10 +104,8 @@ def job_status(view: JobView, place: Callable[[int], str]) -> pb.JobStatus:
         ],
     )
     if view.latency is not None:
-        status.latency.p50_seconds = seconds(view.latency.p50)
-        status.latency.p90_seconds = seconds(view.latency.p90)
-        status.latency.p99_seconds = seconds(view.latency.p99)
-        status.latency.maximum_seconds = seconds(view.latency.maximum)
+        for name in ("p50", "p90", "p99", "maximum"):
+            setattr(status.latency, f"{name}_seconds", seconds(getattr(view.latency, name)))
     return status
 
 
@@ -166,15 +164,16 @@ def run_end(view: JobView, place: Callable[[int], str]) -> End:
     return End(outcome=Outcome.FAILED, reason="ItemsFailed", message=message)
 
 
+_REASONS: Final = {FailureKind.CANCELLED: "Cancelled", FailureKind.DEADLINE: "DeadlineExceeded"}
+
+
 def _failed(failure: Failure) -> End:
-    message = wire.failure_text(failure)
-    match failure.kind:
-        case FailureKind.CANCELLED:
-            return End(outcome=Outcome.CANCELLED, reason="Cancelled", message=message)
-        case FailureKind.DEADLINE:
-            return End(outcome=Outcome.FAILED, reason="DeadlineExceeded", message=message)
-        case kind:
-            return End(outcome=Outcome.FAILED, reason=kind.value, message=message)
+    cancelled = failure.kind is FailureKind.CANCELLED
+    return End(
+        outcome=Outcome.CANCELLED if cancelled else Outcome.FAILED,
+        reason=_REASONS.get(failure.kind, failure.kind.value),
+        message=wire.failure_text(failure),
+    )
 
 
 def tier_hits(hits: Mapping[Tier, int]) -> pb.TierHits:
@@ -203,12 +202,9 @@ def device_status(
         cached = sum(sizes.get(digest) or size_of(digest) for digest in view.cached)
         status.architecture = hello.capabilities.architecture
         status.floor_bytes = hello.floor_bytes
-        status.used_bytes = telemetry.used_bytes
-        status.peak_bytes = telemetry.peak_bytes
         status.cached_fragments = len(view.cached)
         status.cached_bytes = cached
-        status.sent_bytes = telemetry.sent_bytes
-        status.received_bytes = telemetry.received_bytes
-        status.fetched_bytes = telemetry.fetched_bytes
+        for name in ("used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes"):
+            setattr(status, name, getattr(telemetry, name))
         status.silent_seconds = monotonic() - known.received_at
     return status

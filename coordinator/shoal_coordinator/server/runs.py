@@ -273,13 +273,15 @@ class JobRun:
         self._work.set()
 
     async def _write_results(self, feed: Feed) -> None:
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            while self._finishing or self._failing:
-                await self._write_batch(feed)
-            if self._closing:
-                return
+        try:
+            while not self._closing or self._finishing or self._failing:
+                await self._work.wait()
+                self._work.clear()
+                while self._finishing or self._failing:
+                    await self._write_batch(feed)
+        except OSError as error:
+            if not self._stopping or not is_transient(error):
+                raise  # otherwise the items run again with the next run
 
     async def _write_batch(self, feed: Feed) -> None:
         items, self._finishing = self._finishing[:BATCH], self._finishing[BATCH:]

@@ -137,14 +137,8 @@ class JobRun:
         return await loop.run_in_executor(self._reader, self._read, item, names)
 
     def _read(self, item: int, names: Iterable[str]) -> dict[str, Array]:
-        try:
-            with self._crashes.processing():
-                return self._persistently(self.inputs.read, item, names)
-        except InputUnsuitable:
-            raise
-        except Exception as error:  # files come from strangers: one item fails, nothing else
-            place, reason = self.inputs.place(item), f"cannot be read: {error!r}"
-            raise InputUnsuitable(item, place, reason) from error
+        with self._crashes.processing():
+            return self._persistently(self.inputs.read, item, names)
 
     def prefetched(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
         return self._prefetch.cached(item, names)

@@ -103,7 +103,8 @@ class Jobs:
                 life.settled.set()
                 life.done.set()
                 if quarantined:
-                    self._ledger.put(replace(record, request=None, status=life.last))
+                    ended = replace(record, request=None, status=life.last)
+                    self._start(self._write(name, self._ledger.put, ended), feed=False)
 
     async def submit(self, request: pb.SubmitJobRequest) -> Life:
         """Submit a job, join one that runs already, or give that other terms or a newer plan. The

@@ -1,5 +1,5 @@
-"""What the jobs' machine does not hold of a job: its messages, its run, and who waits for it; and
-what the machine has done about its run."""
+"""What the jobs' machine does not hold of a job: its messages, its run, and who waits for it. Here
+the machine's effects on a run are performed."""
 
 import asyncio
 import contextlib

@@ -88,7 +88,7 @@ class JobRun:
         )
         self._writer = ThreadPoolExecutor(1, f"results of {self.name}")
         self._reader = ThreadPoolExecutor(2, f"inputs of {self.name}")
-        self._prefetch = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES, crashes)
+        self.prefetch = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES, crashes)
         self._crashes = crashes
         self._expected: dict[tuple[int, int], _Expected] = {}
         """By item and stage."""
@@ -139,9 +139,6 @@ class JobRun:
     def _read(self, item: int, names: Iterable[str]) -> dict[str, Array]:
         with self._crashes.processing():
             return self._persistently(self.inputs.read, item, names)
-
-    def prefetched(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
-        return self._prefetch.cached(item, names)
 
     # ---- results ---------------------------------------------------------------------------------
 
@@ -305,7 +302,7 @@ class JobRun:
         return problems
 
     def _forget(self, item: int) -> None:
-        self._prefetch.forget(item)
+        self.prefetch.forget(item)
         for stage in range(len(self.wires)):
             self._expected.pop((item, stage), None)
 

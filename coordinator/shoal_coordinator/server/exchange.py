@@ -94,9 +94,9 @@ class _ResultReceiver:
     device: str
     hub: ExchangeHub
 
-    def admit(self, activation: Activation, decoded_bytes: int) -> ReceiveBuffer:
+    def admit(self, activation: Activation, memory_bytes: int) -> ReceiveBuffer:
         self.hub.results.admit(self.device, activation)
-        return self.hub.reserve(decoded_bytes + scratch_bytes(activation))
+        return self.hub.reserve(memory_bytes + scratch_bytes(activation))
 
     async def take(self, received: ReceivedActivation, buffer: ReceiveBuffer) -> None:
         await self.hub.results.take(self.device, received)

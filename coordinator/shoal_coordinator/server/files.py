@@ -18,12 +18,11 @@ from shoal_coordinator.storage import volume as vol
 from shoal_coordinator.storage.volume import StoredFile, Upload, Volume, checked_digest
 from shoal_coordinator.storage.volume_paths import JobPath, PathRefused, parse_path
 from shoal_protocol.digests import hexadecimal
-from shoal_protocol.limits import Stalled
+from shoal_protocol.limits import CallLimiter, Stalled
+from shoal_protocol.threads import in_thread
 from shoal_protocol.transfers import (
     PartInUse,
-    Turns,
     WrongBytes,
-    in_thread,
     receive,
     stall_watch,
     watched,
@@ -60,7 +59,7 @@ class FilesService(FilesServicer):
         self._volume = volume
         self._roles = roles
         self._runs = runs
-        self._uploads = Turns(each=1, total=UPLOADS)
+        self._uploads = CallLimiter(total=UPLOADS, each=1)
         self._downloads = asyncio.Semaphore(DOWNLOADS)
 
     # The stubs know generators only. These are coroutines, since a write can be watched, and what a
@@ -74,7 +73,7 @@ class FilesService(FilesServicer):
             if first is None or first.WhichOneof("message") != "header":
                 raise vol.FileRefused("the first message is not a header")
             path = parse_path(first.header.path)
-            async with self._uploads.of(path.owner):
+            async with self._uploads.turn(path.owner):
                 found = await in_thread(
                     self._volume.begin,
                     path,

@@ -74,6 +74,7 @@ def device_joined(hello: pb.Hello, session: int, at: Nanoseconds) -> ev.DeviceJo
         at=at,
         device=hello.device,
         session=session,
+        incarnation=hello.incarnation,
         budget=Bytes(hello.budget_bytes),
         single=hello.residency == pb.SINGLE,
         resident={Digest(each.digest): Bytes(each.resident_bytes) for each in hello.resident},
@@ -118,12 +119,8 @@ def answer(  # noqa: PLR0911 - one for each kind
     number = reply.instruction
     match reply.WhichOneof("outcome"), to:
         case "loaded", ins.Load():
-            return ev.FragmentResident(
-                at=at,
-                instruction=number,
-                resident=size(reply.loaded.resident_bytes),
-                fetched=size(reply.loaded.fetched_bytes),
-            )
+            resident = size(reply.loaded.resident_bytes)
+            return ev.FragmentResident(at=at, instruction=number, resident=resident)
         case "unloaded", ins.Unload():
             return ev.FragmentUnloaded(at=at, instruction=number)
         case "prefetched", ins.Prefetch():

@@ -31,6 +31,8 @@ Array = npt.NDArray[Any]
 
 _HEADER_BYTES: Final = 64 * 1024
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
+_MOST_INFLATION: Final = 1032
+"""The most bytes that deflate makes of one."""
 _COPY_BYTES: Final = 1024 * 1024
 TILE_BYTES: Final = 8 << 20
 """Of two files in memory, while one is the other transposed."""
@@ -127,6 +129,12 @@ def _archive_headers(file: BinaryIO, limits: Limits) -> dict[str, ArrayHeader]:
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise UnreadableArrays(
                     f"compresses {name!r} in a way that is neither none nor deflate"
+                )
+            held = min(info.compress_size, os.fstat(file.fileno()).st_size)
+            if info.file_size > held * _MOST_INFLATION:
+                raise UnreadableArrays(
+                    f"is damaged at {name!r}: it claims {info.file_size} bytes, which {held} "
+                    "compressed ones cannot hold"
                 )
             with archive.open(info) as member:
                 header = _parse_header(name, member, info.file_size, limits)

@@ -36,6 +36,7 @@ from shoal_coordinator.storage.arrays import Array, ArrayStream, little_endian, 
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.journal import write_at
 from shoal_protocol.durable_files import is_transient
+from shoal_protocol.units import Bytes, format_bytes
 
 ROWS: Final = "__rows__"
 _LENGTHS: Final = struct.Struct("<IQ")
@@ -45,6 +46,8 @@ _HEAD_BYTES: Final = 16 << 20
 _DTYPE: Final = re.compile("[<|=][biufcU][0-9]{1,9}")
 _COPY_BYTES: Final = 1024 * 1024
 _TAIL_BYTES: Final = 256 * 1024
+_TEXT_BYTES: Final = 1 << 27
+"""What one array of text may take: one long element makes all of them as wide."""
 _ABSENT: Final = -1
 
 
@@ -124,7 +127,11 @@ class Part:
     def add(self, row: int, arrays: Mapping[str, Array]) -> None:
         """Append some arrays of a row. `problem` reports what went wrong; an `OSError` that says
         nothing of the part (`is_transient`) is raised."""
-        written = [(name, _storable(array)) for name, array in arrays.items()]
+        try:
+            written = [(name, _storable(array)) for name, array in arrays.items()]
+        except _TooWide as e:
+            self._problems[row] = str(e)
+            return
         data = [_bytes_of(array) for _, array in written]
         before = self._pending.get(row)
         head = {
@@ -422,8 +429,18 @@ def _bytes_of(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
 
 
+class _TooWide(ValueError):
+    """Text that its fixed width would make too large."""
+
+
 def _storable(array: Array) -> Array:
-    """As it is written: C order, little-endian, text of fixed width."""
+    """As it is written: C order, little-endian, text of fixed width. Raises `_TooWide`."""
     if array.dtype.kind == "O":
+        size = 4 * array.size * max(map(len, array.flat), default=0)
+        if size > _TEXT_BYTES:
+            raise _TooWide(
+                f"text of {array.size} elements takes {format_bytes(Bytes(size))} of fixed width; "
+                f"at most {format_bytes(Bytes(_TEXT_BYTES))} are written"
+            )
         array = array.astype(np.str_)
     return np.ascontiguousarray(little_endian(array)).reshape(array.shape)

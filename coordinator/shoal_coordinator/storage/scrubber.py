@@ -10,7 +10,7 @@ import logging
 
 from shoal_coordinator.storage.volume import Volume
 from shoal_protocol.digests import Digest
-from shoal_protocol.transfers import in_thread
+from shoal_protocol.threads import in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -432,6 +432,7 @@ def test_a_folder_that_cannot_serve_is_refused_with_its_name(tmp_path, prepare, 
     counts=st.lists(st.integers(0, 4), min_size=1, max_size=8).filter(any),
     data=st.data(),
 )
+@settings(deadline=None)
 def test_every_item_is_found_where_it_was_put(tmp_path_factory, counts, data) -> None:  # type: ignore[no-untyped-def]
     folder = tmp_path_factory.mktemp("inputs")
     stored: list[np.ndarray] = []

@@ -22,7 +22,6 @@ from shoal_coordinator.storage.arrays import Limits, copy_in_c_order
 from shoal_coordinator.storage.inputs import FolderLimits, InputSet, InputsRefused, InputUnsuitable
 from shoal_coordinator.storage.locations import LocationRefused, local_folder
 from shoal_protocol.partition import TensorSpec
-from troubled_disk import no_descriptors
 
 IMAGE = (TensorSpec(name="x", dtype="float", shape=(1, 3, "height", "width")),)
 SENTENCE = (
@@ -122,22 +121,6 @@ def test_a_matrix_is_copied_in_c_order_whatever_its_shape(
         copy_in_c_order(source, 4, target, rows=rows, columns=columns, element_bytes=element_bytes)
         target.seek(0)
         assert target.read() == matrix.tobytes()
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_a_lack_of_descriptors_says_nothing_of_the_inputs(tmp_path, save) -> None:  # type: ignore[no-untyped-def]
-    rows = np.random.default_rng(1).normal(size=(4, 3, 5, 2)).astype(np.float32)
-    save(tmp_path / "a.npz", x=np.asfortranarray(rows))
-    np.save(tmp_path / "b.npy", rows)
-    inputs = scan_inputs(tmp_path, IMAGE)
-    with no_descriptors():
-        with pytest.raises(OSError, match="Too many open files"):
-            scan_inputs(tmp_path, IMAGE)
-        for item in (0, 4):
-            with pytest.raises(OSError, match="Too many open files"):
-                inputs.read(item)
-    for item in range(8):
-        np.testing.assert_array_equal(inputs.read(item)["x"], rows[item % 4 :][:1])
 
 
 def test_an_array_without_rows_is_shared_by_the_rows_of_the_others(tmp_path: Path) -> None:

@@ -12,16 +12,19 @@ from coordinator.world import World
 from shoal_coordinator.jobs.values import Refusal, Tally
 from shoal_coordinator.server import CoordinatorSettings, serving
 from shoal_coordinator.server.jobs import JobRefused
+from shoal_coordinator.storage.inputs import scan_inputs
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.parts import ResultFile
 from shoal_coordinator.storage.results import ResultStore
 from shoal_protocol.channels import open_channel
+from shoal_protocol.partition import TensorSpec
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 from small_disk import small_disk
 from troubled_disk import no_descriptors
 
 LACK = "Too many open files"
+IMAGE = (TensorSpec(name="x", dtype="float", shape=(1, 3, "height", "width")),)
 FILES = (ResultFile("a.npz", 0, 1), ResultFile("b.npz", 1, 2, stacked=True))
 
 
@@ -35,6 +38,23 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     )
     async with serving(settings) as coordinator, open_channel(target) as channel:
         yield World(coordinator, target, document, CoordinatorStub(channel), channel, tmp_path)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_lack_of_descriptors_says_nothing_of_the_inputs(tmp_path, save) -> None:  # type: ignore[no-untyped-def]
+    rows = np.random.default_rng(1).normal(size=(4, 3, 5, 2)).astype(np.float32)
+    save(tmp_path / "a.npz", x=np.asfortranarray(rows))
+    np.save(tmp_path / "b.npy", rows)
+    inputs = scan_inputs(tmp_path, IMAGE)
+    with no_descriptors():
+        with pytest.raises(OSError, match="Too many open files"):
+            scan_inputs(tmp_path, IMAGE)
+        for item in (0, 4):
+            with pytest.raises(OSError, match="Too many open files"):
+                inputs.read(item)
+    for item in range(8):
+        np.testing.assert_array_equal(inputs.read(item)["x"], rows[item % 4 :][:1])
+    inputs.close()
 
 
 def test_results_that_find_no_descriptor_are_stored_at_the_next_try(tmp_path: Path) -> None:

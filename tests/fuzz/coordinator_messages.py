@@ -103,7 +103,7 @@ async def _converse(requests: Requests) -> int:
     driver.runs["job"] = run
     run.start(driver.feed, driver.fail)
     # What is prefetched must not depend on how fast its thread is.
-    while run.prefetched(0, ["x"]) is None:
+    while run.prefetch.cached(0, ["x"]) is None:
         await asyncio.sleep(0)
     spec = wire.job_spec(request, document, items=len(ROWS), epoch=1, deadline=None)
     driver.submit(spec, frozenset())

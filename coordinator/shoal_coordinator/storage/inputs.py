@@ -38,9 +38,7 @@ from shoal_coordinator.storage.arrays import (
 )
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import TensorSpec
-from shoal_protocol.tensors import DTYPES
 from shoal_protocol.units import format_bytes
-from shoal_protocol.v1.tensors_pb2 import DataType
 
 _SUFFIXES: Final = (".npy", ".npz")
 _OPEN_FILES: Final = 4
@@ -49,7 +47,17 @@ there."""
 _WHOLE_DIGEST_BYTES: Final = 1024 * 1024
 
 
-_DTYPES: Final = {DataType.Name(kind).lower(): dtype for kind, dtype in DTYPES.items()}
+_SAME_NAMES: Final = (
+    *("bool", "float16", "complex64", "complex128"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)
+_NUMPY_NAMES: Final = {
+    **{name: name for name in _SAME_NAMES},
+    "float": "float32",
+    "double": "float64",
+    "bfloat16": "uint16",
+    "string": "str",
+}
 
 
 class InputsRefused(Exception):
@@ -162,8 +170,11 @@ class InputSet:
                     for spec in self._model_inputs
                     if wanted is None or spec.name in wanted
                 }
-        except UnreadableArrays as e:
-            raise InputUnsuitable(item, self.place(item), str(e)) from e
+        except Exception as e:  # files come from strangers: one item fails, nothing else
+            if isinstance(e, OSError) and is_transient(e):
+                raise
+            reason = str(e) if isinstance(e, UnreadableArrays) else f"cannot be read: {e!r}"
+            raise InputUnsuitable(item, self.place(item), reason) from e
 
     def close(self) -> None:
         with self._lock:
@@ -360,13 +371,11 @@ def _unsuitable(
 
 
 def _wrong_dtype(spec: TensorSpec, header: ArrayHeader) -> str | None:
-    have = header.dtype.newbyteorder("=")
-    known = _DTYPES.get(spec.dtype)
-    if known is None:
+    have, wanted = header.dtype.newbyteorder("="), _NUMPY_NAMES.get(spec.dtype)
+    if wanted is None:
         return f"cannot be read for {spec.name}: arrays of type {spec.dtype} are not supported"
-    if have.kind == "U" if known.kind == "O" else have == known.newbyteorder("="):
+    if have.kind == "U" if wanted == "str" else have == wanted:
         return None
-    wanted = "str" if known.kind == "O" else known.name
     return (
         f"has {spec.name} of type {have}, the model takes {wanted}; "
         f"convert it with .astype({wanted!r})"

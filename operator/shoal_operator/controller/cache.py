@@ -167,6 +167,13 @@ class Cache:
         """One of our objects; None if it does not exist or does not parse."""
         return _value(cls, self.state(cls.__name__, namespace, name))
 
+    def all_own(self, cls: type[K], namespace: str) -> Iterator[K]:
+        """Our objects of a kind and namespace that parse."""
+        for state in self.states(cls.__name__, namespace):
+            value = _value(cls, state)
+            if value is not None:
+                yield value
+
     def count(self, kind: str) -> int:
         """How many objects of a kind there are."""
         return sum(len(states) for (each, _), states in self._states.items() if each == kind)

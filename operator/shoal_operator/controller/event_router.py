@@ -22,13 +22,13 @@ DECIDED: Final = tuple(kind for kind, names in KINDS.items() if names.written)
 
 
 class EventRouter:
-    """`watchers` are told of every object that changed; they say more of what it means."""
+    """`changed` receives the name of every object that changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[ObjectName], None] = lambda name: None) -> None:
         self._dependents = Dependents()
         self.queue: WorkQueue[ObjectName] = WorkQueue(random.random)
         self.cache = Cache(self._object_changed)
-        self.watchers: list[Callable[[ObjectName], None]] = []
+        self._changed = changed
 
     def topics_changed(self, topics: Iterable[Topic]) -> None:
         """Look again at whatever was made of these."""
@@ -62,8 +62,7 @@ class EventRouter:
                     self._look_again(reader)
         if name[0] in DECIDED and not by_us:
             self.queue.add(name)
-        for watcher in self.watchers:
-            watcher(name)
+        self._changed(name)
 
     def _look_again(self, reader: ObjectName) -> None:
         self.queue.add(reader, GATHERED_SECONDS.get(reader[0], 0.0))

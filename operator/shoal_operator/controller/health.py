@@ -6,7 +6,7 @@ fails as well, and the kubelet restarts the operator.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal_operator.controller.event_router import EventRouter
@@ -29,8 +29,8 @@ class HealthLimits:
 
 
 class Health:
-    """Health of one operator. `clock` counts seconds, the same as the loop's; `missing_kinds` are
-    those of ours that the API server does not know.
+    """Health of one operator. `clock` counts seconds, the same as the loop's; `unseen` says which
+    objects the informers still lack.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Health:
         *,
         clock: Callable[[], float],
         limits: HealthLimits,
-        missing_kinds: Callable[[], Collection[str]],
+        unseen: Callable[[], str | None],
     ) -> None:
         self._event_router = event_router
         self._lease = lease
@@ -49,9 +49,8 @@ class Health:
         self._metrics = telemetry.metrics
         self._clock = clock
         self._limits = limits
-        self._missing_kinds = missing_kinds
+        self._unseen = unseen
         self._heartbeat_at = clock()
-        self.synced = False
 
     async def heartbeat(self) -> None:
         """Record that the event loop runs, and update the gauges, until cancelled."""
@@ -90,13 +89,7 @@ class Health:
         if not self._lease.leads:
             # One that waits for its turn is as ready as it can be; one that lost it is not.
             return "it has lost the lease" if ages else None
-        return self._stuck() if self.synced else self._unseen()
-
-    def _unseen(self) -> str:
-        missing = ", ".join(sorted(self._missing_kinds()))
-        if missing:
-            return f"the API server does not know {missing}: install the CRDs of Shoal"
-        return "it has not seen all objects yet"
+        return self._unseen() or self._stuck()
 
     def _stuck(self) -> str | None:
         queue, limits = self._event_router.queue, self._limits

@@ -9,10 +9,9 @@ when it leads again. Whatever else ends by itself ends the process with status 1
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,7 +19,7 @@ from typing import Final
 from shoal_api.kinds import DevicePool, InferenceJob
 from shoal_operator.controller.actions import Actions
 from shoal_operator.controller.api import Api, ApiError
-from shoal_operator.controller.cache import ObjectName, Own
+from shoal_operator.controller.cache import ObjectName
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children
 from shoal_operator.controller.clock import now_micro_text
@@ -31,12 +30,9 @@ from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.health import Health, HealthLimits
 from shoal_operator.controller.lease import Lease, LeaseTimes
 from shoal_operator.controller.login import log_in
-from shoal_operator.controller.metrics import OperatorMetrics
-from shoal_operator.controller.resources import CHILDREN
 from shoal_operator.controller.snapshots import Snapshots
 from shoal_operator.controller.traces import Telemetry
 from shoal_operator.controller.watches import Watches, WatchTimes
-from shoal_operator.reconcile.decision import ObjectKey
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.exposition import ExpositionServer
@@ -48,7 +44,6 @@ AUTHORITY_SECRET: Final = "shoal-ca"  # noqa: S105 - a name
 AUTHORITY_SECONDS: Final = 5.0
 FIRST_ANSWERS_SECONDS: Final = 5.0
 """How long a new leader waits for coordinators before it tells what it knows of them."""
-_CHILDREN: Final = {each.kind: each.api_version for each in CHILDREN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,22 +71,29 @@ def run_operator(config: OperatorConfig) -> int:
 
 
 async def _run(config: OperatorConfig) -> int:
-    async with _operator(config) as operator:
-        return await operator.run()
-
-
-@contextlib.asynccontextmanager
-async def _operator(config: OperatorConfig) -> AsyncIterator["_Operator"]:
-    """All parts, joined; they are closed in the opposite order."""
-    clock = asyncio.get_running_loop().time
-    telemetry, event_router = Telemetry(clock), EventRouter()
-    metrics = telemetry.metrics
+    telemetry = Telemetry(asyncio.get_running_loop().time)
     login = await log_in(config.kubeconfig)
-    async with contextlib.AsyncExitStack() as stack:
-        api = Api(login, telemetry, namespace=config.settings.namespace)
-        stack.push_async_callback(api.close)
-        watches = Watches(api, event_router.cache, telemetry, config.namespaces, times=config.watch)
-        lease = Lease(
+    api = Api(login, telemetry, namespace=config.settings.namespace)
+    try:
+        return await _Operator(config, api, telemetry).run()
+    finally:
+        await api.close()
+
+
+class _Operator:
+    """The parts, and their life."""
+
+    def __init__(self, config: OperatorConfig, api: Api, telemetry: Telemetry) -> None:
+        settings, clock = config.settings, asyncio.get_running_loop().time
+        self._config = config
+        self._metrics = telemetry.metrics
+        self._authority = ""
+        self._leading = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._workers: asyncio.Task[None] | None = None
+        self._event_router = router = EventRouter(self._object_changed)
+        self._watches = Watches(api, router.cache, telemetry, config.namespaces, times=config.watch)
+        self._lease = lease = Lease(
             api,
             name=LEASE_NAME,
             identity=config.identity,
@@ -99,85 +101,65 @@ async def _operator(config: OperatorConfig) -> AsyncIterator["_Operator"]:
             clock=clock,
             now=now_micro_text,
         )
-        health = Health(
-            event_router,
+        self._health = Health(
+            router,
             lease,
             telemetry,
             clock=clock,
             limits=config.limits,
-            missing_kinds=lambda: watches.missing_kinds,
+            unseen=self._watches.unseen,
         )
-        host, port = config.metrics
-        exposition = ExpositionServer(
-            health.problem, host=host, port=port, registry=metrics.registry, liveness=health.hung
-        )
-        stack.enter_context(exposition)
-        logger.info("metrics and probes at %s", exposition.url)
-        yield _Operator(config, api, event_router, watches, lease, health, metrics)
-
-
-class _Operator:
-    """The parts, and their life."""
-
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts
-        self,
-        config: OperatorConfig,
-        api: Api,
-        event_router: EventRouter,
-        watches: Watches,
-        lease: Lease,
-        health: Health,
-        metrics: OperatorMetrics,
-    ) -> None:
-        clock = asyncio.get_running_loop().time
-        self._config = config
-        self._event_router = event_router
-        self._watches = watches
-        self._lease = lease
-        self._health = health
-        self._authority = ""
-        self._children = Children(api, event_router.cache, clock, event_router.topics_changed)
+        self._children = Children(api, router.cache, clock, router.topics_changed)
         self._certificates = Certificates(
-            api, self._children, clock, cert_manager=config.settings.cert_manager
+            api, self._children, clock, cert_manager=settings.cert_manager
         )
-        enrolment_host = config.settings.enrolment.rpartition(":")[0]
+        enrolment_host = settings.enrolment.rpartition(":")[0]
         self._enrolling = Enrolling(api, self._certificates, config.enrolment, enrolment_host)
         self._dialler = Dialler(self._certificates, config.coordinators)
         self._coordinators = Coordinators(
             self._dialler.dial,
-            metrics,
+            self._metrics,
             has_work=self._has_work,
-            changed=event_router.topics_changed,
+            changed=router.topics_changed,
         )
         snapshots = Snapshots(
             api,
-            event_router.cache,
+            router.cache,
             self._certificates,
             self._coordinators,
-            config.settings,
+            settings,
             enrolment_authority=lambda: self._authority,
         )
         actions = Actions(
             api,
-            event_router.cache,
+            router.cache,
             self._children,
             self._certificates,
             self._coordinators,
             leads=lambda: lease.leads,
         )
-        self._controller = Controller(event_router, snapshots, actions, metrics)
-        self._leading = asyncio.Event()
-        self._stopping = asyncio.Event()
-        self._workers: asyncio.Task[None] | None = None
-        event_router.watchers.append(self._object_changed)
+        self._controller = Controller(router, snapshots, actions, self._metrics)
 
     async def run(self) -> int:
         """Run until told to stop; the exit status."""
+        host, port = self._config.metrics
+        exposition = ExpositionServer(
+            self._health.problem,
+            host=host,
+            port=port,
+            registry=self._metrics.registry,
+            liveness=self._health.hung,
+        )
+        with exposition:
+            logger.info("metrics and probes at %s", exposition.url)
+            return await self._run_tasks()
+
+    async def _run_tasks(self) -> int:
         self._take_signals()
         tasks = [
             asyncio.create_task(work, name=name)
             for name, work in (
-                ("lease", self._lease.run(self._won, self._lost)),
+                ("lease", self._lease.run(self._leading.set, self._lost)),
                 ("heartbeat", self._health.heartbeat()),
                 ("authority", self._keep_authority()),
                 ("enrolment", self._enrolling.serve()),
@@ -210,9 +192,6 @@ class _Operator:
         await self._stopping.wait()
         logger.info("told to stop")
 
-    def _won(self) -> None:
-        self._leading.set()
-
     async def _lost(self) -> None:
         """Stop the workers, whatever they are at."""
         self._leading.clear()
@@ -225,13 +204,10 @@ class _Operator:
         await self._leading.wait()
         await self._watches.wait_for_kinds()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watches.run(self._synced, self._take_signals), name="watches")
+            group.create_task(self._watches.run(self._take_signals), name="watches")
             group.create_task(self._watches.follow_relists(), name="relists")
             group.create_task(self._resync(), name="resync")
             group.create_task(self._work(), name="work")
-
-    def _synced(self) -> None:
-        self._health.synced = True
 
     async def _work(self) -> None:
         while True:
@@ -270,28 +246,20 @@ class _Operator:
             await asyncio.sleep(AUTHORITY_SECONDS if authority is None else 60.0)
 
     def _object_changed(self, name: ObjectName) -> None:
-        """Follow the coordinators of pools; forget what is gone."""
+        """Follow the coordinators of pools."""
         kind, namespace, own = name
-        state = self._event_router.cache.state(kind, namespace, own)
-        if kind in _CHILDREN and state is None:
-            key = ObjectKey(api_version=_CHILDREN[kind], kind=kind, namespace=namespace, name=own)
-            self._children.forget(key)
         if kind != DevicePool.__name__:
             return
-        pool = state.value if isinstance(state, Own) else None
-        endpoint = None
-        if isinstance(pool, DevicePool) and pool.status is not None:
-            endpoint = pool.status.coordinator_endpoint
-        target = self._dialler.target(namespace, own, endpoint)
-        if state is None:
+        if self._event_router.cache.state(*name) is None:
             self._coordinators.leave(namespace, own)
-        elif target is not None:
+            return
+        pool = self._event_router.cache.own(DevicePool, namespace, own)
+        endpoint = pool.status.coordinator_endpoint if pool and pool.status else None
+        target = self._dialler.target(namespace, own, endpoint)
+        if target is not None:
             self._coordinators.follow(namespace, own, target)
 
     def _has_work(self, namespace: str, pool: str) -> bool:
         """Whether a job of the namespace has not ended; it may be this pool's."""
-        for state in self._event_router.cache.states(InferenceJob.__name__, namespace):
-            job = state.value if isinstance(state, Own) else None
-            if isinstance(job, InferenceJob) and not (job.status and has_ended(job.status)):
-                return True
-        return False
+        jobs = self._event_router.cache.all_own(InferenceJob, namespace)
+        return any(not (job.status and has_ended(job.status)) for job in jobs)

@@ -251,9 +251,8 @@ class Snapshots:
         to them: a pool reconciles when their runs come and end, and a job that waits for another
         asks again.
         """
-        for state in self._cache.states(InferenceJob.__name__, namespace):
-            job = state.value if isinstance(state, Own) else None
-            if isinstance(job, InferenceJob) and (above is None or job.spec.priority > above):
+        for job in self._cache.all_own(InferenceJob, namespace):
+            if above is None or job.spec.priority > above:
                 placement = self._cache.own(Placement, namespace, placement_of(job))
                 if pool_of(job, placement) == pool:
                     yield job

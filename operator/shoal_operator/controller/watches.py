@@ -73,15 +73,22 @@ class Watches:
         self._listing = asyncio.Lock()
         self._login_at = -_LOGIN_SECONDS
         self.first_list = asyncio.Event()
-        self.missing_kinds = frozenset[str]()
+        self._missing_kinds = frozenset[str]()
+
+    def unseen(self) -> str | None:
+        """Why the cache does not have every object yet; None when it has."""
+        if self._missing_kinds:
+            missing = ", ".join(sorted(self._missing_kinds))
+            return f"the API server does not know {missing}: install the CRDs of Shoal"
+        return None if self.first_list.is_set() else "it has not seen all objects yet"
 
     async def wait_for_kinds(self) -> None:
         """Return when the API server knows our kinds; kopf would not ask a second time."""
         while True:
             missing = await self._find_missing()
-            if missing and missing != self.missing_kinds:
+            if missing and missing != self._missing_kinds:
                 logger.warning("waiting for the CRDs of %s", ", ".join(sorted(missing)))
-            self.missing_kinds = missing
+            self._missing_kinds = missing
             if not missing:
                 return
             await asyncio.sleep(_CRD_SECONDS)
@@ -97,16 +104,15 @@ class Watches:
         known = resources if isinstance(resources, list) else []
         return frozenset(SHOAL) - {each.get("kind") for each in known if isinstance(each, dict)}
 
-    async def run(self, ready: Callable[[], None], take_signals: Callable[[], None]) -> None:
-        """Watch; calls `ready` once the cache has every object, and `take_signals` when kopf has
-        installed its own handler of SIGTERM. Ends only by cancellation, or with the error of a
-        watch that cannot resume.
+    async def run(self, take_signals: Callable[[], None]) -> None:
+        """Watch; sets `first_list` once the cache has every object, and calls `take_signals` when
+        kopf has installed its own handler of SIGTERM. Ends only by cancellation, or with the error
+        of a watch that cannot resume.
         """
         for resource in WATCHED:
             for namespace in self._scopes(resource):
                 self._ages.expect(resource.kind, namespace)
         await self._initial_list()
-        ready()
         self.first_list.set()
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(

@@ -41,7 +41,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[tuple[Clock, Health]]:
         telemetry,
         clock=clock,
         limits=HealthLimits(),
-        missing_kinds=lambda: (),
+        unseen=lambda: None,
     )
     try:
         yield clock, health

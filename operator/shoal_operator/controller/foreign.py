@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from shoal_api.schema import GROUP
 from shoal_operator.reconcile.names import OWNER_UID, TEMPLATE
-from shoal_operator.reconcile.snapshot import Node, WorkerPhase
+from shoal_operator.reconcile.snapshot import Node, WorkerPhase, Workload
 from shoal_protocol.units import Bytes, parse_quantity
 
 APPLIED: Final = "shoal.dev/applied"
@@ -114,20 +114,14 @@ class JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadState:
-    """A Deployment or a DaemonSet; `selector` finds its pods. `updated`: the number of pods of the
-    newest template, 0 until its controller has observed that; `current`: all are. `template`: the
-    mark of what was applied. `message`: why its controller cannot create pods. `spec` is JSON:
-    it is rarely read, and parsed it takes six times the memory.
+    """A Deployment or a DaemonSet; `selector` finds its pods. `workload.message`: why its
+    controller cannot create pods. `spec` is JSON: it is rarely read, and parsed it takes six times
+    the memory.
     """
 
     identity: Identity
-    wanted: int
-    ready: int
-    current: bool
-    updated: int
+    workload: Workload
     selector: str
-    template: str = ""
-    message: str = ""
     spec: str = "{}"
 
 
@@ -200,15 +194,19 @@ def workload_state(document: Mapping[str, object]) -> WorkloadState:
         wanted = raw.table("spec").number("replicas")
         ready, updated = status.number("readyReplicas"), status.number("updatedReplicas")
     labels = raw.table("spec", "selector", "matchLabels").texts()
-    return WorkloadState(
-        identity=identity,
+    workload = Workload(
+        name=identity.name,
         wanted=wanted,
         ready=ready,
         current=seen and updated >= wanted,
         updated=updated if seen else 0,
         template=raw.table("metadata", "annotations").text(TEMPLATE),
-        selector=",".join(f"{name}={value}" for name, value in sorted(labels.items())),
         message=raw.condition("ReplicaFailure").text("message"),
+    )
+    return WorkloadState(
+        identity=identity,
+        workload=workload,
+        selector=",".join(f"{name}={value}" for name, value in sorted(labels.items())),
         spec=json.dumps(raw.table("spec").value, separators=(",", ":")),
     )
 

@@ -22,7 +22,6 @@ from shoal_operator.controller.api import Api, ApiError
 from shoal_operator.controller.cache import ObjectName
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children
-from shoal_operator.controller.clock import now_micro_text
 from shoal_operator.controller.controller import Controller
 from shoal_operator.controller.coordinators import Coordinators, Dialler
 from shoal_operator.controller.enrolling import Enrolling
@@ -99,7 +98,6 @@ class _Operator:
             identity=config.identity,
             times=config.lease,
             clock=clock,
-            now=now_micro_text,
         )
         self._health = Health(
             router,

@@ -9,10 +9,10 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal_operator.controller.api import Api, ApiError
+from shoal_operator.controller.api import Api, NotFound
 from shoal_operator.controller.foreign import JobState, Raw, WorkloadState
 from shoal_operator.controller.resources import POD
 from shoal_operator.controller.watches import OURS
@@ -37,9 +37,9 @@ _USUAL: Final = frozenset({"ContainerCreating", "PodInitializing"})
 class _WorkerEnd:
     """What was found out about a worker that has ended; it does not change any more."""
 
-    output: bytes | None
-    message: str
-    refused: bool
+    output: bytes | None = None
+    message: str = ""
+    refused: bool = False
 
     @property
     def size(self) -> int:
@@ -62,7 +62,7 @@ class Pods:
         which is two requests less for each that has ended well.
         """
         identity = job.identity
-        ended, message = _WorkerEnd(output=None, message="", refused=False), ""
+        ended, message = _WorkerEnd(), ""
         match job.phase:
             case WorkerPhase.SUCCEEDED if not answers:
                 pass
@@ -95,22 +95,24 @@ class Pods:
 
     async def workload(self, state: WorkloadState) -> Workload:
         """A Deployment or DaemonSet, with what the trouble is when it is not ready."""
-        pods = list[Raw]()
-        if _is_behind(state):
-            pods = await self._pods(state.identity.namespace, state.selector)
-        return _workload(state, pods)
+        if not state.workload.is_behind:
+            return state.workload
+        return _explained(
+            state.workload, await self._pods(state.identity.namespace, state.selector)
+        )
 
     async def agents(self, states: Sequence[WorkloadState]) -> tuple[Workload, ...]:
         """The DaemonSets of one pool. Their pods are listed once, however many of them there are:
         each node may have one.
         """
+        behind = next((state.identity for state in states if state.workload.is_behind), None)
         found: dict[str, list[Raw]] = {}
-        behind = next((state.identity for state in states if _is_behind(state)), None)
         if behind is not None:
-            for pod in await self._pods(behind.namespace, f"{OWNER_UID}={behind.owner_uid}"):
-                name = pod.table("metadata", "labels").text(AGENTS)
-                found.setdefault(name, []).append(pod)
-        return tuple(_workload(each, found.get(each.identity.name, ())) for each in states)
+            labels = f"{OWNER_UID}={behind.owner_uid}"
+            found = await self._pods_by(AGENTS, behind.namespace, labels)
+        return tuple(
+            _explained(each.workload, found.get(each.identity.name, ())) for each in states
+        )
 
     async def _unready(self, namespace: str) -> Mapping[str, Sequence[Raw]]:
         """The workers' pods of a namespace that neither run nor have ended well, by worker, newest
@@ -121,10 +123,7 @@ class Pods:
             now = asyncio.get_running_loop().time()
             if now - at < LISTED_SECONDS:
                 return known
-            found: dict[str, list[Raw]] = {}
-            for pod in await self._pods(namespace, f"{OURS},{_JOB}", _UNREADY):
-                name = pod.table("metadata", "labels").text(_JOB)
-                found.setdefault(name, []).append(pod)
+            found = await self._pods_by(_JOB, namespace, f"{OURS},{_JOB}", _UNREADY)
             self._waiting[namespace] = (now, found)
             return found
 
@@ -132,6 +131,15 @@ class Pods:
         """The pods with these labels, newest first."""
         listed = self._api.list(POD, namespace, labels=labels, fields=fields)
         return sorted([Raw(each) async for each in listed], key=_made_at, reverse=True)
+
+    async def _pods_by(
+        self, label: str, namespace: str, labels: str, fields: str = ""
+    ) -> dict[str, list[Raw]]:
+        """Such pods by their value of one label."""
+        found: dict[str, list[Raw]] = {}
+        for pod in await self._pods(namespace, labels, fields):
+            found.setdefault(pod.table("metadata", "labels").text(label), []).append(pod)
+        return found
 
     async def _read_end(self, job: JobState) -> _WorkerEnd:
         identity = job.identity
@@ -149,54 +157,43 @@ class Pods:
 
     async def _read_answer(self, namespace: str, pods: Sequence[Raw]) -> _WorkerEnd:
         if not pods:
-            return _WorkerEnd(output=None, message="its pod is gone", refused=False)
+            return _WorkerEnd(message="its pod is gone")
         name = pods[0].table("metadata").text("name")
         try:
             log = await self._api.log(namespace, name, limit_bytes=MAX_LOG_BYTES)
-        except ApiError as error:
-            if error.status == 404:
-                return _WorkerEnd(output=None, message="its log is gone", refused=False)
-            raise
-        return _WorkerEnd(output=_answer(log), message="", refused=False)
+        except NotFound:
+            return _WorkerEnd(message="its log is gone")
+        return _WorkerEnd(output=_answer(log))
 
 
-def _is_behind(state: WorkloadState) -> bool:
-    return state.ready < state.wanted or not state.current
-
-
-def _workload(state: WorkloadState, pods: Sequence[Raw]) -> Workload:
-    return Workload(
-        name=state.identity.name,
-        wanted=state.wanted,
-        ready=state.ready,
-        current=state.current,
-        updated=state.updated,
-        template=state.template,
-        message=state.message or (trouble(pods) if _is_behind(state) else ""),
-    )
+def _explained(workload: Workload, pods: Sequence[Raw]) -> Workload:
+    """A workload that is behind, with what its pods say of that."""
+    if not workload.is_behind or workload.message:
+        return workload
+    return replace(workload, message=trouble(pods))
 
 
 def trouble(pods: Sequence[Raw]) -> str:
     """Why pods, newest first, do not get ready; empty where nothing is known to be wrong."""
     for pod in pods:
-        name = pod.table("metadata").text("name")
-        for container in _containers(pod):
-            state, before = container.table("state"), container.table("lastState", "terminated")
-            waiting, ended = state.table("waiting"), state.table("terminated")
-            for died in (before, ended):
-                if died.text("reason") not in ("", "Completed"):
-                    return (
-                        f"pod {name}: {_end_text(died)}, {container.number('restartCount')} times"
-                    )
-            if waiting.text("reason") not in ("", *_USUAL):
-                return f"pod {name}: {waiting.text('reason')}: {waiting.text('message')}"
-        scheduled = pod.condition("PodScheduled")
-        if scheduled.text("status") == "False":
-            return f"pod {name}: {scheduled.text('reason')}: {scheduled.text('message')}"
-        if pod.table("status").text("phase") == "Failed":
-            status = pod.table("status")
-            return f"pod {name}: {status.text('reason')}: {status.text('message')}"
+        why = _trouble(pod)
+        if why:
+            return f"pod {pod.table('metadata').text('name')}: {why}"
     return ""
+
+
+def _trouble(pod: Raw) -> str:
+    for container in _containers(pod):
+        state = container.table("state")
+        for ended in (container.table("lastState", "terminated"), state.table("terminated")):
+            if ended.text("reason") not in ("", "Completed"):
+                return f"{_end_text(ended)}, {container.number('restartCount')} times"
+        if state.table("waiting").text("reason") not in ("", *_USUAL):
+            return _reason_text(state.table("waiting"))
+    scheduled, status = pod.condition("PodScheduled"), pod.table("status")
+    if scheduled.text("status") == "False":
+        return _reason_text(scheduled)
+    return _reason_text(status) if status.text("phase") == "Failed" else ""
 
 
 def _read_failure(job: JobState, pods: Sequence[Raw]) -> _WorkerEnd:
@@ -209,12 +206,14 @@ def _read_failure(job: JobState, pods: Sequence[Raw]) -> _WorkerEnd:
             refused = ended.number("exitCode") == REFUSED_STATUS
             said = ended.text("message").strip()
             message = said if said and refused else _end_text(ended)
-            return _WorkerEnd(output=None, message=message, refused=refused)
-        status = pod.table("status")
-        if status.text("reason"):
-            message = f"{status.text('reason')}: {status.text('message')}"
-            return _WorkerEnd(output=None, message=message, refused=False)
-    return _WorkerEnd(output=None, message=job.message, refused=False)
+            return _WorkerEnd(message=message, refused=refused)
+        if pod.table("status").text("reason"):
+            return _WorkerEnd(message=_reason_text(pod.table("status")))
+    return _WorkerEnd(message=job.message)
+
+
+def _reason_text(table: Raw) -> str:
+    return f"{table.text('reason')}: {table.text('message')}"
 
 
 def _end_text(ended: Raw) -> str:

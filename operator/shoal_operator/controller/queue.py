@@ -10,19 +10,12 @@ times to look again the earliest counts.
 
 import asyncio
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
 FIRST_BACKOFF_SECONDS: Final = 0.5
 LAST_BACKOFF_SECONDS: Final = 120.0
-
-
-@dataclass(slots=True)
-class _Timer:
-    due: float
-    handle: asyncio.TimerHandle
 
 
 class WorkQueue(Generic[K]):
@@ -33,7 +26,7 @@ class WorkQueue(Generic[K]):
         self._chance = chance
         self._ready: asyncio.Queue[K] = asyncio.Queue()
         self._queued: dict[K, float] = {}
-        self._waiting: dict[K, _Timer] = {}
+        self._waiting: dict[K, asyncio.TimerHandle] = {}
         self._taken: dict[K, float] = {}
         self._again: set[K] = set()
         self._failures: dict[K, int] = {}
@@ -48,12 +41,10 @@ class WorkQueue(Generic[K]):
             return
         due = self._loop.time() + delay_seconds
         timer = self._waiting.get(key)
-        if timer is not None:
-            if timer.due <= due:
-                return
-            timer.handle.cancel()
-        handle = self._loop.call_at(due, self._make_ready, key)
-        self._waiting[key] = _Timer(due, handle)
+        if timer is not None and timer.when() <= due:
+            return
+        self._stop_timer(key)
+        self._waiting[key] = self._loop.call_at(due, self._make_ready, key)
 
     async def take(self) -> K:
         """The next key; `done` must follow."""
@@ -88,18 +79,15 @@ class WorkQueue(Generic[K]):
 
     def drop(self, key: K) -> None:
         """The object is gone: nothing is left to look at, unless a worker is at it."""
-        timer = self._waiting.pop(key, None)
-        if timer is not None:
-            timer.handle.cancel()
+        self._stop_timer(key)
         self._queued.pop(key, None)
         self._failures.pop(key, None)
         self._again.discard(key)
 
     def close(self) -> None:
         """Cancel all timers."""
-        for timer in self._waiting.values():
-            timer.handle.cancel()
-        self._waiting.clear()
+        for key in tuple(self._waiting):
+            self._stop_timer(key)
 
     @property
     def depth(self) -> int:
@@ -123,10 +111,13 @@ class WorkQueue(Generic[K]):
             return 0.0
         return self._loop.time() - max(oldest, self.moved_at)
 
-    def _make_ready(self, key: K) -> None:
+    def _stop_timer(self, key: K) -> None:
         timer = self._waiting.pop(key, None)
         if timer is not None:
-            timer.handle.cancel()
+            timer.cancel()
+
+    def _make_ready(self, key: K) -> None:
+        self._stop_timer(key)
         if key in self._taken:
             self._again.add(key)
         elif key not in self._queued:

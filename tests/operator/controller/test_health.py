@@ -32,9 +32,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[tuple[Clock, Health]]:
     (tmp_path / "token").write_text("t")
     login = await log_in(kubeconfig(tmp_path, server="https://127.0.0.1:1", tokenFile="token"))
     api = Api(login, telemetry, namespace="shoal-system")
-    lease = Lease(
-        api, name="l", identity="me", times=LeaseTimes(), clock=clock, now=lambda: "12:00"
-    )
+    lease = Lease(api, name="l", identity="me", times=LeaseTimes(), clock=clock)
     health = Health(
         EventRouter(),
         lease,

@@ -14,7 +14,6 @@ from shoal_operator.controller.health import HealthLimits
 from shoal_operator.controller.login import LoginRefused
 from shoal_operator.controller.operator import OperatorConfig, run_operator
 from shoal_operator.controller.settings import SettingsRefused, read_settings
-from shoal_operator.controller.watches import WatchTimes
 from shoal_protocol.arguments import (
     Parser,
     add_log_level,
@@ -47,13 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = OperatorConfig(
             settings=read_settings(values.settings),
             identity=values.identity or f"{socket.gethostname()}-{os.getpid()}",
-            kubeconfig=values.kubeconfig or _named_in_environment(),
+            kubeconfig=values.kubeconfig,
             namespaces=tuple(values.namespace or ()),
             metrics=values.metrics_address,
             enrolment=values.enrolment_address,
             coordinators=coordinators,
             resync_seconds=values.resync_seconds,
-            watch=WatchTimes.every(values.watch_seconds),
+            watch_seconds=values.watch_seconds,
             limits=HealthLimits(watch_age=values.watch_seconds * 2.5),
         )
         return run_operator(config)
@@ -78,6 +77,7 @@ def operator_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--kubeconfig",
         type=Path,
+        default=os.environ.get("KUBECONFIG") or None,
         metavar="FILE",
         help="whose rights it has outside of a cluster (default: $KUBECONFIG, else the pod's "
         "service account)",
@@ -130,12 +130,6 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
         "times this, /readyz fails (default: %(default)s)",
     )
     add_log_level(group, default="info")
-
-
-def _named_in_environment() -> Path | None:
-    """What $KUBECONFIG names; a pod has none."""
-    named = os.environ.get("KUBECONFIG", "")
-    return Path(named) if named else None
 
 
 def _targets(parser: argparse.ArgumentParser, texts: list[str] | None) -> dict[str, str]:

@@ -114,7 +114,7 @@ class Actions:
         status = refused_status(
             own.identity.kind, own.status, message, own.identity.generation, now_text()
         )
-        if status is None:
+        if status is None or status == own.status:
             return
         await self._apply_status(own.identity, status)
         note = Note(reason="Invalid", message=message, warning=True)

@@ -136,12 +136,19 @@ class Cache:
             if state.identity.uid in before - listed:
                 self.remove(state.identity)
 
-    def knows(self, identity: Identity) -> bool:
-        """Whether this version of the object, or a newer one, is stored."""
+    def put_document(self, document: Mapping[str, object]) -> Identity:
+        """Store an object as the API server has sent it; its identity. It is parsed only if this
+        version is not stored yet.
+        """
+        identity = identity_of(document)
         known = self.state(identity.kind, identity.namespace, identity.name)
-        if known is None or known.identity.uid != identity.uid:
-            return False
-        return known.identity.version >= identity.version
+        if (
+            known is None
+            or known.identity.uid != identity.uid
+            or known.identity.version < identity.version
+        ):
+            self.put(reduce(document))
+        return identity
 
     def state(self, kind: str, namespace: str, name: str) -> State | None:
         """An object, without subscribing."""

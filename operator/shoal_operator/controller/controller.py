@@ -37,7 +37,6 @@ class Controller:
         self._snapshots = snapshots
         self._actions = actions
         self._metrics = metrics
-        self._refused: dict[ObjectName, str] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -88,10 +87,9 @@ class Controller:
         if not isinstance(own, Own):
             self._event_router.forget(name)
             self._actions.forget(name)
-            self._refused.pop(name, None)
             return
         if own.value is None:
-            await self._refuse(name, own)
+            await self._actions.refuse(own)
             return
         leaving = own.value.metadata.deletion_timestamp is not None
         if leaving and not isinstance(own.value, InferenceJob):
@@ -107,12 +105,6 @@ class Controller:
                 self._event_router.queue.add(name, max(seconds, 0.01))
         if changed:
             self._event_router.queue.add(name)
-
-    async def _refuse(self, name: ObjectName, own: Own) -> None:
-        said = "\n".join((own.identity.uid, *map(str, own.errors)))
-        if self._refused.get(name) != said:
-            await self._actions.refuse(own)
-            self._refused[name] = said
 
 
 def _text(name: ObjectName) -> str:

@@ -11,7 +11,7 @@ the end of a run are reported at once.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -70,39 +70,28 @@ class CoordinatorFailed(Exception):
         super().__init__(f"{method} at the coordinator of {pool}: {reason}")
 
 
-class Dialler:
-    """Channels with mutual TLS as `shoal-operator`, whose certificate is made in memory.
-
-    `overrides` are targets of pools (NAMESPACE/POOL) that are reached in another way than by
-    their Service; a Unix socket needs no certificate.
+async def dial(
+    certificates: Certificates, namespace: str, pool: str, target: str
+) -> grpc.aio.Channel:
+    """A channel with mutual TLS as `shoal-operator`, whose certificate is made in memory; a Unix
+    socket needs none. Raises `DialRefused`, or `ApiError`.
     """
-
-    def __init__(self, certificates: Certificates, overrides: Mapping[str, str]) -> None:
-        self._certificates = certificates
-        self._overrides = overrides
-
-    def target(self, namespace: str, pool: str, endpoint: str | None) -> str | None:
-        """Where to dial for a pool whose status names this endpoint."""
-        return self._overrides.get(f"{namespace}/{pool}", endpoint)
-
-    async def dial(self, namespace: str, pool: str, target: str) -> grpc.aio.Channel:
-        """A channel to a pool's coordinator. Raises `DialRefused`, or `ApiError`."""
-        if target.startswith("unix:"):
-            return open_channel(target)
-        secret = authority_secret(pool)
-        authority = await self._certificates.authority(namespace, secret)
-        if authority is None:
-            raise DialRefused(f"Secret {secret} holds no authority yet")
-        try:
-            issued = authority.issue(OPERATOR, now())
-        except CertificateRefused as error:
-            raise DialRefused(f"Secret {secret}: {error}") from error
-        credentials = grpc.ssl_channel_credentials(
-            authority.certificate, issued.key, issued.certificate
-        )
-        # The Service may be reached by an address that is not in the coordinator's certificate.
-        host = coordinator_host(pool, namespace)
-        return open_secured_channel(target, credentials, server_name=host)
+    if target.startswith("unix:"):
+        return open_channel(target)
+    secret = authority_secret(pool)
+    authority = await certificates.authority(namespace, secret)
+    if authority is None:
+        raise DialRefused(f"Secret {secret} holds no authority yet")
+    try:
+        issued = authority.issue(OPERATOR, now())
+    except CertificateRefused as error:
+        raise DialRefused(f"Secret {secret}: {error}") from error
+    credentials = grpc.ssl_channel_credentials(
+        authority.certificate, issued.key, issued.certificate
+    )
+    # The Service may be reached by an address that is not in the coordinator's certificate.
+    host = coordinator_host(pool, namespace)
+    return open_secured_channel(target, credentials, server_name=host)
 
 
 class _Coordinator:

@@ -13,6 +13,7 @@ import logging
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,7 @@ from shoal_operator.controller.cache import ObjectName
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children
 from shoal_operator.controller.controller import Controller
-from shoal_operator.controller.coordinators import Coordinators, Dialler
+from shoal_operator.controller.coordinators import Coordinators, dial
 from shoal_operator.controller.enrolling import Enrolling
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.health import Health, HealthLimits
@@ -31,7 +32,7 @@ from shoal_operator.controller.lease import Lease, LeaseTimes
 from shoal_operator.controller.login import log_in
 from shoal_operator.controller.snapshots import Snapshots
 from shoal_operator.controller.traces import Telemetry
-from shoal_operator.controller.watches import Watches, WatchTimes
+from shoal_operator.controller.watches import Watches
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.exposition import ExpositionServer
@@ -59,7 +60,7 @@ class OperatorConfig:
     enrolment: tuple[str, int] = ("0.0.0.0", 8443)  # noqa: S104 - what agents ask
     coordinators: Mapping[str, str] = field(default_factory=dict)
     resync_seconds: float = 600.0
-    watch: WatchTimes = field(default_factory=lambda: WatchTimes.every(45))
+    watch_seconds: int = 45
     lease: LeaseTimes = field(default_factory=LeaseTimes)
     limits: HealthLimits = field(default_factory=HealthLimits)
 
@@ -91,7 +92,9 @@ class _Operator:
         self._stopping = asyncio.Event()
         self._workers: asyncio.Task[None] | None = None
         self._event_router = router = EventRouter(self._object_changed)
-        self._watches = Watches(api, router.cache, telemetry, config.namespaces, times=config.watch)
+        self._watches = Watches(
+            api, router.cache, telemetry, config.namespaces, watch_seconds=config.watch_seconds
+        )
         self._lease = lease = Lease(
             api,
             name=LEASE_NAME,
@@ -113,9 +116,8 @@ class _Operator:
         )
         enrolment_host = settings.enrolment.rpartition(":")[0]
         self._enrolling = Enrolling(api, self._certificates, config.enrolment, enrolment_host)
-        self._dialler = Dialler(self._certificates, config.coordinators)
         self._coordinators = Coordinators(
-            self._dialler.dial,
+            partial(dial, self._certificates),
             self._metrics,
             has_work=self._has_work,
             changed=router.topics_changed,
@@ -253,7 +255,7 @@ class _Operator:
             return
         pool = self._event_router.cache.own(DevicePool, namespace, own)
         endpoint = pool.status.coordinator_endpoint if pool and pool.status else None
-        target = self._dialler.target(namespace, own, endpoint)
+        target = self._config.coordinators.get(f"{namespace}/{own}", endpoint)
         if target is not None:
             self._coordinators.follow(namespace, own, target)
 

@@ -45,41 +45,22 @@ class WatchAges:
         return ages
 
 
-class Relists:
-    """The kinds that kopf has listed again in a namespace after its first list there."""
-
-    def __init__(self) -> None:
-        self._listed: set[tuple[Resource, str]] = set()
-        self._relisted: set[Resource] = set()
-        self._any = asyncio.Event()
-
-    def listed(self, resource: Resource, namespace: str, *, first_page: bool) -> None:
-        """kopf has listed a kind in a namespace ("" for all)."""
-        if (resource, namespace) not in self._listed:
-            self._listed.add((resource, namespace))
-        elif first_page:
-            self.add(resource)
-
-    def add(self, resource: Resource) -> None:
-        """The cache has to list this kind as well."""
-        self._relisted.add(resource)
-        self._any.set()
-
-    async def take(self) -> frozenset[Resource]:
-        """The kinds listed again since the last call; waits for one."""
-        await self._any.wait()
-        self._any.clear()
-        relisted, self._relisted = frozenset(self._relisted), set()
-        return relisted
-
-
 class Telemetry:
-    """What is measured about requests and watches. `clock` counts seconds and never goes back."""
+    """What is measured about requests and watches. `clock` counts seconds and never goes back.
+    `relists`: each kind that kopf has listed again.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.metrics = OperatorMetrics()
         self.watch_ages = WatchAges(clock)
-        self.relists = Relists()
+        self.relists: asyncio.Queue[Resource] = asyncio.Queue()
+        self._listed: set[tuple[Resource, str]] = set()
+
+    def listed(self, resource: Resource, namespace: str) -> None:
+        """kopf begins to list a kind in a namespace ("" for all)."""
+        if (resource, namespace) in self._listed:
+            self.relists.put_nowait(resource)
+        self._listed.add((resource, namespace))
 
 
 def make_trace(telemetry: Telemetry, *, of_kopf: bool) -> aiohttp.TraceConfig:
@@ -97,9 +78,8 @@ def make_trace(telemetry: Telemetry, *, of_kopf: bool) -> aiohttp.TraceConfig:
             return
         if verb == "watch":
             telemetry.watch_ages.renew(resource.kind, namespace)
-        elif verb == "list":
-            first_page = "continue" not in request.url.query
-            telemetry.relists.listed(resource, namespace, first_page=first_page)
+        elif verb == "list" and "continue" not in request.url.query:
+            telemetry.listed(resource, namespace)
 
     async def failed(
         session: aiohttp.ClientSession,

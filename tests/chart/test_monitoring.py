@@ -15,7 +15,7 @@ from rendered_chart import CHART, PROMETHEUS, render
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.metrics import AgentCollector, Gauges
 from shoal_coordinator.server.metrics import CoordinatorMetrics
-from shoal_operator.controller.metrics import OperatorMetrics
+from shoal_operator.controller.telemetry import OperatorMetrics
 
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
 boards = pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)

@@ -5,7 +5,7 @@ import pytest
 
 from coordinator.world import World
 from shoal_operator.controller.coordinators import Coordinators
-from shoal_operator.controller.metrics import OperatorMetrics
+from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.reconcile.decision import SubmitJob, Terms
 from shoal_protocol.channels import open_channel
 from shoal_protocol.partition import document_to_json

@@ -14,7 +14,7 @@ import aiohttp
 from shoal_operator.controller.foreign import Raw
 from shoal_operator.controller.login import Login
 from shoal_operator.controller.resources import Resource, resource_for, resource_of
-from shoal_operator.controller.traces import Telemetry, make_trace
+from shoal_operator.controller.telemetry import Telemetry, make_trace
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import MANAGER
 

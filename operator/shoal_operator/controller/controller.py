@@ -12,8 +12,8 @@ from shoal_operator.controller.cache import ObjectName, Own
 from shoal_operator.controller.children import NameTaken
 from shoal_operator.controller.coordinators import CoordinatorFailed
 from shoal_operator.controller.event_router import EventRouter
-from shoal_operator.controller.metrics import OperatorMetrics
 from shoal_operator.controller.snapshots import Snapshots
+from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.reconcile.deciding import decide
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from shoal_operator.controller.api import ApiError
 from shoal_operator.controller.cache import Topic
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.clock import now
-from shoal_operator.controller.metrics import OperatorMetrics
+from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.controller.views import (
     View,
     device_of,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.lease import Lease
 from shoal_operator.controller.resources import WATCHED
-from shoal_operator.controller.traces import Telemetry
+from shoal_operator.controller.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

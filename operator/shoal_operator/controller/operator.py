@@ -31,7 +31,7 @@ from shoal_operator.controller.health import Health, HealthLimits
 from shoal_operator.controller.lease import Lease, LeaseTimes
 from shoal_operator.controller.login import log_in
 from shoal_operator.controller.snapshots import Snapshots
-from shoal_operator.controller.traces import Telemetry
+from shoal_operator.controller.telemetry import Telemetry
 from shoal_operator.controller.watches import Watches
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.settings import OperatorSettings

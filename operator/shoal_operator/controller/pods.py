@@ -1,7 +1,7 @@
-"""What only pods say: a worker's answer, why it failed, why a workload is not ready.
+"""What only pods and claims say: a worker's answer, why it failed, why something is not ready.
 
-Pods are not watched, they are read when a decision needs it. A pod that waits causes no
-event, so an object with such a pod is requeued after `REQUEUE_SECONDS`.
+They are not watched, but read when a decision needs it. One that waits causes no event, so an
+object with such a pod or claim is requeued after `REQUEUE_SECONDS`.
 """
 
 import asyncio
@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal_operator.controller.api import Api, NotFound
-from shoal_operator.controller.foreign import JobState, Raw, WorkloadState
-from shoal_operator.controller.resources import POD
+from shoal_operator.controller.api import Api, NotFound, Rejected
+from shoal_operator.controller.foreign import JobState, Raw, WorkloadState, identity_of
+from shoal_operator.controller.resources import CLAIM, EVENT, POD
 from shoal_operator.controller.watches import OURS
 from shoal_operator.reconcile.names import AGENTS, OWNER_UID
-from shoal_operator.reconcile.snapshot import Worker, WorkerPhase, Workload
+from shoal_operator.reconcile.snapshot import Claim, Worker, WorkerPhase, Workload
 from shoal_operator.reconcile.workers import REFUSED_STATUS
+from shoal_protocol.units import Bytes, parse_quantity
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ LISTED_SECONDS: Final = 3.0
 MAX_LOG_BYTES: Final = 16 << 20
 MAX_KEPT_BYTES: Final = 8 << 20
 MAX_SEEN: Final = 16_384
+_BOUND: Final = "Bound"
 _JOB: Final = "batch.kubernetes.io/job-name"
 _UNREADY: Final = "status.phase!=Running,status.phase!=Succeeded"
 _USUAL: Final = frozenset({"ContainerCreating", "PodInitializing"})
@@ -164,6 +166,52 @@ class Pods:
         except NotFound:
             return _WorkerEnd(message="its log is gone")
         return _WorkerEnd(output=_answer(log))
+
+
+class Claims:
+    """Reads claims. One that is bound is read once for the pool that has it: a pool that is made
+    again has another."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._bound: dict[tuple[str, str], tuple[str, Claim]] = {}
+
+    async def claim(self, namespace: str, name: str, pool: str) -> Claim | None:
+        """The claim of the pool with this uid; None if it is not there, or about to go."""
+        uid, known = self._bound.get((namespace, name), ("", None))
+        if known is not None and uid == pool:
+            return known
+        document = await self._api.get(CLAIM, namespace, name)
+        if document is None or identity_of(document).leaving:
+            self._bound.pop((namespace, name), None)
+            return None
+        raw = Raw(document)
+        status, spec = raw.table("status"), raw.table("spec")
+        bound = status.text("phase") == _BOUND
+        # A volume may be larger than what was asked for; nobody has asked for that much.
+        size = spec.table("resources", "requests").text("storage")
+        claim = Claim(
+            name=name,
+            bound=bound,
+            size=Bytes(int(parse_quantity(size)) if size else 0),
+            storage_class=spec.text("storageClassName") or None,
+            message="" if bound else await self._trouble(namespace, identity_of(document).uid),
+        )
+        if bound:
+            self._bound[namespace, name] = (pool, claim)
+        return claim
+
+    async def _trouble(self, namespace: str, uid: str) -> str:
+        """What was last said of a claim that is not bound."""
+        fields = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.uid={uid}"
+        try:
+            events = [Raw(each) async for each in self._api.list(EVENT, namespace, fields=fields)]
+        except Rejected:
+            return ""  # A role that does not allow it takes nothing but the reason.
+        if not events:
+            return ""
+        last = max(events, key=lambda event: event.text("lastTimestamp"))
+        return f"{last.text('reason')}: {last.text('message')}"
 
 
 def _explained(workload: Workload, pods: Sequence[Raw]) -> Workload:

@@ -22,12 +22,11 @@ from shoal_operator.controller.cache import (
     referring,
 )
 from shoal_operator.controller.certificates import Certificates
-from shoal_operator.controller.claims import Claims
 from shoal_operator.controller.clock import now_text
 from shoal_operator.controller.coordinators import Coordinators
 from shoal_operator.controller.documents import Documents
 from shoal_operator.controller.foreign import JobState, NodeState, WorkloadState
-from shoal_operator.controller.pods import REQUEUE_SECONDS, Pods
+from shoal_operator.controller.pods import REQUEUE_SECONDS, Claims, Pods
 from shoal_operator.controller.resources import CONFIG_MAP, DAEMON_SET, DEPLOYMENT, JOB, NODE
 from shoal_operator.reconcile.certificates import secrets_needed
 from shoal_operator.reconcile.job_status import has_ended

@@ -20,7 +20,7 @@ from shoal_operator.controller.api import PAGE, Api, ApiError
 from shoal_operator.controller.cache import Cache
 from shoal_operator.controller.foreign import identity_of
 from shoal_operator.controller.resources import CHILDREN, SHOAL, WATCHED, Resource
-from shoal_operator.controller.traces import Telemetry
+from shoal_operator.controller.telemetry import Telemetry
 from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
 
 logger = logging.getLogger(__name__)

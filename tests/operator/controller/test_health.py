@@ -11,7 +11,7 @@ from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.health import Health, HealthLimits
 from shoal_operator.controller.lease import Lease, LeaseTimes
 from shoal_operator.controller.login import log_in
-from shoal_operator.controller.traces import Telemetry
+from shoal_operator.controller.telemetry import Telemetry
 
 
 class Clock:

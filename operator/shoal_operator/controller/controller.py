@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from time import perf_counter
 from typing import Final
 
 from shoal_api.kinds import InferenceJob
@@ -45,21 +44,17 @@ class Controller:
                 group.create_task(self._work(), name=f"worker {number}")
 
     async def _work(self) -> None:
-        queue = self._event_router.queue
+        queue, metrics = self._event_router.queue, self._metrics
         while True:
             name = await queue.take()
-            started, failed = perf_counter(), True
-            self._metrics.workers.inc()
+            seconds = metrics.reconcile_seconds.labels(kind=name[0])
             try:
-                failed = await self._visit(name)
+                with metrics.workers.track_inprogress(), seconds.time():
+                    failed = await self._visit(name)
             finally:
-                self._metrics.workers.dec()
-                self._metrics.reconcile_seconds.labels(kind=name[0]).observe(
-                    perf_counter() - started
-                )
                 queue.done(name)
             if failed:
-                self._metrics.reconcile_failures.labels(kind=name[0]).inc()
+                metrics.reconcile_failures.labels(kind=name[0]).inc()
                 queue.failed(name)
             else:
                 queue.succeeded(name)

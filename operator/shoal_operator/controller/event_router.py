@@ -30,11 +30,12 @@ class EventRouter:
         self.cache = Cache(self._object_changed)
         self._changed = changed
 
-    def topics_changed(self, topics: Iterable[Topic]) -> None:
-        """Look again at whatever was made of these."""
+    def topics_changed(self, topics: Iterable[Topic], *, but: ObjectName | None = None) -> None:
+        """Enqueue whatever was made of these, but this one."""
         for topic in topics:
             for reader in self._dependents.readers(topic):
-                self._look_again(reader)
+                if reader != but:
+                    self.queue.add(reader, GATHERED_SECONDS.get(reader[0], 0.0))
 
     def add_all(self) -> None:
         """Look at every object once more."""
@@ -56,13 +57,7 @@ class EventRouter:
         self.queue.drop(name)
 
     def _object_changed(self, name: ObjectName, topics: tuple[Topic, ...], by_us: bool) -> None:
-        for topic in topics:
-            for reader in self._dependents.readers(topic):
-                if not (by_us and reader == name):
-                    self._look_again(reader)
+        self.topics_changed(topics, but=name if by_us else None)
         if name[0] in DECIDED and not by_us:
             self.queue.add(name)
         self._changed(name)
-
-    def _look_again(self, reader: ObjectName) -> None:
-        self.queue.add(reader, GATHERED_SECONDS.get(reader[0], 0.0))

@@ -40,8 +40,6 @@ from shoal_protocol.exposition import ExpositionServer
 logger = logging.getLogger(__name__)
 
 LEASE_NAME: Final = "shoal-operator"
-AUTHORITY_SECRET: Final = "shoal-ca"  # noqa: S105 - a name
-AUTHORITY_SECONDS: Final = 5.0
 FIRST_ANSWERS_SECONDS: Final = 5.0
 """How long a new leader waits for coordinators before it tells what it knows of them."""
 
@@ -87,7 +85,6 @@ class _Operator:
         settings, clock = config.settings, asyncio.get_running_loop().time
         self._config = config
         self._metrics = telemetry.metrics
-        self._authority = ""
         self._leading = asyncio.Event()
         self._stopping = asyncio.Event()
         self._workers: asyncio.Task[None] | None = None
@@ -114,8 +111,13 @@ class _Operator:
         self._certificates = Certificates(
             api, self._children, clock, cert_manager=settings.cert_manager
         )
-        enrolment_host = settings.enrolment.rpartition(":")[0]
-        self._enrolling = Enrolling(api, self._certificates, config.enrolment, enrolment_host)
+        self._enrolling = enrolling = Enrolling(
+            api,
+            self._certificates,
+            config.enrolment,
+            host=settings.enrolment.rpartition(":")[0],
+            changed=router.add_all,
+        )
         self._coordinators = Coordinators(
             partial(dial, self._certificates),
             self._metrics,
@@ -128,7 +130,7 @@ class _Operator:
             self._certificates,
             self._coordinators,
             settings,
-            enrolment_authority=lambda: self._authority,
+            enrolment_authority=lambda: enrolling.trusted,
         )
         actions = Actions(
             api,
@@ -161,19 +163,16 @@ class _Operator:
             for name, work in (
                 ("lease", self._lease.run(self._leading.set, self._lost)),
                 ("heartbeat", self._health.heartbeat()),
-                ("authority", self._keep_authority()),
+                ("authority", self._enrolling.keep_authority()),
                 ("enrolment", self._enrolling.serve()),
                 ("lead", self._lead()),
                 ("stop", self._wait_for_stop()),
             )
         ]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        status = 0
-        for task in done:
-            error = None if task.cancelled() else task.exception()
-            if error is not None:
-                logger.error("%s has failed", task.get_name(), exc_info=error)
-                status = 1
+        failed = [task for task in done if not task.cancelled() and task.exception()]
+        for task in failed:
+            logger.error("%s has failed", task.get_name(), exc_info=task.exception())
         await self._lost()
         await self._coordinators.close()
         for task in tasks:
@@ -181,7 +180,7 @@ class _Operator:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._lease.release()
         self._event_router.queue.close()
-        return status
+        return int(bool(failed))
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -230,20 +229,6 @@ class _Operator:
                 logger.warning("no resync: %s", error)
             self._children.expire()
             self._event_router.add_all()
-
-    async def _keep_authority(self) -> None:
-        """Have the operator's own authority, and let pools know what agents are to trust."""
-        while True:
-            try:
-                authority = await self._certificates.own_authority(AUTHORITY_SECRET)
-            except ApiError as error:
-                logger.warning("%s", error)
-                authority = None
-            if authority is not None and authority.certificate.decode() != self._authority:
-                self._authority = authority.certificate.decode()
-                self._enrolling.know(authority)
-                self._event_router.add_all()
-            await asyncio.sleep(AUTHORITY_SECONDS if authority is None else 60.0)
 
     def _object_changed(self, name: ObjectName) -> None:
         """Follow the coordinators of pools."""

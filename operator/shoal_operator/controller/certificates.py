@@ -185,6 +185,6 @@ def _pair(document: Json) -> Pair | None:
         key=key,
         authority=authority or certificate,
         signed_for=raw.table("metadata", "annotations").text(SIGNED_FOR),
-        owner=next((each.uid for each in identity_of(document).owners if each.is_shoals), ""),
+        owner=identity_of(document).shoal_owner,
         asked_as=raw.table("metadata", "annotations").text(_CERT_MANAGERS),
     )

@@ -105,7 +105,7 @@ class Children:
         identity = await self._look_up(key)
         self._applied.pop(key, None)
         self._removed[key] = self._clock()
-        if identity is None or not _is_ours(identity):
+        if identity is None or not identity.shoal_owner:
             return False
         return await self._api.delete(key, uid=identity.uid)
 
@@ -140,7 +140,7 @@ class Children:
         identity = await self._look_up(key)
         if identity is None:
             return False
-        if not _is_ours(identity):
+        if not identity.shoal_owner:
             raise NameTaken(key)
         if key.kind == JOB.kind:
             return True
@@ -212,7 +212,3 @@ def includes(there: object, wanted: object) -> bool:
 
 def _is_watched(key: ObjectKey) -> bool:
     return (key.api_version, key.kind) in _WATCHED
-
-
-def _is_ours(identity: Identity) -> bool:
-    return any(owner.is_shoals for owner in identity.owners)

@@ -69,25 +69,10 @@ class Raw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """Whose child something is."""
-
-    api_version: str
-    kind: str
-    name: str
-    uid: str
-    controller: bool
-
-    @property
-    def is_shoals(self) -> bool:
-        """Whether it is an object of ours."""
-        return self.api_version.partition("/")[0] == GROUP
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """Which object, and which version of it. `applied`: the digest of what we last applied to it;
-    `owner_uid`: whose child it is, by its label. `leaving`: it is being deleted.
+    `owner_uid`: whose child it is, by its label; `shoal_owner`: the uid of the first of its owners
+    that is an object of ours. `leaving`: it is being deleted.
     """
 
     kind: str
@@ -98,7 +83,7 @@ class Identity:
     generation: int = 0
     applied: str = ""
     owner_uid: str = ""
-    owners: tuple[Owner, ...] = ()
+    shoal_owner: str = ""
     leaving: bool = False
 
 
@@ -147,18 +132,16 @@ def identity_of(document: Mapping[str, object]) -> Identity:
         generation=metadata.number("generation"),
         applied=metadata.table("annotations").text(APPLIED),
         owner_uid=intern(metadata.table("labels").text(OWNER_UID)),
-        owners=tuple(
-            Owner(
-                api_version=intern(owner.text("apiVersion")),
-                kind=intern(owner.text("kind")),
-                name=intern(owner.text("name")),
-                uid=intern(owner.text("uid")),
-                controller=owner.flag("controller"),
-            )
-            for owner in metadata.items("ownerReferences")
-        ),
+        shoal_owner=_shoal_owner(metadata),
         leaving=bool(metadata.text("deletionTimestamp")),
     )
+
+
+def _shoal_owner(metadata: Raw) -> str:
+    for owner in metadata.items("ownerReferences"):
+        if owner.text("apiVersion").partition("/")[0] == GROUP:
+            return intern(owner.text("uid"))
+    return ""
 
 
 def job_state(document: Mapping[str, object]) -> JobState:

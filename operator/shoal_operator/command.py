@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     values = parser.parse_args(arguments)
     coordinators = _targets(parser, values.coordinator)
     set_up_logs(values.log_level)
-    # kopf tells of every object and every reconnection.
+    # kopf logs every object and every reconnection.
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
     try:
         config = OperatorConfig(

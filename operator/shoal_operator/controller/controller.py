@@ -1,4 +1,4 @@
-"""The workers: each takes a key from the queue, looks, has it decided, and carries that out."""
+"""The workers: each takes a key from the queue, reconciles its object, and carries that out."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ CONFLICT_SECONDS: Final = 0.1
 
 
 class Controller:
-    """`run` works off the event_router."""
+    """Reconciles what the router has enqueued, `WORKERS` objects at a time."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Controller:
             seconds = metrics.reconcile_seconds.labels(kind=name[0])
             try:
                 with metrics.workers.track_inprogress(), seconds.time():
-                    failed = await self._visit(name)
+                    failed = await self._attempt(name)
             finally:
                 queue.done(name)
             if failed:
@@ -59,10 +59,10 @@ class Controller:
             else:
                 queue.succeeded(name)
 
-    async def _visit(self, name: ObjectName) -> bool:
-        """Look at one object; whether it is to be tried again because of trouble."""
+    async def _attempt(self, name: ObjectName) -> bool:
+        """Reconcile one object; whether that failed and is to be tried again."""
         try:
-            await self._look(name)
+            await self._reconcile(name)
         except Conflict as error:
             logger.debug("%s: %s", _text(name), error)
             self._event_router.queue.add(name, CONFLICT_SECONDS)
@@ -77,7 +77,7 @@ class Controller:
             return True
         return False
 
-    async def _look(self, name: ObjectName) -> None:
+    async def _reconcile(self, name: ObjectName) -> None:
         own = self._event_router.cache.state(*name)
         if not isinstance(own, Own):
             self._event_router.forget(name)

@@ -18,7 +18,7 @@ from shoal_operator.reconcile.snapshot import StoredDocument
 
 MAX_KEPT: Final = 64
 MAX_KNOWN: Final = 16_384
-"""Partitions of which it is remembered what they were read as; each costs some hundred bytes."""
+"""Partitions whose last document is remembered; each costs some hundred bytes."""
 
 _Content = tuple[str, tuple[str, ...]]
 """What a document was cut by, and the digests of its fragments."""
@@ -64,7 +64,7 @@ class Documents:
         content = (stored.recipe, tuple(each.digest for each in stored.document.fragments))
         kept = self._find(content)
         if kept != stored:
-            # Even of the same fragments: the newest arguments are what is asked for.
+            # The same fragments may come from other arguments: the newest count.
             kept = self._kept[content] = stored
         self._known[uid] = _Known(state, content)
         self._known.move_to_end(uid)
@@ -74,7 +74,7 @@ class Documents:
         return kept
 
     def _find(self, content: _Content) -> StoredDocument | None:
-        """A document that is kept; it is used again, so that others go first."""
+        """A document that is stored, as the one that was used last."""
         if content in self._kept:
             self._kept.move_to_end(content)
         return self._kept.get(content)

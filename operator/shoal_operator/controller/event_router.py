@@ -1,10 +1,11 @@
-"""What is to be looked at: the queue, fed by the cache, coordinators and time.
+"""What is to be reconciled: the queue, fed by the cache, coordinators and time.
 
-An object is looked at when it or something that its last snapshot was made of has changed, when its
-decision or snapshot asked for it, after trouble, and once in every resync.
+An object is enqueued when it or a part of its last snapshot has changed, when its decision or
+snapshot has asked for it, after a failure, and once in every resync.
 
-A DevicePool or a Model is made of hundreds of others: what changes of them is gathered for a
-second, so that a thousand changes cost one look. A change of the object itself does not wait.
+The snapshot of a DevicePool or a Model has hundreds of parts: their changes are gathered for a
+second, so that a thousand of them cost one reconciliation. A change of the object itself does not
+wait.
 """
 
 import random
@@ -38,17 +39,17 @@ class EventRouter:
                     self.queue.add(reader, GATHERED_SECONDS.get(reader[0], 0.0))
 
     def add_all(self) -> None:
-        """Look at every object once more."""
+        """Enqueue every object."""
         for kind in DECIDED:
             for state in self.cache.states(kind):
                 self.queue.add((kind, state.identity.namespace, state.identity.name))
 
     def reader(self, name: ObjectName) -> Reader:
-        """A look at the cache for an object's snapshot; what it reads is subscribed to."""
+        """A reader for an object's snapshot; the object subscribes to what it reads."""
         return Reader(self.cache, partial(self._dependents.add, name))
 
     def has_read(self, name: ObjectName, reader: Reader) -> None:
-        """A snapshot is whole: only what this one was made of concerns the object from now on."""
+        """A snapshot is complete: the object subscribes to its parts only."""
         self._dependents.subscribe(name, reader.topics)
 
     def forget(self, name: ObjectName) -> None:

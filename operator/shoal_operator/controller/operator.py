@@ -4,8 +4,8 @@
     once it leads   watches (for good), a resync now and then
     while it leads  the workers
 
-An operator that loses the Lease stops its workers and keeps its watches, so that it goes on at once
-when it leads again. Whatever else ends by itself ends the process with status 1; it starts anew.
+An operator that loses the Lease stops its workers but not its watches, so that it resumes at once
+when it leads again. Whatever else ends by itself ends the process with status 1; it is restarted.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ logger = logging.getLogger(__name__)
 
 LEASE_NAME: Final = "shoal-operator"
 FIRST_ANSWERS_SECONDS: Final = 5.0
-"""How long a new leader waits for coordinators before it tells what it knows of them."""
+"""How long a new leader waits for coordinators before it reports what it knows of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorConfig:
-    """How one operator is run. `namespaces`: those that it looks at, none means all.
+    """How one operator is run. `namespaces`: those that it reconciles, none means all.
     `coordinators`: targets of pools (NAMESPACE/POOL) that are not reached by their Service.
     """
 
@@ -143,7 +143,7 @@ class _Operator:
         self._controller = Controller(router, snapshots, actions, self._metrics)
 
     async def run(self) -> int:
-        """Run until told to stop; the exit status."""
+        """Run until SIGTERM or SIGINT; the exit status."""
         host, port = self._config.metrics
         exposition = ExpositionServer(
             self._health.problem,
@@ -192,7 +192,7 @@ class _Operator:
         logger.info("told to stop")
 
     async def _lost(self) -> None:
-        """Stop the workers, whatever they are at."""
+        """Stop the workers, whatever they do."""
         self._leading.clear()
         if self._workers is not None:
             self._workers.cancel()

@@ -73,7 +73,7 @@ class Pods:
                 message = ended.message
             case WorkerPhase.PENDING:
                 unready = await self._unready(identity.namespace)
-                message = trouble(unready.get(identity.name, ()))
+                message = problem(unready.get(identity.name, ()))
             case WorkerPhase.RUNNING:
                 pass
         return Worker(
@@ -96,7 +96,7 @@ class Pods:
         return seen
 
     async def workload(self, state: WorkloadState) -> Workload:
-        """A Deployment or DaemonSet, with what the trouble is when it is not ready."""
+        """A Deployment or DaemonSet, with the reason when it is not ready."""
         if not state.workload.is_behind:
             return state.workload
         return _explained(
@@ -169,8 +169,7 @@ class Pods:
 
 
 class Claims:
-    """Reads claims. One that is bound is read once for the pool that has it: a pool that is made
-    again has another."""
+    """Reads claims, a bound one once for each pool: a pool that is made again has another."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -188,26 +187,26 @@ class Claims:
         raw = Raw(document)
         status, spec = raw.table("status"), raw.table("spec")
         bound = status.text("phase") == _BOUND
-        # A volume may be larger than what was asked for; nobody has asked for that much.
+        # A volume may be larger than its claim.
         size = spec.table("resources", "requests").text("storage")
         claim = Claim(
             name=name,
             bound=bound,
             size=Bytes(int(parse_quantity(size)) if size else 0),
             storage_class=spec.text("storageClassName") or None,
-            message="" if bound else await self._trouble(namespace, identity_of(document).uid),
+            message="" if bound else await self._problem(namespace, identity_of(document).uid),
         )
         if bound:
             self._bound[namespace, name] = (pool, claim)
         return claim
 
-    async def _trouble(self, namespace: str, uid: str) -> str:
-        """What was last said of a claim that is not bound."""
+    async def _problem(self, namespace: str, uid: str) -> str:
+        """The last event of a claim that is not bound."""
         fields = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.uid={uid}"
         try:
             events = [Raw(each) async for each in self._api.list(EVENT, namespace, fields=fields)]
         except Rejected:
-            return ""  # A role that does not allow it takes nothing but the reason.
+            return ""  # A role may not allow it; only the reason is lost.
         if not events:
             return ""
         last = max(events, key=lambda event: event.text("lastTimestamp"))
@@ -218,19 +217,19 @@ def _explained(workload: Workload, pods: Sequence[Raw]) -> Workload:
     """A workload that is behind, with what its pods say of that."""
     if not workload.is_behind or workload.message:
         return workload
-    return replace(workload, message=trouble(pods))
+    return replace(workload, message=problem(pods))
 
 
-def trouble(pods: Sequence[Raw]) -> str:
+def problem(pods: Sequence[Raw]) -> str:
     """Why pods, newest first, do not get ready; empty where nothing is known to be wrong."""
     for pod in pods:
-        why = _trouble(pod)
+        why = _problem(pod)
         if why:
             return f"pod {pod.table('metadata').text('name')}: {why}"
     return ""
 
 
-def _trouble(pod: Raw) -> str:
+def _problem(pod: Raw) -> str:
     for container in _containers(pod):
         state = container.table("state")
         for ended in (container.table("lastState", "terminated"), state.table("terminated")):
@@ -245,7 +244,7 @@ def _trouble(pod: Raw) -> str:
 
 
 def _read_failure(job: JobState, pods: Sequence[Raw]) -> _WorkerEnd:
-    """The last words of the newest pod that has some; else those of the Job controller."""
+    """Why the newest pod that says so has ended; else what the Job controller says."""
     for pod in pods:
         for container in _containers(pod):
             ended = container.table("state", "terminated")

@@ -1,11 +1,11 @@
-"""What is to be looked at: keys, each at most once in the queue and with one worker at a time.
+"""The work queue: keys, each at most once in the queue and with one worker at a time.
 
     add -> waiting (until due) -> ready -> taken -> done
                                     ^        | added meanwhile: ready again, once
                                     +--------+
 
 Invariant: a key is in at most one of waiting and ready, and taken by at most one worker. Of several
-times to look again the earliest counts.
+due times the earliest counts.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class WorkQueue(Generic[K]):
         self.moved_at = self._loop.time()
 
     def add(self, key: K, delay_seconds: float = 0.0) -> None:
-        """Look at it, now or after a delay; an earlier time wins over a later one."""
+        """Enqueue it, now or after a delay; an earlier time wins over a later one."""
         if delay_seconds <= 0:
             self._make_ready(key)
             return
@@ -68,17 +68,17 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
 
     def failed(self, key: K) -> float:
-        """Look again later, each time after twice as long; the delay in seconds."""
+        """Enqueue it again with backoff; the delay in seconds."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         longest = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(count, 16), LAST_BACKOFF_SECONDS)
-        # Half of it is chance, so that what failed together does not come back together.
+        # Jitter, so that what failed together is not retried together.
         delay = longest * (0.5 + 0.5 * self._chance())
         self.add(key, delay)
         return delay
 
     def drop(self, key: K) -> None:
-        """The object is gone: nothing is left to look at, unless a worker is at it."""
+        """The object is gone; a worker that has taken the key finishes."""
         self._stop_timer(key)
         self._queued.pop(key, None)
         self._failures.pop(key, None)
@@ -91,16 +91,16 @@ class WorkQueue(Generic[K]):
 
     @property
     def depth(self) -> int:
-        """Keys that could be looked at now."""
+        """Keys that are ready."""
         return len(self._queued)
 
     @property
     def waiting(self) -> int:
-        """Keys that are to be looked at later."""
+        """Keys that become ready later."""
         return len(self._waiting)
 
     def longest_taken_seconds(self) -> float:
-        """How long the slowest worker has been at its key."""
+        """How long the slowest worker has had its key."""
         oldest = min(self._taken.values(), default=None)
         return 0.0 if oldest is None else self._loop.time() - oldest
 

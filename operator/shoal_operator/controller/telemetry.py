@@ -37,7 +37,7 @@ class OperatorMetrics:
             registry=self.registry,
         )
         self.reconcile_failures = self._counter(
-            "reconcile_failures", "Looks at an object that ended in trouble.", ["kind"]
+            "reconcile_failures", "Reconciliations that failed.", ["kind"]
         )
         self.requests = self._counter(
             "api_requests", "Requests to the API server.", ["verb", "code"]
@@ -46,9 +46,9 @@ class OperatorMetrics:
         self.calls = self._counter(
             "coordinator_calls", "Calls of coordinators.", ["method", "code"]
         )
-        self.queue_depth = self._gauge("queue_depth", "Objects that could be looked at now.")
-        self.queue_waiting = self._gauge("queue_waiting", "Objects to be looked at later.")
-        self.workers = self._gauge("workers_busy", "Workers that look at an object.")
+        self.queue_depth = self._gauge("queue_depth", "Objects that wait for a worker.")
+        self.queue_waiting = self._gauge("queue_waiting", "Objects to be reconciled later.")
+        self.workers = self._gauge("workers_busy", "Workers that reconcile an object.")
         self.leader = self._gauge("leader", "1 while this operator leads.")
         self.loop_lag = self._gauge("loop_lag_seconds", "How late the event loop was last.")
         self.objects = Gauge(

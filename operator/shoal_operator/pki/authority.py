@@ -121,8 +121,8 @@ class Authority:
     ) -> bytes:
         """The certificate (PEM) of a device that asks for exactly this name.
 
-        Of the request (PKCS #10 in DER) only the name and the key are looked at: what else it asks
-        for is not granted. Raises `CertificateRefused`.
+        Of the request (PKCS #10 in DER) only the name and the key count: what else it asks for is
+        not granted. Raises `CertificateRefused`.
         """
         parsed = parse_request(request)
         if parsed.name != name:

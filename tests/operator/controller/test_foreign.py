@@ -3,7 +3,7 @@
 import pytest
 
 from shoal_operator.controller.foreign import Raw, job_state, node_state, workload_state
-from shoal_operator.controller.pods import trouble
+from shoal_operator.controller.pods import problem
 from shoal_operator.reconcile.snapshot import WorkerPhase
 
 
@@ -120,4 +120,4 @@ def pod(**status: object) -> Raw:
     ],
 )
 def test_a_pod_that_does_not_get_ready_says_why(status: dict[str, object], said: str) -> None:
-    assert trouble([pod(**status)]) == said
+    assert problem([pod(**status)]) == said

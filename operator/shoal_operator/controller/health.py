@@ -45,8 +45,7 @@ class Health:
     ) -> None:
         self._event_router = event_router
         self._lease = lease
-        self._ages = telemetry.watch_ages
-        self._metrics = telemetry.metrics
+        self._telemetry = telemetry
         self._clock = clock
         self._limits = limits
         self._unseen = unseen
@@ -54,19 +53,20 @@ class Health:
 
     async def heartbeat(self) -> None:
         """Record that the event loop runs, and update the gauges, until cancelled."""
+        metrics, queue = self._telemetry.metrics, self._event_router.queue
         while True:
             before = self._clock()
             await asyncio.sleep(self._limits.heartbeat)
             self._heartbeat_at = self._clock()
-            self._metrics.loop_lag.set(self._heartbeat_at - before - self._limits.heartbeat)
-            self._metrics.leader.set(self._lease.leads)
-            self._metrics.queue_depth.set(self._event_router.queue.depth)
-            self._metrics.queue_waiting.set(self._event_router.queue.waiting)
+            metrics.loop_lag.set(self._heartbeat_at - before - self._limits.heartbeat)
+            metrics.leader.set(self._lease.leads)
+            metrics.queue_depth.set(queue.depth)
+            metrics.queue_waiting.set(queue.waiting)
             for resource in WATCHED:
                 count = self._event_router.cache.count(resource.kind)
-                self._metrics.objects.labels(kind=resource.kind).set(count)
-            for kind, seconds in self._ages.seconds().items():
-                self._metrics.watch_age.labels(kind=kind).set(seconds)
+                metrics.objects.labels(kind=resource.kind).set(count)
+            for kind, seconds in self._telemetry.watch_ages().items():
+                metrics.watch_age.labels(kind=kind).set(seconds)
 
     def hung(self) -> str | None:
         """Why the operator must be restarted; None while it need not."""
@@ -82,7 +82,7 @@ class Health:
         silent = now - self._lease.answered_at
         if silent > limits.lease:
             return f"the API server has not answered about the lease for {silent:.0f} s"
-        ages = self._ages.seconds()
+        ages = self._telemetry.watch_ages()
         old = max(ages, key=lambda kind: ages[kind], default=None)
         if old is not None and ages[old] > limits.watch_age:
             return f"the watch of {old} has been silent for {ages[old]:.0f} s"

@@ -53,9 +53,7 @@ class Watches:
     ) -> None:
         self._api = api
         self._cache = cache
-        self._ages = telemetry.watch_ages
-        self._relists = telemetry.relists
-        self._metrics = telemetry.metrics
+        self._telemetry = telemetry
         self._namespaces = tuple(namespaces)
         self._watch_seconds = watch_seconds
         self._listing = asyncio.Lock()
@@ -99,7 +97,7 @@ class Watches:
         """
         for resource in WATCHED:
             for namespace in self._scopes(resource):
-                self._ages.expect(resource.kind, namespace)
+                self._telemetry.expect_watch(resource.kind, namespace)
         await self._initial_list()
         self.first_list.set()
         others = asyncio.all_tasks()
@@ -131,18 +129,19 @@ class Watches:
 
     async def follow_relists(self) -> None:
         """List what kopf has listed again: it reports no object that was deleted meanwhile."""
+        relists = self._telemetry.relists
         while True:
-            relisted = {await self._relists.get()}
+            relisted = {await relists.get()}
             # Time for what kopf has listed to reach the cache, or it would all be parsed twice.
             await asyncio.sleep(_SETTLE_SECONDS)
-            while not self._relists.empty():
-                relisted.add(self._relists.get_nowait())
+            while not relists.empty():
+                relisted.add(relists.get_nowait())
             for resource in relisted:
                 try:
                     await self._list(resource)
                 except ApiError as error:
                     logger.warning("%s; %s will be listed again", error, resource.plural)
-                    self._relists.put_nowait(resource)
+                    relists.put_nowait(resource)
 
     async def _list(self, resource: Resource) -> None:
         labels = OURS if resource in CHILDREN else ""
@@ -177,7 +176,7 @@ class Watches:
 
     def _handler(self, resource: Resource) -> Callable[..., Any]:
         async def on_event(event: kopf.RawEvent, **_: object) -> None:
-            self._metrics.events.labels(kind=resource.kind).inc()
+            self._telemetry.metrics.events.labels(kind=resource.kind).inc()
             document: Mapping[str, object] = {
                 **event["object"],
                 "apiVersion": resource.api_version,
@@ -188,7 +187,7 @@ class Watches:
                 self._cache.remove(identity)
             else:
                 identity = self._cache.put_document(document)
-            self._ages.renew(resource.kind, identity.namespace)
+            self._telemetry.renew_watch(resource.kind, identity.namespace)
 
         return on_event
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from shoal_operator import __version__
-from shoal_operator.controller.health import HealthLimits
 from shoal_operator.controller.login import LoginRefused
 from shoal_operator.controller.operator import OperatorConfig, run_operator
 from shoal_operator.controller.settings import SettingsRefused, read_settings
@@ -53,7 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             coordinators=coordinators,
             resync_seconds=values.resync_seconds,
             watch_seconds=values.watch_seconds,
-            limits=HealthLimits(watch_age=values.watch_seconds * 2.5),
         )
         return run_operator(config)
     except (LoginRefused, SettingsRefused, OSError) as error:

@@ -44,7 +44,7 @@ def queries(path: Path) -> list[str]:
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
-def promtool(*arguments: str) -> None:
+def assert_promtool_succeeds(*arguments: str) -> None:
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool (Debian: prometheus) is not here")
@@ -55,7 +55,7 @@ def promtool(*arguments: str) -> None:
 def assert_promtool_takes(rules: object, tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump(rules))
-    promtool("check", "rules", "--lint=all", "--lint-fatal", str(file))
+    assert_promtool_succeeds("check", "rules", "--lint=all", "--lint-fatal", str(file))
 
 
 def test_alerts_are_rules_that_prometheus_takes(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_an_error_that_a_coordinator_contains_is_reported_for_a_while(
     file = tmp_path / "scenario.yaml"
     rules = str(CHART / "files" / "alerts.yaml")
     file.write_text(yaml.safe_dump({"rule_files": [rules], "tests": [scenario]}))
-    promtool("test", "rules", str(file))
+    assert_promtool_succeeds("test", "rules", str(file))
 
 
 def test_alerts_ask_for_what_is_measured() -> None:

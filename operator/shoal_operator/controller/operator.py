@@ -12,7 +12,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -52,15 +52,13 @@ class OperatorConfig:
 
     settings: OperatorSettings
     identity: str
-    kubeconfig: Path | None = None
-    namespaces: tuple[str, ...] = ()
-    metrics: tuple[str, int] = ("0.0.0.0", 8080)  # noqa: S104 - what a pod's probes ask
-    enrolment: tuple[str, int] = ("0.0.0.0", 8443)  # noqa: S104 - what agents ask
-    coordinators: Mapping[str, str] = field(default_factory=dict)
-    resync_seconds: float = 600.0
-    watch_seconds: int = 45
-    lease: LeaseTimes = field(default_factory=LeaseTimes)
-    limits: HealthLimits = field(default_factory=HealthLimits)
+    kubeconfig: Path | None
+    namespaces: tuple[str, ...]
+    metrics: tuple[str, int]
+    enrolment: tuple[str, int]
+    coordinators: Mapping[str, str]
+    resync_seconds: float
+    watch_seconds: int
 
 
 def run_operator(config: OperatorConfig) -> int:
@@ -96,7 +94,7 @@ class _Operator:
             api,
             name=LEASE_NAME,
             identity=config.identity,
-            times=config.lease,
+            times=LeaseTimes(),
             clock=clock,
         )
         self._health = Health(
@@ -104,7 +102,7 @@ class _Operator:
             lease,
             telemetry,
             clock=clock,
-            limits=config.limits,
+            limits=HealthLimits(watch_age=config.watch_seconds * 2.5),
             unseen=self._watches.unseen,
         )
         self._children = Children(api, router.cache, clock, router.topics_changed)

@@ -131,19 +131,18 @@ class _Coordinator:
         with self._explained():
             match call:
                 case SubmitJob():
-                    run = await self._submit(client, call)
+                    await self._submit(client, call)
                 case CancelJob():
-                    run = await self._cancel(client, call)
+                    self._update_run(call.job, await self._cancel(client, call))
                 case RemoveJob():
                     await client.remove(call.job)
-                    run = None
+                    self._update_run(call.job, None)
                 case _:
                     assert_never(call)
         self._called_jobs.add(call.job)
-        self._update_run(call.job, run)
         self._wake.set()
 
-    async def _submit(self, client: CoordinatorClient, call: SubmitJob) -> Run | None:
+    async def _submit(self, client: CoordinatorClient, call: SubmitJob) -> None:
         request = pb.SubmitJobRequest(
             name=call.job,
             partition=call.partition,
@@ -166,9 +165,9 @@ class _Coordinator:
             if self.refusals.get(call.job) != refusal:
                 self.refusals[call.job] = refusal
                 self._changed([run_part(call.job)])
-            return self.view.runs.get(call.job) if isinstance(self.view, CoordinatorView) else None
-        self.refusals.pop(call.job, None)
-        return run_of(answer)
+        else:
+            self.refusals.pop(call.job, None)
+            self._update_run(call.job, run_of(answer))
 
     async def _cancel(self, client: CoordinatorClient, call: CancelJob) -> Run | None:
         try:

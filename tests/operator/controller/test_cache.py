@@ -164,6 +164,18 @@ def test_of_a_status_of_another_version_all_that_can_be_read_stands() -> None:
     assert (own.value.status.parameters, own.value.status.digest) == (7, None)
 
 
+def test_an_item_of_a_status_with_two_faults_is_lost_alone() -> None:
+    ready = {"type": "Ready", "status": "True", "reason": "Ready", "lastTransitionTime": NOW}
+    strange = {"type": "Glad", "status": "Maybe", "lastTransitionTime": "yesterday"}
+    told = ConditionUpdate()
+    told.put({**model("m", 1), "status": {"conditions": [ready, strange]}})
+    own = told.cache.state("Model", "here", "m")
+    assert isinstance(own, Own)
+    assert isinstance(own.value, Model)
+    assert own.value.status is not None
+    assert [each.type for each in own.value.status.conditions] == ["Ready"]
+
+
 def test_a_job_that_ended_under_a_newer_operator_has_ended() -> None:
     done = {"type": "Complete", "status": "True", "reason": "R", "lastTransitionTime": NOW}
     document = {

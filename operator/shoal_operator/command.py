@@ -1,4 +1,4 @@
-"""From the command line to a running operator."""
+"""From the command line and the file of settings, which the chart writes, to a running operator."""
 
 import argparse
 import logging
@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import yaml
+
+from shoal_api.schema import Object
+from shoal_api.shapes import Errors, Invalid
 from shoal_operator import __version__
 from shoal_operator.controller.login import LoginRefused
 from shoal_operator.controller.operator import OperatorConfig, run_operator
-from shoal_operator.controller.settings import SettingsRefused, read_settings
+from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.arguments import (
     Parser,
     add_log_level,
@@ -57,6 +61,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (LoginRefused, SettingsRefused, OSError) as error:
         print(f"shoal operator: {error}", file=sys.stderr)
         return 2
+
+
+class SettingsRefused(ValueError):
+    """A settings file that cannot be used: which file, and why, naming its fields."""
+
+    def __init__(self, file: Path, problem: str) -> None:
+        super().__init__(f"{file}: {problem}")
+        self.file = file
+        self.problem = problem
+
+
+def read_settings(file: Path) -> OperatorSettings:
+    """Read a settings file. Raises `SettingsRefused`."""
+    try:
+        document: object = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsRefused(file, str(error)) from error
+    errors: Errors = []
+    settings = Object(OperatorSettings).read(document, (), errors)
+    if isinstance(settings, Invalid):
+        raise SettingsRefused(file, "; ".join(map(str, errors)))
+    return settings
 
 
 def operator_parser() -> argparse.ArgumentParser:

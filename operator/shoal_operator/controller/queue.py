@@ -9,6 +9,7 @@ due times the earliest counts.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
@@ -24,8 +25,8 @@ class WorkQueue(Generic[K]):
     def __init__(self, chance: Callable[[], float]) -> None:
         self._loop = asyncio.get_running_loop()
         self._chance = chance
-        self._ready: asyncio.Queue[K] = asyncio.Queue()
-        self._queued: dict[K, float] = {}
+        self._ready: OrderedDict[K, float] = OrderedDict()
+        self._filled = asyncio.Event()
         self._waiting: dict[K, asyncio.TimerHandle] = {}
         self._taken: dict[K, float] = {}
         self._again: set[K] = set()
@@ -37,7 +38,7 @@ class WorkQueue(Generic[K]):
         if delay_seconds <= 0:
             self._make_ready(key)
             return
-        if key in self._queued:
+        if key in self._ready:
             return
         due = self._loop.time() + delay_seconds
         timer = self._waiting.get(key)
@@ -48,12 +49,12 @@ class WorkQueue(Generic[K]):
 
     async def take(self) -> K:
         """The next key; `done` must follow."""
-        while True:
-            key = await self._ready.get()
-            if self._queued.pop(key, None) is None:
-                continue  # Dropped while it waited here.
-            self._taken[key] = self._loop.time()
-            return key
+        while not self._ready:
+            self._filled.clear()
+            await self._filled.wait()
+        key, _ = self._ready.popitem(last=False)
+        self._taken[key] = self._loop.time()
+        return key
 
     def done(self, key: K) -> None:
         """The worker has finished with it, well or not."""
@@ -80,7 +81,7 @@ class WorkQueue(Generic[K]):
     def drop(self, key: K) -> None:
         """The object is gone; a worker that has taken the key finishes."""
         self._stop_timer(key)
-        self._queued.pop(key, None)
+        self._ready.pop(key, None)
         self._failures.pop(key, None)
         self._again.discard(key)
 
@@ -92,7 +93,7 @@ class WorkQueue(Generic[K]):
     @property
     def depth(self) -> int:
         """Keys that are ready."""
-        return len(self._queued)
+        return len(self._ready)
 
     @property
     def waiting(self) -> int:
@@ -106,7 +107,7 @@ class WorkQueue(Generic[K]):
 
     def stuck_seconds(self) -> float:
         """How long keys have been ready without any worker finishing anything."""
-        oldest = min(self._queued.values(), default=None)
+        oldest = min(self._ready.values(), default=None)
         if oldest is None:
             return 0.0
         return self._loop.time() - max(oldest, self.moved_at)
@@ -120,6 +121,6 @@ class WorkQueue(Generic[K]):
         self._stop_timer(key)
         if key in self._taken:
             self._again.add(key)
-        elif key not in self._queued:
-            self._queued[key] = self._loop.time()
-            self._ready.put_nowait(key)
+        elif key not in self._ready:
+            self._ready[key] = self._loop.time()
+            self._filled.set()

@@ -6,6 +6,7 @@ where it may still change, the object is requeued.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Final, assert_never
 
 from shoal_api.kinds import AnyKind, Device, DevicePool, InferenceJob, Model, Partition, Placement
@@ -124,20 +125,23 @@ class Snapshots:
 
     async def _pool(self, reader: Reader, pool: DevicePool) -> DevicePoolSnapshot:
         namespace, name = namespace_of(pool), pool.metadata.name
-        coordinator = reader.state(DEPLOYMENT.kind, namespace, coordinator_name(name))
         claim = await self._claims.claim(namespace, coordinator_name(name), uid_of(pool))
         if claim is None or not claim.bound:
             reader.requeue(REQUEUE_SECONDS)
-        agents = reader.members((DAEMON_SET.kind, namespace, made_for(uid_of(pool))))
+        coordinator, agents = await self._workloads(
+            reader,
+            reader.state(DEPLOYMENT.kind, namespace, coordinator_name(name)),
+            reader.members((DAEMON_SET.kind, namespace, made_for(uid_of(pool)))),
+        )
         return DevicePoolSnapshot(
             now=now_text(),
             settings=self._settings,
             pool=pool,
             nodes=self._nodes(reader),
             secrets=await self._secrets(reader, pool),
-            coordinator=await self._workload(reader, coordinator),
+            coordinator=coordinator,
             claim=claim,
-            agents=await self._agents(reader, agents),
+            agents=agents,
             view=self._view(reader, namespace, name, views.DEVICES, views.RUNS),
             devices=reader.all_own(Device, namespace, referring(name)),
             jobs=self._jobs(reader, namespace),
@@ -215,14 +219,12 @@ class Snapshots:
         """The run of the newest job on a Placement; reconciled again when one of them ends."""
         namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
         jobs = reader.all_own(InferenceJob, namespace, referring(placement.metadata.name))
-        newest: tuple[str, Run | None] = ("", None)
+        runs: list[tuple[str, Run]] = []
         for job in jobs:
             reader.subscribe(views.topic(namespace, pool, views.end_part(job_id(job))))
-            run = view.runs.get(job_id(job)) if isinstance(view, CoordinatorView) else None
-            made = job.metadata.creation_timestamp or ""
-            if run is not None and made >= newest[0]:
-                newest = (made, run)
-        return newest[1]
+            if isinstance(view, CoordinatorView) and job_id(job) in view.runs:
+                runs.append((job.metadata.creation_timestamp or "", view.runs[job_id(job)]))
+        return max(reversed(runs), key=itemgetter(0), default=("", None))[1]
 
     def _jobs(self, reader: Reader, namespace: str) -> frozenset[str] | None:
         """The names of the namespace's jobs; None if there is one that cannot be read."""
@@ -261,11 +263,8 @@ class Snapshots:
         return tuple(state.node for state in states if isinstance(state, NodeState))
 
     async def _secrets(self, reader: Reader, pool: DevicePool) -> frozenset[str]:
-        wanted = secrets_needed(pool)
-        found = set[str]()
-        for secret in wanted:
-            if await self._certificates.pair(namespace_of(pool), secret) is not None:
-                found.add(secret)
+        wanted, pair = secrets_needed(pool), self._certificates.pair
+        found = {each for each in wanted if await pair(namespace_of(pool), each) is not None}
         if len(found) < len(wanted):
             reader.requeue(REQUEUE_SECONDS)
         return frozenset(found)
@@ -280,20 +279,17 @@ class Snapshots:
             reader.requeue(REQUEUE_SECONDS)
         return tuple(workers)
 
-    async def _workload(self, reader: Reader, state: State | None) -> Workload | None:
-        if not isinstance(state, WorkloadState):
-            return None
-        workload = await self._pods.workload(state)
-        if workload.is_behind:
+    async def _workloads(
+        self, reader: Reader, coordinator: State | None, agents: Sequence[State]
+    ) -> tuple[Workload | None, tuple[Workload, ...]]:
+        deployed = None
+        if isinstance(coordinator, WorkloadState):
+            deployed = await self._pods.workload(coordinator)
+        sets = [state for state in agents if isinstance(state, WorkloadState)]
+        found = await self._pods.agents(sets)
+        if any(each is not None and each.is_behind for each in (deployed, *found)):
             reader.requeue(REQUEUE_SECONDS)
-        return workload
-
-    async def _agents(self, reader: Reader, states: Sequence[State]) -> tuple[Workload, ...]:
-        sets = [state for state in states if isinstance(state, WorkloadState)]
-        agents = await self._pods.agents(sets)
-        if any(each.is_behind for each in agents):
-            reader.requeue(REQUEUE_SECONDS)
-        return agents
+        return deployed, found
 
     async def _document(
         self, reader: Reader, partition: Partition | None, *, fresh: bool = False

@@ -139,6 +139,7 @@ def probe(path: str, **more: object) -> Json:
 
 def startup_probe() -> Json:
     """A process has two minutes to start, and three seconds before it is asked: each time that it
-    does not answer is a Warning among the pod's events.
+    does not answer is a Warning among the pod's events. It answers when it is ready.
     """
-    return probe("/healthz", initialDelaySeconds=3, periodSeconds=2, failureThreshold=60)
+    more = {"initialDelaySeconds": 3, "periodSeconds": 2, "failureThreshold": 60}
+    return probe("/healthz?wait", **more | {"timeoutSeconds": 30})

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from rendered_chart import CHART, PROMETHEUS, render
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.telemetry.metrics import AgentCollector, Gauges
+from shoal_agent.telemetry.metrics import GAUGES, AgentCollector
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_operator.controller.telemetry import OperatorMetrics
 
@@ -24,9 +24,8 @@ boards = pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
 def measured() -> set[str]:
     """The names of all samples that operator, coordinator and agent expose."""
     agent = CollectorRegistry()
-    readings: dict[str, Any] = dict.fromkeys(Gauges.__annotations__, 0)
-    still = Gauges(**readings)
-    agent.register(AgentCollector({"version": "1"}, Counters(), lambda: still))
+    readings = dict.fromkeys(GAUGES, 0.0)
+    agent.register(AgentCollector({"version": "1"}, Counters(), lambda: readings))
     registries = (OperatorMetrics().registry, CoordinatorMetrics().registry, agent)
     families = [family for registry in registries for family in registry.collect()]
     ends = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "info": ("_info",)}

@@ -59,7 +59,7 @@ async def test_a_submission_says_what_the_job_says(
     job = world.coordinator.jobs.find("ocr")
     assert job is not None
     taken = api.SubmitJobRequest()
-    taken.CopyFrom(world.coordinator.jobs.request(job))
+    taken.CopyFrom(job.request)
     assert taken.inputs_uri.endswith("jobs/ocr/in")
     assert taken.outputs_uri.endswith("jobs/ocr/out")
     taken.ClearField("inputs_uri")

@@ -31,7 +31,7 @@ from shoal_operator.controller.foreign import (
     workload_state,
 )
 from shoal_operator.controller.pruning import parse_pruned
-from shoal_operator.reconcile.references import placement_of
+from shoal_operator.reconcile.names import placement_of
 
 ObjectName = tuple[str, str, str]
 """Kind, namespace, name."""

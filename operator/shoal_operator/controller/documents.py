@@ -12,8 +12,8 @@ from shoal_api.kinds import Partition
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.foreign import identity_of
 from shoal_operator.controller.resources import CONFIG_MAP
-from shoal_operator.reconcile.documents import read_document
 from shoal_operator.reconcile.names import document_name, namespace_of
+from shoal_operator.reconcile.partition import read_document
 from shoal_operator.reconcile.snapshot import StoredDocument
 
 MAX_KEPT: Final = 64

@@ -35,10 +35,13 @@ from shoal_operator.reconcile.names import (
     coordinator_name,
     document_name,
     job_id,
+    model_of,
     namespace_of,
+    partition_of,
+    placement_of,
+    pool_of,
     uid_of,
 )
-from shoal_operator.reconcile.references import model_of, partition_of, placement_of, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,

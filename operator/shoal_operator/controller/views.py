@@ -65,6 +65,8 @@ def run_of(status: pb.JobStatus) -> Run:
             (each.item, each.input, each.reason) for each in status.failures[:MAX_FAILURES]
         ),
         reason=status.reason,
+        completing=status.completing,
+        started_seconds=status.started_seconds,
     )
 
 

@@ -105,6 +105,18 @@ def test_a_state_that_only_a_newer_coordinator_knows_is_a_run_that_continues() -
     assert views.run_of(status).state is RunState.RUNNING
 
 
+def test_a_run_says_since_when_it_runs_and_whether_it_completes_its_results() -> None:
+    run = views.run_of(pb.JobStatus(name="ocr", completing=True, started_seconds=1.75e9))
+    assert (run.completing, run.started_seconds) == (True, 1.75e9)
+
+
+def test_a_run_that_begins_to_complete_its_results_is_reported_at_once() -> None:
+    runs = MappingProxyType({"j": replace(RUN, completing=True)})
+    completing = replace(VIEW, runs=runs)
+    assert parts(VIEW, completing) == {"shelf/run/j"}
+    assert set(views.progress(VIEW, completing)) == set()
+
+
 def test_a_pool_is_notified_of_the_first_result_of_a_run_and_not_of_the_next() -> None:
     def after(succeeded: int) -> CoordinatorView:
         run = replace(RUN, succeeded=succeeded)

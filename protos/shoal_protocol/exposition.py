@@ -3,6 +3,9 @@
 It runs in a thread of its own, so that it still answers when the event loop is stuck: `/healthz`
 says that the process lives, and fails where only starting it again would help; `/readyz` says that
 it makes progress. The process itself decides both.
+
+`/healthz?wait` is for a startup probe: it answers once the process is ready too, or after
+`WAIT_SECONDS`. Kubernetes asks for readiness after that, and each answer "not yet" is a Warning.
 """
 
 import sys
@@ -12,7 +15,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, has_dualstack_ipv6
 from socketserver import TCPServer
-from threading import Thread
+from threading import BoundedSemaphore, Thread
+from time import monotonic, sleep
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -21,6 +25,10 @@ from prometheus_client.exposition import choose_encoder
 
 ANY: Final = "0.0.0.0"  # noqa: S104 - a name for it
 """All addresses of the machine, of IPv6 too where it has any, as gRPC takes it."""
+WAIT_SECONDS: Final = 25.0
+WAITING: Final = 8
+"""Requests that wait at the same time; others are answered at once."""
+_POLL_SECONDS: Final = 0.1
 Readiness = Callable[[], str | None]
 """None when all is well, else the reason why not. Called from the server's threads."""
 
@@ -46,7 +54,9 @@ class ExpositionServer(ThreadingHTTPServer):
     ) -> None:
         address = "::" if host == ANY and has_dualstack_ipv6() else host
         self.address_family = AF_INET6 if ":" in address else AF_INET
-        super().__init__((address, port), partial(_Handler, readiness, liveness, registry))
+        waiting = BoundedSemaphore(WAITING)
+        handler = partial(_Handler, readiness, liveness, registry, waiting)
+        super().__init__((address, port), handler)
         self.host = host
         self.port = self.server_port
         # How often it checks whether to stop; requests are answered at once.
@@ -93,24 +103,36 @@ class _Handler(BaseHTTPRequestHandler):
         readiness: Readiness,
         liveness: Readiness,
         registry: CollectorRegistry,
+        waiting: BoundedSemaphore,
         *connection: Any,
     ) -> None:
         self._readiness = readiness
         self._liveness = liveness
         self._registry = registry
+        self._waiting = waiting
         super().__init__(*connection)
 
     def do_GET(self) -> None:
-        match urlsplit(self.path).path:
+        asked = urlsplit(self.path)
+        match asked.path:
             case "/metrics":
                 encoder, content_type = choose_encoder(self.headers.get("Accept", ""))
                 self._answer(HTTPStatus.OK, encoder(self._registry), content_type)
             case "/healthz":
+                if asked.query == "wait":
+                    self._wait_until_ready()
                 self._judge(self._liveness())
             case "/readyz":
                 self._judge(self._readiness())
             case _:
                 self._answer(HTTPStatus.NOT_FOUND, b"try /metrics, /healthz or /readyz\n")
+
+    def _wait_until_ready(self) -> None:
+        if self._waiting.acquire(blocking=False):
+            end = monotonic() + WAIT_SECONDS
+            while self._liveness() is None and self._readiness() and monotonic() < end:
+                sleep(_POLL_SECONDS)
+            self._waiting.release()
 
     def _judge(self, reason: str | None) -> None:
         status = HTTPStatus.OK if reason is None else HTTPStatus.SERVICE_UNAVAILABLE

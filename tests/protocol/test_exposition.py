@@ -1,6 +1,9 @@
 """Metrics, health and readiness over HTTP."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, get_ident
+from time import sleep
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -8,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
+from shoal_protocol import exposition
 from shoal_protocol.exposition import ExpositionServer
 
 
@@ -43,6 +47,44 @@ def test_a_process_that_must_be_started_again_says_so_in_healthz() -> None:
     with ExpositionServer(lambda: None, liveness=lambda: "stuck for 61 s") as server:
         assert get(f"{server.url}/healthz") == (503, "stuck for 61 s\n")
         assert get(f"{server.url}/readyz") == (200, "ok\n")
+
+
+def test_a_startup_probe_is_answered_when_the_process_is_ready() -> None:
+    asked = iter(["no session yet"] * 3)
+    with ExpositionServer(lambda: next(asked, None)) as server:
+        assert get(f"{server.url}/healthz?wait") == (200, "ok\n")
+        assert next(asked, None) is None
+
+
+def test_a_startup_probe_of_a_process_that_must_be_started_again_does_not_wait() -> None:
+    with ExpositionServer(lambda: "not yet", liveness=lambda: "stuck for 61 s") as server:
+        assert get(f"{server.url}/healthz?wait") == (503, "stuck for 61 s\n")
+
+
+def test_a_process_that_is_alive_has_started_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "WAIT_SECONDS", 0.0)
+    with ExpositionServer(lambda: "not yet") as server:
+        assert get(f"{server.url}/healthz?wait") == (200, "ok\n")
+        assert get(f"{server.url}/readyz") == (503, "not yet\n")
+
+
+def test_only_so_many_requests_wait() -> None:
+    ready, threads = Event(), set[int]()
+
+    def readiness() -> str | None:
+        threads.add(get_ident())
+        return None if ready.is_set() else "not yet"
+
+    many = exposition.WAITING
+    with ExpositionServer(readiness) as server, ThreadPoolExecutor(many) as pool:
+        url = f"{server.url}/healthz?wait"
+        waiters = [pool.submit(get, url) for _ in range(many)]
+        while len(threads) < many:
+            sleep(0.01)
+        assert get(url) == (200, "ok\n")
+        assert not any(waiter.done() for waiter in waiters)
+        ready.set()
+        assert {waiter.result() for waiter in waiters} == {(200, "ok\n")}
 
 
 def test_other_paths_are_not_found() -> None:

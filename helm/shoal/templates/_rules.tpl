@@ -76,7 +76,7 @@ object of ours owns, Kubernetes deletes with it.
 - apiGroups: [""]
   resources: [services, persistentvolumeclaims, serviceaccounts]
   verbs: [get, create, patch]
-# Events tell each object's story in kubectl describe; those of a claim say why it is not bound.
+# Events report in kubectl describe what happened; those of a claim say why it is not bound.
 - apiGroups: [""]
   resources: [events]
   verbs: [create, list]

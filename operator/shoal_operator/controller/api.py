@@ -210,14 +210,14 @@ class Api:
 
 def key_of_manifest(manifest: Manifest) -> ObjectKey:
     """Which object a manifest describes; it must have apiVersion, kind and metadata.name."""
-    metadata = manifest["metadata"]
-    assert isinstance(metadata, Mapping), "a manifest without metadata"
-    resource = resource_of(str(manifest["apiVersion"]), str(manifest["kind"]))
+    raw = Raw(manifest)
+    metadata = raw.table("metadata")
+    resource = resource_of(raw.text("apiVersion"), raw.text("kind"))
     return ObjectKey(
         api_version=resource.api_version,
         kind=resource.kind,
-        namespace=str(metadata.get("namespace", "")) if resource.namespaced else "",
-        name=str(metadata["name"]),
+        namespace=metadata.text("namespace") if resource.namespaced else "",
+        name=metadata.text("name"),
     )
 
 
@@ -227,8 +227,8 @@ def _error(asked: str, status: int, answer: bytes) -> ApiError:
         parsed: object = json.loads(answer)
     except ValueError:
         parsed = None
-    document = parsed if isinstance(parsed, dict) else {}
-    reason, message = (str(document.get(each) or "") for each in ("reason", "message"))
+    document = Raw(parsed if isinstance(parsed, dict) else {})
+    reason, message = document.text("reason"), document.text("message")
     match status:
         case 404 | 410:
             kind: type[ApiError] = NotFound

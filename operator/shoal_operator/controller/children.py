@@ -19,7 +19,7 @@ from shoal_api.kinds import KINDS
 from shoal_api.schema import API_VERSION, parse
 from shoal_operator.controller.api import Api, ApplyConflict, Json, key_of_manifest
 from shoal_operator.controller.cache import Cache, Own, State, Topic, reduce
-from shoal_operator.controller.foreign import APPLIED, Identity, WorkloadState, identity_of
+from shoal_operator.controller.foreign import APPLIED, Identity, Raw, WorkloadState, identity_of
 from shoal_operator.controller.resources import JOB, WATCHED, resource_for
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
@@ -155,8 +155,7 @@ class Children:
 
 def _complete(manifest: Manifest, owner: Identity) -> tuple[Json, str]:
     """The manifest with its owner, label and digest."""
-    metadata = manifest["metadata"]
-    assert isinstance(metadata, Mapping), "a manifest without metadata"
+    metadata = Raw(manifest).table("metadata")
     reference = {
         "apiVersion": API_VERSION,
         "kind": owner.kind,
@@ -165,19 +164,14 @@ def _complete(manifest: Manifest, owner: Identity) -> tuple[Json, str]:
         "controller": True,
     }
     whole = {
-        **metadata,
-        "ownerReferences": metadata.get("ownerReferences") or [reference],
-        "labels": {**_table(metadata, "labels"), MANAGED_BY: MANAGER},
+        **metadata.value,
+        "ownerReferences": metadata.value.get("ownerReferences") or [reference],
+        "labels": {**metadata.table("labels").value, MANAGED_BY: MANAGER},
     }
     text = json.dumps({**manifest, "metadata": whole}, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    whole["annotations"] = {**_table(metadata, "annotations"), APPLIED: digest}
+    whole["annotations"] = {**metadata.table("annotations").value, APPLIED: digest}
     return {**manifest, "metadata": whole}, digest
-
-
-def _table(metadata: Mapping[str, object], name: str) -> Mapping[str, object]:
-    value = metadata.get(name)
-    return value if isinstance(value, Mapping) else {}
 
 
 def matches(manifest: Manifest, state: State) -> bool:

@@ -195,12 +195,11 @@ class Watches:
         settings = kopf.OperatorSettings()
         settings.posting.enabled = False
         settings.scanning.disabled = True
-        settings.networking.request_timeout = self._watch_seconds + _LATE_SECONDS
-        settings.networking.connect_timeout = _CONNECT_SECONDS
         settings.networking.error_backoffs = _Backoff()
         settings.watching.server_timeout = self._watch_seconds
-        settings.watching.client_timeout = self._watch_seconds + _LATE_SECONDS
-        settings.watching.connect_timeout = _CONNECT_SECONDS
+        client_seconds = self._watch_seconds + _LATE_SECONDS
+        settings.networking.request_timeout = settings.watching.client_timeout = client_seconds
+        settings.networking.connect_timeout = settings.watching.connect_timeout = _CONNECT_SECONDS
         settings.watching.inactivity_timeout = self._watch_seconds + _SILENT_SECONDS
         settings.watching.chunk_size = PAGE
         settings.queueing.idle_timeout = _IDLE_SECONDS

@@ -153,20 +153,26 @@ def container(
     }
 
 
+_STARTUP: Final = {
+    "timeoutSeconds": 30,
+    "initialDelaySeconds": 3,
+    "periodSeconds": 2,
+    "failureThreshold": 60,
+}
+
+
 def served(name: str, port: int) -> Json:
     """What the containers of servers share: their ports, and probes of their metrics server.
 
     A process has two minutes to start, and three seconds before the first probe: each one that
-    fails is a Warning among the pod's events.
+    fails is a Warning among the pod's events. So the startup probe is answered when it is ready.
     """
     ports = ((name, port), ("metrics", METRICS_PORT))
     return {
         "ports": [
             {"name": name, "containerPort": number, "protocol": "TCP"} for name, number in ports
         ],
-        "startupProbe": _probe(
-            "/healthz", initialDelaySeconds=3, periodSeconds=2, failureThreshold=60
-        ),
+        "startupProbe": _probe("/healthz?wait", **_STARTUP),
         "livenessProbe": _probe("/healthz", periodSeconds=10, failureThreshold=6),
         "readinessProbe": _probe("/readyz", periodSeconds=5, failureThreshold=2),
     }

@@ -1,4 +1,4 @@
-"""What is news of an object is told when it comes, and not at each look."""
+"""Notes of decisions become Events when they are new, not at each reconciliation."""
 
 from shoal_operator.controller.events import NoteHistory
 from shoal_operator.reconcile.decision import Note
@@ -10,7 +10,7 @@ def ready(since: str) -> Note:
     return Note(reason="PoolReady", message="3 of 3 agents connected", since=since)
 
 
-def test_what_stands_is_told_when_it_comes_and_again_when_it_had_gone() -> None:
+def test_a_state_is_posted_when_it_begins_and_when_it_begins_again() -> None:
     history = NoteHistory()
     told = [
         history.new("uid", notes, now)
@@ -28,7 +28,7 @@ def test_what_stands_is_told_when_it_comes_and_again_when_it_had_gone() -> None:
     assert NoteHistory().new("uid", [LOST], "13:00")[0][0] == first, "a new operator says the same"
 
 
-def test_what_happens_is_told_once_however_often_it_is_decided() -> None:
+def test_an_occurrence_is_posted_once_however_often_it_is_decided() -> None:
     history = NoteHistory()
     assert len(history.new("uid", [ready("12:00")], "12:00")) == 1
     assert history.new("uid", [], "12:01") == []
@@ -36,14 +36,14 @@ def test_what_happens_is_told_once_however_often_it_is_decided() -> None:
     assert len(history.new("uid", [ready("12:03")], "12:03")) == 1
 
 
-def test_what_did_not_arrive_is_told_at_the_next_look() -> None:
+def test_a_note_that_was_not_posted_is_posted_at_the_next_reconciliation() -> None:
     history = NoteHistory()
     [(mark, _)] = history.new("uid", [LOST], "12:00")
     history.forget("uid", mark)
     assert history.new("uid", [LOST], "12:01") == [(mark, LOST)]
 
 
-def test_objects_have_stories_of_their_own() -> None:
+def test_each_object_has_a_history_of_its_own() -> None:
     history = NoteHistory()
     (one,) = history.new("one", [LOST], "12:00")
     (other,) = history.new("other", [LOST], "12:00")

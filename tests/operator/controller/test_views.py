@@ -1,4 +1,4 @@
-"""What of a coordinator's answers counts as a change."""
+"""Which of a coordinator's answers count as a change."""
 
 from dataclasses import replace
 from types import MappingProxyType
@@ -92,14 +92,14 @@ def test_a_coordinator_that_goes_away_concerns_everyone_once() -> None:
     assert parts(gone, VIEW) == {"shelf/reach"}
 
 
-def test_every_state_of_the_protocol_has_a_word_here() -> None:
+def test_every_state_of_the_protocol_is_known() -> None:
     for state in pb.JobStatus.State.keys():  # noqa: SIM118 - no mapping, though it has keys
         assert views.run_of(pb.JobStatus(state=state)).state in RunState
     for device in pb.DeviceStatus.State.keys():  # noqa: SIM118
         assert views.device_of(pb.DeviceStatus(state=device)).state in DeviceState
 
 
-def test_a_state_that_only_a_newer_coordinator_knows_is_a_run_that_goes_on() -> None:
+def test_a_state_that_only_a_newer_coordinator_knows_is_a_run_that_continues() -> None:
     status = pb.JobStatus(name="ocr", items=24, succeeded=24)
     status.state = 99  # type: ignore[assignment]  # a value of a later version
     assert views.run_of(status).state is RunState.RUNNING
@@ -117,7 +117,7 @@ def test_a_run_that_begins_to_complete_its_results_is_reported_at_once() -> None
     assert set(views.progress(VIEW, completing)) == set()
 
 
-def test_a_pool_hears_of_the_first_result_of_a_run_and_not_of_the_next() -> None:
+def test_a_pool_is_notified_of_the_first_result_of_a_run_and_not_of_the_next() -> None:
     def after(succeeded: int) -> CoordinatorView:
         run = replace(RUN, succeeded=succeeded)
         return replace(VIEW, runs=MappingProxyType({"j": run}))

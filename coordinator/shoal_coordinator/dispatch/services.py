@@ -32,7 +32,7 @@ def retire_service(state: State, queue: StageQueue) -> None:
     service = queue.service
     if queue not in service.queues:
         return
-    queue.served_by = tuple(device.name for device in service.servers)
+    queue.served_by = queue.devices
     service.queues.remove(queue)
     if service.queues:
         return

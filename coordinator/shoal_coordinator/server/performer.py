@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
 
 from shoal_coordinator.dispatch import views
+from shoal_coordinator.dispatch.state import JobPhase
 from shoal_coordinator.jobs import effects as do
 from shoal_coordinator.jobs import events as ev
 from shoal_coordinator.jobs.state import Job
@@ -140,7 +141,7 @@ class Performer:
         return ev.WorkEnded(
             job=job.name,
             end=run_end(view, place),
-            whole=view.phase is views.JobPhase.COMPLETE,
+            whole=view.phase is JobPhase.COMPLETE,
             tally=self._lives.tally(job),
         )
 

@@ -37,7 +37,9 @@ def start_load(state: State, service: Service, device: Device, tier: Tier) -> No
     number = state.next_number()
     size = Bytes(size_on(device, service))
     loading = Loading(device, digest, size, tier, state.now)
-    device.memory.begin_load(loading)
+    assert device.memory.loading is None, "a device loads one fragment at a time"
+    assert device.memory.has_room(size), f"no room for {size} bytes"
+    device.memory.loading = loading
     state.pending[number] = loading
     for user in state.by_digest.get(digest, ()):
         user.loading[device] = None
@@ -54,7 +56,8 @@ def start_load(state: State, service: Service, device: Device, tier: Tier) -> No
 
 
 def end_load(state: State, device: Device) -> None:
-    loading = device.memory.end_load()
+    loading, device.memory.loading = device.memory.loading, None
+    assert loading is not None
     for user in state.by_digest.get(loading.digest, ()):
         user.loading.pop(device, None)
 

@@ -162,13 +162,8 @@ def impossible(state: State, job: Job) -> Failure | None:
 
 
 def _too_large(queue: StageQueue, need: int, budgets: dict[str, Bytes]) -> Failure:
-    (first, budget), *others = budgets.items()
-    have = ", ".join(
-        [
-            f"{first} has {format_bytes(budget)}",
-            *(f"{name} {format_bytes(budget)}" for name, budget in others),
-        ]
-    )
+    first, *others = [(name, format_bytes(budget)) for name, budget in budgets.items()]
+    have = ", ".join([" has ".join(first), *map(" ".join, others)])
     message = (
         f"fragment {queue.stage} of {queue.job.spec.name} needs {format_bytes(need)} resident; "
         f"{have}; cut finer or raise the budget"

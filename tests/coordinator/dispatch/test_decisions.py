@@ -90,7 +90,7 @@ class Facts:
         device.work.used_at[digest("a")] = self.used_at
         device.memory.loaded_at = self.loaded_at
         if self.tasks_given:
-            device.work.occupy(digest("a"), reserved=False)
+            device.work.in_use[digest("a")] = 1
         if self.preempted_by:
             device.preempted_by = getattr(self, self.preempted_by)
         if self.cached:
@@ -114,7 +114,7 @@ class Facts:
             budget=Bytes(self.budget_mib * MIB),
             resident={digest(resident): Bytes(10 * MIB)},
         )
-        tally = Tally(name, joined.budget)
+        tally = Tally(joined.budget)
         return new_device(joined, order=len(name), tally=tally, slots=2)
 
     def _service(self, names: str, priority: int, waiting: int) -> Service:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 Rank: TypeAlias = tuple[int, float, int, float, int, "Device"]
-"""Where a device stands for a task or a load of one service: the smallest goes first. The fields:
+"""The rank of a device for a task or a load of one service: the smallest goes first. The fields:
 
 - tier: 1, the fragment is resident; 2 to 4, what a load would cost (`instructions.Tier`);
 - backlog: LeastLoaded: nanoseconds until one task more would end, by measured times; else 0;

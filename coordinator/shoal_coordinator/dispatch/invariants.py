@@ -105,7 +105,7 @@ def _of_service(state: State, service: Service) -> Iterator[str]:
         if listed:
             known = device.listed[service]
             if known > rank(service, device):
-                yield f"{name}: {device.name} stands further back than it deserves"
+                yield f"{name}: {device.name} ranks worse than it should"
             if all(other is not known for other in service.ranks):
                 yield f"{name}: {device.name} is not in the queue"
     for device in service.loading:

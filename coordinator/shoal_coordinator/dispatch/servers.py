@@ -25,7 +25,7 @@ _FIFO, _LEAST_LOADED, _RESIDENT = Policy.FIFO, Policy.LEAST_LOADED, Tier.RESIDEN
 
 
 def rank(service: Service, device: Device, tier: int = _RESIDENT) -> Rank:
-    """Where a device stands for a service now: the one place that builds a Rank."""
+    """A device's rank for a service now: the one place that builds it."""
     work, policy, backlog = device.work, service.policy, 0.0
     score: float
     if policy is _FIFO:

@@ -56,7 +56,7 @@ class Agent(Link):
 
     def _load(self, session: int, load: give.Load) -> None:
         world, digest = self.world, load.digest
-        effects = self._keep_ledger(residency.LoadRequested(digest=digest, need=load.resident))
+        effects = self._update_ledger(residency.LoadRequested(digest=digest, need=load.resident))
         if not isinstance(effects[-1], residency.Admit):
             raise world.wrong(f"{self.name} cannot load {digest[7:9]}: {effects}")
         took = world.chance.uniform(5, 60) * MILLISECOND
@@ -75,15 +75,17 @@ class Agent(Link):
             elif kind is None:
                 self._loaded(session, load)
             else:
-                self._keep_ledger(residency.LoadFailed(digest=digest))
+                self._update_ledger(residency.LoadFailed(digest=digest))
                 self._fail(session, load.instruction, kind, "it went wrong")
 
         world.later(took, loaded)
 
     def _loaded(self, session: int, load: give.Load) -> None:
         measured = Bytes(max(load.resident, self.model.larger.get(load.digest, 0)))
-        self._keep_ledger(residency.LoadFinished(digest=load.digest))
-        for effect in self._keep_ledger(residency.Measured(digest=load.digest, measured=measured)):
+        self._update_ledger(residency.LoadFinished(digest=load.digest))
+        for effect in self._update_ledger(
+            residency.Measured(digest=load.digest, measured=measured)
+        ):
             if isinstance(effect, residency.Evict):
                 failure = Failure(
                     kind=FailureKind.BUDGET,
@@ -110,7 +112,7 @@ class Agent(Link):
 
         def unloaded() -> None:
             if self._is_in(session):
-                self._keep_ledger(residency.Unloaded(digest=unload.digest))
+                self._update_ledger(residency.Unloaded(digest=unload.digest))
                 event = FragmentUnloaded(at=Nanoseconds(0), instruction=unload.instruction)
                 self._answer(session, event)
 
@@ -177,7 +179,7 @@ class Agent(Link):
         if (job, item) in world.trouble.unreadable:
             failure = Failure(kind=FailureKind.INVALID_INPUT, message="not an array")
             event = InputUnreadable(at=Nanoseconds(0), job=job, item=item, failure=failure)
-            world.tell_later(world.delay(), event)
+            world.feed_later(world.delay(), event)
             return
         key = execution.Sent(job, execute.epoch, item, -1, execute.stage)
         world.later(world.delay(), lambda: self.arrive(session, key))

@@ -76,7 +76,7 @@ def test_a_job_without_items_ends_at_once() -> None:
     assert only(table.submit(job(chain("a"), 0)), FinishJob).failure is None
 
 
-def test_items_whose_results_stand_are_not_made_again() -> None:
+def test_items_whose_results_exist_are_not_made_again() -> None:
     table = one_device("a")
     seen = table.play(table.submit(job(chain("a"), 5), frozenset({0, 3})))
     assert {one.item for one in some(seen, Execute)} == {1, 2, 4}
@@ -90,7 +90,7 @@ def test_a_result_that_cannot_be_written_fails_its_item_and_not_the_job() -> Non
     first, second = table.all(Execute)
     finish = only(table.answer(first), FinishItem)
     failure = Failure(kind=FailureKind.OUTPUT, message="no space left")
-    given = table.tell(ItemStored(at=table.at(), job="job", item=finish.item, failure=failure))
+    given = table.feed(ItemStored(at=table.at(), job="job", item=finish.item, failure=failure))
     assert only(given, FailItem).failure == failure
     table.play([second])
     ended = table.state.ended["job"]
@@ -103,7 +103,7 @@ def test_a_cancelled_job_leaves_nothing_behind() -> None:
     table.join("d2", resident=("b",))
     table.submit(job(chain("a", "b"), 5))
     table.answer(table.all(Execute)[0])
-    given = table.tell(JobCancelled(at=table.at(), job="job", reason="not needed"))
+    given = table.feed(JobCancelled(at=table.at(), job="job", reason="not needed"))
     failure = only(given, FinishJob).failure
     assert failure is not None
     assert (failure.kind, failure.message) == (FailureKind.CANCELLED, "not needed")

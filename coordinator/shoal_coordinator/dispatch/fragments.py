@@ -276,7 +276,12 @@ def prefetch_idle(state: State) -> None:
             digest = _to_prefetch(state, device, coming)
             if digest is not None:
                 coming[digest] += 1
-                _prefetch(state, digest, device)
+                device.disk.prefetching = digest
+                number, peers = state.next_number(), _peers(state, device, digest)
+                state.pending[number] = Prefetching(device, digest, state.now)
+                state.out.append(
+                    Prefetch(instruction=number, device=device.name, digest=digest, peers=peers)
+                )
 
 
 def _may_prefetch(state: State, device: Device) -> bool:
@@ -299,17 +304,3 @@ def _to_prefetch(state: State, device: Device, coming: Counter[Digest | None]) -
         if copies and copies + len(service.loading) + coming[digest] < _COPIES:
             spare = spare or digest
     return spare
-
-
-def _prefetch(state: State, digest: Digest, device: Device) -> None:
-    number = state.next_number()
-    device.disk.prefetching = digest
-    state.pending[number] = Prefetching(device, digest, state.now)
-    state.out.append(
-        Prefetch(
-            instruction=number,
-            device=device.name,
-            digest=digest,
-            peers=_peers(state, device, digest),
-        )
-    )

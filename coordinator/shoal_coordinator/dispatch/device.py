@@ -134,13 +134,6 @@ class DeviceWork:
     def has_slot(self) -> bool:
         return self.queued < self.slots
 
-    def add_time(self, digest: Digest, compute: int) -> int:
-        """A task took so long; returns the smoothed time."""
-        known = self.times.get(digest)
-        time = compute if known is None else known + (compute - known) // 4
-        self.times[digest] = time
-        return time
-
 
 @dataclass(slots=True, eq=False)
 class Backoff:
@@ -169,13 +162,6 @@ class DeviceHealth:
     def backs_off(self, digest: Digest, now: Nanoseconds) -> bool:
         backoff = self.backoffs.get(digest)
         return backoff is not None and backoff.until > now
-
-    def record_failure(self, digest: Digest, failure: Failure, now: Nanoseconds) -> Backoff:
-        """Count one more failure in a row; the caller sets how long to wait."""
-        known = self.backoffs.get(digest)
-        count = 1 if known is None else known.failures_in_a_row + 1
-        backoff = self.backoffs[digest] = Backoff(now, count, failure)
-        return backoff
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

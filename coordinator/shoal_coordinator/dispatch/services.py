@@ -5,7 +5,7 @@ lost, any device that fits serves, until a home joins again. Homes that have not
 awaited for `Limits.homes_grace`.
 """
 
-from shoal_coordinator.dispatch.device import Device
+from shoal_coordinator.dispatch.device import Backoff, Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind
 from shoal_coordinator.dispatch.servers import review
 from shoal_coordinator.dispatch.state import Job, Service, StageQueue, State
@@ -74,8 +74,10 @@ def record_failure(
     state: State, device: Device, digest: Digest, failure: Failure, free: int = 0
 ) -> None:
     """Start the next backoff; the first `free` failures in a row have none."""
-    backoff = device.health.record_failure(digest, failure, state.now)
-    again = backoff.failures_in_a_row - free - 1
+    known = device.health.backoffs.get(digest)
+    failures_in_a_row = 1 if known is None else known.failures_in_a_row + 1
+    backoff = device.health.backoffs[digest] = Backoff(state.now, failures_in_a_row, failure)
+    again = failures_in_a_row - free - 1
     if again < 0:
         return
     limits = state.limits

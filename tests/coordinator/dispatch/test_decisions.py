@@ -16,7 +16,7 @@ from shoal_coordinator.dispatch.decisions import (
     SparingCase,
     decide,
 )
-from shoal_coordinator.dispatch.device import Device, Tally, new_device
+from shoal_coordinator.dispatch.device import Backoff, Device, Tally, new_device
 from shoal_coordinator.dispatch.events import DeviceJoined, Failure, FailureKind, Policy
 from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.servers import enlist
@@ -99,7 +99,7 @@ class Facts:
             device.disk.full_until = Nanoseconds(NOW + 1)
         if self.failed:
             failure = Failure(kind=FailureKind.CORRUPT, message="it went wrong")
-            device.health.record_failure(digest("c"), failure, Nanoseconds(NOW + 1))
+            device.health.backoffs[digest("c")] = Backoff(Nanoseconds(NOW + 1), 1, failure)
         if self.suspect:
             losses = [Loss("other", incarnation, loading=True) for incarnation in (1, 2)]
             self.state.crashes[digest("a")] = Crashes(losses=losses)

@@ -1,15 +1,12 @@
-"""What the server may read of a dispatcher's state: jobs as they are until the next step, and the
-devices that are there or ever were.
+"""What the server may read of a dispatcher's state, until the next step, and not store: jobs, and
+the devices that are there or ever were.
 """
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
-from shoal_coordinator.dispatch.device import Device
-from shoal_coordinator.dispatch.instructions import Tier
+from shoal_coordinator.dispatch.device import Device, Tally
 from shoal_coordinator.dispatch.state import Job, State
-from shoal_protocol.digests import Digest
-from shoal_protocol.units import Bytes
 
 
 class DevicePhase(StrEnum):
@@ -21,52 +18,29 @@ class DevicePhase(StrEnum):
     LOST = "Lost"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceView:
-    """One device: its ledger now (empty while it is lost), and counts over all its sessions."""
+class KnownDevice(NamedTuple):
+    """A device that joined once: `tally` counts over all its sessions, `device` is the present
+    one."""
 
     name: str
-    phase: DevicePhase = DevicePhase.LOST
-    budget: Bytes
-    resident: frozenset[Digest] = frozenset()
-    resident_bytes: int = 0
-    cached: frozenset[Digest] = frozenset()
-    queued: int = 0
-    tasks: int
-    loads: int
-    evictions: int
-    tier_hits: dict[Tier, int]
+    tally: Tally
+    device: Device | None
+
+    @property
+    def phase(self) -> DevicePhase:
+        if self.device is None:
+            return DevicePhase.LOST
+        if self.device.draining:
+            return DevicePhase.DRAINING
+        return DevicePhase.READY if self.device.health.probed_at is None else DevicePhase.SILENT
 
 
 def job(state: State, name: str) -> Job | None:
-    """One job, running or ended of late: to be read before the next step, and not stored."""
+    """One job, running or ended of late."""
     return state.jobs.get(name) or state.ended.get(name)
 
 
-def devices(state: State) -> tuple[DeviceView, ...]:
+def devices(state: State) -> list[KnownDevice]:
     """Every device that ever joined, by name."""
-    views = []
-    for name, tally in sorted(state.tallies.items()):
-        view = DeviceView(
-            name=name,
-            budget=tally.budget,
-            tasks=tally.tasks,
-            loads=tally.loads,
-            evictions=tally.evictions,
-            tier_hits=dict(zip(Tier, tally.tiers, strict=True)),
-        )
-        found = state.devices.get(name)
-        views.append(view if found is None else _with_session(view, found))
-    return tuple(views)
-
-
-def _with_session(view: DeviceView, device: Device) -> DeviceView:
-    phase = DevicePhase.READY if device.health.probed_at is None else DevicePhase.SILENT
-    return replace(
-        view,
-        phase=DevicePhase.DRAINING if device.draining else phase,
-        resident=frozenset(device.memory.resident),
-        resident_bytes=device.memory.resident_bytes,
-        cached=frozenset(device.disk.cached),
-        queued=device.work.queued,
-    )
+    tallies = sorted(state.tallies.items())
+    return [KnownDevice(name, tally, state.devices.get(name)) for name, tally in tallies]

@@ -1,13 +1,13 @@
 """The status of jobs and devices as messages, from the dispatcher's state."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Final
 
 from shoal_coordinator.dispatch.events import Failure, FailureKind
 from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.state import Job, JobPhase
-from shoal_coordinator.dispatch.views import DevicePhase, DeviceView
+from shoal_coordinator.dispatch.views import DevicePhase, KnownDevice
 from shoal_coordinator.jobs.values import End, Outcome, Tally
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.sessions import DeviceSession
@@ -144,31 +144,35 @@ def tier_hits(hits: Mapping[Tier, int]) -> pb.TierHits:
 
 
 def device_status(
-    view: DeviceView, known: DeviceSession | None, size_of: Callable[[Digest], int]
+    view: KnownDevice, known: DeviceSession | None, size_of: Callable[[Digest], int]
 ) -> pb.DeviceStatus:
     """A device, with what its newest session reported; `size_of` knows a fragment's bytes."""
+    tally, device = view.tally, view.device
     status = pb.DeviceStatus(
         name=view.name,
         state=_DEVICE_STATES[view.phase],
-        budget_bytes=view.budget,
-        resident_bytes=view.resident_bytes,
-        resident=sorted(view.resident),
-        loads=view.loads,
-        evictions=view.evictions,
-        tier_hits=tier_hits(view.tier_hits),
-        tasks=view.tasks,
-        queued=view.queued,
+        budget_bytes=tally.budget,
+        loads=tally.loads,
+        evictions=tally.evictions,
+        tier_hits=tier_hits(dict(zip(Tier, tally.tiers, strict=True))),
+        tasks=tally.tasks,
     )
+    on_disk: Iterable[Digest] = ()
+    if device is not None:
+        status.resident_bytes = device.memory.resident_bytes
+        status.resident.extend(sorted(device.memory.resident))
+        status.queued = device.work.queued
+        on_disk = device.disk.cached
     if known is not None:
         hello, telemetry = known.hello, known.telemetry
         sizes = {fragment.digest: fragment.bytes for fragment in hello.cached}
-        cached = sum(sizes.get(digest) or size_of(digest) for digest in view.cached)
+        cached = [sizes.get(digest) or size_of(digest) for digest in on_disk]
         status.architecture = hello.capabilities.architecture
         status.floor_bytes = hello.floor_bytes
         status.used_bytes = telemetry.used_bytes
         status.peak_bytes = telemetry.peak_bytes
-        status.cached_fragments = len(view.cached)
-        status.cached_bytes = cached
+        status.cached_fragments = len(cached)
+        status.cached_bytes = sum(cached)
         status.sent_bytes = telemetry.sent_bytes
         status.received_bytes = telemetry.received_bytes
         status.fetched_bytes = telemetry.fetched_bytes

@@ -227,12 +227,13 @@ def test_a_view_shows_a_device_s_ledger_and_outlives_it() -> None:
     table.join("d1", 24)
     table.play(table.submit(job(chain("a"), 3)))
     (view,) = views.devices(table.state)
-    assert (view.phase, view.resident_bytes, view.loads) == ("Ready", 10 << 20, 1)
-    assert view.tasks == 3
+    assert view.device is not None
+    assert (view.phase, view.device.memory.resident_bytes) == ("Ready", 10 << 20)
+    assert (view.tally.tasks, view.tally.loads) == (3, 1)
     table.lose("d1")
     (view,) = views.devices(table.state)
-    assert (view.name, view.phase, view.tasks, view.loads) == ("d1", "Lost", 3, 1)
-    assert view.resident_bytes == len(view.resident) == len(view.cached) == 0
+    assert (view.name, view.phase, view.device) == ("d1", "Lost", None)
+    assert (view.tally.tasks, view.tally.loads) == (3, 1)
 
 
 def test_the_memory_of_ended_jobs_is_bounded() -> None:

@@ -116,7 +116,7 @@ class Service:
 
     @property
     def unserved(self) -> bool:
-        """Whether no device has the fragment, or is loading it."""
+        """Whether no device serves it, and none loads its fragment."""
         return not self.servers and not self.loading
 
     @property

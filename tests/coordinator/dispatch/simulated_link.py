@@ -105,7 +105,7 @@ class Link:
         self.queue = execution.TaskQueue()
         self._executes.clear()
         for digest in list(self.ledger.in_flight):
-            self._update_ledger(residency.LoadFailed(digest=digest))
+            self.ledger.fail_load(digest)
         if report:
             self.world.feed_later(self.world.delay(), lost)
         if self.alive:
@@ -154,7 +154,7 @@ class Link:
             return
         digest = next(iter(self.ledger.resident))
         self.world.note(f"-- {self.name} gives up {digest[7:9]}")
-        self._update_ledger(residency.Unloaded(digest=digest))
+        self.ledger.unload(digest)
         self._given_up.add(digest)
         self._carry_out(self.queue.unload(digest))
         self._send_up(
@@ -270,7 +270,3 @@ class Link:
 
     def _carry_out(self, effects: list[execution.Effect]) -> None:
         raise NotImplementedError
-
-    def _update_ledger(self, event: residency.Event) -> tuple[residency.Effect, ...]:
-        self.ledger, effects = residency.step(self.ledger, event)
-        return effects

@@ -43,7 +43,7 @@ from shoal_coordinator.dispatch.instructions import (
     Unload,
 )
 from shoal_coordinator.dispatch.machine import new_state, step
-from shoal_coordinator.server.collector import collect_rarely
+from shoal_coordinator.server.server import collect_rarely
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 

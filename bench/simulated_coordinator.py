@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from shoal_coordinator.jobs.values import Submission
-from shoal_coordinator.server.submissions import as_submitted, plan_of, terms_of
+from shoal_coordinator.server.messages import as_submitted, plan_of, terms_of
 from shoal_protocol.channels import server_options
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import (

@@ -1,4 +1,4 @@
-"""Sessions with devices, the dispatcher's driver, the shell of the jobs' machine, the services.
+"""Sessions with devices, the dispatcher's driver, the effects of the jobs' machine, the services.
 
     Connect ---> sessions ---+                         +---> sessions (messages down)
     Exchange --> exchange ---+--> driver --> dispatch -+---> deliveries (inputs down)

@@ -65,7 +65,7 @@ class Deliveries:
     def inline(self, order: ins.Execute, run: JobRun) -> bytes:
         """A task's inputs as the one frame that goes with its message; empty: `start` is needed."""
         try:
-            arrays = run.prefetched(order.item, run.wires[order.stage].model_inputs)
+            arrays = run.prefetch.cached(order.item, run.wires[order.stage].model_inputs)
             if arrays is None:
                 return b""
             (frame,) = encode_activation(

@@ -80,7 +80,7 @@ class _Reservation:
         return np.empty(size, np.uint8)
 
     def settle(self) -> None:
-        """Memory is memory."""
+        """A result has no place on disk."""
 
     def abandon(self) -> None:
         self.hub.receiving_bytes -= self.size

@@ -25,8 +25,7 @@ from shoal_coordinator.jobs.values import End, Outcome, Refusal
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.lives import Life, Work
-from shoal_coordinator.server.statuses import end_of, with_end
-from shoal_coordinator.server.submissions import submission_of
+from shoal_coordinator.server.messages import end_of, submission_of, with_end
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.volume import Volume
 from shoal_coordinator.storage.volume_paths import INPUTS, OUTPUTS, PathRefused
@@ -104,14 +103,17 @@ class Jobs:
                 life.settled.set()
                 life.done.set()
                 if quarantined:
-                    self._ledger.put(replace(record, request=None, status=life.last))
+                    ended = replace(record, request=None, status=life.last)
+                    self._start(self._write(name, self._ledger.put, ended), feed=False)
 
     async def submit(self, request: pb.SubmitJobRequest) -> Life:
         """Submit a job, join one that runs already, or give that other terms or a newer plan. The
         submission is durable on return. Raises `JobRefused`."""
-        request = self._with_folders(request)
         try:
+            request = self._with_folders(request)
             document, missing = self._checked(request)
+        except (PathRefused, DocumentRefused, wire.Malformed) as error:
+            raise JobRefused(str(error)) from error
         except OSError as error:
             reason = f"the fragment store cannot be read now: {error}; try again later"
             raise JobRefused(reason, Refusal.FULL) from error
@@ -200,29 +202,21 @@ class Jobs:
         return caller, future
 
     def _with_folders(self, request: pb.SubmitJobRequest) -> pb.SubmitJobRequest:
-        """A request that names no folders is about those of the job on this volume."""
-        if request.inputs_uri and request.outputs_uri:
-            return request
+        """A request that names no folders is about those of the job on this volume. Raises
+        `PathRefused`."""
         whole = pb.SubmitJobRequest()
         whole.CopyFrom(request)
-        try:
-            inputs, outputs = (
-                str(self._volume.job_folder(request.name, folder).absolute())
-                for folder in (INPUTS, OUTPUTS)
-            )
-        except PathRefused as error:
-            raise JobRefused(str(error)) from error
-        whole.inputs_uri = request.inputs_uri or inputs
-        whole.outputs_uri = request.outputs_uri or outputs
+        for field, folder in (("inputs_uri", INPUTS), ("outputs_uri", OUTPUTS)):
+            if not getattr(request, field):
+                place = self._volume.job_folder(request.name, folder)
+                setattr(whole, field, str(place.absolute()))
         return whole
 
     def _checked(self, request: pb.SubmitJobRequest) -> tuple[PartitionDocument, str]:
-        """The partition of a request, and which of its fragments the store lacks."""
-        try:
-            document = document_from_json(request.partition)
-            wire.check_submission(request, document)
-        except (DocumentRefused, wire.Malformed) as error:
-            raise JobRefused(str(error)) from error
+        """The partition of a request, and which of its fragments the store lacks. Raises
+        `DocumentRefused`, `wire.Malformed`, or `OSError` where the store cannot be read now."""
+        document = document_from_json(request.partition)
+        wire.check_submission(request, document)
         self._volume.use(fragment.digest for fragment in document.fragments)
         missing = [
             f"fragment {fragment.index} ({fragment.digest[:19]})"

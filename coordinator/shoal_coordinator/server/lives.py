@@ -1,5 +1,5 @@
-"""What the jobs' machine does not hold of a job: its messages, its run, and who waits for it; and
-what the machine has done about its run."""
+"""What the jobs' machine does not hold of a job: its messages, its run, and who waits for it. Here
+the machine's effects on a run are performed."""
 
 import asyncio
 import contextlib
@@ -17,9 +17,16 @@ from shoal_coordinator.jobs.state import Job, Phase
 from shoal_coordinator.jobs.values import NOTHING, End, Outcome, Tally
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
+from shoal_coordinator.server.messages import (
+    as_submitted,
+    job_status,
+    request_of,
+    run_end,
+    run_tally,
+    with_end,
+    with_tally,
+)
 from shoal_coordinator.server.runs import RETRY_SECONDS, JobRun, open_run
-from shoal_coordinator.server.statuses import job_status, run_end, run_tally, with_end, with_tally
-from shoal_coordinator.server.submissions import as_submitted, request_of
 from shoal_coordinator.storage.inputs import InputsRefused
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.locations import LocationRefused

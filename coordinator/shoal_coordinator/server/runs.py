@@ -88,7 +88,7 @@ class JobRun:
         )
         self._writer = ThreadPoolExecutor(1, f"results of {self.name}")
         self._reader = ThreadPoolExecutor(2, f"inputs of {self.name}")
-        self._prefetch = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES, crashes)
+        self.prefetch = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES, crashes)
         self._crashes = crashes
         self._expected: dict[tuple[int, int], _Expected] = {}
         """By item and stage."""
@@ -137,17 +137,8 @@ class JobRun:
         return await loop.run_in_executor(self._reader, self._read, item, names)
 
     def _read(self, item: int, names: Iterable[str]) -> dict[str, Array]:
-        try:
-            with self._crashes.processing():
-                return self._persistently(self.inputs.read, item, names)
-        except InputUnsuitable:
-            raise
-        except Exception as error:  # files come from strangers: one item fails, nothing else
-            place, reason = self.inputs.place(item), f"cannot be read: {error!r}"
-            raise InputUnsuitable(item, place, reason) from error
-
-    def prefetched(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
-        return self._prefetch.cached(item, names)
+        with self._crashes.processing():
+            return self._persistently(self.inputs.read, item, names)
 
     # ---- results ---------------------------------------------------------------------------------
 
@@ -273,13 +264,15 @@ class JobRun:
         self._work.set()
 
     async def _write_results(self, feed: Feed) -> None:
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            while self._finishing or self._failing:
-                await self._write_batch(feed)
-            if self._closing:
-                return
+        try:
+            while not self._closing or self._finishing or self._failing:
+                await self._work.wait()
+                self._work.clear()
+                while self._finishing or self._failing:
+                    await self._write_batch(feed)
+        except OSError as error:
+            if not self._stopping or not is_transient(error):
+                raise  # otherwise the items run again with the next run
 
     async def _write_batch(self, feed: Feed) -> None:
         items, self._finishing = self._finishing[:BATCH], self._finishing[BATCH:]
@@ -309,7 +302,7 @@ class JobRun:
         return problems
 
     def _forget(self, item: int) -> None:
-        self._prefetch.forget(item)
+        self.prefetch.forget(item)
         for stage in range(len(self.wires)):
             self._expected.pop((item, stage), None)
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -16,7 +17,6 @@ from typing import Any, Final
 import grpc
 
 from shoal_coordinator.dispatch.machine import Limits
-from shoal_coordinator.server.collector import collect_rarely
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import ExchangeHub
 from shoal_coordinator.server.files import FilesService
@@ -71,6 +71,7 @@ FETCHES_EACH: Final = 8
 CONNECTIONS: Final = 2048
 """A device has one or two."""
 _PR_SET_PDEATHSIG: Final = 1
+_NEW_OBJECTS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +284,17 @@ class _SessionService:
             while (frame := await asyncio.to_thread(next, frames, None)) is not None:
                 await watch.wait(context.write(frame))
                 watch.progress(len(frame))
+
+
+def collect_rarely() -> None:
+    """Have Python's garbage collector search for unused cycles less often, in the whole process.
+
+    The dispatcher leaves none behind, and with a thousand devices it holds tens of thousands of
+    objects that are all in use. By default the collector searches once per 700 new objects, which
+    took 5 of the 44 microseconds of a task. It still searches, for what libraries leave behind.
+    """
+    _, *older = gc.get_threshold()
+    gc.set_threshold(_NEW_OBJECTS, *older)
 
 
 def _exit_with_parent() -> None:

@@ -13,9 +13,9 @@ from shoal_coordinator.jobs.values import Refusal
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.jobs import JobRefused, Jobs
 from shoal_coordinator.server.lives import Life
+from shoal_coordinator.server.messages import device_status
 from shoal_coordinator.server.roles import Role, Roles, abort
 from shoal_coordinator.server.sessions import Sessions
-from shoal_coordinator.server.statuses import device_status
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorServicer

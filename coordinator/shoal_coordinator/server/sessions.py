@@ -161,7 +161,12 @@ class Sessions:
             self._joined.notify_all()
         reason = "the stream ended"
         try:
-            reason = await self._serve(session, requests, context)
+            reason = await _until_first_ends(
+                session,
+                self._read(session, requests),
+                session.outbox.watch(),
+                session.write_all(context),
+            )
         finally:
             self._leave(session, reason)
         await context.abort(grpc.StatusCode.ABORTED, reason)
@@ -189,19 +194,6 @@ class Sessions:
         if self._tls and not context.peer().startswith("unix:") and certified != device:
             reason = f"device {device!r} came with the certificate of {certified!r}"
             raise _Refused(reason, grpc.StatusCode.PERMISSION_DENIED)
-
-    async def _serve(
-        self,
-        session: DeviceSession,
-        requests: AsyncIterator[AgentMessage],
-        context: ConnectContext,
-    ) -> str:
-        return await _until_first_ends(
-            session,
-            self._read(session, requests),
-            session.outbox.watch(),
-            session.write_all(context),
-        )
 
     async def _read(self, session: DeviceSession, requests: AsyncIterator[AgentMessage]) -> None:
         unasked = Allowance(UNASKED_PER_SECOND, UNASKED_AT_ONCE)

@@ -146,18 +146,10 @@ def answer(  # noqa: PLR0911 - one for each kind
             return ev.InstructionFailed(at=at, instruction=number, failure=failure)
 
 
-_KINDS: Final[Mapping[pb.FailureCode, ev.FailureKind]] = {
-    pb.BUDGET: ev.FailureKind.BUDGET,
-    pb.UNAVAILABLE: ev.FailureKind.UNAVAILABLE,
-    pb.CORRUPT: ev.FailureKind.CORRUPT,
-    pb.DISK_FULL: ev.FailureKind.DISK_FULL,
-    pb.INVALID_INPUT: ev.FailureKind.INVALID_INPUT,
-    pb.RUNTIME: ev.FailureKind.RUNTIME,
-    pb.MISSING_ACTIVATION: ev.FailureKind.MISSING_ACTIVATION,
-    pb.CANCELLED: ev.FailureKind.CANCELLED,
-    pb.DEADLINE: ev.FailureKind.DEADLINE,
-    pb.UNREACHABLE: ev.FailureKind.UNREACHABLE,
-    pb.NOT_RESIDENT: ev.FailureKind.NOT_RESIDENT,
+_KINDS: Final = {
+    code: ev.FailureKind[name]
+    for name, code in pb.FailureCode.items()
+    if name in ev.FailureKind.__members__
 }
 
 
@@ -297,17 +289,8 @@ def released_task(order: ins.Release) -> pb.Task:
 
 # ---- jobs ----------------------------------------------------------------------------------------
 
-_MODES: Final[Mapping[api.Mode, ev.Mode]] = {
-    api.STREAMING: ev.Mode.STREAMING,
-    api.BARRIER: ev.Mode.BARRIER,
-}
-_POLICIES: Final[Mapping[api.Policy, ev.Policy]] = {
-    api.FIFO: ev.Policy.FIFO,
-    api.LEAST_LOADED: ev.Policy.LEAST_LOADED,
-    api.EDAS: ev.Policy.EDAS,
-    api.ARAS: ev.Policy.ARAS,
-    api.MABAC: ev.Policy.MABAC,
-}
+_MODES: Final = {api.Mode.Value(mode.name): mode for mode in ev.Mode}
+_POLICIES: Final = {api.Policy.Value(policy.name): policy for policy in ev.Policy}
 
 
 def check_submission(request: api.SubmitJobRequest, document: PartitionDocument) -> None:

@@ -162,8 +162,11 @@ class InputSet:
                     for spec in self._model_inputs
                     if wanted is None or spec.name in wanted
                 }
-        except UnreadableArrays as e:
-            raise InputUnsuitable(item, self.place(item), str(e)) from e
+        except Exception as e:  # files come from strangers: one item fails, nothing else
+            if isinstance(e, OSError) and is_transient(e):
+                raise
+            reason = str(e) if isinstance(e, UnreadableArrays) else f"cannot be read: {e!r}"
+            raise InputUnsuitable(item, self.place(item), reason) from e
 
     def close(self) -> None:
         with self._lock:

@@ -151,29 +151,29 @@ class Ledger:
         if record.status is not None:
             document["status"] = json_format.MessageToDict(record.status)
         self.put_tally(record.name, record.tally)
-        replace_file(self._path(record.name), json.dumps(document).encode())
+        replace_file(self._path(record.name, "json"), json.dumps(document).encode())
         if record.request is None:
-            self._crashes_path(record.name).unlink(missing_ok=True)
+            self._path(record.name, "crashes").unlink(missing_ok=True)
 
     def put_tally(self, name: str, tally: Tally) -> None:
         """Record a job's statistics; they are durable on return. Raises `OSError`."""
         if tally == NOTHING:
-            self._tally_path(name).unlink(missing_ok=True)
+            self._path(name, "tally").unlink(missing_ok=True)
         else:
-            replace_file(self._tally_path(name), json.dumps(asdict(tally)).encode())
+            replace_file(self._path(name, "tally"), json.dumps(asdict(tally)).encode())
 
     def forget(self, name: str) -> None:
         """Delete the record of an ended job. Raises `OSError`."""
-        for path in (self._tally_path(name), self._crashes_path(name), self._path(name)):
-            path.unlink(missing_ok=True)
+        for kind in ("tally", "crashes", "json"):
+            self._path(name, kind).unlink(missing_ok=True)
 
     def crash_count(self, name: str) -> CrashCount:
         """The crashes of a job that has not ended. Raises `OSError`."""
-        return CrashCount(self._crashes_path(name))
+        return CrashCount(self._path(name, "crashes"))
 
     def _load_tally(self, name: str) -> Tally:
         try:
-            return _parse_tally(self._tally_path(name).read_bytes())
+            return _parse_tally(self._path(name, "tally").read_bytes())
         except FileNotFoundError:
             return NOTHING
         except (OSError, ValueError) as error:
@@ -182,14 +182,8 @@ class Ledger:
             logger.warning("the statistics of job %s are not read: %s", name, error)
             return NOTHING
 
-    def _crashes_path(self, name: str) -> Path:
-        return self._folder / f"{name}.crashes"
-
-    def _tally_path(self, name: str) -> Path:
-        return self._folder / f"{name}.tally"
-
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.json"
+    def _path(self, name: str, kind: str) -> Path:
+        return self._folder / f"{name}.{kind}"
 
 
 def _parse_tally(content: bytes) -> Tally:

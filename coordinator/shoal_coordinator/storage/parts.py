@@ -81,22 +81,22 @@ class _Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Newest:
-    """The newest record of a row that is not settled, and all names in its chain."""
+    """The newest record of a row that is not committed, and all names in its chain."""
 
     start: int
     names: frozenset[str]
 
 
 class Part:
-    """The part of one file. Rows are counted from 0; *settled* ones have all of the model's outputs
-    on the disk. `names` are those outputs."""
+    """The part of one file. Rows are counted from 0; *committed* ones have all of the model's
+    outputs on the disk. `names` are those outputs."""
 
     def __init__(self, folder: Folder, number: int, file: ResultFile, names: Sequence[str]) -> None:
         self.file = file
         self.folder = folder
         self.name = f"{number}.part"
         self.names = tuple(names)
-        self._settled = packed("q", [_ABSENT]) * file.items
+        self._committed = packed("q", [_ABSENT]) * file.items
         self._pending: dict[int, _Newest] = {}
         self._written = 0
         self._is_named = False
@@ -107,7 +107,7 @@ class Part:
 
     @property
     def ended(self) -> bool:
-        """Every row is settled or has failed."""
+        """Every row is committed or has failed."""
         return self._remaining == 0
 
     @property
@@ -120,7 +120,7 @@ class Part:
         return len(self.failed_rows) < self.file.items
 
     def stored_rows(self) -> Iterator[int]:
-        return (row for row, at in enumerate(self._settled) if at != _ABSENT)
+        return (row for row, at in enumerate(self._committed) if at != _ABSENT)
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -208,14 +208,14 @@ class Part:
             os.close(descriptor)
 
     def problem(self, row: int) -> str | None:
-        """Why a row cannot be settled; None if it can."""
+        """Why a row cannot be committed; None if it can."""
         if self.file.items > 1:
             self.flush()
         if row in self._problems:
             return self._problems[row]
         record = self._pending.get(row)
         if record is None:
-            return None if self._settled[row] != _ABSENT else "no result has arrived"
+            return None if self._committed[row] != _ABSENT else "no result has arrived"
         missing = set(self.names) - record.names
         return f"no {', '.join(sorted(missing))} has arrived" if missing else None
 
@@ -231,19 +231,19 @@ class Part:
             self.folder.sync()
             self._is_named = True
 
-    def settle(self, row: int) -> None:
+    def commit(self, row: int) -> None:
         """The row's results are on the disk, or the file is about to be made."""
         if row in self._pending:
-            self._settle(row, self._pending.pop(row).start)
+            self._commit(row, self._pending.pop(row).start)
 
-    def _settle(self, row: int, at: int) -> None:
-        self._remaining -= self._settled[row] == _ABSENT
-        self._settled[row] = at
+    def _commit(self, row: int, at: int) -> None:
+        self._remaining -= self._committed[row] == _ABSENT
+        self._committed[row] = at
 
     def fail(self, row: int) -> None:
         self._pending.pop(row, None)
         self._problems.pop(row, None)
-        if row not in self.failed_rows and self._settled[row] == _ABSENT:
+        if row not in self.failed_rows and self._committed[row] == _ABSENT:
             self.failed_rows.add(row)
             self._remaining -= 1
 
@@ -253,7 +253,7 @@ class Part:
     # ---- after a restart -------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Settle the rows of which the file holds all, whole; the others are as if they had never
+        """Commit the rows of which the file holds all, whole; the others are as if they had never
         been. What follows a damaged head cannot be parsed, and is truncated. Raises `OSError`.
         """
         with self.reading() as file:
@@ -265,7 +265,7 @@ class Part:
         self._is_named = True
 
     def _replay(self, record: _Record, start: int, *, sound: bool) -> None:
-        """Take a record in as `add` and `settle` once did."""
+        """Take a record in as `add` and `commit` once did."""
         known = self._pending.pop(record.row, None)
         names = frozenset(record.arrays)
         if record.before != _ABSENT:
@@ -275,7 +275,7 @@ class Part:
         if not sound:
             return
         if names.issuperset(self.names):
-            self._settle(record.row, start)
+            self._commit(record.row, start)
         self._pending[record.row] = _Newest(start, names)
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -323,9 +323,9 @@ class Part:
         return _Record(row, before, arrays, end)
 
     def extents(self, file: BinaryIO, row: int) -> Mapping[str, _Extent]:
-        """The arrays of a settled row by name. Raises `OSError` if the part has been damaged."""
+        """The arrays of a committed row by name. Raises `OSError` if the part has been damaged."""
         found: dict[str, _Extent] = {}
-        at = self._settled[row]
+        at = self._committed[row]
         while at != _ABSENT:
             record = self._record(file, at)
             if record is None or record.row != row or record.before >= at:

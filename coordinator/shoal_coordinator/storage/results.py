@@ -178,7 +178,7 @@ class ResultStore:
                 failures |= dict.fromkeys(touched.pop(number), self._reason(e))
         for number, stored in touched.items():
             for item in stored:
-                self._parts[number].settle(item - self._files[number].first)
+                self._parts[number].commit(item - self._files[number].first)
         for number, reason in self._make(touched).items():
             if self._files[number].items == 1:
                 failures[self._files[number].first] = reason

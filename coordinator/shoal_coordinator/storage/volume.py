@@ -15,9 +15,10 @@ A fragment stays until an upload needs its room: then those are removed that no 
 were not used for an hour, longest unused first (the time of a fragment's folder is that of its
 last use). A job that needs a removed fragment has it cut and uploaded again.
 
-Everything here blocks on the disk, except `use`, which takes no lock: the event loop calls it. The
-lock of removals and publications is held in threads only. Two uploads of one file, or of one
-fragment, do not run at the same time (`server.files` sees to it, and so do the partial files).
+Everything here blocks on the disk and may raise `OSError`, except `use`, which takes no lock: the
+event loop calls it. The lock of removals and publications is held in threads only. Two uploads of
+one file, or of one fragment, do not run at the same time (`server.files` and the partial files
+ensure it).
 """
 
 import logging
@@ -102,8 +103,7 @@ class Upload:
     """What the file must have; None: any."""
 
     def open(self) -> None:
-        """Resume what came before, and reserve room for the rest. Raises `NoRoom`, `PartInUse`,
-        `OSError`."""
+        """Resume what came before, and reserve room for the rest. Raises `NoRoom`, `PartInUse`."""
         self.part.open()
         self.volume.reserve(self)
 
@@ -115,8 +115,7 @@ class Upload:
         return NoRoom(self.part.size_bytes, self.volume.free_bytes())
 
     def finish(self, announced: Digest | None = None) -> StoredFile:
-        """All bytes are here: verify what is on the disk, and publish it. Raises `WrongBytes`,
-        `OSError`."""
+        """All bytes are here: verify what is on the disk, and publish it. Raises `WrongBytes`."""
         expected = [digest for digest in (self.expected, announced) if digest is not None]
         found = self.part.verify(*expected)
         self.volume.publish(self)
@@ -150,7 +149,7 @@ class Volume:
         return self._root / "jobs" / job / folder
 
     def open(self, path: FragmentPath | JobPath) -> tuple[BinaryIO, int]:
-        """A file and its size. Raises `FileMissing`, `OSError`."""
+        """A file and its size. Raises `FileMissing`."""
         place = self._place(path)
         try:
             file = open_regular(place)
@@ -159,14 +158,14 @@ class Volume:
         return file, os.fstat(file.fileno()).st_size
 
     def describe(self, path: FragmentPath | JobPath) -> StoredFile:
-        """A file with its digest: it is read. Raises `FileMissing`, `OSError`."""
+        """A file with its digest: it is read. Raises `FileMissing`."""
         file, size = self.open(path)
         with file:
             return StoredFile(name=path.name, size_bytes=size, digest=digest_of_file(file))
 
     def list(self, folder: str) -> Iterator[StoredFile]:
         """The files of a job's folder by name, or the digests of whole fragments. Raises
-        `PathRefused`, `OSError`."""
+        `PathRefused`."""
         match folder.split("/"):
             case ["fragments"]:
                 for digest in self._store.digests():
@@ -202,7 +201,7 @@ class Volume:
         """An upload of a file, to be opened; or the file, where it is there with this content.
 
         `sha256` is in hexadecimal, or empty where it is not known; `version` tells this content
-        from another of the name. Raises `FileRefused`, `ContentRefused`, `OSError`.
+        from another of the name. Raises `FileRefused`, `ContentRefused`.
         """
         expected = checked_digest(sha256)
         match path:
@@ -267,8 +266,7 @@ class Volume:
         return files[path.name]
 
     def reserve(self, upload: Upload) -> None:
-        """Reserve room for the rest of an upload, and make it if need be. Raises `NoRoom`,
-        `OSError`."""
+        """Reserve room for the rest of an upload, and make it if need be. Raises `NoRoom`."""
         need = upload.part.size_bytes - upload.part.offset
         with self._changing:
             self.make_room(need)
@@ -279,7 +277,7 @@ class Volume:
 
     def publish(self, upload: Upload) -> None:
         """Give a verified file its name; a fragment's folder too, when it is the last one. Raises
-        `WrongBytes`, `OSError`."""
+        `WrongBytes`."""
         match upload.path:
             case JobPath():
                 upload.part.publish(self._place(upload.path))
@@ -307,7 +305,7 @@ class Volume:
     # ---- removing --------------------------------------------------------------------------------
 
     def remove_job(self, job: str) -> None:
-        """Delete a job's files, and its uploads. Raises `PathRefused`, `OSError`."""
+        """Delete a job's files, and its uploads. Raises `PathRefused`."""
         folder = self.job_folder(job, "")
         shutil.rmtree(self._incoming / "jobs" / job, ignore_errors=True)
         with self._changing:
@@ -325,8 +323,7 @@ class Volume:
                 self._used.pop(digest, None)
 
     def make_room(self, need_bytes: int) -> None:
-        """Remove fragments that nobody uses until so much is free, or there are no more. Raises
-        `OSError`."""
+        """Remove fragments that nobody uses until so much is free, or there are no more."""
         with self._changing:
             if need_bytes <= self.free_bytes():
                 return
@@ -351,7 +348,7 @@ class Volume:
 
     def discard_damaged(self, digest: Digest) -> str | None:
         """Read a fragment, and remove it where it is not what its digest says; what is wrong with
-        it. None: it is right, or not there. Raises `OSError`."""
+        it. None: it is right, or not there."""
         folder = self._store.folder(digest)
         with suppress(FragmentMissing, FileNotFoundError):
             read = folder.stat()
@@ -376,7 +373,7 @@ class Volume:
         shutil.rmtree(self._move_away(folder))
 
     def sweep(self) -> None:
-        """Remove uploads that were abandoned long ago. Raises `OSError`."""
+        """Remove uploads that were abandoned long ago."""
         limit = time.time() - FORGOTTEN_SECONDS
         for folder, _, names in os.walk(self._incoming, topdown=False):
             for name in names:

@@ -1,5 +1,11 @@
-"""The status of jobs and devices as messages, from the dispatcher's state."""
+"""Jobs and devices as clients' messages: submissions in, statuses out.
 
+What a job is never changes while it runs. How it is done may: by a newer plan, and on other terms
+(priority, parallelism, deadline).
+"""
+
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Final
@@ -7,25 +13,67 @@ from typing import Final
 from shoal_coordinator.dispatch.events import Failure, FailureKind
 from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.state import Job, JobPhase
-from shoal_coordinator.dispatch.views import DevicePhase, KnownDevice
-from shoal_coordinator.jobs.values import End, Outcome, Tally
+from shoal_coordinator.dispatch.views import KnownDevice
+from shoal_coordinator.jobs.values import End, Outcome, Plan, Submission, Tally, Terms
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_protocol.digests import Digest
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
-_DEVICE_STATES: Final[Mapping[DevicePhase, pb.DeviceStatus.State]] = {
-    DevicePhase.READY: pb.DeviceStatus.READY,
-    DevicePhase.SILENT: pb.DeviceStatus.SILENT,
-    DevicePhase.DRAINING: pb.DeviceStatus.DRAINING,
-    DevicePhase.LOST: pb.DeviceStatus.LOST,
-}
-_OUTCOMES: Final[Mapping[Outcome, pb.JobStatus.State]] = {
-    Outcome.COMPLETE: pb.JobStatus.COMPLETE,
-    Outcome.FAILED: pb.JobStatus.FAILED,
-    Outcome.CANCELLED: pb.JobStatus.CANCELLED,
-}
+_PLAN: Final = ("epoch", "stages")
+_TERMS: Final = ("priority", "parallelism", "active_deadline_seconds")
+
+
+# ---- submissions ---------------------------------------------------------------------------------
+
+
+def submission_of(request: pb.SubmitJobRequest, document: PartitionDocument) -> Submission:
+    """A checked request. Of the partition its fragments and edges count, and not the words: another
+    version may have others for the same work.
+    """
+    rest = pb.SubmitJobRequest()
+    rest.CopyFrom(request)
+    for name in (*_PLAN, *_TERMS, "partition"):
+        rest.ClearField(name)
+    edges = sorted((edge.producer, edge.consumer, *edge.tensors) for edge in document.edges)
+    content = [document.model_digest, [each.digest for each in document.fragments], edges]
+    text = json.dumps(content).encode() + rest.SerializeToString(deterministic=True)
+    work = hashlib.sha256(text).hexdigest()
+    return Submission(work=work, plan=plan_of(request), terms=terms_of(request))
+
+
+def plan_of(request: pb.SubmitJobRequest) -> Plan:
+    stages = tuple(tuple(each.devices) for each in request.stages)
+    return Plan(number=request.epoch, stages=stages)
+
+
+def terms_of(request: pb.SubmitJobRequest) -> Terms:
+    return Terms(**{name: getattr(request, name) for name in _TERMS})
+
+
+def request_of(work: pb.SubmitJobRequest, submission: Submission) -> pb.SubmitJobRequest:
+    request = pb.SubmitJobRequest()
+    request.CopyFrom(work)
+    request.epoch = submission.plan.number
+    del request.stages[:]
+    request.stages.extend(pb.StagePlacement(devices=each) for each in submission.plan.stages)
+    for name in _TERMS:
+        setattr(request, name, getattr(submission.terms, name))
+    return request
+
+
+def as_submitted(status: pb.JobStatus, submission: Submission) -> pb.JobStatus:
+    """The status, with what the job was submitted with last."""
+    status.plan = submission.plan.number
+    for name in _TERMS:
+        setattr(status.terms, name, getattr(submission.terms, name))
+    status.terms.SetInParent()
+    return status
+
+
+# ---- statuses ------------------------------------------------------------------------------------
 
 
 def job_status(job: Job, place: Callable[[int], str]) -> pb.JobStatus:
@@ -70,21 +118,20 @@ def with_tally(status: pb.JobStatus, tally: Tally) -> pb.JobStatus:
     status.seconds = tally.seconds
     status.started_seconds = tally.started_seconds or 0.0
     status.items_per_second = tally.stored / tally.seconds if tally.seconds > 0 else 0.0
-    hits = dict(zip(Tier, tally.tier_hits, strict=False))
-    status.tier_hits.CopyFrom(tier_hits({tier: hits.get(tier, 0) for tier in Tier}))
+    status.tier_hits.CopyFrom(tier_hits(dict(zip(Tier, tally.tier_hits, strict=False))))
     for stage, finished in zip(status.stages, tally.finished, strict=False):
         stage.finished = finished
     return status
 
 
 def with_end(status: pb.JobStatus, end: End) -> pb.JobStatus:
-    status.state = _OUTCOMES[end.outcome]
+    status.state = getattr(pb.JobStatus, end.outcome.name)
     status.reason, status.message = end.reason, end.message
     return status
 
 
 def end_of(status: pb.JobStatus) -> End:
-    (outcome,) = (key for key, state in _OUTCOMES.items() if state == status.state)
+    outcome = Outcome[pb.JobStatus.State.Name(status.state)]
     return End(outcome=outcome, reason=status.reason, message=status.message)
 
 
@@ -120,24 +167,20 @@ def run_end(job: Job, place: Callable[[int], str]) -> End:
     return End(outcome=Outcome.FAILED, reason="ItemsFailed", message=message)
 
 
+_REASONS: Final = {FailureKind.CANCELLED: "Cancelled", FailureKind.DEADLINE: "DeadlineExceeded"}
+
+
 def _failed(failure: Failure) -> End:
-    message = wire.failure_text(failure)
-    match failure.kind:
-        case FailureKind.CANCELLED:
-            return End(outcome=Outcome.CANCELLED, reason="Cancelled", message=message)
-        case FailureKind.DEADLINE:
-            return End(outcome=Outcome.FAILED, reason="DeadlineExceeded", message=message)
-        case kind:
-            return End(outcome=Outcome.FAILED, reason=kind.value, message=message)
+    cancelled = failure.kind is FailureKind.CANCELLED
+    return End(
+        outcome=Outcome.CANCELLED if cancelled else Outcome.FAILED,
+        reason=_REASONS.get(failure.kind, failure.kind.value),
+        message=wire.failure_text(failure),
+    )
 
 
 def tier_hits(hits: Mapping[Tier, int]) -> pb.TierHits:
-    return pb.TierHits(
-        resident=hits[Tier.RESIDENT],
-        cached=hits[Tier.CACHED],
-        idle=hits[Tier.IDLE],
-        evict=hits[Tier.EVICT],
-    )
+    return pb.TierHits(**{tier.name.lower(): count for tier, count in hits.items()})
 
 
 def device_status(
@@ -147,7 +190,7 @@ def device_status(
     tally, device = view.tally, view.device
     status = pb.DeviceStatus(
         name=view.name,
-        state=_DEVICE_STATES[view.phase],
+        state=view.phase.name,
         budget_bytes=tally.budget,
         loads=tally.loads,
         evictions=tally.evictions,
@@ -166,12 +209,9 @@ def device_status(
         cached = [sizes.get(digest) or size_of(digest) for digest in on_disk]
         status.architecture = hello.capabilities.architecture
         status.floor_bytes = hello.floor_bytes
-        status.used_bytes = telemetry.used_bytes
-        status.peak_bytes = telemetry.peak_bytes
         status.cached_fragments = len(cached)
         status.cached_bytes = sum(cached)
-        status.sent_bytes = telemetry.sent_bytes
-        status.received_bytes = telemetry.received_bytes
-        status.fetched_bytes = telemetry.fetched_bytes
+        for name in ("used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes"):
+            setattr(status, name, getattr(telemetry, name))
         status.silent_seconds = monotonic() - known.received_at
     return status

@@ -131,8 +131,7 @@ def submission(
 
 
 class ScriptedDevice:
-    """One session, from `run` to its cancellation. `executed` are the tasks that it ran, `told` the
-    kinds of the messages that it received."""
+    """One session, from `run` to its cancellation. `executed` are the tasks that it ran."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -150,7 +149,6 @@ class ScriptedDevice:
         """`gate` has one permit for each task that may run; None: all may."""
         self.name = name
         self.executed: list[tuple[int, int]] = []
-        self.told: list[str] = []
         self.welcome: asyncio.Future[pb.Welcome] = asyncio.get_running_loop().create_future()
         self.gate = gate
         self.inline_inputs = 0
@@ -195,7 +193,7 @@ class ScriptedDevice:
                 while isinstance(message := await self._control.read(), pb.CoordinatorMessage):
                     for each in message.batch.messages or (message,):
                         if not self.deaf:
-                            await self._hear(each)
+                            await self._receive(each)
             finally:
                 reader.cancel()
                 for task in list(self._tasks.values()):
@@ -235,10 +233,8 @@ class ScriptedDevice:
             # A cancellation that comes now is too late: this is the one answer.
             await asyncio.shield(self.say(pb.AgentMessage(reply=reply)))
 
-    async def _hear(self, message: pb.CoordinatorMessage) -> None:
-        kind = message.WhichOneof("message") or ""
-        self.told.append(kind)
-        match kind:
+    async def _receive(self, message: pb.CoordinatorMessage) -> None:
+        match message.WhichOneof("message"):
             case "load":
                 await self._reply(message.load.instruction, loaded=pb.Loaded(resident_bytes=999))
             case "unload":
@@ -275,14 +271,14 @@ class ScriptedDevice:
                 inputs = ActivationAssembler().feed(order.input_frame)
                 assert inputs is not None
                 assert inputs.device == self.name
-                await self._keep(task, inputs.tensors)
+                await self._store(task, inputs.tensors)
             async with self._changed:
                 await self._changed.wait_for(lambda: all(key in self._tensors for key in keys))
             if self.gate is not None:
                 await self.gate.acquire()
             made = self._stage_of[Digest(order.digest)]({k[1]: self._tensors[k] for k in keys})
             self.executed.append((task.item, task.stage))
-            await self._keep(task, made)
+            await self._store(task, made)
             delivered = []
             for route in order.routes:
                 assert not route.address
@@ -306,7 +302,7 @@ class ScriptedDevice:
             )
             await self._reply(order.instruction, executed=executed)
 
-    async def _keep(self, task: pb.Task, tensors: Arrays) -> None:
+    async def _store(self, task: pb.Task, tensors: Arrays) -> None:
         async with self._changed:
             for name, array in tensors.items():
                 self._tensors[task.item, name, task.job, int(task.epoch)] = array
@@ -372,7 +368,7 @@ class ScriptedDevice:
             if received is not None:
                 key = received.key
                 self.bulk_transfers += key.producer == MODEL
-                await self._keep(
+                await self._store(
                     pb.Task(job=key.job, epoch=key.epoch, item=key.item), received.tensors
                 )
                 await self._write(acknowledgement(header.transfer))

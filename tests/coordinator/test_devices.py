@@ -1,4 +1,4 @@
-"""Devices that come, go, fall silent or lie; and what they and others are told."""
+"""Devices that come, go, fall silent or lie; and what they and others receive."""
 
 import asyncio
 import contextlib
@@ -90,7 +90,7 @@ async def test_a_bad_hello_opens_no_session(world: World, fields: dict, text: st
     assert text in details
 
 
-async def test_the_status_of_devices_is_what_they_told(world: World) -> None:
+async def test_the_status_of_devices_is_what_they_reported(world: World) -> None:
     world.inputs(2)
     cached = pb.CachedFragment(digest="sha256:" + "a" * 64, bytes=500)
     hello = pb.Hello(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 Rank: TypeAlias = tuple[int, float, int, float, int, "Device"]
-"""Where a device stands for a task or a load of one service: the smallest goes first. The fields:
+"""The rank of a device for a task or a load of one service: the smallest goes first. The fields:
 
 - tier: 1, the fragment is resident; 2 to 4, what a load would cost (`instructions.Tier`);
 - backlog: LeastLoaded: nanoseconds until one task more would end, by measured times; else 0;
@@ -39,7 +39,6 @@ device would take a second task while the next one idles. `servers.rank` alone b
 class Tally:
     """What a device has done over all its sessions."""
 
-    name: str
     budget: Bytes
     tasks: int = 0
     loads: int = 0
@@ -51,10 +50,10 @@ class Tally:
 class DeviceMemory:
     """The ledger of fragments in memory.
 
-    Invariant: resident_bytes + reserved_bytes <= budget, and with `single` at most one fragment is
-    resident or loading. A fragment counts from the moment when Load is given until Unload is
-    answered: `resident` still contains what is in `unloading`. `next_load` is the service whose
-    fragment is loaded once every Unload is answered. `sizes` are measured, or learned from a
+    Invariant: `resident_bytes` and what is loading are within the budget, and with `single` at most
+    one fragment is resident or loading. A fragment counts from the moment when Load is given until
+    Unload is answered: `resident` still contains what is in `unloading`. `next_load` is the service
+    whose fragment is loaded once every Unload is answered. `sizes` are measured, or learned from a
     refusal. `loaded_as` is the tier of a load until the first task after it is given.
     """
 
@@ -71,10 +70,6 @@ class DeviceMemory:
     load_took: Nanoseconds = Nanoseconds(0)
 
     @property
-    def reserved_bytes(self) -> int:
-        return 0 if self.loading is None else self.loading.size
-
-    @property
     def moving(self) -> bool:
         return self.loading is not None or bool(self.unloading)
 
@@ -82,18 +77,6 @@ class DeviceMemory:
         if self.single and self.resident:
             return False
         return size <= self.budget - self.resident_bytes
-
-    def begin_load(self, loading: "Loading") -> None:
-        assert self.loading is None, "a device loads one fragment at a time"
-        assert self.has_room(loading.size), f"no room for {loading.size} bytes"
-        self.loading = loading
-
-    def end_load(self) -> "Loading":
-        """Load was answered, or is void; returns what was loading."""
-        loading = self.loading
-        assert loading is not None
-        self.loading = None
-        return loading
 
     def add(self, loading: "Loading", size: Bytes, now: Nanoseconds) -> None:
         """The fragment that was loading is resident."""
@@ -133,7 +116,7 @@ class DeviceWork:
 
     Invariants: `queued` (given, not ended; at most `slots` when a task is given) is the sum of
     `in_use`, which counts by fragment; `load` is `queued` plus the reservations: tasks that a
-    route names this device for, and that are not given yet.
+    route names this device for, and that are not given yet. `servers` alone changes the three.
     """
 
     slots: int
@@ -150,28 +133,6 @@ class DeviceWork:
     @property
     def has_slot(self) -> bool:
         return self.queued < self.slots
-
-    def occupy(self, digest: Digest, *, reserved: bool) -> None:
-        self.queued += 1
-        if not reserved:
-            self.load += 1
-        self.in_use[digest] = self.in_use.get(digest, 0) + 1
-
-    def vacate(self, digest: Digest) -> None:
-        self.queued -= 1
-        self.load -= 1
-        left = self.in_use[digest] - 1
-        if left:
-            self.in_use[digest] = left
-        else:
-            del self.in_use[digest]
-
-    def add_time(self, digest: Digest, compute: int) -> int:
-        """A task took so long; returns the smoothed time."""
-        known = self.times.get(digest)
-        time = compute if known is None else known + (compute - known) // 4
-        self.times[digest] = time
-        return time
 
 
 @dataclass(slots=True, eq=False)
@@ -198,20 +159,9 @@ class DeviceHealth:
     fetched_at: Nanoseconds = Nanoseconds(0)
     backoffs: dict[Digest, Backoff] = field(default_factory=dict)
 
-    def note_fetched(self, fetched: int, now: Nanoseconds) -> None:
-        if fetched != self.fetched:
-            self.fetched, self.fetched_at = fetched, now
-
     def backs_off(self, digest: Digest, now: Nanoseconds) -> bool:
         backoff = self.backoffs.get(digest)
         return backoff is not None and backoff.until > now
-
-    def record_failure(self, digest: Digest, failure: Failure, now: Nanoseconds) -> Backoff:
-        """Count one more failure in a row; the caller sets how long to wait."""
-        known = self.backoffs.get(digest)
-        count = 1 if known is None else known.failures_in_a_row + 1
-        backoff = self.backoffs[digest] = Backoff(now, count, failure)
-        return backoff
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

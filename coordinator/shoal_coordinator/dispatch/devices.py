@@ -44,7 +44,12 @@ def note_report(state: State, event: ev.DeviceReport) -> None:
     device.health.seen_at = state.now
     match event:
         case ev.DeviceTelemetry():
-            _note_telemetry(state, device, event)
+            health = device.health
+            if event.fetched != health.fetched:
+                health.fetched, health.fetched_at = event.fetched, state.now
+            if event.telemetry != device.telemetry:  # the ranking follows at its own pace
+                device.telemetry = event.telemetry
+                state.telemetry_changed = True
         case ev.ProbeAnswered():
             device.health.probed_at = None
         case ev.FragmentEvicted():
@@ -61,14 +66,6 @@ def note_report(state: State, event: ev.DeviceReport) -> None:
             lose(state, device, event.reason)
 
 
-def _note_telemetry(state: State, device: Device, event: ev.DeviceTelemetry) -> None:
-    """Store the readings; the ranking follows at its own pace."""
-    device.health.note_fetched(event.fetched, state.now)
-    if device.telemetry != event.telemetry:
-        device.telemetry = event.telemetry
-        state.telemetry_changed = True
-
-
 def _request_replacement(state: State, digest: Digest) -> None:
     for service in state.by_digest.get(digest, ()):
         request_provisioning(state, service)
@@ -83,7 +80,7 @@ def replaced(state: State, event: ev.DeviceJoined) -> Device | None:
 def join(state: State, event: ev.DeviceJoined) -> None:
     if event.device in state.devices:
         return  # a newer session is there
-    tally = state.tallies.pop(event.device, None) or Tally(event.device, event.budget)
+    tally = state.tallies.pop(event.device, None) or Tally(event.budget)
     tally.budget = event.budget
     state.tallies[event.device] = tally
     while len(state.tallies) > _KNOWN_DEVICES:

@@ -37,7 +37,9 @@ def start_load(state: State, service: Service, device: Device, tier: Tier) -> No
     number = state.next_number()
     size = Bytes(size_on(device, service))
     loading = Loading(device, digest, size, tier, state.now)
-    device.memory.begin_load(loading)
+    assert device.memory.loading is None, "a device loads one fragment at a time"
+    assert device.memory.has_room(size), f"no room for {size} bytes"
+    device.memory.loading = loading
     state.pending[number] = loading
     for user in state.by_digest.get(digest, ()):
         user.loading[device] = None
@@ -54,7 +56,8 @@ def start_load(state: State, service: Service, device: Device, tier: Tier) -> No
 
 
 def end_load(state: State, device: Device) -> None:
-    loading = device.memory.end_load()
+    loading, device.memory.loading = device.memory.loading, None
+    assert loading is not None
     for user in state.by_digest.get(loading.digest, ()):
         user.loading.pop(device, None)
 
@@ -273,7 +276,12 @@ def prefetch_idle(state: State) -> None:
             digest = _to_prefetch(state, device, coming)
             if digest is not None:
                 coming[digest] += 1
-                _prefetch(state, digest, device)
+                device.disk.prefetching = digest
+                number, peers = state.next_number(), _peers(state, device, digest)
+                state.pending[number] = Prefetching(device, digest, state.now)
+                state.out.append(
+                    Prefetch(instruction=number, device=device.name, digest=digest, peers=peers)
+                )
 
 
 def _may_prefetch(state: State, device: Device) -> bool:
@@ -296,17 +304,3 @@ def _to_prefetch(state: State, device: Device, coming: Counter[Digest | None]) -
         if copies and copies + len(service.loading) + coming[digest] < _COPIES:
             spare = spare or digest
     return spare
-
-
-def _prefetch(state: State, digest: Digest, device: Device) -> None:
-    number = state.next_number()
-    device.disk.prefetching = digest
-    state.pending[number] = Prefetching(device, digest, state.now)
-    state.out.append(
-        Prefetch(
-            instruction=number,
-            device=device.name,
-            digest=digest,
-            peers=_peers(state, device, digest),
-        )
-    )

@@ -117,7 +117,7 @@ class Release:
 @_instruction
 class PeerLost:
     """Abort transfers from a device to `peer`, which is lost. No answer: the instructions that
-    asked for the transfers are answered.
+    requested the transfers are answered.
     """
 
     device: str

@@ -37,7 +37,7 @@ def violations(state: State) -> list[str]:
 
 def _of_device(state: State, device: Device) -> Iterator[str]:
     name, memory, work = device.name, device.memory, device.work
-    reserved = memory.reserved_bytes
+    reserved = 0 if memory.loading is None else memory.loading.size
     if memory.resident_bytes != sum(memory.resident.values()):
         yield f"{name}: {memory.resident_bytes} bytes are not the sum of what is resident"
     if memory.resident_bytes + reserved > memory.budget:
@@ -105,7 +105,7 @@ def _of_service(state: State, service: Service) -> Iterator[str]:
         if listed:
             known = device.listed[service]
             if known > rank(service, device):
-                yield f"{name}: {device.name} stands further back than it deserves"
+                yield f"{name}: {device.name} ranks worse than it should"
             if all(other is not known for other in service.ranks):
                 yield f"{name}: {device.name} is not in the queue"
     for device in service.loading:

@@ -54,16 +54,20 @@ def consider_device(state: State, device: Device) -> None:
         if not device.work.queued:
             load_if_possible(state, device.preempted_by, device)
         return
-    loadable: list[tuple[int, int, int, int]] = []
-    services = list(state.unmet)
-    for index, service in enumerate(services):
-        if not service.queues or not _wants(state, service, device):
-            continue
-        tier = tier_for(state, service, device)
-        if tier is not None:  # the latest stage first: items are finished before others are begun
-            loadable.append((-service.priority, tier, -service.queues[0].stage, index))
-    if loadable:
-        load_if_possible(state, services[min(loadable)[-1]], device)
+    wanting = [service for service in state.unmet if _wants(state, service, device)]
+    choices = [
+        (service, tier)
+        for service in wanting
+        if (tier := tier_for(state, service, device)) is not None
+    ]
+    if choices:
+        load_if_possible(state, min(choices, key=_urgency)[0], device)
+
+
+def _urgency(choice: tuple[Service, Tier]) -> tuple[int, int, int]:
+    """The smallest first. Of the stages the latest: items are finished before others are begun."""
+    service, tier = choice
+    return -service.priority, tier, -service.queues[0].stage
 
 
 def load_if_possible(state: State, service: Service, device: Device) -> None:
@@ -116,6 +120,8 @@ def _spread(state: State, service: Service, waiting: int) -> None:
 
 
 def _wants(state: State, service: Service, device: Device) -> bool:
+    if not service.queues:
+        return False
     if service.homes_up:
         return device.name in service.homes
     if awaits_homes(state, service):

@@ -25,7 +25,7 @@ _FIFO, _LEAST_LOADED, _RESIDENT = Policy.FIFO, Policy.LEAST_LOADED, Tier.RESIDEN
 
 
 def rank(service: Service, device: Device, tier: int = _RESIDENT) -> Rank:
-    """Where a device stands for a service now: the one place that builds a Rank."""
+    """A device's rank for a service now: the one place that builds it."""
     work, policy, backlog = device.work, service.policy, 0.0
     score: float
     if policy is _FIFO:
@@ -170,14 +170,21 @@ def unreserve(task: Task) -> None:
 
 def occupy(task: Task, device: Device) -> None:
     """The task is given to a device, which may differ from the one where it had a reservation."""
-    reserved = task.reserved_on is device
-    if reserved:
+    work, digest = device.work, task.queue.service.digest
+    if task.reserved_on is device:
         task.reserved_on = None
     else:
         unreserve(task)
-    device.work.occupy(task.queue.service.digest, reserved=reserved)
+        work.load += 1
+    work.queued += 1
+    work.in_use[digest] = work.in_use.get(digest, 0) + 1
 
 
 def vacate(task: Task, device: Device) -> None:
-    device.work.vacate(task.queue.service.digest)
+    work, digest = device.work, task.queue.service.digest
+    work.queued -= 1
+    work.load -= 1
+    work.in_use[digest] -= 1
+    if not work.in_use[digest]:
+        del work.in_use[digest]
     relist(device)

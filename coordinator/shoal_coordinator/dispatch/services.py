@@ -5,7 +5,7 @@ lost, any device that fits serves, until a home joins again. Homes that have not
 awaited for `Limits.homes_grace`.
 """
 
-from shoal_coordinator.dispatch.device import Device
+from shoal_coordinator.dispatch.device import Backoff, Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind
 from shoal_coordinator.dispatch.servers import review
 from shoal_coordinator.dispatch.state import Job, Service, StageQueue, State
@@ -32,7 +32,7 @@ def retire_service(state: State, queue: StageQueue) -> None:
     service = queue.service
     if queue not in service.queues:
         return
-    queue.served_by = tuple(device.name for device in service.servers)
+    queue.served_by = queue.devices
     service.queues.remove(queue)
     if service.queues:
         return
@@ -74,8 +74,10 @@ def record_failure(
     state: State, device: Device, digest: Digest, failure: Failure, free: int = 0
 ) -> None:
     """Start the next backoff; the first `free` failures in a row have none."""
-    backoff = device.health.record_failure(digest, failure, state.now)
-    again = backoff.failures_in_a_row - free - 1
+    known = device.health.backoffs.get(digest)
+    failures_in_a_row = 1 if known is None else known.failures_in_a_row + 1
+    backoff = device.health.backoffs[digest] = Backoff(state.now, failures_in_a_row, failure)
+    again = failures_in_a_row - free - 1
     if again < 0:
         return
     limits = state.limits
@@ -162,13 +164,8 @@ def impossible(state: State, job: Job) -> Failure | None:
 
 
 def _too_large(queue: StageQueue, need: int, budgets: dict[str, Bytes]) -> Failure:
-    (first, budget), *others = budgets.items()
-    have = ", ".join(
-        [
-            f"{first} has {format_bytes(budget)}",
-            *(f"{name} {format_bytes(budget)}" for name, budget in others),
-        ]
-    )
+    first, *others = [(name, format_bytes(budget)) for name, budget in budgets.items()]
+    have = ", ".join([" has ".join(first), *map(" ".join, others)])
     message = (
         f"fragment {queue.stage} of {queue.job.spec.name} needs {format_bytes(need)} resident; "
         f"{have}; cut finer or raise the budget"

@@ -11,7 +11,7 @@ residency.
 
 The state is changed in place. A functional update would copy dictionaries of thousands of entries
 for each of 20,000 tasks a second; here a step costs what it touches. The price is a rule: only
-`machine.step` changes a state, no caller holds parts of it across a step, and `views` reads it.
+`machine.step` changes a state, and no caller holds parts of it across a step.
 
 Everything that is iterated is a list or a dict (insertion order), never a set of objects: the same
 events give the same instructions in every run.
@@ -19,7 +19,7 @@ events give the same instructions in every run.
 
 from collections import deque
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from shoal_coordinator.dispatch.device import Device, Rank, Tally
@@ -69,6 +69,15 @@ class Limits:
     ended_jobs: int = 64
 
 
+class JobPhase(StrEnum):
+    """Where a job is: no task given yet, under way, or ended in one of two ways."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
 class Status(IntEnum):
     """Of a task. READY means: counted in its queue's `waiting`."""
 
@@ -107,7 +116,7 @@ class Service:
 
     @property
     def unserved(self) -> bool:
-        """Whether no device has the fragment, or is loading it."""
+        """Whether no device serves it, and none loads its fragment."""
         return not self.servers and not self.loading
 
     @property
@@ -154,6 +163,11 @@ class StageQueue:
     overtime: int = 0
     times: Histogram = field(default_factory=Histogram)
     served_by: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Who serves it, or served it at its end."""
+        return self.served_by or tuple(device.name for device in self.service.servers)
 
     @property
     def coming(self) -> int:
@@ -204,8 +218,10 @@ class Item:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
-    """A job in progress. `open` are its items that have not ended, admitted or not. Stages up to
-    `open_stages` may begin: all of them, unless the mode is Barrier.
+    """A job in progress. `open` are its items that have not ended, admitted or not. `completed`
+    are those whose results existed before, `succeeded` those of this run; `latency` of an item
+    lasts from its first task's start to its result. Stages up to `open_stages` may begin: all of
+    them, unless the mode is Barrier.
     """
 
     spec: JobSpec
@@ -230,6 +246,12 @@ class Job:
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     failure: Failure | None = None
     latency: Histogram = field(default_factory=Histogram)
+
+    @property
+    def phase(self) -> JobPhase:
+        if self.ended_at is not None:
+            return JobPhase.COMPLETE if self.failure is None else JobPhase.FAILED
+        return JobPhase.PENDING if self.started_at is None else JobPhase.RUNNING
 
 
 # ---- instructions that wait for their answer -----------------------------------------------------

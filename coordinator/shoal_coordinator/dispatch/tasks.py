@@ -82,7 +82,9 @@ def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:
 
 def _note_time(state: State, task: Task, device: Device, compute: Nanoseconds) -> None:
     task.queue.times.add(compute)
-    time = device.work.add_time(task.queue.service.digest, compute)
+    times, digest = device.work.times, task.queue.service.digest
+    known = times.get(digest)
+    time = times[digest] = compute if known is None else known + (compute - known) // 4
     note_time(task.queue.service, device)
     slots = state.limits.queue_depth + _extra_slots(state, task.queue, device, time)
     if device.work.slots != slots:
@@ -168,8 +170,9 @@ def _handle_failure(state: State, running: Running, failure: Failure) -> None:
             _rerun_lost(state, task, failure)
         case FailureKind.MISSING_ACTIVATION:
             task.missing += 1
-            if task.missing > 1:
-                _discard_inputs(state, task)
+            if task.missing > 1:  # where it should be held: make all inputs again
+                for producer in task.queue.predecessors:
+                    release(state, task.item.tasks[producer])
             _retry(state, task, device, failure)
         case _:
             record_failure(state, device, task.queue.service.digest, failure, free=_FREE_FAILURES)
@@ -219,12 +222,6 @@ def _give_up_endless(state: State, queue: StageQueue, failure: Failure) -> None:
     if job.ended_at is None and not queue.finished and queue.overtime >= _OVERTIME_TRIES:
         message = f"{queue.overtime} tasks ran out of time, and none finished: {failure.message}"
         end_job(state, job, Failure(kind=FailureKind.RUNTIME, message=message))
-
-
-def _discard_inputs(state: State, task: Task) -> None:
-    """An input was missing twice where it should be held: make all of them again."""
-    for producer in task.queue.predecessors:
-        release(state, task.item.tasks[producer])
 
 
 def forwarded(state: State, forwarding: Forwarding) -> None:

@@ -50,6 +50,15 @@ __all__ = ["State", "step"]
 
 def step(state: State, event: ev.Event) -> tuple[do.Effect, ...]:
     """Take one event; the state is changed in place."""
+    _apply(state, event)
+    if not isinstance(event, ev.Elapsed):
+        serve_requests(state, event.job)
+    out = tuple(state.out)
+    state.out.clear()
+    return out
+
+
+def _apply(state: State, event: ev.Event) -> None:
     match event:
         case ev.Elapsed():
             elapsed(state, event)
@@ -57,27 +66,20 @@ def step(state: State, event: ev.Event) -> tuple[do.Effect, ...]:
             found(state, event)
         case ev.Submitted() | ev.RemovalRequested():
             enqueue(state, event)
-            serve_requests(state, event.job)
         case ev.CancelRequested():
             cancel(state, event)
         case ev.Recorded():
             recorded(state, event)
-            serve_requests(state, event.job)
         case ev.FilesRemoved():
             end_removal(state, event)
-            serve_requests(state, event.job)
         case ev.Broke():
             if (job := state.jobs.get(event.job)) is not None:
                 message = f"the coordinator failed while it processed this job: {event.message}"
                 stop(state, job, _failed("CoordinatorFailed", message))
         case ev.Opened() | ev.OpenFailed() | ev.WorkEnded() | ev.Closed():
             _advance(state, state.jobs[event.job], event)
-            serve_requests(state, event.job)
         case _:
             assert_never(event)
-    out = tuple(state.out)
-    state.out.clear()
-    return out
 
 
 def _advance(
@@ -86,10 +88,10 @@ def _advance(
     match event:
         case ev.Opened():
             _opened(state, job, event)
-        case ev.WorkEnded():
-            _work_ended(state, job, event)
         case ev.OpenFailed():
             _end(state, job, job.stop or event.end)
+        case ev.WorkEnded():
+            _work_ended(state, job, event)
         case ev.Closed(problem=str(problem)) if job.phase is Phase.COMPLETING:
             _end(state, job, job.stop or _failed("ResultsUnwritten", problem))
         case ev.Closed():

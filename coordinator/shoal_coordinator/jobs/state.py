@@ -88,11 +88,6 @@ class Job:
         return self.phase is Phase.ENDED
 
     @property
-    def is_settled(self) -> bool:
-        """Whether its folders have been judged, or it has ended."""
-        return self.phase in {Phase.RUNNING, Phase.COMPLETING, Phase.ENDED}
-
-    @property
     def completes(self) -> bool:
         """Every item has ended, and the results are certain to be completed, or to fail at it."""
         complete = self.end is not None and self.end.outcome is Outcome.COMPLETE

@@ -9,6 +9,8 @@ from time import monotonic_ns, time
 from typing import assert_never
 
 from shoal_coordinator.dispatch import views
+from shoal_coordinator.dispatch.state import Job as DispatcherJob
+from shoal_coordinator.dispatch.state import JobPhase
 from shoal_coordinator.jobs import effects as do
 from shoal_coordinator.jobs import events as ev
 from shoal_coordinator.jobs.state import Job, Phase
@@ -95,7 +97,7 @@ class Life:
             return frozenset()
         return frozenset(fragment.digest for fragment in self._work.document.fragments)
 
-    def view(self) -> views.JobView | None:
+    def view(self) -> DispatcherJob | None:
         if self.job.phase not in {Phase.RUNNING, Phase.WITHDRAWING}:
             return None
         return views.job(self._driver.state, self.job.name)
@@ -201,7 +203,7 @@ class Life:
             return ev.WorkEnded(job=name, end=end, whole=False, tally=NOTHING)
         place = self.run.inputs.place
         self.counts = job_status(view, place)
-        whole = view.phase is views.JobPhase.COMPLETE
+        whole = view.phase is JobPhase.COMPLETE
         return ev.WorkEnded(job=name, end=run_end(view, place), whole=whole, tally=self.tally())
 
     async def close(self, *, complete: bool) -> ev.Closed:

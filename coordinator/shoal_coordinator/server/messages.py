@@ -6,13 +6,14 @@ What a job is never changes while it runs. How it is done may: by a newer plan, 
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Final
 
 from shoal_coordinator.dispatch.events import Failure, FailureKind
 from shoal_coordinator.dispatch.instructions import Tier
-from shoal_coordinator.dispatch.views import DeviceView, JobPhase, JobView
+from shoal_coordinator.dispatch.state import Job, JobPhase
+from shoal_coordinator.dispatch.views import KnownDevice
 from shoal_coordinator.jobs.values import End, Outcome, Plan, Submission, Tally, Terms
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.sessions import DeviceSession
@@ -75,37 +76,39 @@ def as_submitted(status: pb.JobStatus, submission: Submission) -> pb.JobStatus:
 # ---- statuses ------------------------------------------------------------------------------------
 
 
-def job_status(view: JobView, place: Callable[[int], str]) -> pb.JobStatus:
+def job_status(job: Job, place: Callable[[int], str]) -> pb.JobStatus:
     """A run as the dispatcher sees it; `place` says where an item's input is. The statistics that
     add up over runs are for `with_tally`."""
-    pending = view.phase is JobPhase.PENDING
+    pending = job.phase is JobPhase.PENDING
     status = pb.JobStatus(
-        name=view.name,
+        name=job.spec.name,
         state=pb.JobStatus.PENDING if pending else pb.JobStatus.RUNNING,
-        items=view.items,
-        active=view.active,
-        succeeded=view.succeeded,
-        failed=view.failed,
-        resumed=view.resumed,
-        epoch=view.epoch,
+        items=job.spec.items,
+        active=len(job.active),
+        succeeded=len(job.completed) + job.succeeded,
+        failed=job.failed,
+        resumed=len(job.completed),
+        epoch=job.spec.epoch,
         failures=[
             pb.ItemFailure(item=item, input=place(item), reason=wire.failure_text(failure))
-            for item, failure in view.failures
+            for item, failure in job.failures
         ],
         stages=[
             pb.StageStatus(
-                index=stage.index,
-                ready=stage.ready,
-                running=stage.running,
-                compute_seconds=0.0 if stage.compute is None else seconds(stage.compute),
-                devices=stage.devices,
+                index=queue.stage,
+                ready=queue.waiting,
+                running=queue.running,
+                compute_seconds=seconds(queue.times.quantile(0.5)) if queue.times.total else 0.0,
+                devices=queue.devices,
             )
-            for stage in view.stages
+            for queue in job.queues
         ],
     )
-    if view.latency is not None:
-        for name in ("p50", "p90", "p99", "maximum"):
-            setattr(status.latency, f"{name}_seconds", seconds(getattr(view.latency, name)))
+    if job.latency.total:
+        status.latency.p50_seconds = seconds(job.latency.quantile(0.5))
+        status.latency.p90_seconds = seconds(job.latency.quantile(0.9))
+        status.latency.p99_seconds = seconds(job.latency.quantile(0.99))
+        status.latency.maximum_seconds = seconds(job.latency.maximum)
     return status
 
 
@@ -132,33 +135,33 @@ def end_of(status: pb.JobStatus) -> End:
     return End(outcome=outcome, reason=status.reason, message=status.message)
 
 
-def run_tally(view: JobView, now: Nanoseconds, now_seconds: float) -> Tally:
+def run_tally(job: Job, now: Nanoseconds, now_seconds: float) -> Tally:
     """The statistics of one run; `now_seconds` is `now` by the wall clock, since 1970."""
     ran = Nanoseconds(0)
     started_seconds = None
-    if view.started_at is not None:
-        ran = Nanoseconds((view.ended_at or now) - view.started_at)
-        started_seconds = now_seconds - (now - view.started_at) / 1e9
+    if job.started_at is not None:
+        ran = Nanoseconds((job.ended_at or now) - job.started_at)
+        started_seconds = now_seconds - (now - job.started_at) / 1e9
     return Tally(
-        stored=view.succeeded - view.resumed,
-        retries=view.retries,
+        stored=job.succeeded,
+        retries=job.retries,
         seconds=seconds(ran),
         started_seconds=started_seconds,
-        tier_hits=tuple(view.tier_hits[tier] for tier in Tier),
-        finished=tuple(stage.finished for stage in view.stages),
+        tier_hits=tuple(job.tiers),
+        finished=tuple(queue.finished for queue in job.queues),
     )
 
 
-def run_end(view: JobView, place: Callable[[int], str]) -> End:
+def run_end(job: Job, place: Callable[[int], str]) -> End:
     """How a run has ended. As with a `batch/v1` Job, one failed item fails the whole; but only once
     all have ended, and the results of the others stay.
     """
-    if view.failure is not None:
-        return _failed(view.failure)
-    if not view.failed:
+    if job.failure is not None:
+        return _failed(job.failure)
+    if not job.failed:
         return End(outcome=Outcome.COMPLETE)
-    message = f"{view.failed} of {view.items} items failed"
-    for item, failure in view.failures[:1]:
+    message = f"{job.failed} of {job.spec.items} items failed"
+    for item, failure in job.failures[:1]:
         where, why = place(item), wire.failure_text(failure)
         message += f"; first: {why}" if why.startswith(where) else f"; first: {where}: {why}"
     return End(outcome=Outcome.FAILED, reason="ItemsFailed", message=message)
@@ -181,29 +184,33 @@ def tier_hits(hits: Mapping[Tier, int]) -> pb.TierHits:
 
 
 def device_status(
-    view: DeviceView, known: DeviceSession | None, size_of: Callable[[Digest], int]
+    view: KnownDevice, known: DeviceSession | None, size_of: Callable[[Digest], int]
 ) -> pb.DeviceStatus:
     """A device, with what its newest session reported; `size_of` knows a fragment's bytes."""
+    tally, device = view.tally, view.device
     status = pb.DeviceStatus(
         name=view.name,
         state=view.phase.name,
-        budget_bytes=view.budget,
-        resident_bytes=view.resident_bytes,
-        resident=sorted(view.resident),
-        loads=view.loads,
-        evictions=view.evictions,
-        tier_hits=tier_hits(view.tier_hits),
-        tasks=view.tasks,
-        queued=view.queued,
+        budget_bytes=tally.budget,
+        loads=tally.loads,
+        evictions=tally.evictions,
+        tier_hits=tier_hits(dict(zip(Tier, tally.tiers, strict=True))),
+        tasks=tally.tasks,
     )
+    on_disk: Iterable[Digest] = ()
+    if device is not None:
+        status.resident_bytes = device.memory.resident_bytes
+        status.resident.extend(sorted(device.memory.resident))
+        status.queued = device.work.queued
+        on_disk = device.disk.cached
     if known is not None:
         hello, telemetry = known.hello, known.telemetry
         sizes = {fragment.digest: fragment.bytes for fragment in hello.cached}
-        cached = sum(sizes.get(digest) or size_of(digest) for digest in view.cached)
+        cached = [sizes.get(digest) or size_of(digest) for digest in on_disk]
         status.architecture = hello.capabilities.architecture
         status.floor_bytes = hello.floor_bytes
-        status.cached_fragments = len(view.cached)
-        status.cached_bytes = cached
+        status.cached_fragments = len(cached)
+        status.cached_bytes = sum(cached)
         for name in ("used_bytes", "peak_bytes", "sent_bytes", "received_bytes", "fetched_bytes"):
             setattr(status, name, getattr(telemetry, name))
         status.silent_seconds = monotonic() - known.received_at

@@ -103,7 +103,7 @@ class Table:
 
     # ---- events ------------------------------------------------------------------------------
 
-    def tell(self, event: Event) -> list[Instruction]:
+    def feed(self, event: Event) -> list[Instruction]:
         """One step; what it gave."""
         given = list(step(self.state, event))
         assert violations(self.state) == []
@@ -120,7 +120,7 @@ class Table:
         end = self.now + milliseconds * MILLISECOND
         while self.now < end:
             self.now = min(end, self.now + 250 * MILLISECOND)
-            given += self.tell(Tick(at=self.at()))
+            given += self.feed(Tick(at=self.at()))
         return given
 
     def join(
@@ -135,7 +135,7 @@ class Table:
     ) -> list[Instruction]:
         """A device joins, by default in a new process; what it has resident is 10 MiB each."""
         self.sessions += 1
-        return self.tell(
+        return self.feed(
             DeviceJoined(
                 at=self.at(),
                 device=name,
@@ -151,13 +151,13 @@ class Table:
     def lose(self, name: str) -> list[Instruction]:
         """A device's session breaks."""
         session = self.state.devices[name].session
-        return self.tell(DeviceLost(at=self.at(), device=name, session=session))
+        return self.feed(DeviceLost(at=self.at(), device=name, session=session))
 
     def measure(
         self, name: str, telemetry: Telemetry | None = None, *, fetched_mib: float = 0
     ) -> list[Instruction]:
         """A device sends readings, and how much of fragments it has fetched so far."""
-        return self.tell(
+        return self.feed(
             DeviceTelemetry(
                 at=self.at(),
                 device=name,
@@ -169,7 +169,7 @@ class Table:
 
     def submit(self, spec: JobSpec, completed: frozenset[int] = frozenset()) -> list[Instruction]:
         """A job is submitted."""
-        return self.tell(JobSubmitted(at=self.at(), job=spec, completed=completed))
+        return self.feed(JobSubmitted(at=self.at(), job=spec, completed=completed))
 
     def answer(
         self,
@@ -185,17 +185,17 @@ class Table:
             case Load(instruction=number, resident=size):
                 if resident_mib is not None:
                     size = Bytes(int(resident_mib * MIB))
-                return self.tell(FragmentResident(at=at, instruction=number, resident=size))
+                return self.feed(FragmentResident(at=at, instruction=number, resident=size))
             case Unload(instruction=number):
-                return self.tell(FragmentUnloaded(at=at, instruction=number))
+                return self.feed(FragmentUnloaded(at=at, instruction=number))
             case Prefetch(instruction=number):
-                return self.tell(FragmentCached(at=at, instruction=number))
+                return self.feed(FragmentCached(at=at, instruction=number))
             case Forward(instruction=number):
-                return self.tell(ActivationForwarded(at=at, instruction=number))
+                return self.feed(ActivationForwarded(at=at, instruction=number))
             case FinishItem(job=name, item=item):
-                return self.tell(ItemStored(at=at, job=name, item=item))
+                return self.feed(ItemStored(at=at, job=name, item=item))
             case Execute(instruction=number, routes=routes):
-                return self.tell(
+                return self.feed(
                     TaskFinished(
                         at=at,
                         instruction=number,
@@ -217,7 +217,7 @@ class Table:
         need = None if need_mib is None else Bytes(int(need_mib * MIB))
         have = None if need_mib is None else Bytes(int(have_mib * MIB))
         failure = Failure(kind=kind, message="it went wrong", need=need, have=have)
-        return self.tell(
+        return self.feed(
             InstructionFailed(at=self.at(), instruction=instruction.instruction, failure=failure)
         )
 

@@ -177,7 +177,7 @@ class Agent(Link):
         if (job, item) in world.trouble.unreadable:
             failure = Failure(kind=FailureKind.INVALID_INPUT, message="not an array")
             event = InputUnreadable(at=Nanoseconds(0), job=job, item=item, failure=failure)
-            world.tell_later(world.delay(), event)
+            world.feed_later(world.delay(), event)
             return
         key = execution.Sent(job, execute.epoch, item, -1, execute.stage)
         world.later(world.delay(), lambda: self.arrive(session, key))

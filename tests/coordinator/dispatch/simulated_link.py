@@ -66,7 +66,7 @@ class Link:
         self.connected = False
         self.alive = True
         self.hung = False
-        self._sent_until = self._heard_until = 0
+        self._sent_until = self._received_until = 0
         self._executes: dict[int, give.Execute] = {}
         self._given_up: set[str] = set()
         self._stuck: dict[str, list[Callable[[], None]]] = {}
@@ -79,11 +79,11 @@ class Link:
             return
         self.session = self.world.next_session()
         self.connected, self.hung = True, False
-        self._sent_until = self._heard_until = self.world.now
+        self._sent_until = self._received_until = self.world.now
         self.queue = execution.TaskQueue()
         self._executes.clear()
         self._measure(self.session)
-        self.world.tell(
+        self.world.feed(
             DeviceJoined(
                 at=Nanoseconds(self.world.now),
                 device=self.name,
@@ -96,7 +96,7 @@ class Link:
             )
         )
 
-    def break_session(self, *, tell: bool = True) -> None:
+    def break_session(self, *, report: bool = True) -> None:
         """The stream breaks; the agent drops its queue, keeps its fragments, dials again."""
         if not self.connected:
             return
@@ -106,8 +106,8 @@ class Link:
         self._executes.clear()
         for digest in list(self.ledger.in_flight):
             self.ledger.fail_load(digest)
-        if tell:
-            self.world.tell_later(self.world.delay(), lost)
+        if report:
+            self.world.feed_later(self.world.delay(), lost)
         if self.alive:
             self.world.later(self.world.chance.uniform(0.05, 2) * SECOND, self.connect)
 
@@ -117,7 +117,7 @@ class Link:
             return
         self.world.note(f"-- {self.name} is killed")
         self.alive = False
-        self.break_session(tell=not self.hung)
+        self.break_session(report=not self.hung)
         self.ledger = self.model.empty_ledger()
         self.incarnation += 1
         self.world.later(away, self._start)
@@ -181,18 +181,18 @@ class Link:
 
     # ---- the wire ----------------------------------------------------------------------------
 
-    def hear(self, instruction: give.Instruction) -> None:
+    def receive(self, instruction: give.Instruction) -> None:
         """Something is sent to the device, on its session's stream: in order."""
         if not self.connected:
             return
         session, now = self.session, self.world.now
-        self._heard_until = max(self._heard_until, now + self.world.delay()) + 1
+        self._received_until = max(self._received_until, now + self.world.delay()) + 1
 
         def arrive() -> None:
             if self._is_in(session) and not self.hung:
                 self._obey(instruction, session)
 
-        self.world.later(self._heard_until - now, arrive)
+        self.world.later(self._received_until - now, arrive)
 
     def _send_up(self, event: Event) -> None:
         """To the coordinator, on the session's stream: in order. It may outlive the stream."""
@@ -203,7 +203,7 @@ class Link:
 
         def arrive() -> None:
             if self._is_in(session) or self.world.chance.random() < 0.5:
-                self.world.tell(event)
+                self.world.feed(event)
 
         self.world.later(self._sent_until - now, arrive)
 

@@ -82,9 +82,9 @@ class World:
         self._count += 1
         heappush(self._event_router, (self.now + max(int(delay), 1), self._count, action))
 
-    def tell_later(self, delay: float, event: Event) -> None:
+    def feed_later(self, delay: float, event: Event) -> None:
         """Have an event reach the dispatcher after a delay."""
-        self.later(delay, lambda: self.tell(event))
+        self.later(delay, lambda: self.feed(event))
 
     def run(self, until: int, done: Callable[[], bool]) -> None:
         """Let time pass until something is the case, or the time is up."""
@@ -94,7 +94,7 @@ class World:
 
     def tick(self) -> None:
         """The shell's clock."""
-        self.tell(Tick(at=Nanoseconds(0)))
+        self.feed(Tick(at=Nanoseconds(0)))
         self.later(TICK_INTERVAL, self.tick)
 
     def delay(self) -> int:
@@ -121,7 +121,7 @@ class World:
 
     # ---- the coordinator ---------------------------------------------------------------------
 
-    def tell(self, event: Event) -> None:
+    def feed(self, event: Event) -> None:
         """One step of the dispatcher, checked, and what follows from it. The event happens now."""
         self.steps += 1
         event = replace(event, at=Nanoseconds(self.now))
@@ -141,11 +141,11 @@ class World:
             return
         self.specs[spec.name] = spec
         self._completed.setdefault(spec.name, completed)
-        self.tell(JobSubmitted(at=Nanoseconds(0), job=spec, completed=completed))
+        self.feed(JobSubmitted(at=Nanoseconds(0), job=spec, completed=completed))
 
     def cancel(self, name: str) -> None:
         """A user changes their mind."""
-        self.tell(JobCancelled(at=Nanoseconds(0), job=name, reason="no longer wanted"))
+        self.feed(JobCancelled(at=Nanoseconds(0), job=name, reason="no longer wanted"))
 
     def note_result(self, execute: give.Execute) -> None:
         """An agent has sent what a stage gives of the model's outputs, if anything."""
@@ -163,9 +163,9 @@ class World:
                 self._finish_job(job, failure)
             case give.Disconnect(device=device, session=session):
                 if self.agents[device].session == session:
-                    self.agents[device].break_session(tell=False)
+                    self.agents[device].break_session(report=False)
             case _:
-                self.agents[instruction.device].hear(instruction)
+                self.agents[instruction.device].receive(instruction)
 
     def _finish_item(self, instruction: give.FinishItem) -> None:
         job, item = instruction.job, instruction.item
@@ -184,7 +184,7 @@ class World:
         def stored() -> None:
             if failure is None:
                 self._ends[job, item] = "stored"
-            self.tell(ItemStored(at=Nanoseconds(0), job=job, item=item, failure=failure))
+            self.feed(ItemStored(at=Nanoseconds(0), job=job, item=item, failure=failure))
 
         self.later(self.delay(), stored)
 
@@ -201,7 +201,7 @@ class World:
         for item in range(self.specs[job].items):
             how = self._ends.get((job, item))
             if item in self._completed[job] and how is not None:
-                raise self.wrong(f"{job}/{item} stood already, and is {how}")
+                raise self.wrong(f"{job}/{item} had a result already, and is {how}")
             ended = item in self._completed[job] or how in {"stored", "failed"}
             if failure is None and not ended:
                 raise self.wrong(f"{job} is finished, but item {item} is {how}")

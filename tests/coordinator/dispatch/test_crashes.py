@@ -103,7 +103,7 @@ def test_a_device_that_leaves_in_order_is_no_loss() -> None:
     for _ in range(20):
         table.join("d1")
         session = table.state.devices["d1"].session
-        table.tell(DeviceDraining(at=table.at(), device="d1", session=session))
+        table.feed(DeviceDraining(at=table.at(), device="d1", session=session))
         table.lose("d1")
         table.now += 1_000_000_000
     assert "job" in table.state.jobs

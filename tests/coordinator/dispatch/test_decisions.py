@@ -16,7 +16,7 @@ from shoal_coordinator.dispatch.decisions import (
     SparingCase,
     decide,
 )
-from shoal_coordinator.dispatch.device import Device, Tally, new_device
+from shoal_coordinator.dispatch.device import Backoff, Device, Tally, new_device
 from shoal_coordinator.dispatch.events import DeviceJoined, Failure, FailureKind, Policy
 from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.servers import enlist
@@ -90,7 +90,7 @@ class Facts:
         device.work.used_at[digest("a")] = self.used_at
         device.memory.loaded_at = self.loaded_at
         if self.tasks_given:
-            device.work.occupy(digest("a"), reserved=False)
+            device.work.in_use[digest("a")] = 1
         if self.preempted_by:
             device.preempted_by = getattr(self, self.preempted_by)
         if self.cached:
@@ -99,7 +99,7 @@ class Facts:
             device.disk.full_until = Nanoseconds(NOW + 1)
         if self.failed:
             failure = Failure(kind=FailureKind.CORRUPT, message="it went wrong")
-            device.health.record_failure(digest("c"), failure, Nanoseconds(NOW + 1))
+            device.health.backoffs[digest("c")] = Backoff(Nanoseconds(NOW + 1), 1, failure)
         if self.suspect:
             losses = [Loss("other", incarnation, loading=True) for incarnation in (1, 2)]
             self.state.crashes[digest("a")] = Crashes(losses=losses)
@@ -114,7 +114,7 @@ class Facts:
             budget=Bytes(self.budget_mib * MIB),
             resident={digest(resident): Bytes(10 * MIB)},
         )
-        tally = Tally(name, joined.budget)
+        tally = Tally(joined.budget)
         return new_device(joined, order=len(name), tally=tally, slots=2)
 
     def _service(self, names: str, priority: int, waiting: int) -> Service:

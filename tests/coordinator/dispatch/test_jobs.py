@@ -76,13 +76,12 @@ def test_a_job_without_items_ends_at_once() -> None:
     assert only(table.submit(job(chain("a"), 0)), FinishJob).failure is None
 
 
-def test_items_whose_results_stand_are_not_made_again() -> None:
+def test_items_whose_results_exist_are_not_made_again() -> None:
     table = one_device("a")
     seen = table.play(table.submit(job(chain("a"), 5), frozenset({0, 3})))
     assert {one.item for one in some(seen, Execute)} == {1, 2, 4}
-    view = views.job(table.state, "job")
-    assert view is not None
-    assert (view.succeeded, view.resumed) == (5, 2)
+    ended = table.state.ended["job"]
+    assert (ended.succeeded, ended.completed) == (3, frozenset({0, 3}))
 
 
 def test_a_result_that_cannot_be_written_fails_its_item_and_not_the_job() -> None:
@@ -91,7 +90,7 @@ def test_a_result_that_cannot_be_written_fails_its_item_and_not_the_job() -> Non
     first, second = table.all(Execute)
     finish = only(table.answer(first), FinishItem)
     failure = Failure(kind=FailureKind.OUTPUT, message="no space left")
-    given = table.tell(ItemStored(at=table.at(), job="job", item=finish.item, failure=failure))
+    given = table.feed(ItemStored(at=table.at(), job="job", item=finish.item, failure=failure))
     assert only(given, FailItem).failure == failure
     table.play([second])
     ended = table.state.ended["job"]
@@ -104,7 +103,7 @@ def test_a_cancelled_job_leaves_nothing_behind() -> None:
     table.join("d2", resident=("b",))
     table.submit(job(chain("a", "b"), 5))
     table.answer(table.all(Execute)[0])
-    given = table.tell(JobCancelled(at=table.at(), job="job", reason="not needed"))
+    given = table.feed(JobCancelled(at=table.at(), job="job", reason="not needed"))
     failure = only(given, FinishJob).failure
     assert failure is not None
     assert (failure.kind, failure.message) == (FailureKind.CANCELLED, "not needed")
@@ -196,33 +195,31 @@ def test_a_name_can_be_used_again_once_its_job_has_ended() -> None:
     assert len(table.all(FinishJob)) == 2
 
 
-def test_a_view_counts_what_a_job_did() -> None:
+def test_a_job_counts_what_it_did() -> None:
     table = Table()
     table.join("d1", cached=("a",))
     seen = table.submit(job(chain("a"), 3))
     table.now += 5_000_000
     table.play(seen)
-    view = views.job(table.state, "job")
-    assert view is not None
-    assert (view.phase, view.items, view.succeeded, view.failed) == ("Complete", 3, 3, 0)
-    assert view.tier_hits == {Tier.RESIDENT: 2, Tier.CACHED: 1, Tier.IDLE: 0, Tier.EVICT: 0}
-    stage = view.stages[0]
-    assert (stage.finished, stage.ready, stage.running) == (3, 0, 0)
-    assert stage.compute is not None
-    assert abs(stage.compute - 10_000_000) < 700_000
-    assert view.latency is not None
+    ended = views.job(table.state, "job")
+    assert ended is not None
+    assert (ended.phase, ended.spec.items, ended.succeeded, ended.failed) == ("Complete", 3, 3, 0)
+    assert dict(zip(Tier, ended.tiers, strict=True)) == {1: 2, 2: 1, 3: 0, 4: 0}
+    (queue,) = ended.queues
+    assert (queue.finished, queue.waiting, queue.running) == (3, 0, 0)
+    assert abs(queue.times.quantile(0.5) - 10_000_000) < 700_000
+    assert ended.latency.total == 3
 
 
-def test_a_view_of_an_ended_job_says_who_served_each_stage() -> None:
+def test_an_ended_job_says_who_served_each_stage() -> None:
     table = Table()
     for name in ("d1", "d2", "d3"):
         table.join(name)
     homes = {"a": ("d1",), "b": ("d2", "d3")}
     table.play(table.submit(job(chain("a", "b", homes=homes), 6)))
-    seen = views.job(table.state, "job")
-    assert seen is not None
-    assert seen.phase is views.JobPhase.COMPLETE
-    assert [set(stage.devices) for stage in seen.stages] == [{"d1"}, {"d2", "d3"}]
+    ended = table.state.ended["job"]
+    assert ended.phase == "Complete"
+    assert [set(queue.devices) for queue in ended.queues] == [{"d1"}, {"d2", "d3"}]
 
 
 def test_a_view_shows_a_device_s_ledger_and_outlives_it() -> None:
@@ -230,12 +227,13 @@ def test_a_view_shows_a_device_s_ledger_and_outlives_it() -> None:
     table.join("d1", 24)
     table.play(table.submit(job(chain("a"), 3)))
     (view,) = views.devices(table.state)
-    assert (view.phase, view.resident_bytes, view.loads) == ("Ready", 10 << 20, 1)
-    assert view.tasks == 3
+    assert view.device is not None
+    assert (view.phase, view.device.memory.resident_bytes) == ("Ready", 10 << 20)
+    assert (view.tally.tasks, view.tally.loads) == (3, 1)
     table.lose("d1")
     (view,) = views.devices(table.state)
-    assert (view.name, view.phase, view.tasks, view.loads) == ("d1", "Lost", 3, 1)
-    assert view.resident_bytes == len(view.resident) == len(view.cached) == 0
+    assert (view.name, view.phase, view.device) == ("d1", "Lost", None)
+    assert (view.tally.tasks, view.tally.loads) == (3, 1)
 
 
 def test_the_memory_of_ended_jobs_is_bounded() -> None:

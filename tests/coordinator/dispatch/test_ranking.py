@@ -147,7 +147,7 @@ class Fleet:
             new_device(
                 DeviceJoined(at=Nanoseconds(0), device=name, session=1, budget=Bytes(1)),
                 order=index,
-                tally=Tally(name, Bytes(1)),
+                tally=Tally(Bytes(1)),
                 slots=2,
             )
             for index, name in enumerate(f"d{index}" for index in range(8))
@@ -184,11 +184,13 @@ def test_the_index_names_the_device_that_looking_at_all_would(
             case "delist":
                 delist(fleet.service, device)
             case "give":
-                device.work.occupy(digest("a"), reserved=False)
+                device.work.queued += 1
+                device.work.load += 1
                 device.work.last_given = count
             case "end":
                 if device.work.queued:
-                    device.work.vacate(digest("a"))
+                    device.work.queued -= 1
+                    device.work.load -= 1
                 relist(device)
             case _:
                 device.work.times[digest("a")] = value

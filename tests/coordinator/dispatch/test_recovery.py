@@ -56,8 +56,8 @@ def test_whoever_sends_to_a_lost_device_is_told(ahead: bool) -> None:
         ((_, target),) = execute.routes
     else:
         target = only(table.answer(execute, delivered=False), Forward).target
-    (told,) = some(table.lose(target), PeerLost)
-    assert (told.device, told.peer) == ("d1", target)
+    (warning,) = some(table.lose(target), PeerLost)
+    assert (warning.device, warning.peer) == ("d1", target)
 
 
 def test_who_does_not_send_to_a_lost_device_hears_nothing_of_it() -> None:
@@ -102,7 +102,7 @@ def test_a_late_word_about_an_old_session_does_not_hurt_the_new_one() -> None:
     table = three_devices()
     session = table.state.devices["d1"].session
     table.join("d1", resident=("a",))
-    assert table.tell(DeviceLost(at=table.at(), device="d1", session=session)) == []
+    assert table.feed(DeviceLost(at=table.at(), device="d1", session=session)) == []
     assert "d1" in table.state.devices
 
 
@@ -137,7 +137,7 @@ def test_silence_is_followed_by_a_probe_and_then_by_the_loss() -> None:
     assert {probe.device for probe in some(given, Probe)} == {"d1", "d2", "d3"}
     for name in ("d2", "d3"):
         session = table.state.devices[name].session
-        table.tell(ProbeAnswered(at=table.at(), device=name, session=session))
+        table.feed(ProbeAnswered(at=table.at(), device=name, session=session))
     given = table.wait(limits.probe_patience // 1_000_000)
     assert [gone.device for gone in some(given, Disconnect)] == ["d1"]
     assert "loads a" in " ".join(brief(given))
@@ -148,14 +148,14 @@ def test_a_device_that_lives_but_never_answers_is_given_up() -> None:
     for _ in range(200):
         table.wait(4000)
         for name, device in list(table.state.devices.items()):
-            table.tell(ProbeAnswered(at=table.at(), device=name, session=device.session))
+            table.feed(ProbeAnswered(at=table.at(), device=name, session=device.session))
         if table.all(Disconnect):
             break
     assert table.all(Disconnect)[0].reason == "instruction 4 was not answered"
 
 
 def live(table: Table, name: str, seconds: int, mib_per_second: float) -> None:
-    """Time passes, and the device tells every four seconds how much it has fetched."""
+    """Time passes, and the device reports every four seconds how much it has fetched."""
     start = table.state.devices[name].health.fetched / MIB
     for passed in range(4, seconds + 1, 4):
         table.wait(4000)
@@ -198,7 +198,7 @@ def test_a_fetch_that_breaks_off_and_gets_on_is_tried_for_as_long_as_it_takes() 
 def test_a_draining_device_gets_nothing_new_and_finishes_what_it_has() -> None:
     table = three_devices(items=9)
     device = table.state.devices["d2"]
-    table.tell(DeviceDraining(at=table.at(), device="d2", session=device.session))
+    table.feed(DeviceDraining(at=table.at(), device="d2", session=device.session))
     seen = table.play(list(table.given))
     assert {one.device for one in some(seen, Execute) if one.stage == 1} == {"d3"}
     assert table.state.ended["job"].succeeded == 9
@@ -245,7 +245,7 @@ def test_an_input_that_does_not_suit_the_model_fails_without_another_try() -> No
 def test_an_input_that_cannot_be_read_fails_and_its_task_is_given_up() -> None:
     table = three_devices(items=1)
     failure = Failure(kind=FailureKind.INVALID_INPUT, message="not an array")
-    given = table.tell(InputUnreadable(at=table.at(), job="job", item=0, failure=failure))
+    given = table.feed(InputUnreadable(at=table.at(), job="job", item=0, failure=failure))
     assert only(given, FailItem).failure.message == "not an array"
     assert only(given, Cancel).device == "d1"
     # The answer comes all the same, and what was made is dropped.
@@ -277,7 +277,7 @@ def test_a_fragment_that_a_device_gave_up_is_loaded_again() -> None:
     table = three_devices()
     session = table.state.devices["d1"].session
     event = FragmentEvicted(at=table.at(), device="d1", session=session, digest=digest("a"))
-    table.tell(event)
+    table.feed(event)
     assert table.state.devices["d1"].memory.resident == {}
     given = table.fail(only(table.given, Execute), FailureKind.NOT_RESIDENT)
     assert table.state.jobs["job"].active[0].failures == 0

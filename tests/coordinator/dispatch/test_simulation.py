@@ -26,6 +26,6 @@ def test_a_fragment_that_crashes_every_device_fails_no_job_but_its_own() -> None
     assert blamed > 50
 
 
-def test_a_seed_tells_the_same_story_every_time() -> None:
+def test_a_seed_gives_the_same_transcript_every_time() -> None:
     one, other = simulate(7), simulate(7)
     assert one.transcript == other.transcript

@@ -84,7 +84,7 @@ class World:
         elif not self.calm and self.chance.random() < 0.3:
             self._request()
         elif self.unlucky(0.03):
-            self.tell(ev.Broke(job=self.chance.choice(NAMES), message="a bug"))
+            self.feed(ev.Broke(job=self.chance.choice(NAMES), message="a bug"))
         else:
             self.chance.choice([self._answer, self._write, self._work, self._elapse])()
 
@@ -92,11 +92,11 @@ class World:
         name = self.chance.choice(NAMES)
         kind = self.chance.random()
         if kind < 0.2:
-            self.tell(ev.CancelRequested(job=name, reason="no need"))
+            self.feed(ev.CancelRequested(job=name, reason="no need"))
         elif kind < 0.3:
-            self.tell(ev.RemovalRequested(job=name, caller=self._caller("removal")))
+            self.feed(ev.RemovalRequested(job=name, caller=self._caller("removal")))
         else:
-            self.tell(
+            self.feed(
                 ev.Submitted(
                     job=name,
                     caller=self._caller("submission"),
@@ -162,7 +162,7 @@ class World:
 
     def _elapse(self) -> None:
         busy = {name: run.tally for name, run in self.runs.items() if run.dispatched}
-        self.tell(ev.Elapsed(tallies=busy))
+        self.feed(ev.Elapsed(tallies=busy))
 
     def crash(self) -> None:
         """The process dies, and the next one begins with what is on the disk. Of the writes under
@@ -181,7 +181,7 @@ class World:
         self._start()
         for name, record in sorted(self.disk.records.items()):
             ended = record.end is not None
-            self.tell(
+            self.feed(
                 ev.Found(
                     job=name,
                     epoch=record.epoch,
@@ -197,7 +197,7 @@ class World:
 
     # ---- one step, and what it has done ------------------------------------------------------
 
-    def tell(self, event: ev.Event) -> None:
+    def feed(self, event: ev.Event) -> None:
         """One step of the machine, checked, and what follows from it."""
         self.note(str(event))
         given = step(self.state, event)
@@ -215,7 +215,7 @@ class World:
         return Wrong(f"seed {self.seed}, crash after {self.crash_after}: {text}\n{lines}")
 
     def _later(self, event: ev.Event) -> None:
-        self._answers.append(lambda: self.tell(event))
+        self._answers.append(lambda: self.feed(event))
 
     def check(self) -> None:
         """What holds after every step: a life ends once, for good, and its end is on the disk."""
@@ -359,26 +359,26 @@ class World:
     def _open(self, name: str) -> None:
         if self.unlucky(0.1):
             del self.runs[name]
-            self.tell(ev.OpenFailed(job=name, end=End(outcome=Outcome.FAILED, reason="Folder")))
+            self.feed(ev.OpenFailed(job=name, end=End(outcome=Outcome.FAILED, reason="Folder")))
             return
         self.runs[name].opened = True
-        self.tell(ev.Opened(job=name, items=ITEMS, completed=self.results(name)))
+        self.feed(ev.Opened(job=name, items=ITEMS, completed=self.results(name)))
 
     def _close(self, name: str, *, complete: bool) -> None:
         del self.runs[name]
         problem = "disk full" if complete and self.unlucky(0.1) else None
-        self.tell(ev.Closed(job=name, problem=problem))
+        self.feed(ev.Closed(job=name, problem=problem))
 
     def _remove(self, name: str) -> None:
         works = self._works(name)
         if self.unlucky(0.2):
             self.cut_short |= works
-            self.tell(ev.FilesRemoved(job=name, problem="busy"))
+            self.feed(ev.FilesRemoved(job=name, problem="busy"))
             return
         for work in works:
             del self.disk.results[work]
         self.cut_short -= works
-        self.tell(ev.FilesRemoved(job=name))
+        self.feed(ev.FilesRemoved(job=name))
 
     # ---- the end -----------------------------------------------------------------------------
 

@@ -4,15 +4,21 @@ import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
 
 from cluster_fixtures import SHARED_PLANE, api_access, control_plane
 
 # As in Shoal itself: the runtime would report to its maker, from a network that may be watched.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+# A test asserts no time, and an example may take long where other processes compute.
+settings.register_profile("shoal", deadline=None)
+settings.load_profile("shoal")
+
 __all__ = ["api_access", "control_plane"]
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What waits most, for a cluster, begins first: so the rest can go on beside it.
 
@@ -23,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not {"control_plane", "api_access"}.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group("control-plane"))
         elif item.get_closest_marker("real") is not None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}-{item.path.stem}"))
 
 
 def _turn(item: pytest.Item) -> int:

@@ -2,10 +2,12 @@
 # nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check style types borders e2e faults parity thorough bench cluster cluster-images cluster-down cluster-build protos crds lock clean
+.PHONY: help run check style types borders e2e faults parity thorough fuzz bench cluster cluster-images cluster-down cluster-build protos crds lock clean
 
 PYTHON ?= python3
 EXAMPLE ?= ocr
+MINUTES ?= 1
+FUZZED ?= frames tensors arrays parts journal manifests partitions fragments coordinator agent
 BIN := .venv/bin
 VERSION := $(shell sed -nE 's/^version = "(.*)"/\1/p' pyproject.toml)
 CLUSTER := PYTHONPATH=hack/cluster $(BIN)/python -m shoal_cluster
@@ -54,6 +56,10 @@ thorough: .venv/dev.stamp ## Run all that check leaves out: faults on nodes, hea
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs -m minutes
 
+fuzz: .venv/fuzz.stamp ## Fuzz each reader of others' bytes for MINUTES (1), until one has a fault (FUZZED=frames)
+	@for target in $(FUZZED); do PYTHONPATH=tests $(BIN)/python -m fuzz.fuzzing $$target \
+		--seconds $$((60 * $(MINUTES))) --corpus out/fuzz || exit 1; done
+
 bench: .venv/dev.stamp ## Run every bench in its quick form
 	@for bench in streaming overhead peers operator_scale; do $(BIN)/python bench/$$bench.py --quick || exit 1; done
 
@@ -85,6 +91,7 @@ lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
 	$(COMPILE) --no-deps requirements/models.in --output-file requirements/models.txt
 	$(COMPILE) requirements/build.in --constraint requirements/run.txt \
 		--output-file requirements/build.txt
+	$(COMPILE) requirements/fuzz.in --output-file requirements/fuzz.txt
 	for image in operator coordinator worker agent; do \
 		$(COMPILE) pyproject.toml --extra $$([ $$image = worker ] && echo cli || echo $$image) \
 		--constraint requirements/run.txt --output-file requirements/$$image.txt || exit 1; done
@@ -109,4 +116,9 @@ clean: ## Remove .venv and everything else that was made
 .venv/dev.stamp: requirements/dev.txt .venv/run.stamp
 	@echo "Setting up .venv: what the checks need"
 	@$(PIP_INSTALL) --require-hashes --requirement requirements/dev.txt
+	@touch $@
+
+.venv/fuzz.stamp: requirements/fuzz.txt .venv/dev.stamp
+	@echo "Setting up .venv: what fuzzing needs"
+	@$(PIP_INSTALL) --require-hashes --no-deps --requirement requirements/fuzz.txt
 	@touch $@

@@ -22,7 +22,7 @@ from real_models import MODELS, find
 from shoal_cluster import ControlPlane
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.login import log_in
-from shoal_operator.controller.traces import Telemetry
+from shoal_operator.controller.telemetry import Telemetry
 
 MODEL = "ppocr_cls"
 ITEMS = 24

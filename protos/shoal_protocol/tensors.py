@@ -6,6 +6,7 @@ little-endian and row-major is copied once, into the frame. `assembly` is the wa
 """
 
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
@@ -94,10 +95,9 @@ class ActivationKey:
 class EncodedActivation:
     """Tensors ready for a stream; iterating gives the frames, as often as wanted.
 
-    A new try on the same stream needs a new number: `dataclasses.replace(encoded, transfer=...)`.
+    A new try on the same stream needs a new number: `header.transfer`.
     """
 
-    transfer: int
     header: pb.FrameHeader
     buffers: list[memoryview]
     decoded_bytes: int
@@ -105,7 +105,6 @@ class EncodedActivation:
     frame_bytes: int
 
     def __iter__(self) -> Iterator[bytes]:
-        self.header.transfer = self.transfer
         return transfer_frames(self.header, self.buffers, self.encoded_bytes, self.frame_bytes)
 
 
@@ -127,7 +126,7 @@ def encode_activation(  # noqa: PLR0913 - all but three have a default
     uint16 arrays that are that. Raises `UnsupportedTensor`.
     """
     # Built in place: protobuf copies every message that is given to another's constructor.
-    header = pb.FrameHeader()
+    header = pb.FrameHeader(transfer=transfer)
     activation = header.activation
     activation.device = device
     key.write(activation.key)
@@ -153,7 +152,6 @@ def encode_activation(  # noqa: PLR0913 - all but three have a default
         decoded_bytes += len(plain)
         encoded_bytes += len(encoded)
     return EncodedActivation(
-        transfer=transfer,
         header=header,
         buffers=buffers,
         decoded_bytes=decoded_bytes,
@@ -174,6 +172,11 @@ def data_type_of(name: str, array: Array) -> pb.DataType:
     return known
 
 
+def memory_bytes(array: Array) -> int:
+    """What an array takes in memory, its texts included."""
+    return array.nbytes + (sum(map(sys.getsizeof, array.flat)) if array.dtype == object else 0)
+
+
 def _wire_bytes(name: str, array: Array, data_type: pb.DataType) -> memoryview:
     """The array's bytes, little-endian and row-major; a view where it is that already."""
     if data_type == pb.STRING:
@@ -188,8 +191,8 @@ def _wire_bytes(name: str, array: Array, data_type: pb.DataType) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _encode_strings(name: str, array: Array) -> bytes:
-    pieces: list[bytes] = []
+def _encode_strings(name: str, array: Array) -> bytearray:
+    encoded = bytearray()  # pieces of it would take twenty times as much
     for element in array.reshape(-1):
         if not isinstance(element, str):
             raise UnsupportedTensor(name, f"holds {type(element).__name__}, not text")
@@ -197,8 +200,9 @@ def _encode_strings(name: str, array: Array) -> bytes:
             text = element.encode()
         except UnicodeEncodeError as error:
             raise UnsupportedTensor(name, f"holds text that is not Unicode: {error}") from error
-        pieces += (struct.pack("<I", len(text)), text)
-    return b"".join(pieces)
+        encoded += struct.pack("<I", len(text))
+        encoded += text
+    return encoded
 
 
 def _encode(

@@ -33,10 +33,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_agent.execution.queue import Key
+from shoal_agent.memory.residency import NoRoom
 from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, TransferError
-from shoal_protocol.tensors import Array
+from shoal_protocol.tensors import Array, memory_bytes
 from shoal_protocol.threads import in_thread
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.units import format_bytes
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 _ALIGNMENT: Final = 64
@@ -95,11 +96,9 @@ class StoreBuffer:
 
     @property
     def blocks(self) -> bool:
-        """See `ReceiveBuffer`."""
         return self.file is not None
 
     def allocate(self, size: int) -> NDArray[np.uint8]:
-        """See `ReceiveBuffer`."""
         if self.file is None:
             return np.empty(size, np.uint8)
         try:
@@ -112,7 +111,7 @@ class StoreBuffer:
         return np.frombuffer(self.mapping, np.uint8)
 
     def settle(self) -> None:
-        """See `ReceiveBuffer`: what went to the file needs no memory any more."""
+        """What went to the file needs no memory any more."""
         _release_pages(self.mapping)
 
     def arrive(self) -> None:
@@ -124,7 +123,6 @@ class StoreBuffer:
         self.settle()
 
     def abandon(self) -> None:
-        """See `ReceiveBuffer`."""
         self._space.end_move(self.granted)
         self.granted = 0
         self.store.held_bytes -= self.size
@@ -133,27 +131,20 @@ class StoreBuffer:
             _remove(self.file)
 
 
-class SpillFull(Exception):
-    """Neither memory nor the disk has room for activations; carries how much is wanted and how much
-    there is, in bytes."""
+class SpillFull(NoRoom):
+    """Neither memory nor the disk has room for activations."""
 
-    def __init__(self, need_bytes: int, have_bytes: int, reason: str = "") -> None:
-        text = f"activations would need {format_bytes(Bytes(need_bytes))} on disk, have "
-        text += format_bytes(Bytes(have_bytes))
-        super().__init__(f"{text}: {reason or 'raise --cache-size'}")
-        self.need_bytes = need_bytes
-        self.have_bytes = have_bytes
+    def __init__(
+        self, need_bytes: int, have_bytes: int, reason: str = "raise --cache-size"
+    ) -> None:
+        text = f"activations would need {format_bytes(need_bytes)} on disk, have "
+        super().__init__(need_bytes, have_bytes, f"{text}{format_bytes(have_bytes)}: {reason}")
 
 
 class ActivationStore:
     """Keeps tensors by key."""
 
-    def __init__(
-        self,
-        folder: Path,
-        limit_bytes: int,
-        space: Space,
-    ) -> None:
+    def __init__(self, folder: Path, limit_bytes: int, space: Space) -> None:
         """`space` is the memory, `limit_bytes` the disk."""
         self._folder = folder / "activations"
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -197,7 +188,7 @@ class ActivationStore:
         They are here already, so memory is enough for them: `has_room` is not asked.
         """
         self.drop([key])
-        size = sum(tensor.nbytes for tensor in tensors.values())
+        size = sum(map(memory_bytes, tensors.values()))
         granted = size if self._space.request_space(size) else 0
         stored = self._stored[key] = _Stored(dict(tensors), size, granted)
         self.held_bytes += size
@@ -293,7 +284,13 @@ class ActivationStore:
             raise SpillFull(size, freed, why)
 
     async def _spill_or_drop(self, key: Key, stored: _Stored) -> None:
+        """Find a place outside of memory for tensors that were not granted any; their text is
+        granted its memory all the same, or all of them are dropped."""
+        text = sum(memory_bytes(each) for each in stored.tensors.values() if each.dtype == object)
         try:
+            if text and not self._space.request_space(text):
+                raise SpillFull(text, 0, "text stays in memory; raise --budget")
+            stored.granted = text
             await self._spill(stored)
         except (SpillFull, OSError):
             if self._stored.get(key) is stored:
@@ -323,7 +320,7 @@ class ActivationStore:
             return 0
         stored.file, stored.mapping = path, mapping
         stored.tensors.update(views)
-        text = sum(array.nbytes for array in stored.tensors.values() if array.dtype == object)
+        text = sum(memory_bytes(each) for each in stored.tensors.values() if each.dtype == object)
         gone = max(0, stored.granted - text)
         stored.granted -= gone
         self._space.return_space(gone)

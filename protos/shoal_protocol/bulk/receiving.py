@@ -43,8 +43,9 @@ class ReceiveBuffer(Protocol):
 class Receiver(Protocol):
     """Decides which activations are taken, and takes them."""
 
-    def admit(self, activation: Activation, decoded_bytes: int) -> ReceiveBuffer:
-        """A buffer for an activation whose header has been checked. Raises `TransferError`."""
+    def admit(self, activation: Activation, memory_bytes: int) -> ReceiveBuffer:
+        """A buffer for an activation whose header has been checked, and which will take so much
+        memory. Raises `TransferError`."""
         ...
 
     async def take(self, received: ReceivedActivation, buffer: ReceiveBuffer) -> None:
@@ -82,7 +83,8 @@ class Intake:
                 return False
             buffer = self._buffer
             assert buffer is not None, "what has begun was admitted"
-            if buffer.blocks or self._decodes_long(header):
+            decoded_bytes = self._assembler.bytes_to_decode if header.last else 0
+            if buffer.blocks or decoded_bytes >= _DECODE_IN_THREAD_FROM_BYTES:
                 received = await in_thread(self._fill, header, payload, buffer)
             else:
                 received = self._fill(header, payload, buffer)
@@ -109,11 +111,8 @@ class Intake:
             buffer.settle()
         return received
 
-    def _decodes_long(self, header: FrameHeader) -> bool:
-        return header.last and self._assembler.bytes_to_decode >= _DECODE_IN_THREAD_FROM_BYTES
-
-    def _admit(self, activation: Activation, decoded_bytes: int) -> ReceiveBuffer:
-        self._buffer = self._receiver.admit(activation, decoded_bytes)
+    def _admit(self, activation: Activation, memory_bytes: int) -> ReceiveBuffer:
+        self._buffer = self._receiver.admit(activation, memory_bytes)
         return self._buffer
 
 

@@ -28,16 +28,16 @@ run: .venv/run.stamp ## Run the main job: a model cut over three small devices r
 check: .venv/dev.stamp ## Run every check: style, types, borders, generated code, tests
 	@$(MAKE) --no-print-directory --jobs --output-sync=target style types borders
 	@$(CLUSTER) build
-	$(BIN)/pytest --quiet -rs -m "not minutes" --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest --quiet -rs -m "not minutes" --numprocesses 3 --no-loadscope-reorder
 
-style: .venv/dev.stamp
+style: .venv/dev.stamp ## Check the style: ruff
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-types: .venv/dev.stamp
+types: .venv/dev.stamp ## Check the types: mypy
 	$(BIN)/mypy
 
-borders: .venv/dev.stamp
+borders: .venv/dev.stamp ## Check what may import what: import-linter
 	$(BIN)/lint-imports
 
 e2e: .venv/dev.stamp ## Run the story on a cluster of three nodes, a part of check: install, read, upgrade, uninstall

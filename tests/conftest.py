@@ -4,26 +4,50 @@ import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from cluster_fixtures import SHARED_PLANE, api_access, control_plane
 
 # As in Shoal itself: the runtime would report to its maker, from a network that may be watched.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+# A test asserts no time, and an example may take long where other processes compute.
+settings.register_profile("shoal", deadline=None)
+settings.load_profile("shoal")
+
 __all__ = ["api_access", "control_plane"]
+
+ON_THE_SHARED_PLANE = {
+    "tests/api/test_kinds_on_cluster.py",
+    "tests/examples/test_examples_on_a_cluster.py",
+    "tests/operator/controller/test_leading.py",
+    "tests/operator/controller/test_login.py",
+    "tests/operator/controller/test_on_a_control_plane.py",
+    "tests/operator/controller/test_pools.py",
+    "tests/operator/controller/test_rights.py",
+    "tests/operator/reconcile/test_accepted.py",
+}
+
+
+class OneProcessPerFile(LoadScopeScheduling):  # type: ignore[misc] # it ships no types
+    """Gives each file whole to one test process; files of one control plane to the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "control plane" if file in ON_THE_SHARED_PLANE else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Whatever `--dist` says: parts of a file would each make its cluster, or its pool, anew."""
+    return OneProcessPerFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What waits most, for a cluster, begins first: so the rest can go on beside it.
-
-    Tests of one control plane, or of one file that starts processes, belong to one test process.
-    """
+    """What waits most, for a cluster, begins first: so the rest can go on beside it."""
     items.sort(key=_turn)
-    for item in items:
-        if not {"control_plane", "api_access"}.isdisjoint(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group("control-plane"))
-        elif item.get_closest_marker("real") is not None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def _turn(item: pytest.Item) -> int:

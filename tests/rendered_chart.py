@@ -39,7 +39,8 @@ def helm(*arguments: str) -> str:
 def render(values: dict[str, Any] | None = None, *arguments: str) -> Objects:
     """The objects of a release `shoal` in `shoal-system`, by kind and name."""
     text = rendered_text(values, *arguments)
-    found = [each for each in yaml.safe_load_all(text) if each]
+    # The definitions of the kinds are long: the loader written in C reads them ten times as fast.
+    found = [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
     objects = {(each["kind"], name_of(each)): each for each in found}
     assert len(objects) == len(found), "two objects with one name"
     return objects

@@ -1,5 +1,6 @@
 """The `shoal` command: help, usage, and what errors look like."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -22,6 +23,12 @@ def shoal(*arguments: str | Path, folder: Path | None = None) -> subprocess.Comp
     )
 
 
+@functools.cache
+def help_of(command: str) -> subprocess.CompletedProcess[str]:
+    """`shoal COMMAND --help`, run once."""
+    return shoal(command, "--help")
+
+
 def test_help_lists_every_command_with_what_it_does() -> None:
     shown = shoal("--help")
     assert shown.returncode == 0
@@ -32,7 +39,7 @@ def test_help_lists_every_command_with_what_it_does() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str) -> None:
-    shown = shoal(command, "--help")
+    shown = help_of(command)
     assert shown.returncode == 0
     assert len(shown.stdout.splitlines()) > 5
     assert "Traceback" not in shown.stderr
@@ -40,7 +47,7 @@ def test_every_command_explains_itself(command: str) -> None:
 
 @pytest.mark.parametrize("command", ["run", "partition", "plan", "coordinator", "operator"])
 def test_help_has_an_example(command: str) -> None:
-    assert f"shoal {command} " in shoal(command, "--help").stdout.split("Example", 1)[1]
+    assert f"shoal {command} " in help_of(command).stdout.split("Example", 1)[1]
 
 
 def test_help_and_version_import_nothing_heavy() -> None:
@@ -65,7 +72,7 @@ def test_version_names_what_it_stands_on() -> None:
     [("agent", "--budget"), ("coordinator", "--store"), ("operator", "--settings")],
 )
 def test_a_process_shows_its_own_help(process: str, option: str) -> None:
-    assert option in shoal(process, "--help").stdout
+    assert option in help_of(process).stdout
 
 
 @pytest.mark.parametrize(

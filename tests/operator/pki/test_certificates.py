@@ -3,13 +3,14 @@
 import asyncio
 import base64
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from cluster_fixtures import or_skip
 from shoal_cluster import ControlPlane
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.certificates import Certificates
@@ -26,6 +27,13 @@ pytestmark = [pytest.mark.real, pytest.mark.cluster]
 CA, TLS = "shelf-ca", "shelf-tls"
 AUTHORITY = CertificateWanted(secret=CA, authority=None, common_name=CA)
 LEAF = CertificateWanted(secret=TLS, authority=CA, common_name="shelf-coordinator")
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    """One of its own, which does not know the kinds: else their owners are looked for."""
+    with or_skip(ControlPlane) as made:
+        yield made
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +80,12 @@ class Place:
 
 
 @pytest.fixture
-async def place(control_plane: ControlPlane) -> AsyncIterator[Place]:
+async def place(plane: ControlPlane) -> AsyncIterator[Place]:
     name = f"test-{uuid.uuid4().hex[:8]}"
-    control_plane.kubectl("create", "namespace", name)
+    plane.kubectl("create", "namespace", name)
     telemetry = Telemetry(asyncio.get_running_loop().time)
-    api = Api(await log_in(control_plane.kubeconfig), telemetry, namespace=name)
-    yield Place(control_plane, api, name)
+    api = Api(await log_in(plane.kubeconfig), telemetry, namespace=name)
+    yield Place(plane, api, name)
     await api.close()
 
 

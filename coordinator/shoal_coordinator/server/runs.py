@@ -24,7 +24,7 @@ from shoal_coordinator.storage.results import FailedItem, OutputsRefused, Result
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
 from shoal_protocol.frames import MalformedFrame, TransferError
 from shoal_protocol.partition import MODEL, PartitionDocument
-from shoal_protocol.tensors import Array
+from shoal_protocol.tensors import Array, memory_bytes
 from shoal_protocol.units import Nanoseconds, nanoseconds
 from shoal_protocol.v1.coordinator_pb2 import SubmitJobRequest
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
@@ -202,7 +202,7 @@ class JobRun:
 
     def _hold(self, received: ReceivedActivation) -> None:
         self._held.append((received.key.item, received.tensors))
-        self._held_bytes += received.decoded_bytes
+        self._held_bytes += sum(map(memory_bytes, received.tensors.values()))
 
     def _take_held(self) -> list[tuple[int, Mapping[str, Array]]]:
         held, self._held, self._held_bytes = self._held, [], 0

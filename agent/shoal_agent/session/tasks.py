@@ -170,9 +170,9 @@ class Tasks:
         """Whether an activation of that size has a place."""
         return self._store.has_room(size)
 
-    def open_buffer(self, decoded_bytes: int, scratch_bytes: int) -> StoreBuffer:
+    def open_buffer(self, memory_bytes: int, scratch_bytes: int, text_bytes: int) -> StoreBuffer:
         """A buffer for an activation that begins to come; raises `SpillFull`."""
-        return self._store.open_buffer(decoded_bytes, scratch_bytes)
+        return self._store.open_buffer(memory_bytes, scratch_bytes, text_bytes)
 
     def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool:
         """Take an activation that has come whole. False: it is of an older epoch or session."""

@@ -30,7 +30,7 @@ class Inbox(Protocol):
         """Whether an activation of that size has a place."""
         ...
 
-    def open_buffer(self, memory_bytes: int, scratch_bytes: int) -> StoreBuffer:
+    def open_buffer(self, memory_bytes: int, scratch_bytes: int, text_bytes: int) -> StoreBuffer:
         """A buffer for an activation that begins to come; raises `SpillFull`."""
         ...
 
@@ -71,14 +71,12 @@ class _Activations:
             )
         if not inbox.has_room(memory_bytes):
             raise TransferError("no room for activations", outcome=Acknowledgement.BUSY)
+        has_text = any(tensor.dtype == STRING for tensor in activation.tensors)
+        text_bytes = memory_bytes if has_text else 0
         try:
-            buffer = inbox.open_buffer(memory_bytes, scratch_bytes(activation))
+            return inbox.open_buffer(memory_bytes, scratch_bytes(activation), text_bytes)
         except SpillFull as error:
             raise TransferError(str(error), outcome=Acknowledgement.BUSY) from error
-        if buffer.blocks and any(tensor.dtype == STRING for tensor in activation.tensors):
-            buffer.abandon()
-            raise TransferError("no room in memory for text", outcome=Acknowledgement.BUSY)
-        return buffer
 
     async def take(self, received: ReceivedActivation, buffer: ReceiveBuffer) -> None:
         """See `Receiver`."""

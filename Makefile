@@ -2,7 +2,7 @@
 # nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check e2e faults parity thorough fuzz bench cluster cluster-images cluster-down cluster-build protos crds lock clean
+.PHONY: help run check style types borders e2e faults parity thorough fuzz bench cluster cluster-images cluster-down cluster-build protos crds lock clean
 
 PYTHON ?= python3
 EXAMPLE ?= ocr
@@ -14,6 +14,8 @@ CLUSTER := PYTHONPATH=hack/cluster $(BIN)/python -m shoal_cluster
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
+# The tests start hundreds of Python processes, and pytest rewrites each test: once, not every time.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,15 +23,22 @@ help: ## List what can be made
 run: .venv/run.stamp ## Run the main job: a model cut over three small devices reads text (EXAMPLE=ocr)
 	@examples/run $(EXAMPLE)
 
+# The short checks first, side by side; then all tests in one run, so that those that wait (for a
+# cluster, for a lease) leave the processors to the others, and each process collects them once.
 check: .venv/dev.stamp ## Run every check: style, types, borders, generated code, tests
+	@$(MAKE) --no-print-directory --jobs --output-sync=target style types borders
+	@$(CLUSTER) build
+	$(BIN)/pytest --quiet -rs -m "not minutes" --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+
+style: .venv/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+types: .venv/dev.stamp
 	$(BIN)/mypy
+
+borders: .venv/dev.stamp
 	$(BIN)/lint-imports
-	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 3
-	@$(CLUSTER) build
-	$(BIN)/pytest --quiet -rs -m "(real or slow) and not minutes" \
-		--numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 e2e: .venv/dev.stamp ## Run the story on a cluster of three nodes, a part of check: install, read, upgrade, uninstall
 	@$(CLUSTER) build

@@ -39,7 +39,6 @@ from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
 if TYPE_CHECKING:
-    from shoal_agent.telemetry.metrics import Gauges
     from shoal_protocol.exposition import ExpositionServer
 
 _BACKOFF_SECONDS: Final = (0.1, 5.0)
@@ -235,25 +234,23 @@ class Agent:
             return f"no progress on the session for {silent:.0f} s"
         return None
 
-    def _gauges(self) -> "Gauges":
-        from shoal_agent.telemetry.metrics import Gauges  # noqa: PLC0415 - heavy
-
+    def _gauges(self) -> dict[str, float]:
         ledger, cached, session = self.fragments.ledger, self._cache.cached(), self._session
-        return Gauges(
-            budget_bytes=ledger.budget,
-            floor_bytes=self._meter.floor_bytes,
-            used_bytes=self._meter.used_bytes(),
-            peak_bytes=self._meter.peak_bytes(),
-            fragments_bytes=ledger.fragments,
-            reserved_bytes=ledger.reserved,
-            resident_fragments=len(ledger.resident),
-            cached_fragments=len(cached),
-            cached_bytes=sum(cached.values()),
-            spilled_bytes=0 if session is None else session.tasks.spilled_bytes,
-            queued_tasks=0 if session is None else session.tasks.queued,
-            peer_links=len(self.links),
-            connected=session is not None,
-        )
+        return {
+            "budget_bytes": ledger.budget,
+            "floor_bytes": self._meter.floor_bytes,
+            "used_bytes": self._meter.used_bytes(),
+            "peak_bytes": self._meter.peak_bytes(),
+            "fragments_bytes": ledger.fragments,
+            "reserved_bytes": ledger.reserved,
+            "resident_fragments": len(ledger.resident),
+            "cached_fragments": len(cached),
+            "cached_bytes": sum(cached.values()),
+            "spilled_bytes": 0 if session is None else session.tasks.spilled_bytes,
+            "queued_tasks": 0 if session is None else session.tasks.queued,
+            "peer_links": len(self.links),
+            "session_connected": session is not None,
+        }
 
     async def _stay_connected(self) -> None:
         """Open one session after the other; the pause doubles, with jitter, while that fails."""

@@ -1,11 +1,11 @@
 """The command line of the agent, and the values that come out of it."""
 
 import argparse
+import os
 import re
 import socket
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ from shoal_protocol.arguments import (
 )
 from shoal_protocol.arguments import credentials as credentials_of
 from shoal_protocol.channels import Credentials
+from shoal_protocol.choices import Residency
 from shoal_protocol.units import Bytes, parse_bytes, parse_quantity
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
@@ -68,35 +69,22 @@ class Settings:
 
 def parse(arguments: Sequence[str] | None = None) -> Settings:
     """Read the command line; exits with status 2 and one clear line where it makes no sense."""
-    parser = _parser()
+    parser = Parser(
+        prog="shoal agent", description=_DESCRIPTION, epilog=_EPILOG, version=__version__
+    )
+    _add_place(parser)
+    _add_limits(parser)
+    _add_security(parser)
+    _add_rest(parser)
     values = parser.parse_args(arguments)
-    credentials = credentials_of(parser, values)
+    values.credentials = credentials_of(parser, values)
     if values.advertise is not None and values.listen is None:
         parser.error("--advertise needs --listen")
-    if (enrolment := _enrolment(parser, values)) is not None:
-        credentials = enrolment.credentials
-    return Settings(
-        name=values.name,
-        coordinator=values.coordinator,
-        listen=values.listen,
-        advertise=values.advertise,
-        cache=values.cache,
-        cache_bytes=values.cache_size,
-        budget=values.budget,
-        single=values.residency == "Single",
-        threads=values.threads,
-        metrics=values.metrics_address,
-        link_rate=values.link_rate,
-        link_latency_seconds=values.link_latency_milliseconds / 1000,
-        telemetry_interval_seconds=values.telemetry_interval,
-        credentials=credentials,
-        enrolment=enrolment,
-        insecure=values.insecure,
-        exit_with_parent=values.exit_with_parent,
-        drain_seconds=values.drain_seconds,
-        log_level=values.log_level,
-        log_format=values.log_format,
-    )
+    values.single = values.residency == Residency.SINGLE
+    values.enrolment = _enrolment(parser, values)
+    if values.enrolment is not None:
+        values.credentials = values.enrolment.credentials
+    return Settings(**{each.name: getattr(values, each.name) for each in fields(Settings)})
 
 
 def _enrolment(parser: argparse.ArgumentParser, values: argparse.Namespace) -> Enrolment | None:
@@ -113,19 +101,14 @@ def _enrolment(parser: argparse.ArgumentParser, values: argparse.Namespace) -> E
         ca=values.enrol_ca,
         token=values.enrol_token,
         name=values.name,
-        folder=values.identity_folder,
+        folder=values.identity_folder or _identity_folder(),
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="shoal agent", description=_DESCRIPTION, epilog=_EPILOG, version=__version__
-    )
-    _add_place(parser)
-    _add_limits(parser)
-    _add_security(parser)
-    _add_rest(parser)
-    return parser
+def _identity_folder() -> Path:
+    """In memory where the user has a folder of their own there, else in their home."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return (Path(runtime) if runtime else Path.home() / ".local/state") / "shoal-identity"
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
@@ -175,13 +158,14 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--residency",
-        choices=("Adaptive", "Single"),
-        default="Adaptive",
+        choices=[each.value for each in Residency],
+        default=Residency.ADAPTIVE.value,
         help="as many fragments in memory as the budget allows, or one at a time "
         "(default: %(default)s)",
     )
     group.add_argument(
         "--cache-size",
+        dest="cache_bytes",
         type=checked(_positive_bytes),
         default=Bytes(1 << 30),
         metavar="QUANTITY",
@@ -196,14 +180,15 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--link-rate",
-        type=checked(_rate),
+        type=checked(lambda text: float(parse_quantity(text))),
         default=0.0,
         metavar="QUANTITY",
         help="pretend a link of so many bits per second: 100M (default: as fast as it goes)",
     )
     group.add_argument(
         "--link-latency-milliseconds",
-        type=checked(duration),
+        dest="link_latency_seconds",
+        type=checked(lambda text: duration(text) / 1000),
         default=0.0,
         metavar="N",
         help="pretend that what this agent sends takes so long on its way (default: 0)",
@@ -232,9 +217,9 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--identity-folder",
         type=Path,
-        default=Path(tempfile.gettempdir()) / "shoal-identity",
         metavar="DIR",
-        help="where key and certificate are kept; best in memory (default: %(default)s)",
+        help="where key and certificate are kept; this user's alone, best in memory (default: "
+        "shoal-identity in $XDG_RUNTIME_DIR, else in ~/.local/state)",
     )
 
 
@@ -242,12 +227,14 @@ def _add_rest(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("operation")
     group.add_argument(
         "--metrics-address",
+        dest="metrics",
         type=checked(host_port),
         metavar="HOST:PORT",
         help="serve /metrics, /healthz and /readyz there, port 0 for any free one (default: off)",
     )
     group.add_argument(
         "--telemetry-interval",
+        dest="telemetry_interval_seconds",
         type=checked(positive_duration),
         metavar="SECONDS",
         help="how often to report (default: what the coordinator wishes)",
@@ -285,7 +272,3 @@ def _positive_bytes(text: str) -> Bytes:
     if size <= 0:
         raise ValueError(f"{text!r} leaves nothing to work with")
     return size
-
-
-def _rate(text: str) -> float:
-    return float(parse_quantity(text))

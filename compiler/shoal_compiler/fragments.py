@@ -10,7 +10,7 @@ one buffer.
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +32,7 @@ from shoal_protocol.manifest import (
     FileEntry,
     format_manifest,
 )
-from shoal_protocol.partition import TensorSpec, spec_value
+from shoal_protocol.partition import TensorSpec
 from shoal_protocol.units import format_bytes
 
 ALIGNMENT: Final = 4096
@@ -80,8 +80,8 @@ class FragmentFiles:
 
     def _manifest(self, files: Mapping[str, FileEntry]) -> bytes:
         description = {
-            "inputs": [spec_value(each) for each in self.inputs],
-            "outputs": [spec_value(each) for each in self.outputs],
+            "inputs": [asdict(each) for each in self.inputs],
+            "outputs": [asdict(each) for each in self.outputs],
             "weight_bytes": self.weight_bytes,
             "resident_bytes": self.resident_bytes,
             "initializers": {

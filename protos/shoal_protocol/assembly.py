@@ -45,7 +45,6 @@ class ReceivedActivation:
     key: ActivationKey
     device: str
     tensors: dict[str, Array]
-    data_types: dict[str, pb.DataType]
     decoded_bytes: int
     encoded_bytes: int
 
@@ -90,6 +89,7 @@ class _Transfer:
     tensors: list[_Tensor]
     into: Buffer | None
     decoded_bytes: int
+    bytes_to_decode: int
     size: int
     array: NDArray[np.uint8] | None = None
     filled: int = 0
@@ -101,7 +101,7 @@ class ActivationAssembler:
     """Puts the frames of one stream together again.
 
     Each frame takes two steps: `begin` checks its header and asks for admission, `fill` allocates,
-    copies and decodes, and may run in a thread; `add` is both. All raise `TransferError`
+    copies and decodes, and may run in a thread; `feed` is both. All raise `TransferError`
     (`MalformedFrame` when the sender is wrong) with the transfer's number; what is still to come of
     that transfer is then ignored, so the caller answers with an acknowledgement of the error's
     outcome and continues. Other streams, other assemblers.
@@ -116,9 +116,7 @@ class ActivationAssembler:
     @property
     def bytes_to_decode(self) -> int:
         """Decoded bytes that `fill` will make of what has come, with the transfer's last frame."""
-        tensors = () if self._current is None else self._current.tensors
-        slow = (t for t in tensors if t.codec != pb.NONE or t.data_type in (pb.STRING, pb.BOOL))
-        return sum(tensor.decoded_bytes for tensor in slow)
+        return 0 if self._current is None else self._current.bytes_to_decode
 
     def feed(self, message: bytes) -> ReceivedActivation | None:
         """Take the next frame; the activation when it was the last one."""
@@ -186,11 +184,14 @@ class ActivationAssembler:
         if len(messages) > limits.tensors:
             raise MalformedFrame(f"{len(messages)} tensors, at most {limits.tensors}")
         tensors: list[_Tensor] = []
-        decoded_bytes = cost = 0
+        size = decoded_bytes = bytes_to_decode = cost = 0
         for message in messages:
             tensor, cost_of_tensor = _read_tensor(message, limits)
             tensors.append(tensor)
+            size += tensor.encoded_bytes
             decoded_bytes += tensor.decoded_bytes
+            if tensor.codec != pb.NONE or tensor.data_type in (pb.STRING, pb.BOOL):
+                bytes_to_decode += tensor.decoded_bytes
             cost += cost_of_tensor
             if cost > limits.decoded_bytes:
                 raise MalformedFrame(
@@ -204,7 +205,8 @@ class ActivationAssembler:
             tensors=tensors,
             into=None if self._admit is None else self._admit(activation, cost),
             decoded_bytes=decoded_bytes,
-            size=sum(tensor.encoded_bytes for tensor in tensors),
+            bytes_to_decode=bytes_to_decode,
+            size=size,
         )
 
 
@@ -313,7 +315,6 @@ def _finish(current: _Transfer) -> ReceivedActivation:
         key=ActivationKey.of(activation.key),
         device=activation.device,
         tensors={tensor.name: _array(tensor, array) for tensor in current.tensors},
-        data_types={tensor.name: tensor.data_type for tensor in current.tensors},
         decoded_bytes=current.decoded_bytes,
         encoded_bytes=current.size,
     )

@@ -212,6 +212,13 @@ class LinkCodec:
         large = tuple(self._large)
         return max(size / max(seconds - fixed, seconds / 8) for size, seconds in large)
 
+    @property
+    def fast(self) -> bool:
+        """Whether everything is sent unencoded: no codec keeps up with the link, or its speed is
+        not known."""
+        speed = self.bytes_per_second
+        return speed is None or speed >= self.FAST_BYTES_PER_SECOND
+
     def observe_transfer(self, wire_bytes: int, seconds: float) -> None:
         """A transfer took this long from its first frame to its acknowledgement."""
         if seconds <= 0:

@@ -13,8 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, has_dualstack_ipv6
 from socketserver import TCPServer
 from threading import Thread
-from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -26,12 +25,15 @@ Readiness = Callable[[], str | None]
 """None when all is well, else the reason why not. Called from the server's threads."""
 
 
-class ExpositionServer:
-    """Serves a registry and the process's health until `close`; loopback only unless told
-    otherwise.
+class ExpositionServer(ThreadingHTTPServer):
+    """Serves a registry and the process's health until `close`; by default on loopback only.
 
     `port` 0 asks for any free port; the bound one is in `port`. Raises `OSError` when it is taken.
     """
+
+    daemon_threads = True
+    # A client that holds its connection open must not hold up `close`.
+    block_on_close = False
 
     def __init__(
         self,
@@ -42,17 +44,13 @@ class ExpositionServer:
         registry: CollectorRegistry = REGISTRY,
         liveness: Readiness = lambda: None,
     ) -> None:
-        class Handler(_Handler):
-            pass
-
-        Handler.readiness = staticmethod(readiness)
-        Handler.liveness = staticmethod(liveness)
-        Handler.registry = registry
-        self._server = _Server((host, port), Handler)
+        address = "::" if host == ANY and has_dualstack_ipv6() else host
+        self.address_family = AF_INET6 if ":" in address else AF_INET
+        super().__init__((address, port), partial(_Handler, readiness, liveness, registry))
         self.host = host
-        self.port: int = self._server.server_port
-        # How often it looks whether to stop; requests are answered at once.
-        loop = partial(self._server.serve_forever, poll_interval=0.2)
+        self.port = self.server_port
+        # How often it checks whether to stop; requests are answered at once.
+        loop = partial(self.serve_forever, poll_interval=0.2)
         self._thread = Thread(target=loop, name="exposition", daemon=True)
         self._thread.start()
 
@@ -64,41 +62,20 @@ class ExpositionServer:
 
     def close(self) -> None:
         """Stop listening; the port is free again on return."""
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
         self._thread.join()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    # A client that holds its connection open must not hold up `close`.
-    block_on_close = False
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        host, port = address
-        if host == ANY and has_dualstack_ipv6():
-            host = "::"
-        self.address_family = AF_INET6 if ":" in host else AF_INET
-        super().__init__((host, port), handler)
-
     def handle_error(self, request: object, client_address: object) -> None:
-        # Clients that go before they have read the answer are no news; anything else is a mistake.
+        """Clients that go before they have read the answer are no news; else it is a mistake."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
-        # HTTPServer's own asks the resolver for the host's full name, which may take seconds.
+        """HTTPServer's own asks the resolver for the host's full name, which may take seconds."""
         if self.address_family == AF_INET6:
             self.socket.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
@@ -107,30 +84,37 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    readiness: Readiness
-    liveness: Readiness
-    registry: CollectorRegistry
     timeout = 5.0
     server_version = "shoal"
     sys_version = ""
+
+    def __init__(
+        self,
+        readiness: Readiness,
+        liveness: Readiness,
+        registry: CollectorRegistry,
+        *connection: Any,
+    ) -> None:
+        self._readiness = readiness
+        self._liveness = liveness
+        self._registry = registry
+        super().__init__(*connection)
 
     def do_GET(self) -> None:
         match urlsplit(self.path).path:
             case "/metrics":
                 encoder, content_type = choose_encoder(self.headers.get("Accept", ""))
-                self._answer(HTTPStatus.OK, encoder(self.registry), content_type)
+                self._answer(HTTPStatus.OK, encoder(self._registry), content_type)
             case "/healthz":
-                self._judge(self.liveness())
+                self._judge(self._liveness())
             case "/readyz":
-                self._judge(self.readiness())
+                self._judge(self._readiness())
             case _:
                 self._answer(HTTPStatus.NOT_FOUND, b"try /metrics, /healthz or /readyz\n")
 
     def _judge(self, reason: str | None) -> None:
-        if reason is None:
-            self._answer(HTTPStatus.OK, b"ok\n")
-        else:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n".encode())
+        status = HTTPStatus.OK if reason is None else HTTPStatus.SERVICE_UNAVAILABLE
+        self._answer(status, f"{reason or 'ok'}\n".encode())
 
     def _answer(
         self, status: HTTPStatus, body: bytes, content_type: str = "text/plain; charset=utf-8"

@@ -6,6 +6,7 @@ nothing or drips does not starve the others.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -95,7 +96,7 @@ class CallLimiter:
     A caller's excess waits behind its own calls and takes no place from others.
     """
 
-    def __init__(self, *, total: int, each: int, waiting: int) -> None:
+    def __init__(self, *, total: int, each: int, waiting: float = math.inf) -> None:
         self._running = asyncio.Semaphore(total)
         self._each = each
         self._most = each + waiting

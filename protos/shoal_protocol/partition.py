@@ -7,7 +7,7 @@ Fragments are in topological order: every edge goes from a smaller to a larger i
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from shoal_protocol.digests import Digest, is_digest
@@ -106,46 +106,8 @@ class DocumentRefused(ValueError):
 
 def document_to_json(document: PartitionDocument) -> str:
     """Canonical JSON: sorted keys, no spaces."""
-    value = {
-        "version": VERSION,
-        "model_digest": document.model_digest,
-        "fragments": [_fragment_value(fragment) for fragment in document.fragments],
-        "edges": [
-            {
-                "producer": edge.producer,
-                "consumer": edge.consumer,
-                "tensors": list(edge.tensors),
-                "bytes_per_item": edge.bytes_per_item,
-            }
-            for edge in document.edges
-        ],
-        "inputs": [spec_value(spec) for spec in document.inputs],
-        "outputs": [spec_value(spec) for spec in document.outputs],
-    }
+    value = {"version": VERSION, **asdict(document)}
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def spec_value(spec: TensorSpec) -> dict[str, object]:
-    """A tensor as `partition.json` and `fragment.json` write it."""
-    return {
-        "name": spec.name,
-        "dtype": spec.dtype,
-        "shape": None if spec.shape is None else list(spec.shape),
-    }
-
-
-def _fragment_value(fragment: Fragment) -> dict[str, object]:
-    return {
-        "index": fragment.index,
-        "digest": fragment.digest,
-        "nodes": fragment.nodes,
-        "weight_bytes": fragment.weight_bytes,
-        "resident_bytes": fragment.resident_bytes,
-        "activation_bytes": fragment.activation_bytes,
-        "flops": fragment.flops,
-        "inputs": [spec_value(spec) for spec in fragment.inputs],
-        "outputs": [spec_value(spec) for spec in fragment.outputs],
-    }
 
 
 def document_from_json(text: str | bytes) -> PartitionDocument:

@@ -95,10 +95,9 @@ class ActivationKey:
 class EncodedActivation:
     """Tensors ready for a stream; iterating gives the frames, as often as wanted.
 
-    A new try on the same stream needs a new number: `dataclasses.replace(encoded, transfer=...)`.
+    A new try on the same stream needs a new number: `header.transfer`.
     """
 
-    transfer: int
     header: pb.FrameHeader
     buffers: list[memoryview]
     decoded_bytes: int
@@ -106,7 +105,6 @@ class EncodedActivation:
     frame_bytes: int
 
     def __iter__(self) -> Iterator[bytes]:
-        self.header.transfer = self.transfer
         return transfer_frames(self.header, self.buffers, self.encoded_bytes, self.frame_bytes)
 
 
@@ -128,7 +126,7 @@ def encode_activation(  # noqa: PLR0913 - all but three have a default
     uint16 arrays that are that. Raises `UnsupportedTensor`.
     """
     # Built in place: protobuf copies every message that is given to another's constructor.
-    header = pb.FrameHeader()
+    header = pb.FrameHeader(transfer=transfer)
     activation = header.activation
     activation.device = device
     key.write(activation.key)
@@ -154,7 +152,6 @@ def encode_activation(  # noqa: PLR0913 - all but three have a default
         decoded_bytes += len(plain)
         encoded_bytes += len(encoded)
     return EncodedActivation(
-        transfer=transfer,
         header=header,
         buffers=buffers,
         decoded_bytes=decoded_bytes,

@@ -4,7 +4,6 @@
   counts; what is published was read back from the disk and has the digest that it should have.
 - `stall_watch`: the other side must move a minimum of bytes in the time that one waits for it.
 - `receive`: brings the rest of a file into a `PartialFile`, from whatever gives its bytes.
-- `Turns`: how many are served at once, in all and for one caller.
 
 Disk work happens in threads, and a caller that is cancelled waits for it: no thread of a broken
 transfer writes into the next one.
@@ -15,17 +14,16 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
-from weakref import WeakValueDictionary
+from typing import Final, TypeVar
 
 import grpc
 
 from shoal_protocol.digests import Digest, digest_of_file
 from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.limits import Stalled, StallWatch
+from shoal_protocol.threads import in_thread
 
 STALL_SECONDS: Final = 30.0
 """The time of waiting in which the other side has to move a minimum of bytes."""
@@ -34,8 +32,6 @@ MINIMUM_BYTES_PER_SECOND: Final = 8 << 10
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """What a file system without locks says; there the digest alone protects."""
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 Piece = TypeVar("Piece", bytes, memoryview)
@@ -47,22 +43,6 @@ class WrongBytes(Exception):
 
 class PartInUse(Exception):
     """Another transfer of the same file is under way."""
-
-
-async def in_thread(
-    act: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
-) -> Result:
-    """Do blocking work in a thread; on cancellation, when the thread has ended."""
-    work = asyncio.ensure_future(asyncio.to_thread(act, *args, **kwargs))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        while not work.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()  # its error is overtaken by the cancellation
-        raise
 
 
 class PartialFile:
@@ -250,21 +230,3 @@ async def _append(
             await make_room(error)
         else:
             return
-
-
-class Turns:
-    """Bounds what happens at once: `total` in all, `each` with one key. The others wait."""
-
-    def __init__(self, each: int, total: int) -> None:
-        self._each = each
-        self._total = asyncio.Semaphore(total)
-        self._queues: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    @contextlib.asynccontextmanager
-    async def of(self, key: str | None) -> AsyncIterator[None]:
-        """Hold a turn; without a key, one of the total only."""
-        queue: AbstractAsyncContextManager[None] = contextlib.nullcontext()
-        if key is not None:  # it exists for as long as somebody here has it
-            queue = self._queues.setdefault(key, asyncio.Semaphore(self._each))
-        async with queue, self._total:
-            yield

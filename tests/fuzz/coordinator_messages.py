@@ -23,7 +23,7 @@ from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Relay
 from shoal_coordinator.server.runs import open_run
 from shoal_coordinator.server.sessions import DeviceSession, Sessions
-from shoal_coordinator.storage.inputs import FolderLimits
+from shoal_coordinator.storage.job_records import CrashCount
 from shoal_protocol import PROTOCOL
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.services import ConnectContext
@@ -99,7 +99,7 @@ async def _converse(requests: Requests) -> int:
     )
     sessions = Sessions(driver, ExchangeHub(driver), by_device, tls=False, telemetry_seconds=60)
     request = submission(document, _inputs(), empty_folder("out"))
-    run = open_run(request, document, 1, FolderLimits())
+    run = open_run(request, document, 1, CrashCount(empty_folder("state") / "crashes"))
     driver.runs["job"] = run
     run.start(driver.feed, driver.fail)
     # What is prefetched must not depend on how fast its thread is.

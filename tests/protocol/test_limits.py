@@ -103,3 +103,22 @@ async def test_callers_without_a_name_share_the_total_alone() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05), limiter.turn(None):
                 pass
+
+
+async def test_one_caller_leaves_places_to_the_others_however_many_wait() -> None:
+    limiter, leave = CallLimiter(total=3, each=2), asyncio.Event()
+    served: list[str] = []
+
+    async def hold(caller: str) -> None:
+        async with limiter.turn(caller):
+            served.append(caller)
+            await leave.wait()
+
+    held = [asyncio.create_task(hold(caller)) for caller in ["greedy"] * 5 + ["modest"]]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert served == ["greedy", "greedy", "modest"]
+    leave.set()
+    await asyncio.gather(*held)
+    assert len(served) == 6
+    assert not limiter._callers, "callers that left are remembered"

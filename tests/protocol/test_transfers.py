@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from shoal_protocol import transfers
 from shoal_protocol.digests import digest_of
 from shoal_protocol.limits import Stalled
-from shoal_protocol.transfers import (
-    PartialFile,
-    PartInUse,
-    Turns,
-    WrongBytes,
-    in_thread,
-    receive,
-    watched,
-)
+from shoal_protocol.threads import in_thread
+from shoal_protocol.transfers import PartialFile, PartInUse, WrongBytes, receive, watched
 
 CONTENT = b"0123456789"
 
@@ -125,23 +118,3 @@ async def test_only_the_time_of_the_other_side_counts(monkeypatch: pytest.Monkey
     with pytest.raises(Stalled, match="stalled"):
         async for _ in watched(slow()):
             pass
-
-
-async def test_one_caller_leaves_turns_to_the_others() -> None:
-    turns, leave = Turns(each=2, total=3), asyncio.Event()
-    served: list[str] = []
-
-    async def hold(caller: str) -> None:
-        async with turns.of(caller):
-            served.append(caller)
-            await leave.wait()
-
-    held = [asyncio.create_task(hold(caller)) for caller in ["greedy"] * 5 + ["modest"]]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert served == ["greedy", "greedy", "modest"]
-    leave.set()
-    await asyncio.gather(*held)
-    assert len(served) == 6
-    held.clear()
-    assert not turns._queues, "callers that left are remembered"

@@ -29,6 +29,7 @@ from pathlib import Path
 from threading import Lock
 from typing import BinaryIO, Final
 
+from shoal_agent.memory.residency import NoRoom
 from shoal_protocol.digests import Digest, digest_of_file, hexadecimal, is_digest
 from shoal_protocol.durable_files import is_transient, sync_folder
 from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
@@ -38,13 +39,8 @@ from shoal_protocol.units import format_bytes
 _PART: Final = ".part"
 
 
-class CacheFull(Exception):
-    """No room for a fragment, even with everything dropped that may be."""
-
-    def __init__(self, need_bytes: int, have_bytes: int, reason: str) -> None:
-        super().__init__(reason)
-        self.need_bytes = need_bytes
-        self.have_bytes = have_bytes
+class CacheFull(NoRoom):
+    """A fragment does not fit on the disk, even with everything dropped that may be."""
 
 
 _Stamps = tuple[tuple[int, int, int, int], ...]

@@ -31,13 +31,8 @@ from shoal_protocol.manifest import (
     parse_manifest,
 )
 from shoal_protocol.services import FileStream
-from shoal_protocol.transfers import (
-    PartialFile,
-    WrongBytes,
-    in_thread,
-    receive,
-    watched,
-)
+from shoal_protocol.threads import in_thread
+from shoal_protocol.transfers import PartialFile, WrongBytes, receive, watched
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 _FILE_SECONDS: Final = 600.0

@@ -11,12 +11,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeVar, assert_never
+from typing import TypeVar
 
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetched, Fetcher, Source
-from shoal_agent.memory import residency
-from shoal_agent.memory.residency import Ledger, short
+from shoal_agent.memory.residency import (
+    Demand,
+    Evict,
+    Ledger,
+    Load,
+    MakeRoom,
+    NoRoom,
+    Refusal,
+    Spill,
+    short,
+)
 from shoal_agent.runtime.onnx_runtime import RunResult, Runtime, Stopper
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.telemetry.counters import Counters
@@ -34,13 +43,8 @@ _LIGHT_SECONDS = 0.0005
 Result = TypeVar("Result")
 
 
-class OverBudget(Exception):
-    """A fragment does not fit; carries what it would take and what there is, in bytes."""
-
-    def __init__(self, need_bytes: int, have_bytes: int, reason: str) -> None:
-        super().__init__(reason)
-        self.need_bytes = need_bytes
-        self.have_bytes = have_bytes
+class OverBudget(NoRoom):
+    """A fragment does not fit in memory."""
 
 
 class NotResident(Exception):
@@ -116,7 +120,7 @@ class Fragments:
         self.cache.pin(digest)
         try:
             fetched = await self._open(digest, sources)
-            self._apply(residency.LoadFinished(digest=digest))
+            self.ledger.finish_load(digest)
         finally:
             await self._end_load(digest)
         if digest not in self.ledger.resident:
@@ -134,7 +138,7 @@ class Fragments:
         finally:
             if digest not in self.ledger.resident:
                 self.cache.unpin(digest)
-                self._apply(residency.LoadFailed(digest=digest))
+                self.ledger.fail_load(digest)
             self._loading.pop(digest).set()
 
     async def unload(self, digest: str) -> int:
@@ -168,7 +172,7 @@ class Fragments:
             others = sum(n for key, n in self.ledger.resident.items() if key != digest)
             # What the process took beyond what is reckoned for all else is put to this fragment.
             measured = max(0, result.peak_bytes - others - beside)
-            self._apply(residency.Measured(digest=digest, measured=Bytes(measured)))
+            self._carry_out(self.ledger.measure(digest, Bytes(measured)))
             while self._spilling:
                 await asyncio.gather(*self._spilling)
             if self.ledger.resident.get(digest, 0) >= measured:
@@ -197,18 +201,17 @@ class Fragments:
         if most <= 0:
             return True  # it is reckoned with all that it has: what is more is not its weights
         size, planned = Bytes(min(excess, most)), self._planned.get(digest, reckoned)
-        request = residency.GrowthRequested(digest=digest, size=size, planned=planned)
-        if residency.Grant() not in self._apply(request):
-            return False
-        self._planned[digest] = planned
-        return True
+        grown = self.ledger.grow(digest, size, planned)
+        if grown:
+            self._planned[digest] = planned
+        return grown
 
     async def _shrink(self, digest: str) -> None:
         """Let go what a fragment has beyond its plan."""
         self._light.pop(digest, None)  # the next run's peak is to be its own
         await self.in_processor(self._runtime.drop_weights, digest)
         if (planned := self._planned.pop(digest, None)) is not None:
-            self._apply(residency.Shrunk(digest=digest, resident=planned))
+            self.ledger.shrink(digest, planned)
 
     def planned_bytes(self, digest: str) -> int:
         """What the plan has to reckon a resident fragment with."""
@@ -233,38 +236,32 @@ class Fragments:
         """Ask the present run to end early, also when it still waits for the processor."""
         self._stopper.stop()
 
-    def change_budget(self, budget: Bytes) -> None:
-        """Use more or less from now on; what does not fit any more is given up."""
-        self._apply(residency.BudgetChanged(budget=budget))
-
     # ---- the activations' share --------------------------------------------------------------
 
     def request_space(self, size: int) -> bool:
         """Whether an activation may stay in memory."""
-        effects = self._apply(residency.SpaceRequested(size=Bytes(size)))
-        return residency.Grant() in effects
+        return self.ledger.request_space(size)
 
     def return_space(self, size: int) -> None:
         """An activation has left memory."""
-        self._apply(residency.SpaceReturned(size=Bytes(size)))
+        self.ledger.return_space(size)
 
     def request_move(self, size: int) -> bool:
         """Whether an activation may be received or sent in memory."""
-        effects = self._apply(residency.MoveRequested(size=Bytes(size)))
-        return residency.Grant() in effects
+        return self.ledger.request_move(size)
 
     def end_move(self, size: int) -> None:
         """It has left memory."""
-        self._apply(residency.MoveEnded(size=Bytes(size)))
+        self.ledger.end_move(size)
         self._changed.set()
 
     def begin_move(self, size: int) -> None:
         """An activation that has space in memory is being sent: it cannot be spilled."""
-        self._apply(residency.MoveBegun(size=Bytes(size)))
+        self.ledger.begin_move(size)
 
     def arrive(self, size: int) -> None:
         """An activation that moved waits in memory."""
-        self._apply(residency.Arrived(size=Bytes(size)))
+        self._carry_out(self.ledger.arrive(size))
         self._changed.set()
 
     def hold(self, digest: str) -> None:
@@ -311,20 +308,17 @@ class Fragments:
             if need_bytes > self.ledger.free:
                 for grown in list(self._planned):
                     await self._shrink(grown)
-            for effect in self._apply(
-                residency.LoadRequested(digest=digest, need=Bytes(need_bytes))
-            ):
-                match effect:
-                    case residency.Refuse(need=need, have=have, reason=reason):
-                        raise OverBudget(need, have, reason)
-                    case residency.AlreadyThere():
-                        return False
-                    case residency.Admit():
-                        return True
-                    case residency.MakeRoom(size=size):
-                        await self._make_room(size)
-                    case residency.Postpone():
-                        await self._change()
+            match self.ledger.request_load(digest, Bytes(need_bytes)):
+                case Load.ADMITTED:
+                    return True
+                case Load.ALREADY_THERE:
+                    return False
+                case Load.POSTPONED:
+                    await self._change()
+                case MakeRoom(size=size):
+                    await self._make_room(size)
+                case Refusal(need=need, have=have, reason=reason):
+                    raise OverBudget(need, have, reason)
 
     async def _open(self, digest: str, sources: Sequence[Source]) -> int:
         """Fetch, verify and open; a damaged copy on disk is fetched anew. Bytes fetched."""
@@ -354,32 +348,18 @@ class Fragments:
             self._measured.discard(digest)
             self._planned.pop(digest, None)
             self._light.pop(digest, None)
-            self._apply(residency.Unloaded(digest=digest))
+            self.ledger.unload(digest)
 
-    def _apply(self, event: residency.Event) -> tuple[residency.Effect, ...]:
-        """Step the ledger; carry out what needs no answer to whoever asked."""
-        self.ledger, effects = residency.step(self.ledger, event)
-        for effect in effects:
-            match effect:
-                case residency.Spill(digest=needs):
+    def _carry_out(self, demands: Sequence[Demand]) -> None:
+        """Do what the ledger demands."""
+        for demand in demands:
+            match demand:
+                case Spill(digest=needs):
                     self._start_spill(needs)
-                case residency.Evict(digest=digest, reason=reason):
+                case Evict(digest=digest, reason=reason):
                     # A load under way sees that it lost its place, and closes what it opened.
                     if digest not in self._loading:
                         self._start_eviction(digest, reason)
-                case (
-                    residency.Admit()
-                    | residency.AlreadyThere()
-                    | residency.Refuse()
-                    | residency.Postpone()
-                    | residency.MakeRoom()
-                    | residency.Grant()
-                    | residency.Deny()
-                ):
-                    pass
-                case _:
-                    assert_never(effect)
-        return effects
 
     async def _make_room(self, size: int) -> None:
         """Spill; where somebody else does already, less may be needed then: ask again."""
@@ -399,7 +379,7 @@ class Fragments:
                     await self.spill(size)
                 except SpillFull as error:
                     log.warning("fragments give way to activations: %s", error)
-                    self._apply(residency.SpillFailed(digest=needs))
+                    self._carry_out(self.ledger.fail_spill(needs))
 
         task = asyncio.create_task(spill(), name="spill")
         self._spilling.add(task)

@@ -23,7 +23,6 @@ Memory is back when `close` returns.
 
 import gc
 import re
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,8 @@ import onnxruntime
 from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.process_memory import MemoryMeter, drop_mapped_file, trim
 from shoal_agent.runtime.watchdog import Watchdog
-from shoal_protocol.tensors import Array
+from shoal_protocol.tensors import DTYPES, Array
+from shoal_protocol.v1.tensors_pb2 import BFLOAT16, COMPLEX64, COMPLEX128, DataType
 
 _COPYING_OPTIMIZERS: Final = [
     "ConstantFolding",
@@ -61,21 +61,12 @@ _OUT_OF_MEMORY: Final = (
     "smaller than requested",
 )
 
-_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
-    "tensor(float)": np.dtype(np.float32),
-    "tensor(double)": np.dtype(np.float64),
-    "tensor(float16)": np.dtype(np.float16),
-    "tensor(int8)": np.dtype(np.int8),
-    "tensor(int16)": np.dtype(np.int16),
-    "tensor(int32)": np.dtype(np.int32),
-    "tensor(int64)": np.dtype(np.int64),
-    "tensor(uint8)": np.dtype(np.uint8),
-    "tensor(uint16)": np.dtype(np.uint16),
-    "tensor(uint32)": np.dtype(np.uint32),
-    "tensor(uint64)": np.dtype(np.uint64),
-    "tensor(bool)": np.dtype(np.bool_),
-    "tensor(string)": np.dtype(object),
+_DTYPES: Final = {
+    f"tensor({DataType.Name(each).lower()})": dtype.newbyteorder("=")
+    for each, dtype in DTYPES.items()
+    if each not in (BFLOAT16, COMPLEX64, COMPLEX128)
 }
+"""What numpy calls the types of inputs."""
 
 
 class RuntimeFailed(Exception):
@@ -176,7 +167,7 @@ class Runtime:
             onnxruntime.OrtArenaCfg(configuration),
         )
         # Stays open: a first run loads what every run needs, and further ones shrink the arena.
-        self._tiny = self._session(_tiny_model())
+        self._tiny = self._session(rehearsal_model.tiny_model())
         self.shrink()
 
     def rehearse(self) -> None:
@@ -371,20 +362,3 @@ def _failure(error: Exception, *, stopped: bool) -> RuntimeFailed:
     if any(sign in text for sign in _OUT_OF_MEMORY):
         return OutOfBudget(line)
     return RuntimeFailed(line)
-
-
-def _tiny_model() -> bytes:
-    """An ONNX model of one Relu, written by hand: the agent has no `onnx` to make it with."""
-
-    def field(number: int, content: bytes | int) -> bytes:
-        if isinstance(content, int):
-            return struct.pack("BB", number << 3, content)
-        return struct.pack("BB", number << 3 | 2, len(content)) + content
-
-    def value(name: bytes) -> bytes:
-        shape = field(1, field(1, 1))  # one dimension, of size 1
-        return field(1, name) + field(2, field(1, field(1, 1) + field(2, shape)))
-
-    node = field(1, b"x") + field(2, b"y") + field(4, b"Relu")
-    graph = field(1, node) + field(2, b"tiny") + field(11, value(b"x")) + field(12, value(b"y"))
-    return field(1, 8) + field(7, graph) + field(8, field(2, 17))

@@ -31,7 +31,7 @@ from shoal_protocol.assembly import ActivationAssembler
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered
 from shoal_protocol.channels import client_options, server_options
 from shoal_protocol.files import FileReceiver, file_frames
-from shoal_protocol.frames import acknowledgement, split_frame
+from shoal_protocol.frames import acknowledgement
 from shoal_protocol.services import FileContext, FrameContext, add_peer_service
 from shoal_protocol.tensors import ActivationKey, Array, encode_activation
 from shoal_protocol.v1 import tensors_pb2 as pb
@@ -49,9 +49,8 @@ class _Audience:
     async def push(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
         assembler = ActivationAssembler()
         async for message in requests:
-            header, payload = split_frame(message)
-            if assembler.add(header, payload) is not None:
-                await context.write(acknowledgement(header.transfer))
+            if (received := assembler.feed(message)) is not None:
+                await context.write(acknowledgement(received.transfer))
 
     async def fetch_fragment(self, request: pb.FetchFragmentRequest, context: FileContext) -> None:
         for frame in file_frames(io.BytesIO(bytes(_FILE_BYTES)), request, _FILE_BYTES):

@@ -5,22 +5,15 @@ both through integers. It computes nothing of use; what counts is which kernels 
 of their forms, and that the optimiser finds what it fuses in real models.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-from shoal_protocol.tensors import Array
+from shoal_protocol.tensors import Array, data_type_of
 
 _OPSET: Final = 17
 _IR_VERSION: Final = 8
-_TYPES: Final = {
-    np.dtype(np.float32): 1,
-    np.dtype(np.uint8): 2,
-    np.dtype(np.int8): 3,
-    np.dtype(np.int32): 6,
-    np.dtype(np.int64): 7,
-}
 _WIDTH: Final = 32
 _HEADS: Final = 4
 
@@ -115,12 +108,12 @@ def feed() -> dict[str, Array]:
 
 def model() -> bytes:
     """The ONNX file."""
-    values = b"".join(_field(11, _value(name, array)) for name, array in feed().items())
-    outputs = b"".join(_field(12, _field(1, name)) for name in _OUTPUTS)
-    nodes = b"".join(_field(1, _node(each)) for each in (*_PICTURE, *_WORDS, *_INTEGERS))
-    weights = b"".join(_field(5, _tensor(name, array)) for name, array in _weights().items())
-    graph = nodes + _field(2, "rehearsal") + weights + values + outputs
-    return _field(1, _IR_VERSION) + _field(7, graph) + _field(8, _field(2, _OPSET))
+    return _model((*_PICTURE, *_WORDS, *_INTEGERS), _weights(), feed(), _OUTPUTS)
+
+
+def tiny_model() -> bytes:
+    """The ONNX file of one Relu, from `x` of one number to `y`."""
+    return _model([("Relu", "x", "y", {})], {}, {"x": np.zeros(1, np.float32)}, ["y"])
 
 
 def _weights() -> dict[str, Array]:
@@ -155,6 +148,22 @@ def _weights() -> dict[str, Array]:
 # ---- ONNX's protobuf messages, by field number -------------------------------------------------
 
 
+def _model(
+    nodes: Iterable[Node],
+    weights: Mapping[str, Array],
+    inputs: Mapping[str, Array],
+    outputs: Iterable[str],
+) -> bytes:
+    graph = (
+        b"".join(_field(1, _node(each)) for each in nodes)
+        + _field(2, "rehearsal")
+        + b"".join(_field(5, _tensor(name, array)) for name, array in weights.items())
+        + b"".join(_field(11, _value(name, array)) for name, array in inputs.items())
+        + b"".join(_field(12, _field(1, name)) for name in outputs)
+    )
+    return _field(1, _IR_VERSION) + _field(7, graph) + _field(8, _field(2, _OPSET))
+
+
 def _node(node: Node) -> bytes:
     operator, inputs, outputs, attributes = node
     return (
@@ -176,12 +185,16 @@ def _attribute(name: str, value: Attribute) -> bytes:
 
 def _tensor(name: str, array: Array) -> bytes:
     dims = b"".join(_field(1, size) for size in array.shape)
-    return dims + _field(2, _TYPES[array.dtype]) + _field(8, name) + _field(9, array.tobytes())
+    return (
+        dims + _field(2, data_type_of(name, array)) + _field(8, name) + _field(9, array.tobytes())
+    )
 
 
 def _value(name: str, array: Array) -> bytes:
     shape = b"".join(_field(1, _field(1, size)) for size in array.shape)
-    return _field(1, name) + _field(2, _field(1, _field(1, _TYPES[array.dtype]) + _field(2, shape)))
+    return _field(1, name) + _field(
+        2, _field(1, _field(1, data_type_of(name, array)) + _field(2, shape))
+    )
 
 
 def _field(number: int, content: bytes | str | int) -> bytes:

@@ -1,11 +1,10 @@
 """Failures in the protocol's terms: which exception becomes which code."""
 
-from shoal_agent.cache.disk import CacheFull
 from shoal_agent.cache.fetching import FragmentCorrupt, FragmentUnavailable
 from shoal_agent.execution.queue import Reason
+from shoal_agent.memory.residency import NoRoom
 from shoal_agent.runtime.fragments import NotResident, OverBudget
 from shoal_agent.runtime.onnx_runtime import InputMismatch, NotOpen, OutOfBudget, RuntimeFailed
-from shoal_agent.transport.activations import SpillFull
 from shoal_protocol.bulk.link import Undelivered
 from shoal_protocol.durable_files import is_disk_full, is_transient
 from shoal_protocol.frames import TransferError
@@ -14,12 +13,10 @@ from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 EXPECTED = (
-    OverBudget,
+    NoRoom,
     NotResident,
     FragmentUnavailable,
     FragmentDamaged,
-    CacheFull,
-    SpillFull,
     Undelivered,
     InputMismatch,
     RuntimeFailed,
@@ -53,8 +50,9 @@ def refused_inputs(error: TransferError) -> pb.Failure:
 def failure_of(error: BaseException) -> pb.Failure:  # noqa: C901, PLR0911 - one case per error
     """The failure that an error is; `error` is one of `EXPECTED`."""
     match error:
-        case OverBudget(need_bytes=need, have_bytes=have):
-            return failure(pb.BUDGET, str(error), need=need, have=have)
+        case NoRoom(need_bytes=need, have_bytes=have):
+            code = pb.BUDGET if isinstance(error, OverBudget) else pb.DISK_FULL
+            return failure(code, str(error), need=need, have=have)
         case OutOfBudget():
             return failure(pb.BUDGET, f"the run needs more memory than the budget: {error}")
         case NotResident() | NotOpen():
@@ -63,11 +61,6 @@ def failure_of(error: BaseException) -> pb.Failure:  # noqa: C901, PLR0911 - one
             return failure(pb.CORRUPT, str(error))
         case FragmentUnavailable():
             return failure(pb.UNAVAILABLE, str(error))
-        case (
-            CacheFull(need_bytes=need, have_bytes=have)
-            | SpillFull(need_bytes=need, have_bytes=have)
-        ):
-            return failure(pb.DISK_FULL, str(error), need=need, have=have)
         case Undelivered(outcome=None | Acknowledgement.BUSY):
             return failure(pb.UNREACHABLE, str(error))
         case Undelivered(outcome=Acknowledgement.STALE):
@@ -76,16 +69,12 @@ def failure_of(error: BaseException) -> pb.Failure:  # noqa: C901, PLR0911 - one
             return failure(pb.RUNTIME, f"the receiver refused the activation: {error}")
         case InputMismatch():
             return failure(pb.INVALID_INPUT, str(error))
-        case OSError():
-            return failure(_code_of(error), str(error))
+        case OSError() if is_disk_full(error):
+            return failure(pb.DISK_FULL, str(error))
+        case OSError() if is_transient(error):
+            return failure(pb.UNAVAILABLE, str(error))
         case _:
             return failure(pb.RUNTIME, str(error))
-
-
-def _code_of(error: OSError) -> pb.FailureCode:
-    if is_disk_full(error):
-        return pb.DISK_FULL
-    return pb.UNAVAILABLE if is_transient(error) else pb.RUNTIME
 
 
 def refusal(reason: Reason, message: str) -> pb.Failure:

@@ -49,7 +49,7 @@ class SessionBroken(Exception):
 
 
 class Device(Protocol):
-    """The agent that a session belongs to."""
+    """The agent that a session belongs to, which outlives it."""
 
     name: str
     fragments: Fragments
@@ -57,17 +57,9 @@ class Device(Protocol):
     links: PeerLinks
     uplink: Uplink
 
-    def hello(self) -> pb.Hello:
-        """Who this is and what it has."""
-        ...
-
-    def telemetry(self) -> pb.Telemetry:
-        """Readings now."""
-        ...
-
-    def open_store(self) -> ActivationStore:
-        """An empty store for activations."""
-        ...
+    def hello(self) -> pb.Hello: ...
+    def telemetry(self) -> pb.Telemetry: ...
+    def open_store(self) -> ActivationStore: ...
 
 
 class Session:
@@ -322,7 +314,7 @@ class Session:
                 self._inline_inputs.take(execute.input_frame)
             except TransferError as error:
                 if error.outcome != Acknowledgement.BUSY:
-                    self.tasks.refuse(execute.instruction, refused_inputs(error))
+                    self.tasks.fail(execute.instruction, refused_inputs(error))
                     return
                 late = self._take_inputs_later(execute)
         self.tasks.execute(execute)

@@ -26,20 +26,11 @@ _ENDLESS_SECONDS: Final = 10.0**9
 
 
 class ReplySink(Protocol):
-    """Takes what tasks send."""
+    """Takes what tasks send: the session."""
 
-    async def deliver(self, outbound: OutboundActivation, address: str) -> int:
-        """Send to a peer, or with no address through the coordinator; raises `Undelivered`."""
-        ...
-
-    def reply(self, reply: pb.Reply) -> None:
-        """Answer an instruction."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """An error of this program: it is logged, and the session ends, so that its tasks are
-        assigned again."""
-        ...
+    async def deliver(self, outbound: OutboundActivation, address: str) -> int: ...
+    def reply(self, reply: pb.Reply) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
 
 
 @dataclass(slots=True)
@@ -101,7 +92,7 @@ class Tasks:
         """Take a task."""
         now = Nanoseconds(steady_nanoseconds())
         if message.digest not in self._fragments.ledger.resident:
-            self._fail(
+            self.fail(
                 message.instruction, failure(pb.NOT_RESIDENT, f"{message.digest} is not resident")
             )
             return
@@ -124,10 +115,6 @@ class Tasks:
                 )
             )
         )
-
-    def refuse(self, instruction: int, what: pb.Failure) -> None:
-        """Answer a task that is not taken."""
-        self._fail(instruction, what)
 
     def waits(self, instruction: int) -> bool:
         """Whether a task has not been answered."""
@@ -208,7 +195,7 @@ class Tasks:
                 case execution.Stop():
                     self._fragments.stop_run()
                 case execution.Refused(instruction=instruction, reason=reason, message=message):
-                    self._fail(instruction, refusal(reason, message))
+                    self.fail(instruction, refusal(reason, message))
                 case execution.Drop(keys=keys):
                     self._store.drop(keys)
                 case _:
@@ -230,7 +217,7 @@ class Tasks:
                 ran = seconds(Nanoseconds(steady_nanoseconds() - started))
                 outcome = _stopped(stopped, start.assignment, order.message, ran, outcome.message)
             await self._computed(start)
-            self._fail(instruction, outcome)
+            self.fail(instruction, outcome)
         self._do(self._queue.delivered(instruction))
 
     async def _finish(self, start: execution.Start, order: _Order, result: RunResult) -> None:
@@ -240,7 +227,7 @@ class Tasks:
             kept = await self._outputs.keep(message, result.outputs)
         except (SpillFull, OSError) as error:
             await self._computed(start)
-            self._fail(
+            self.fail(
                 message.instruction, failure(pb.DISK_FULL, f"cannot keep the outputs: {error}")
             )
             return
@@ -288,7 +275,8 @@ class Tasks:
     async def _forward(self, message: pb.Forward) -> None:
         self._sink.reply(await self._outputs.forward(message))
 
-    def _fail(self, instruction: int, what: pb.Failure) -> None:
+    def fail(self, instruction: int, what: pb.Failure) -> None:
+        """Answer a task that is not taken, or failed."""
         self._answer(pb.Reply(instruction=instruction, failure=what))
 
     def _answer(self, reply: pb.Reply) -> None:

@@ -34,10 +34,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_agent.execution.queue import Key
+from shoal_agent.memory.residency import NoRoom
 from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, TransferError
 from shoal_protocol.tensors import Array, memory_bytes
 from shoal_protocol.threads import in_thread
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.units import format_bytes
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 _ALIGNMENT: Final = 64
@@ -97,11 +98,9 @@ class StoreBuffer:
 
     @property
     def blocks(self) -> bool:
-        """See `ReceiveBuffer`."""
         return self.file is not None
 
     def allocate(self, size: int) -> NDArray[np.uint8]:
-        """See `ReceiveBuffer`."""
         if self.file is None:
             return np.empty(size, np.uint8)
         try:
@@ -114,7 +113,7 @@ class StoreBuffer:
         return np.frombuffer(self.mapping, np.uint8)
 
     def settle(self) -> None:
-        """See `ReceiveBuffer`: what went to the file needs no memory any more."""
+        """What went to the file needs no memory any more."""
         _release_pages(self.mapping)
 
     def arrive(self) -> None:
@@ -126,7 +125,6 @@ class StoreBuffer:
         self.settle()
 
     def abandon(self) -> None:
-        """See `ReceiveBuffer`."""
         self._space.end_move(self.granted)
         self.granted = 0
         self.store.held_bytes -= self.size
@@ -135,29 +133,24 @@ class StoreBuffer:
             _remove(self.file)
 
 
-class SpillFull(Exception):
-    """Neither memory nor the disk has room for activations; carries how much is wanted and how much
-    there is, in bytes."""
+class SpillFull(NoRoom):
+    """Neither memory nor the disk has room for activations."""
 
     def __init__(
-        self, need_bytes: int, have_bytes: int, reason: str = "", where: str = "on disk"
+        self,
+        need_bytes: int,
+        have_bytes: int,
+        reason: str = "raise --cache-size",
+        where: str = "on disk",
     ) -> None:
-        text = f"activations would need {format_bytes(Bytes(need_bytes))} {where}, have "
-        text += format_bytes(Bytes(have_bytes))
-        super().__init__(f"{text}: {reason or 'raise --cache-size'}")
-        self.need_bytes = need_bytes
-        self.have_bytes = have_bytes
+        text = f"activations would need {format_bytes(need_bytes)} {where}, have "
+        super().__init__(need_bytes, have_bytes, f"{text}{format_bytes(have_bytes)}: {reason}")
 
 
 class ActivationStore:
     """Keeps tensors by key."""
 
-    def __init__(
-        self,
-        folder: Path,
-        limit_bytes: int,
-        space: Space,
-    ) -> None:
+    def __init__(self, folder: Path, limit_bytes: int, space: Space) -> None:
         """`space` is the memory, `limit_bytes` the disk."""
         self._folder = folder / "activations"
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -15,28 +15,16 @@ MAXIMUM_DECODED_BYTES: Final = 1 << 30
 
 
 class Inbox(Protocol):
-    """Takes what has come: the present session's `Tasks`.
-
-    `ticket_key` is that of the session (see `tickets`).
-    """
+    """Takes what has come: the present session's `Tasks`."""
 
     ticket_key: bytes
 
-    def stale(self, job: str, epoch: int) -> bool:
-        """Whether a newer epoch of the job is known."""
-        ...
-
-    def has_room(self, size: int) -> bool:
-        """Whether an activation of that size has a place."""
-        ...
-
-    def open_buffer(self, memory_bytes: int, scratch_bytes: int, text_bytes: int) -> StoreBuffer:
-        """A buffer for an activation that begins to come; raises `SpillFull`."""
-        ...
-
-    def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool:
-        """Take one that has come whole. False: it is of an older epoch or session."""
-        ...
+    def stale(self, job: str, epoch: int) -> bool: ...
+    def has_room(self, size: int) -> bool: ...
+    def open_buffer(
+        self, memory_bytes: int, scratch_bytes: int, text_bytes: int
+    ) -> StoreBuffer: ...
+    def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool: ...
 
 
 class _Activations:
@@ -56,7 +44,6 @@ class _Activations:
         self._from_peer = from_peer
 
     def admit(self, activation: Activation, memory_bytes: int) -> StoreBuffer:
-        """See `Receiver`."""
         key, inbox = activation.key, self._inbox()
         if activation.device != self._device:
             raise MalformedFrame(f"it is for {activation.device!r}, this is {self._device!r}")
@@ -79,7 +66,6 @@ class _Activations:
             raise TransferError(str(error), outcome=Acknowledgement.BUSY) from error
 
     async def take(self, received: ReceivedActivation, buffer: ReceiveBuffer) -> None:
-        """See `Receiver`."""
         assert isinstance(buffer, StoreBuffer), "it was opened by an inbox"
         self.take_now(received, buffer)
 
@@ -91,7 +77,6 @@ class _Activations:
         self._counters.received_bytes += received.encoded_bytes
 
     def refused(self, error: TransferError) -> None:
-        """See `Receiver`."""
         self._counters.transfers_refused[Acknowledgement.Outcome.Name(error.outcome)] += 1
 
 

@@ -24,7 +24,7 @@ from shoal_protocol.identities import RESERVED
 from shoal_protocol.limits import CallLimiter, Stalled, StallWatch, TooManyCalls, end_stalled
 from shoal_protocol.manifest import FILES
 from shoal_protocol.services import FileContext, FrameContext
-from shoal_protocol.transfers import in_thread
+from shoal_protocol.threads import in_thread
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 _FETCHES: Final = 4

@@ -17,7 +17,8 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from time import perf_counter
 from typing import Final, Protocol
@@ -41,7 +42,7 @@ from shoal_protocol.tensors import (
     encode_activation,
 )
 from shoal_protocol.threads import in_thread
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FrameHeader
+from shoal_protocol.v1.tensors_pb2 import NONE, Acknowledgement, FrameHeader
 
 WAITING_TRANSFERS: Final = 64
 UNREAD_ANSWERS: Final = 4096
@@ -203,7 +204,8 @@ class BulkLink:
         encoded = await self._encode(outbound)
 
         def frames(number: int) -> Iterable[bytes]:
-            return replace(encoded, transfer=number)
+            encoded.header.transfer = number
+            return encoded
 
         started, delay = perf_counter(), 0.02
         while True:
@@ -238,7 +240,7 @@ class BulkLink:
     ) -> Outgoing:
         """Have a transfer sent once (see `Outgoing`), when there is room for it and it is its turn.
         Raises `Undelivered`; so does waiting for `answered`."""
-        if self._room.locked():
+        if len(self._waiting) >= WAITING_TRANSFERS:
             self._traffic.full_queues += 1
         await self._room.acquire()
         if self.broken is not None:
@@ -256,35 +258,31 @@ class BulkLink:
             self._wake()
 
     async def _encode(self, outbound: OutboundActivation) -> EncodedActivation:
-        def encode() -> EncodedActivation:
-            encoded = encode_activation(
-                outbound.key,
-                outbound.device,
-                outbound.tensors,
-                transfer=0,
-                codec=self._codec,
-                lossy=outbound.lossy,
-                bfloat16=outbound.bfloat16,
-                frame_bytes=self._transport.frame_bytes,
-            )
-            encoded.header.activation.ticket = outbound.ticket
-            return encoded
-
-        speed = self._codec.bytes_per_second
-        plain = speed is None or speed >= LinkCodec.FAST_BYTES_PER_SECOND
-        tensors = outbound.tensors.values()
-        plain &= all(tensor.dtype.kind not in "OU" for tensor in tensors)
-        size = sum(tensor.nbytes for tensor in tensors)
-        if (plain or size < _ENCODE_IN_THREAD_FROM_BYTES) and not outbound.on_disk:
-            return encode()
-        return await in_thread(encode)
+        fast = self._codec.fast
+        encode = partial(
+            encode_activation,
+            outbound.key,
+            outbound.device,
+            outbound.tensors,
+            transfer=0,
+            codec=NONE if fast else self._codec,
+            lossy=outbound.lossy,
+            bfloat16=outbound.bfloat16,
+            frame_bytes=self._transport.frame_bytes,
+        )
+        size = sum(tensor.nbytes for tensor in outbound.tensors.values())
+        text = any(tensor.dtype.kind in "OU" for tensor in outbound.tensors.values())
+        quick = (fast and not text) or size < _ENCODE_IN_THREAD_FROM_BYTES
+        encoded = encode() if quick and not outbound.on_disk else await in_thread(encode)
+        encoded.header.activation.ticket = outbound.ticket
+        return encoded
 
     # ---- writing ---------------------------------------------------------------------------------
 
     def _wake(self) -> None:
         if not self._writing:
             self._writing = True
-            self._writer = asyncio.create_task(self._write_all(), name="bulk writer")
+            self._writer = asyncio.create_task(self._write_all())
             self._watch_progress()
 
     async def _write_all(self) -> None:
@@ -420,11 +418,10 @@ class BulkLink:
             self._writing = True
             self._watch_progress()
             try:
-                while answers := self._take_answers():
-                    await self._write_message(join_frames(answers))
+                await self._write_message(join_frames(self._take_answers()))
             finally:
                 self._writing = False
-            if self._waiting:
+            if self._answers or self._waiting:
                 self._wake()
 
 

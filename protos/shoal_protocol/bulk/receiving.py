@@ -83,7 +83,8 @@ class Intake:
                 return False
             buffer = self._buffer
             assert buffer is not None, "what has begun was admitted"
-            if buffer.blocks or self._decodes_long(header):
+            decoded_bytes = self._assembler.bytes_to_decode if header.last else 0
+            if buffer.blocks or decoded_bytes >= _DECODE_IN_THREAD_FROM_BYTES:
                 received = await in_thread(self._fill, header, payload, buffer)
             else:
                 received = self._fill(header, payload, buffer)
@@ -109,9 +110,6 @@ class Intake:
         if received is None:
             buffer.settle()
         return received
-
-    def _decodes_long(self, header: FrameHeader) -> bool:
-        return header.last and self._assembler.bytes_to_decode >= _DECODE_IN_THREAD_FROM_BYTES
 
     def _admit(self, activation: Activation, memory_bytes: int) -> ReceiveBuffer:
         self._buffer = self._receiver.admit(activation, memory_bytes)

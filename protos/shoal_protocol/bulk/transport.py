@@ -42,7 +42,7 @@ class Transport(Protocol):
 
 
 class GrpcTransport:
-    """Either end of a stream of gRPC."""
+    """Either end of a stream of gRPC, as a `Transport`."""
 
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
 
@@ -63,7 +63,6 @@ class GrpcTransport:
         return cls(call, call.write, call.cancel)
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """See `Transport`."""
         try:
             async for message in self._incoming:
                 yield message
@@ -71,14 +70,12 @@ class GrpcTransport:
             raise TransportBroken(describe(error)) from error
 
     async def write(self, message: bytes) -> None:
-        """See `Transport`."""
         try:
             await self._write(message)
         except STREAM_ERRORS as error:
             raise TransportBroken(describe(error)) from error
 
     async def close(self) -> None:
-        """See `Transport`."""
         self._cancel()
 
 

@@ -56,9 +56,9 @@ class Agent(Link):
 
     def _load(self, session: int, load: give.Load) -> None:
         world, digest = self.world, load.digest
-        effects = self._keep_ledger(residency.LoadRequested(digest=digest, need=load.resident))
-        if not isinstance(effects[-1], residency.Admit):
-            raise world.wrong(f"{self.name} cannot load {digest[7:9]}: {effects}")
+        answer = self.ledger.request_load(digest, load.resident)
+        if answer is not residency.Load.ADMITTED:
+            raise world.wrong(f"{self.name} cannot load {digest[7:9]}: {answer}")
         took = world.chance.uniform(5, 60) * MILLISECOND
         if digest not in self.cached:
             took += world.chance.uniform(20, 300) * MILLISECOND
@@ -75,21 +75,21 @@ class Agent(Link):
             elif kind is None:
                 self._loaded(session, load)
             else:
-                self._keep_ledger(residency.LoadFailed(digest=digest))
+                self.ledger.fail_load(digest)
                 self._fail(session, load.instruction, kind, "it went wrong")
 
         world.later(took, loaded)
 
     def _loaded(self, session: int, load: give.Load) -> None:
         measured = Bytes(max(load.resident, self.model.larger.get(load.digest, 0)))
-        self._keep_ledger(residency.LoadFinished(digest=load.digest))
-        for effect in self._keep_ledger(residency.Measured(digest=load.digest, measured=measured)):
-            if isinstance(effect, residency.Evict):
+        self.ledger.finish_load(load.digest)
+        for demand in self.ledger.measure(load.digest, measured):
+            if isinstance(demand, residency.Evict):
                 failure = Failure(
                     kind=FailureKind.BUDGET,
-                    message=effect.reason,
-                    need=effect.need,
-                    have=effect.have,
+                    message=demand.reason,
+                    need=demand.need,
+                    have=demand.have,
                 )
                 number = load.instruction
                 event = InstructionFailed(at=Nanoseconds(0), instruction=number, failure=failure)
@@ -110,7 +110,7 @@ class Agent(Link):
 
         def unloaded() -> None:
             if self._is_in(session):
-                self._keep_ledger(residency.Unloaded(digest=unload.digest))
+                self.ledger.unload(unload.digest)
                 event = FragmentUnloaded(at=Nanoseconds(0), instruction=unload.instruction)
                 self._answer(session, event)
 

@@ -62,6 +62,7 @@ class Link:
         self.cached: set[str] = set()
         self.queue = execution.TaskQueue()
         self.session = 0
+        self.incarnation = 1
         self.connected = False
         self.alive = True
         self.hung = False
@@ -87,6 +88,7 @@ class Link:
                 at=Nanoseconds(self.world.now),
                 device=self.name,
                 session=self.session,
+                incarnation=self.incarnation,
                 budget=Bytes(self.model.budget),
                 single=self.model.single,
                 resident={Digest(key): size for key, size in self.ledger.resident.items()},
@@ -103,7 +105,7 @@ class Link:
         self.queue = execution.TaskQueue()
         self._executes.clear()
         for digest in list(self.ledger.in_flight):
-            self._keep_ledger(residency.LoadFailed(digest=digest))
+            self.ledger.fail_load(digest)
         if tell:
             self.world.tell_later(self.world.delay(), lost)
         if self.alive:
@@ -117,6 +119,7 @@ class Link:
         self.alive = False
         self.break_session(tell=not self.hung)
         self.ledger = self.model.empty_ledger()
+        self.incarnation += 1
         self.world.later(away, self._start)
 
     def _start(self) -> None:
@@ -151,7 +154,7 @@ class Link:
             return
         digest = next(iter(self.ledger.resident))
         self.world.note(f"-- {self.name} gives up {digest[7:9]}")
-        self._keep_ledger(residency.Unloaded(digest=digest))
+        self.ledger.unload(digest)
         self._given_up.add(digest)
         self._carry_out(self.queue.unload(digest))
         self._send_up(
@@ -267,7 +270,3 @@ class Link:
 
     def _carry_out(self, effects: list[execution.Effect]) -> None:
         raise NotImplementedError
-
-    def _keep_ledger(self, event: residency.Event) -> tuple[residency.Effect, ...]:
-        self.ledger, effects = residency.step(self.ledger, event)
-        return effects

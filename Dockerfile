@@ -8,8 +8,15 @@
 # Nothing in it depends on the processor: --platform linux/amd64,linux/arm64 builds both. Layers
 # stand in the order in which they change: base, packages, code; a change of code makes only the
 # last one anew. Both run as user 65532 on a read-only root; they write to /tmp and to volumes.
+#
+# A tag may name another image tomorrow. Where images must be the same whenever they are built, give
+# the base with the digest that your registry has for it, after a look at what it is:
+#
+#   docker buildx imagetools inspect docker.io/library/python:3.11-slim
+#   docker build --build-arg BASE=docker.io/library/python:3.11-slim@sha256:... --target agent .
 
-FROM docker.io/library/python:3.11-slim AS base
+ARG BASE=docker.io/library/python:3.11-slim
+FROM ${BASE} AS base
 RUN echo 'shoal:x:65532:65532:Shoal:/tmp:/sbin/nologin' >> /etc/passwd \
     && echo 'shoal:x:65532:' >> /etc/group
 ENV HOME=/tmp \

@@ -256,8 +256,8 @@ class _Accepting:
     def has_room(self, size: int) -> bool:
         return True
 
-    def open_buffer(self, decoded_bytes: int, scratch_bytes: int) -> StoreBuffer:
-        return self._store.open_buffer(decoded_bytes, scratch_bytes)
+    def open_buffer(self, memory_bytes: int, scratch_bytes: int, text_bytes: int) -> StoreBuffer:
+        return self._store.open_buffer(memory_bytes, scratch_bytes, text_bytes)
 
     def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool:
         self._store.receive(self._LAST, received.tensors, buffer)

@@ -262,6 +262,7 @@ async def test_text_that_is_kept_counts_with_all_its_characters(
     assert store.held_bytes >= 10 * MIB + 1000 * (8 + 51)
     with pytest.raises(SpillFull, match="text"):
         await store.put(Made("j", 1, 0, 2), {"longer": np.array(["x" * BUDGET], object)})
+    await store.put(Made("j", 1, 0, 3), {"short": np.array(["ab"], object)})
     store.clear()
     assert (fragments.ledger.reserved, store.held_bytes) == (0, 0)
 
@@ -285,11 +286,12 @@ class Inbox:
 @pytest.mark.parametrize(
     ("array", "outcome"),
     [
-        (np.array(["text"] * 4, object), Acknowledgement.BUSY),
-        (np.zeros(4, np.float32), Acknowledgement.ACCEPTED),
+        (np.array(["ab"] * 40_000, object), Acknowledgement.BUSY),
+        (np.array(["ab"] * 4, object), Acknowledgement.ACCEPTED),
+        (np.zeros(40_000, np.float32), Acknowledgement.ACCEPTED),
     ],
 )
-async def test_text_is_received_into_memory_only(
+async def test_a_full_device_receives_little_text(
     make: Callable[..., Fragments], tmp_path: Path, array: np.ndarray, outcome: int
 ) -> None:
     fragments = make(budget=0)

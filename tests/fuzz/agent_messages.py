@@ -41,6 +41,8 @@ HANG_SECONDS: Final = 5
 ANSWER_SECONDS: Final = 0.01
 """For how long the next instruction waits for the answer to the last one."""
 NEED: Final = 8 * MIB
+TEXT: Final = np.array([["a", "bc", ""]], object)
+"""Not what the fragment takes."""
 
 
 def serve(data: bytes) -> None:
@@ -192,21 +194,21 @@ def _fragment() -> MadeFragment:
 
 def seeds() -> Iterable[bytes]:
     """All instructions, in an order in which they work."""
-    messages = _instructions()
+    messages = _instructions(np.ones((1, 8), np.float32))
     replies = event_loop().run(_converse(messages, HANG_SECONDS))
     done = {reply.instruction for reply in replies if not reply.HasField("failure")}
     assert done == {1, 3, 6}, replies
     yield pb.CoordinatorBatch(messages=messages).SerializeToString()
     for message in messages:
         yield pb.CoordinatorBatch(messages=[messages[0], message]).SerializeToString()
+    yield pb.CoordinatorBatch(messages=_instructions(TEXT)).SerializeToString()
 
 
-def _instructions() -> list[pb.CoordinatorMessage]:
+def _instructions(x: np.ndarray) -> list[pb.CoordinatorMessage]:
     digest = _fragment().digest
     task = pb.Task(job="job", epoch=1, item=0, stage=1)
     key = ActivationKey(job="job", epoch=1, item=0, producer=-1, consumer=1)
-    inputs = {"x": np.ones((1, 8), np.float32)}
-    (frame,) = encode_activation(key, NAME, inputs, transfer=0)
+    (frame,) = encode_activation(key, NAME, {"x": x}, transfer=0)
     route = pb.Route(consumer=2, device="nano", address="unix:/nowhere", tensors=["y"])
     execute = pb.Execute(
         instruction=3,

@@ -49,7 +49,7 @@ def main() -> None:
         return made if len(made) <= most_bytes else data
 
     options = {
-        "max_total_time": asked.seconds,
+        "max_total_time": max(1, asked.seconds),  # 0 is for ever
         "timeout": HANG_SECONDS,
         "max_len": INPUT_BYTES,
         "rss_limit_mb": PROCESS_MIB,

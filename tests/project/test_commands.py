@@ -45,7 +45,7 @@ def test_documents_name_only_commands_that_exist(document: Path) -> None:
     assert set(re.findall(r"\bmake ([a-z0-9-]+)", code)) <= targets().keys()
     for tool in re.findall(r"\.venv/bin/([a-z-]+)", code):
         assert (ROOT / ".venv" / "bin" / tool).exists() or not (ROOT / ".venv").exists(), tool
-    for script in re.findall(r"(?:examples|hack|bench)/[\w/.-]+\w", code):
+    for script in re.findall(r"(?:examples|hack|bench|tests)/[\w/.-]+\w", code):
         assert (ROOT / script).exists(), script
 
 

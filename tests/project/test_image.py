@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal_cluster.images import BASE_IMAGE
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 PACKAGES = ("cli", "operator", "coordinator", "agent", "compiler", "planner", "api", "protocol")
@@ -67,6 +69,16 @@ def modules_of(image: str) -> set[str]:
         for module, distributions in packages_distributions().items()
         if locked & {re.sub(r"[_.]", "-", each).lower() for each in distributions}
     }
+
+
+def test_the_base_may_be_given_with_its_digest() -> None:
+    assert re.findall(r"^(?:ARG|FROM) .*$", DOCKERFILE, re.MULTILINE)[:2] == [
+        f"ARG BASE={BASE_IMAGE}",
+        "FROM ${BASE} AS base",
+    ]
+    stages = re.findall(r"^FROM .* AS ([\w-]+)$", DOCKERFILE, re.MULTILINE)
+    sources = re.findall(r"^FROM (\S+) AS", DOCKERFILE, re.MULTILINE)
+    assert set(sources) <= {"${BASE}", *stages}, "nothing comes from elsewhere"
 
 
 @pytest.mark.parametrize("image", IMAGES)

@@ -302,6 +302,9 @@ class Session:
                 pass  # of a newer version of the protocol: what has no number has no reply
 
     def _execute(self, execute: pb.Execute) -> None:
+        if self.tasks.waits(execute.instruction):
+            self.end(f"the coordinator gave instruction {execute.instruction} twice")
+            return
         self._lost_peers.difference_update(route.device for route in execute.routes)
         if self._device.uplink.shaped:
             execute.reply_bytes = 0  # a simulated link is that of the bulk streams

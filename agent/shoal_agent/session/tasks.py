@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 from shoal_agent.execution import queue as execution
 from shoal_agent.execution.queue import Assignment, Effect, Need, Sent, TaskQueue
@@ -20,6 +20,9 @@ from shoal_protocol.bulk.link import OutboundActivation
 from shoal_protocol.tensors import ActivationKey, Array
 from shoal_protocol.units import Nanoseconds, nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
+
+_ENDLESS_SECONDS: Final = 10.0**9
+"""A deadline that is no earlier is none."""
 
 
 class ReplySink(Protocol):
@@ -94,7 +97,7 @@ class Tasks:
             )
             return
         deadline = None
-        if message.deadline_seconds > 0:
+        if 0 < message.deadline_seconds < _ENDLESS_SECONDS:
             deadline = Nanoseconds(now + nanoseconds(message.deadline_seconds))
             self._wake_at(deadline)
         self._orders[message.instruction] = _Order(message, now)
@@ -154,9 +157,9 @@ class Tasks:
         """Whether an activation of that size has a place."""
         return self._store.has_room(size)
 
-    def open_buffer(self, decoded_bytes: int, scratch_bytes: int) -> StoreBuffer:
+    def open_buffer(self, memory_bytes: int, scratch_bytes: int, text_bytes: int) -> StoreBuffer:
         """A buffer for an activation that begins to come; raises `SpillFull`."""
-        return self._store.open_buffer(decoded_bytes, scratch_bytes)
+        return self._store.open_buffer(memory_bytes, scratch_bytes, text_bytes)
 
     def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool:
         """Take an activation that has come whole. False: it is of an older epoch or session."""

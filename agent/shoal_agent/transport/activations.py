@@ -14,7 +14,8 @@ All methods belong to the event loop's thread; files are written, allocated and 
 threads. So tensors may be used, lent or dropped while they are being written; then the file is of
 no use and is removed.
 
-Text cannot be mapped: tensors of strings stay in memory, and count.
+Text cannot be mapped: tensors of strings stay in memory, and count. Where the ledger has nothing
+left for them, `_TEXT_BYTES` in all are kept without, so that a full device works.
 """
 
 import asyncio
@@ -41,6 +42,7 @@ from shoal_protocol.units import format_bytes
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 _ALIGNMENT: Final = 64
+_TEXT_BYTES: Final = 1 << 20
 _NUMBERS: Final = count(1)
 """Names of files: no two stores of a process have the same, since one outlives the next's start."""
 
@@ -135,9 +137,13 @@ class SpillFull(NoRoom):
     """Neither memory nor the disk has room for activations."""
 
     def __init__(
-        self, need_bytes: int, have_bytes: int, reason: str = "raise --cache-size"
+        self,
+        need_bytes: int,
+        have_bytes: int,
+        reason: str = "raise --cache-size",
+        where: str = "on disk",
     ) -> None:
-        text = f"activations would need {format_bytes(need_bytes)} on disk, have "
+        text = f"activations would need {format_bytes(need_bytes)} {where}, have "
         super().__init__(need_bytes, have_bytes, f"{text}{format_bytes(have_bytes)}: {reason}")
 
 
@@ -159,16 +165,19 @@ class ActivationStore:
         """Whether tensors of that size have a place, and keep one when memory is wanted back."""
         return self.held_bytes + size <= self._limit_bytes
 
-    def open_buffer(self, decoded_bytes: int, scratch_bytes: int) -> StoreBuffer:
+    def open_buffer(
+        self, decoded_bytes: int, scratch_bytes: int, text_bytes: int = 0
+    ) -> StoreBuffer:
         """A buffer for an activation that is to be received; raises `SpillFull`.
 
-        `scratch_bytes` is what decoding takes beside it.
+        `scratch_bytes` is what decoding takes beside it, `text_bytes` what of it is text.
         """
         # Frames there must be, wherever their contents go: a full device takes them without.
         for beside in (scratch_bytes + frame_bytes(decoded_bytes), 0):
             if self._space.request_move(decoded_bytes + beside):
                 self.held_bytes += decoded_bytes
                 return StoreBuffer(self, self._space, decoded_bytes, decoded_bytes + beside, None)
+        self._check_text(text_bytes)
         self._check_disk(decoded_bytes)
         self.held_bytes += decoded_bytes
         self.spilled_bytes += decoded_bytes
@@ -284,13 +293,13 @@ class ActivationStore:
             raise SpillFull(size, freed, why)
 
     async def _spill_or_drop(self, key: Key, stored: _Stored) -> None:
-        """Find a place outside of memory for tensors that were not granted any; their text is
-        granted its memory all the same, or all of them are dropped."""
-        text = sum(memory_bytes(each) for each in stored.tensors.values() if each.dtype == object)
+        """Find a place outside of memory for tensors that were not granted any."""
+        text = _text_bytes(stored.tensors)
         try:
-            if text and not self._space.request_space(text):
-                raise SpillFull(text, 0, "text stays in memory; raise --budget")
-            stored.granted = text
+            if text and self._space.request_space(text):
+                stored.granted = text
+            else:
+                self._check_text(text, stored)
             await self._spill(stored)
         except (SpillFull, OSError):
             if self._stored.get(key) is stored:
@@ -320,11 +329,18 @@ class ActivationStore:
             return 0
         stored.file, stored.mapping = path, mapping
         stored.tensors.update(views)
-        text = sum(memory_bytes(each) for each in stored.tensors.values() if each.dtype == object)
+        text = _text_bytes(stored.tensors)
         gone = max(0, stored.granted - text)
         stored.granted -= gone
         self._space.return_space(gone)
         return gone
+
+    def _check_text(self, size: int, own: _Stored | None = None) -> None:
+        """Raise `SpillFull` for more text than may be kept without a share of the budget."""
+        stored = (each for each in self._stored.values() if each is not own and not each.granted)
+        have = max(0, _TEXT_BYTES - sum(_text_bytes(each.tensors) for each in stored))
+        if size > have:
+            raise SpillFull(size, have, "raise --budget", where="in memory, being text")
 
     def _check_disk(self, size: int) -> None:
         have = self._limit_bytes - self.spilled_bytes
@@ -342,6 +358,10 @@ class ActivationStore:
             self.spilled_bytes -= stored.size
             # Whoever still uses the mapping may: its pages live as long as it does.
             _remove(stored.file)
+
+
+def _text_bytes(tensors: Mapping[str, Array]) -> int:
+    return sum(memory_bytes(each) for each in tensors.values() if each.dtype == object)
 
 
 def _write(path: Path, arrays: Mapping[str, Array]) -> tuple[mmap.mmap | None, dict[str, Array]]:

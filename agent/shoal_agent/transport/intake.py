@@ -21,7 +21,9 @@ class Inbox(Protocol):
 
     def stale(self, job: str, epoch: int) -> bool: ...
     def has_room(self, size: int) -> bool: ...
-    def open_buffer(self, memory_bytes: int, scratch_bytes: int) -> StoreBuffer: ...
+    def open_buffer(
+        self, memory_bytes: int, scratch_bytes: int, text_bytes: int
+    ) -> StoreBuffer: ...
     def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool: ...
 
 
@@ -56,14 +58,12 @@ class _Activations:
             )
         if not inbox.has_room(memory_bytes):
             raise TransferError("no room for activations", outcome=Acknowledgement.BUSY)
+        has_text = any(tensor.dtype == STRING for tensor in activation.tensors)
+        text_bytes = memory_bytes if has_text else 0
         try:
-            buffer = inbox.open_buffer(memory_bytes, scratch_bytes(activation))
+            return inbox.open_buffer(memory_bytes, scratch_bytes(activation), text_bytes)
         except SpillFull as error:
             raise TransferError(str(error), outcome=Acknowledgement.BUSY) from error
-        if buffer.blocks and any(tensor.dtype == STRING for tensor in activation.tensors):
-            buffer.abandon()
-            raise TransferError("no room in memory for text", outcome=Acknowledgement.BUSY)
-        return buffer
 
     async def take(self, received: ReceivedActivation, buffer: ReceiveBuffer) -> None:
         assert isinstance(buffer, StoreBuffer), "it was opened by an inbox"

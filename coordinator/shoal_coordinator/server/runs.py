@@ -26,7 +26,7 @@ from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivat
 from shoal_protocol.durable_files import is_transient
 from shoal_protocol.frames import MalformedFrame, TransferError
 from shoal_protocol.partition import MODEL, PartitionDocument
-from shoal_protocol.tensors import Array
+from shoal_protocol.tensors import Array, memory_bytes
 from shoal_protocol.units import Nanoseconds, nanoseconds
 from shoal_protocol.v1.coordinator_pb2 import SubmitJobRequest
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
@@ -205,7 +205,7 @@ class JobRun:
 
     def _hold(self, received: ReceivedActivation) -> None:
         self._held.append((received.key.item, received.tensors))
-        self._held_bytes += received.decoded_bytes
+        self._held_bytes += sum(map(memory_bytes, received.tensors.values()))
 
     def _take_held(self) -> Held:
         held, self._held, self._held_bytes = self._held, [], 0

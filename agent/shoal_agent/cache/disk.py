@@ -16,8 +16,8 @@ The cache is bounded. The least recently used fragments are dropped first; what 
 use stays.
 
 Two locks. `_memory` guards the entries; it is never held over disk work, so the event loop may take
-it: `cached`, `in`, `pin`, `unpin`, `total_bytes`. `_disk` orders what changes folders; only threads
-take it, in all other methods.
+it: `cached`, `in`, `pin`, `unpin`, `total_bytes`. `_disk` orders what renames and removes
+folders; only threads take it, and nobody syncs or reads a file under it.
 """
 
 import os
@@ -216,17 +216,17 @@ class FragmentCache:
     def admit(self, manifest: Manifest) -> Path:
         """Give a part whose files were verified its final name, durably. Raises `OSError`."""
         part, folder = self.part(manifest.digest), self.path(manifest.digest)
+        sync_folder(part)
         with self._disk:
-            sync_folder(part)
             if folder.exists():
                 shutil.rmtree(folder)
             part.rename(folder)
-            sync_folder(self.folder)
-            stamps = _stamps(folder, manifest)
-            with self._memory:
-                self._clock += 1
-                self._entries[manifest.digest] = _Entry(manifest, stamps, self._clock)
-                self._expected.pop(manifest.digest, None)
+        sync_folder(self.folder)
+        stamps = _stamps(folder, manifest)
+        with self._memory:
+            self._clock += 1
+            self._entries[manifest.digest] = _Entry(manifest, stamps, self._clock)
+            self._expected.pop(manifest.digest, None)
         return folder
 
     def discard_part(self, digest: str) -> None:

@@ -187,7 +187,6 @@ class Agent:
     # ---- inside ------------------------------------------------------------------------------
 
     async def _listen(self) -> Listener | None:
-        """Start to serve peers, where an address was given."""
         settings = self.settings
         if settings.listen is None:
             return None

@@ -256,7 +256,6 @@ def _name(text: str) -> str:
 
 
 def _host_name() -> str:
-    """The host's name as a DNS label."""
     label = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower())
     return label.strip("-")[:63].strip("-") or "device"
 

@@ -72,7 +72,6 @@ class ActivationKey:
 
     @classmethod
     def of(cls, message: pb.ActivationKey) -> Self:
-        """From the message."""
         return cls(
             job=message.job,
             epoch=message.epoch,
@@ -82,7 +81,6 @@ class ActivationKey:
         )
 
     def write(self, message: pb.ActivationKey) -> None:
-        """Into the message."""
         message.job = self.job
         message.epoch = self.epoch
         message.item = self.item

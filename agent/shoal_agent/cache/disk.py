@@ -80,7 +80,6 @@ class FragmentCache:
         return sum(self.cached().values())
 
     def cached(self) -> dict[str, int]:
-        """Digests of cached fragments with their bytes."""
         with self._memory:
             return {digest: entry.manifest.total_bytes for digest, entry in self._entries.items()}
 
@@ -98,7 +97,6 @@ class FragmentCache:
             self._pinned[digest] = self._pinned.get(digest, 0) + 1
 
     def unpin(self, digest: str) -> None:
-        """Undo one `pin`."""
         with self._memory:
             if self._pinned.get(digest, 0) <= 1:
                 self._pinned.pop(digest, None)
@@ -230,13 +228,11 @@ class FragmentCache:
         return folder
 
     def discard_part(self, digest: str) -> None:
-        """Remove what was fetched of a fragment."""
         with self._memory:
             self._expected.pop(digest, None)
         shutil.rmtree(self.path(digest).with_suffix(_PART), ignore_errors=True)
 
     def drop(self, digest: str) -> None:
-        """Remove a cached fragment."""
         with self._disk:
             with self._memory:
                 self._entries.pop(digest, None)
@@ -290,5 +286,4 @@ def file_digest(path: Path) -> Digest:
 
 
 def free_names(names: Iterable[str]) -> str:
-    """Digests for a log line."""
     return ", ".join(name.removeprefix("sha256:")[:12] for name in names)

@@ -91,7 +91,6 @@ class Fetcher:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Cancel what is under way."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()

@@ -167,19 +167,15 @@ class TaskQueue:
 
     @property
     def running(self) -> Assignment | None:
-        """The task in the processor."""
         return None if self._running is None else self._running.assignment
 
     def stale(self, job: str, epoch: int) -> bool:
-        """Whether a newer epoch of the job is known."""
         return epoch < self._epochs.get(job, 0)
 
     def holds(self, key: Key) -> bool:
-        """Whether tensors are here under this key."""
         return key in self._held
 
     def next_deadline(self) -> Nanoseconds | None:
-        """When the first task's deadline passes."""
         tasks = list(self._queued.values())
         if self._running is not None and self._running.stopped is None:
             tasks.append(self._running.assignment)
@@ -188,7 +184,6 @@ class TaskQueue:
     # ---- events ------------------------------------------------------------------------------
 
     def submit(self, assignment: Assignment) -> list[Effect]:
-        """A task is given to this device."""
         task = assignment.task
         if self.stale(task.job, task.epoch):
             return [self._older(assignment)]
@@ -234,13 +229,11 @@ class TaskQueue:
         return effects + self._next()
 
     def delivered(self, instruction: int) -> list[Effect]:
-        """The task has been answered."""
         self._delivering.pop(instruction, None)
         self._in_the_way.discard(instruction)
         return self._next()
 
     def stopped_because(self, instruction: int) -> Reason | None:
-        """Why the running task was told to stop, if it was."""
         running = self._running
         if running is None or running.assignment.instruction != instruction:
             return None
@@ -361,7 +354,6 @@ class TaskQueue:
                 self._promote(self._queued[instruction])
 
     def _next(self) -> list[Effect]:
-        """Start the first ready task when the processor is free."""
         if self._running is not None or self._in_the_way:
             return []
         if len(self._delivering) >= DELIVERING_LIMIT:

@@ -97,12 +97,10 @@ class Stopper:
         self.options.log_severity_level = 4
 
     def stop(self) -> None:
-        """Ask the run to end."""
         self.options.terminate = True
 
     @property
     def stopped(self) -> bool:
-        """Whether it was asked to."""
         return bool(self.options.terminate)
 
 
@@ -265,7 +263,6 @@ class Runtime:
         return [np.array(output) for output in outputs], compute_seconds
 
     def _stop_in_passing(self) -> None:
-        """End the run in the event loop's thread."""
         if (stopper := self._in_passing) is not None:
             stopper.stop()
 

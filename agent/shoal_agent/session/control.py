@@ -130,13 +130,11 @@ class Session:
         self.end("drained")
 
     def end(self, reason: str) -> None:
-        """The session is to end, or has."""
         if not self._broken.done():
             self._broken.set_result(reason)
 
     @property
     def age_seconds(self) -> float:
-        """How long ago this session began."""
         return perf_counter() - self._opened
 
     # ---- what tasks send through (ReplySink) ----------------------------------------------------
@@ -158,7 +156,6 @@ class Session:
         return size
 
     def reply(self, reply: pb.Reply) -> None:
-        """Answer an instruction."""
         self._outbox.put(pb.AgentMessage(reply=reply))
 
     def fail(self, error: BaseException) -> None:
@@ -272,7 +269,6 @@ class Session:
     # ---- instructions ------------------------------------------------------------------------
 
     def _take(self, message: pb.CoordinatorMessage) -> None:  # noqa: C901 - one case for each kind
-        """Begin what the coordinator asks for."""
         match message.WhichOneof("message"):
             case "probe":
                 answer = pb.ProbeReply(nonce=message.probe.nonce)

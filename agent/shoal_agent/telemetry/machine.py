@@ -41,7 +41,6 @@ class Machine:
         self.memory_bytes = self._memory_bytes()
 
     def read(self) -> Readings:
-        """All readings now."""
         return Readings(
             cpu_fraction=self._cpu_fraction(),
             memory_available_bytes=self._memory_available_bytes(),
@@ -144,7 +143,6 @@ def _memory_limit_and_usage(folder: Path) -> tuple[int | None, int | None]:
 
 
 def _meminfo() -> dict[str, int]:
-    """/proc/meminfo in bytes."""
     found: dict[str, int] = {}
     for line in (_read(_PROC / "meminfo") or "").splitlines():
         match line.replace(":", " ").split():
@@ -154,7 +152,6 @@ def _meminfo() -> dict[str, int]:
 
 
 def _temperature_celsius() -> float | None:
-    """The hottest thermal zone."""
     zones = _SYS.glob("class/thermal/thermal_zone*/temp")
     readings = [value / 1000 for zone in zones if (value := _integer(zone)) is not None]
     # Some sensors report absolute zero or worse while they have nothing to say.

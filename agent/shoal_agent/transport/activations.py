@@ -175,7 +175,6 @@ class ActivationStore:
         return StoreBuffer(self, self._space, decoded_bytes, 0, self._path())
 
     def receive(self, key: Key, tensors: Mapping[str, Array], buffer: StoreBuffer) -> None:
-        """Keep what has come."""
         self.drop([key])
         granted = min(buffer.size, buffer.granted)
         stored = _Stored(dict(tensors), buffer.size, granted, buffer.file, buffer.mapping)
@@ -249,7 +248,6 @@ class ActivationStore:
                 await self._spill_or_drop(key, stored)
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Forget tensors."""
         for key in keys:
             if (stored := self._stored.pop(key, None)) is not None:
                 stored.dropped = True
@@ -257,7 +255,6 @@ class ActivationStore:
                     self._discard(stored)
 
     def clear(self) -> None:
-        """Forget all."""
         self.drop(list(self._stored))
 
     async def spill(self, size: int) -> None:

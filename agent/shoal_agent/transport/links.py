@@ -36,7 +36,6 @@ class PeerLink:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is sent or fetched now."""
         return not self._users
 
     async def send(self, outbound: OutboundActivation) -> int:

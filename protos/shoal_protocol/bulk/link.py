@@ -285,7 +285,6 @@ class BulkLink:
             self._watch_progress()
 
     async def _write_all(self) -> None:
-        """Write until nothing waits."""
         try:
             while self._answers or self._waiting:
                 if self._answers or self._waiting[0].size <= _SMALL_BYTES:

@@ -43,7 +43,7 @@ Examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the agent was told. Sizes in bytes, rates in bits per second."""
+    """The options of the agent. Sizes in bytes, rates in bits per second."""
 
     name: str
     coordinator: str

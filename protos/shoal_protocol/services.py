@@ -62,31 +62,23 @@ class PeerService(FragmentSource, Protocol):
 
 def add_session_service(server: grpc.aio.Server, implementation: SessionService) -> None:
     """Register a coordinator's side of `Session`."""
-    _register(
-        server,
-        _SESSION,
-        {
-            "Connect": grpc.stream_stream_rpc_method_handler(
-                _erase(implementation.connect),
-                request_deserializer=AgentMessage.FromString,
-                response_serializer=CoordinatorMessage.SerializeToString,
-            ),
-            "Exchange": grpc.stream_stream_rpc_method_handler(_erase(implementation.exchange)),
-            "FetchFragment": _fetch_handler(implementation),
-        },
-    )
+    handlers: dict[str, _Handler] = {
+        "Connect": grpc.stream_stream_rpc_method_handler(
+            _erase(implementation.connect),
+            request_deserializer=AgentMessage.FromString,
+            response_serializer=CoordinatorMessage.SerializeToString,
+        ),
+        "Exchange": grpc.stream_stream_rpc_method_handler(_erase(implementation.exchange)),
+    }
+    _register(server, _SESSION, implementation, handlers)
 
 
 def add_peer_service(server: grpc.aio.Server, implementation: PeerService) -> None:
     """Register an agent's side of `Peer`."""
-    _register(
-        server,
-        _PEER,
-        {
-            "Push": grpc.stream_stream_rpc_method_handler(_erase(implementation.push)),
-            "FetchFragment": _fetch_handler(implementation),
-        },
-    )
+    handlers: dict[str, _Handler] = {
+        "Push": grpc.stream_stream_rpc_method_handler(_erase(implementation.push))
+    }
+    _register(server, _PEER, implementation, handlers)
 
 
 class _FragmentClient:
@@ -141,16 +133,15 @@ def device_metadata(context: FrameContext) -> str | None:
     return None
 
 
-def _fetch_handler(source: FragmentSource) -> "_Handler":
-    return grpc.unary_stream_rpc_method_handler(
-        _erase(source.fetch_fragment), request_deserializer=FetchFragmentRequest.FromString
-    )
-
-
 def _erase(behaviour: Any) -> Any:
     """gRPC's types know handlers of the threaded server only; the asyncio one takes coroutines."""
     return behaviour
 
 
-def _register(server: grpc.aio.Server, service: str, handlers: dict[str, "_Handler"]) -> None:
+def _register(
+    server: grpc.aio.Server, service: str, source: FragmentSource, handlers: dict[str, "_Handler"]
+) -> None:
+    handlers["FetchFragment"] = grpc.unary_stream_rpc_method_handler(
+        _erase(source.fetch_fragment), request_deserializer=FetchFragmentRequest.FromString
+    )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))

@@ -22,7 +22,6 @@ folders; only threads take it, and nobody syncs or reads a file under it.
 
 import os
 import shutil
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -283,7 +282,3 @@ def file_digest(path: Path) -> Digest:
     """The digest of a file. Raises `OSError`."""
     with path.open("rb", buffering=0) as file:
         return digest_of_file(file)
-
-
-def free_names(names: Iterable[str]) -> str:
-    return ", ".join(name.removeprefix("sha256:")[:12] for name in names)

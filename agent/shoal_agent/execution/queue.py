@@ -186,7 +186,13 @@ class TaskQueue:
     def submit(self, assignment: Assignment) -> list[Effect]:
         task = assignment.task
         if self.stale(task.job, task.epoch):
-            return [self._older(assignment)]
+            return [
+                Refused(
+                    instruction=assignment.instruction,
+                    reason=Reason.CANCELLED,
+                    message=self._is_over(task),
+                )
+            ]
         effects = self._meet(task.job, task.epoch)
         self._queued[assignment.instruction] = assignment
         self._wanted.setdefault(_item(task), set()).add(assignment.instruction)
@@ -240,7 +246,7 @@ class TaskQueue:
         return running.stopped
 
     def cancel(self, instruction: int) -> list[Effect]:
-        """Give up one task, wherever it is; one that has run already goes on to its end."""
+        """Give up one task, wherever it is; one that has run already is still delivered."""
         return self._give_up(instruction, Reason.CANCELLED, "cancelled")
 
     def void(self, job: str, epoch: int) -> list[Effect]:
@@ -302,7 +308,7 @@ class TaskQueue:
         effects: list[Effect] = []
         for task in self._tasks():
             if task.task.job == job and task.task.epoch < epoch:
-                message = f"epoch {task.task.epoch} of job {job} is over; it is {epoch} now"
+                message = self._is_over(task.task)
                 effects += self._give_up(task.instruction, Reason.CANCELLED, message)
         in_use = set(self._keys_in_use())
         old = [
@@ -322,7 +328,7 @@ class TaskQueue:
         return self._running.assignment
 
     def _sources(self, assignment: Assignment) -> Iterator[tuple[Need, Key | None]]:
-        """For each need, the key under which it is here; what was kept before what was sent."""
+        """For each need, the key under which it is here; what was made here before what was sent."""
         task = assignment.task
         for need in assignment.needs:
             made = Made(task.job, task.epoch, task.item, need.producer)
@@ -417,12 +423,9 @@ class TaskQueue:
                     del self._consumers[producer]
         return [Drop(keys=gone)] if gone else []
 
-    def _older(self, assignment: Assignment) -> Refused:
-        task = assignment.task
-        message = (
-            f"epoch {task.epoch} of job {task.job} is over; it is {self._epochs[task.job]} now"
-        )
-        return Refused(instruction=assignment.instruction, reason=Reason.CANCELLED, message=message)
+    def _is_over(self, task: Made) -> str:
+        known = self._epochs[task.job]
+        return f"epoch {task.epoch} of job {task.job} is over; it is {known} now"
 
 
 def _item(task: Made) -> tuple[str, int, int]:

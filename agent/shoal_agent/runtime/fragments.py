@@ -75,7 +75,7 @@ class Fragments:
         counters: Counters,
         on_evicted: Callable[[str, str], None],
     ) -> None:
-        """`on_evicted` is told of a fragment that was given up unasked, and why."""
+        """`on_evicted` receives each fragment that was evicted unasked, and why."""
         self.ledger = ledger
         self.cache = cache
         self._fetcher = fetcher

@@ -110,7 +110,7 @@ class InputMismatch(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """What a fragment takes under one name; in `shape` None stands for any size."""
+    """What a fragment takes under one name; in `shape` None means any size."""
 
     name: str
     dtype: np.dtype[Any]
@@ -121,7 +121,6 @@ class InputSpec:
 class OpenFragment:
     """A fragment that can run; `weights` is the file that is mapped, `weight_bytes` its size."""
 
-    digest: str
     weights: Path
     weight_bytes: int
     session: onnxruntime.InferenceSession
@@ -191,7 +190,6 @@ class Runtime:
             inputs.append(InputSpec(name=value.name, dtype=dtype, shape=shape))
         weights = (folder / "weights.bin").resolve()
         fragment = OpenFragment(
-            digest=digest,
             weights=weights,
             weight_bytes=weights.stat().st_size if weights.exists() else 0,
             session=session,
@@ -216,7 +214,7 @@ class Runtime:
 
     def run_in_passing(self, digest: str, tensors: Mapping[str, Array]) -> RunResult | None:
         """Run a fragment that takes next to no time, in the event loop's own thread, while nothing
-        else runs. The peak is that since the last run of the other kind: to look at it would take
+        else runs. The peak is that since the last run of the other kind: to read it would take
         longer. None: it took long for once, or much, and is to be run the other way; else as `run`.
         """
         fragment, feed = self._prepare(digest, tensors)

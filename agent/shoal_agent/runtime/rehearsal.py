@@ -11,7 +11,7 @@ were let go, 66.8 with the rehearsal and the connection. The first fragments the
 MiB of library pages with them; without a rehearsal 7 to 10, and 0.6 to 1.4 when nothing was let
 go.
 
-A rehearsal that fails costs accuracy, nothing else: it is logged, and the agent goes on.
+A rehearsal that fails costs accuracy, nothing else: it is logged, and the agent continues.
 """
 
 import asyncio

@@ -237,7 +237,7 @@ class Tasks:
             try:
                 await self._store.uncover(key)
             except (SpillFull, OSError) as error:
-                # Whoever needs it learns that it is missing, and has it made again.
+                # Whoever needs it finds it missing; the coordinator has it made again.
                 log.warning("dropped the activation %s: %s", key, error)
 
     async def _compute(self, start: execution.Start) -> RunResult | pb.Failure:

@@ -234,7 +234,7 @@ class ActivationStore:
     async def uncover(self, key: Key) -> None:
         """The task has ended: what is still wanted of its inputs has a place of its own again.
 
-        Raises `SpillFull`, `OSError` where it has not; it is not kept any longer then.
+        Raises `SpillFull`, `OSError` where it has not; it is dropped then.
         """
         stored = self._stored.get(key)
         if stored is None:

@@ -53,10 +53,8 @@ _SMALL_BYTES: Final = 64 << 10
 """Transfers that leave as one message may have so many bytes together."""
 _ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
 
-Frames = Callable[[int], Iterable[bytes]]
-"""The frames of a transfer that are at hand, made from its number."""
-FrameStream = Callable[[int], AsyncIterator[bytes]]
-"""The frames of a transfer, made from its number, as they come."""
+Frames = Callable[[int], Iterable[bytes] | AsyncIterator[bytes]]
+"""The frames of a transfer, made from its number: those at hand, or as they come."""
 
 
 class Undelivered(Exception):
@@ -97,15 +95,14 @@ class Traffic:
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """A transfer on its way: `frames` that carry `size` bytes, or a `stream` of any length.
+    """A transfer on its way: `frames` that carry `size` bytes; infinite: they are yet to come.
 
     `left_at` is when its turn came, `written_at` when the last frame was written.
     """
 
     number: int
-    frames: Frames | None = None
-    stream: FrameStream | None = None
-    size: float = math.inf
+    frames: Frames
+    size: float
     answered: asyncio.Future[Acknowledgement] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -211,7 +208,7 @@ class BulkLink:
         while True:
             begun = perf_counter()
             if outbound.on_disk:
-                outgoing = await self.enqueue(stream=lambda n: _read_in_thread(frames(n)))
+                outgoing = await self.enqueue(lambda number: _read_in_thread(frames(number)))
             else:
                 outgoing = await self.enqueue(frames, size=encoded.encoded_bytes)
             answer = await outgoing.answered
@@ -231,13 +228,7 @@ class BulkLink:
         await outgoing.answered
         return perf_counter() - outgoing.left_at
 
-    async def enqueue(
-        self,
-        frames: Frames | None = None,
-        *,
-        stream: FrameStream | None = None,
-        size: float = math.inf,
-    ) -> Outgoing:
+    async def enqueue(self, frames: Frames, *, size: float = math.inf) -> Outgoing:
         """Have a transfer sent once (see `Outgoing`), when there is room for it and it is its turn.
         Raises `Undelivered`; so does waiting for `answered`."""
         if len(self._waiting) >= WAITING_TRANSFERS:
@@ -246,7 +237,7 @@ class BulkLink:
         if self.broken is not None:
             self._room.release()  # wakes the next that waits
             raise Undelivered(self.broken)
-        outgoing = Outgoing(next(self._numbers), frames, stream, size)
+        outgoing = Outgoing(next(self._numbers), frames, size)
         self._waiting.append(outgoing)
         self._wake()
         return outgoing
@@ -310,9 +301,10 @@ class BulkLink:
             if room < 0:
                 break
             if (outgoing := self._next()) is not None:
-                assert outgoing.frames is not None, "what has a size is at hand"
+                made = outgoing.frames(outgoing.number)
+                assert not isinstance(made, AsyncIterator), "what has a size is at hand"
                 transfers.append(outgoing)
-                frames += outgoing.frames(outgoing.number)
+                frames += made
         self._pace.leave(len(frames))
         if frames:
             await self._write_message(join_frames(frames))
@@ -320,12 +312,8 @@ class BulkLink:
             outgoing.written_at = perf_counter()
 
     async def _write_transfer(self, outgoing: Outgoing) -> None:
-        if outgoing.stream is not None:
-            stream = outgoing.stream(outgoing.number)
-        else:
-            assert outgoing.frames is not None, "a transfer has either"
-            stream = _each(outgoing.frames(outgoing.number))
-        async for frame in stream:
+        frames = outgoing.frames(outgoing.number)
+        async for frame in frames if isinstance(frames, AsyncIterator) else _each(frames):
             await self._write_message(frame)
             while answers := self._take_answers():
                 await self._write_message(join_frames(answers))

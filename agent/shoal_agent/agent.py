@@ -306,8 +306,8 @@ class Agent:
         return self._identity.obtained
 
     async def _renew(self) -> None:
-        """Renew the identity in time. Sessions continue; connections opened from now on show the new
-        one, so streams to peers are opened anew."""
+        """Renew the identity in time. Sessions continue; later connections show the new one, so
+        streams to peers are opened anew."""
         if self._identity is None:
             return
         async for _ in self._identity.renewals():

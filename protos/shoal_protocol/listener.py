@@ -108,7 +108,7 @@ class Listener:
         return port
 
     async def stop(self, grace: float | None) -> None:
-        """Stop accepting at once, and end calls that last longer than `grace` seconds (None: now)."""
+        """Stop accepting at once; end calls that still run after `grace` seconds (None: now)."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait([self._following])

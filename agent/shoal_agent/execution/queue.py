@@ -328,7 +328,7 @@ class TaskQueue:
         return self._running.assignment
 
     def _sources(self, assignment: Assignment) -> Iterator[tuple[Need, Key | None]]:
-        """For each need, the key under which it is here; what was made here before what was sent."""
+        """For each need, the key under which it is here: what was made here, else what was sent."""
         task = assignment.task
         for need in assignment.needs:
             made = Made(task.job, task.epoch, task.item, need.producer)

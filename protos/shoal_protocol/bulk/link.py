@@ -273,7 +273,8 @@ class BulkLink:
         if not self._writing:
             self._writing = True
             self._writer = asyncio.create_task(self._write_all())
-            self._watch_progress()
+            if self._watch is None:
+                self._watch_progress()
 
     async def _write_all(self) -> None:
         try:
@@ -345,7 +346,7 @@ class BulkLink:
         self._traffic.sent_bytes += len(message)
 
     def _watch_progress(self) -> None:
-        if self._watch is None and self.broken is None:
+        if self.broken is None:
             loop = asyncio.get_running_loop()
             self._watch = loop.call_later(STEP_SECONDS / 4, self._check_progress)
 
@@ -371,27 +372,30 @@ class BulkLink:
             async for message in self._transport.messages():
                 self._traffic.received_bytes += len(message)
                 for frame in frames_in(message):
-                    if (answer := await self._take(*split_frame(frame))) is not None:
-                        self._answers.append(answer)
+                    header, payload = split_frame(frame)
+                    match header.WhichOneof("kind"):
+                        case "acknowledgement":
+                            self._take_answer(header)
+                        case "ping":
+                            self._answers.append(acknowledgement(header.transfer))
+                        case _:
+                            await self._take(header, payload)
                 if self._answers:
                     await self._acknowledge()
         except TransportBroken as error:
             return str(error)
         return "the other side has closed the stream"
 
-    async def _take(self, header: FrameHeader, payload: memoryview) -> bytes | None:
-        match header.WhichOneof("kind"):
-            case "acknowledgement":
-                outgoing = self._unanswered.pop(header.transfer, None)
-                if outgoing is not None and not outgoing.answered.done():
-                    outgoing.answered.set_result(header.acknowledgement)
-                return None
-            case "ping":
-                return acknowledgement(header.transfer)
-            case _ if self._handler is None:
-                raise MalformedFrame("a transfer where only acknowledgements belong")
-            case _:
-                return await self._handler.take(header, payload)
+    def _take_answer(self, header: FrameHeader) -> None:
+        outgoing = self._unanswered.pop(header.transfer, None)
+        if outgoing is not None and not outgoing.answered.done():
+            outgoing.answered.set_result(header.acknowledgement)
+
+    async def _take(self, header: FrameHeader, payload: memoryview) -> None:
+        if self._handler is None:
+            raise MalformedFrame("a transfer where only acknowledgements belong")
+        if (answer := await self._handler.take(header, payload)) is not None:
+            self._answers.append(answer)
 
     async def _acknowledge(self) -> None:
         """Write acknowledgements here where nothing else is under way: a task of its own would cost
@@ -402,7 +406,8 @@ class BulkLink:
             self._wake()
         else:
             self._writing = True
-            self._watch_progress()
+            if self._watch is None:
+                self._watch_progress()
             try:
                 await self._write_message(join_frames(self._take_answers()))
             finally:

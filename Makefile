@@ -2,16 +2,20 @@
 # nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check e2e faults parity thorough bench cluster cluster-images cluster-down cluster-build protos crds lock clean
+.PHONY: help run check style types borders e2e faults parity thorough fuzz bench cluster cluster-images cluster-down cluster-build protos crds lock clean
 
 PYTHON ?= python3
 EXAMPLE ?= ocr
+MINUTES ?= 1
+FUZZED ?= frames tensors arrays parts journal manifests partitions fragments coordinator agent
 BIN := .venv/bin
 VERSION := $(shell sed -nE 's/^version = "(.*)"/\1/p' pyproject.toml)
 CLUSTER := PYTHONPATH=hack/cluster $(BIN)/python -m shoal_cluster
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
+# The tests start hundreds of Python processes, and pytest rewrites each test: once, not every time.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,15 +23,22 @@ help: ## List what can be made
 run: .venv/run.stamp ## Run the main job: a model cut over three small devices reads text (EXAMPLE=ocr)
 	@examples/run $(EXAMPLE)
 
+# The short checks first, side by side; then all tests in one run, so that those that wait (for a
+# cluster, for a lease) leave the processors to the others, and each process collects them once.
 check: .venv/dev.stamp ## Run every check: style, types, borders, generated code, tests
+	@$(MAKE) --no-print-directory --jobs --output-sync=target style types borders
+	@$(CLUSTER) build
+	$(BIN)/pytest --quiet -rs -m "not minutes" --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+
+style: .venv/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+types: .venv/dev.stamp
 	$(BIN)/mypy
+
+borders: .venv/dev.stamp
 	$(BIN)/lint-imports
-	$(BIN)/pytest --quiet -m "not real and not slow" --numprocesses 3
-	@$(CLUSTER) build
-	$(BIN)/pytest --quiet -rs -m "(real or slow) and not minutes" \
-		--numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 e2e: .venv/dev.stamp ## Run the story on a cluster of three nodes, a part of check: install, read, upgrade, uninstall
 	@$(CLUSTER) build
@@ -44,6 +55,10 @@ parity: .venv/dev.stamp ## Compare every model, the heavy ones too, cut in every
 thorough: .venv/dev.stamp ## Run all that check leaves out: faults on nodes, heavy models, benches as tests
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs -m minutes
+
+fuzz: .venv/fuzz.stamp ## Fuzz each reader of others' bytes for MINUTES (1), until one has a fault (FUZZED=frames)
+	@for target in $(FUZZED); do PYTHONPATH=tests $(BIN)/python -m fuzz.fuzzing $$target \
+		--seconds $$((60 * $(MINUTES))) --corpus out/fuzz || exit 1; done
 
 bench: .venv/dev.stamp ## Run every bench in its quick form
 	@for bench in streaming overhead peers operator_scale; do $(BIN)/python bench/$$bench.py --quick || exit 1; done
@@ -76,6 +91,7 @@ lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
 	$(COMPILE) --no-deps requirements/models.in --output-file requirements/models.txt
 	$(COMPILE) requirements/build.in --constraint requirements/run.txt \
 		--output-file requirements/build.txt
+	$(COMPILE) requirements/fuzz.in --output-file requirements/fuzz.txt
 	for image in operator coordinator worker agent; do \
 		$(COMPILE) pyproject.toml --extra $$([ $$image = worker ] && echo cli || echo $$image) \
 		--constraint requirements/run.txt --output-file requirements/$$image.txt || exit 1; done
@@ -100,4 +116,9 @@ clean: ## Remove .venv and everything else that was made
 .venv/dev.stamp: requirements/dev.txt .venv/run.stamp
 	@echo "Setting up .venv: what the checks need"
 	@$(PIP_INSTALL) --require-hashes --requirement requirements/dev.txt
+	@touch $@
+
+.venv/fuzz.stamp: requirements/fuzz.txt .venv/dev.stamp
+	@echo "Setting up .venv: what fuzzing needs"
+	@$(PIP_INSTALL) --require-hashes --no-deps --requirement requirements/fuzz.txt
 	@touch $@

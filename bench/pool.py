@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from shoal_api.kinds import DevicePool
-from shoal_api.kinds.device_pool import LocalDevice
 from shoal_api.schema import API_VERSION, parse
 from shoal_cli.local.cgroups import Unavailable, open_groups
-from shoal_cli.local.pool import PoolRun, PoolSettings
+from shoal_cli.local.pool import PoolRun, RunOptions
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.workspace import Workspace, open_workspace
 from shoal_compiler.cutting import cut_model
@@ -200,21 +199,17 @@ async def running_pool(  # noqa: PLR0913 - what a pool has
         {"apiVersion": API_VERSION, "kind": "DevicePool", "metadata": metadata, "spec": spec},
     )
     assert isinstance(kind, DevicePool), f"{kind}"
-    assert kind.spec.local is not None
-    local: tuple[LocalDevice, ...] = kind.spec.local.devices
     with open_workspace(folder) as workspace:
         opened = open_groups(workspace.run) if cgroups else None
         groups = None if isinstance(opened, Unavailable) else opened
         supervisor = Supervisor(lambda death: None)
-        settings = PoolSettings(
+        processes = PoolRun(
+            pool=kind,
             workspace=workspace,
+            supervisor=supervisor,
             groups=groups,
-            relay=relay,
-            threads=None,
-            log_level=log_level,
-            task_seconds=TASK_SECONDS,
+            options=RunOptions(relay=relay, log_level=log_level, task_seconds=TASK_SECONDS),
         )
-        processes = PoolRun(kind, local, [], settings, supervisor)
         pool = Pool(workspace, processes, supervisor)
         try:
             await processes.start()

@@ -23,7 +23,7 @@ from shoal_cluster import ControlPlane
 from shoal_cluster.control_plane import ApiWrite
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.login import log_in
-from shoal_operator.controller.traces import Telemetry
+from shoal_operator.controller.telemetry import Telemetry
 
 MODEL: Final = "squeezenet1_1"
 FRAGMENTS: Final = 3

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 
+from shoal_coordinator.jobs.values import Submission
 from shoal_coordinator.server.submissions import as_submitted, plan_of, terms_of
 from shoal_protocol.channels import server_options
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -156,7 +157,8 @@ class PlayedCoordinator(CoordinatorServicer):
             latency=pb.Latency(p50_seconds=0.5),
             tier_hits=pb.TierHits(resident=done),
         )
-        return as_submitted(status, plan_of(run.request), terms_of(run.request))
+        submission = Submission(work="", plan=plan_of(run.request), terms=terms_of(run.request))
+        return as_submitted(status, submission)
 
 
 @contextlib.asynccontextmanager

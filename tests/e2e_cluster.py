@@ -6,6 +6,7 @@ does with kubectl and helm.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -122,6 +123,17 @@ class ShoalOnNodes:
         found = self.get("events", about)["items"]
         found.sort(key=lambda each: each["metadata"]["creationTimestamp"])
         return [each["reason"] for each in found if each["reportingComponent"] == "shoal-operator"]
+
+    def warnings(self) -> list[str]:
+        """The Warning events of the whole cluster, each with whom it is about and how often."""
+        asked = ("get", "events", "-A", "--field-selector=type=Warning", "--output=json")
+        found = json.loads(self.cluster.kubectl(*asked))["items"]
+        return [
+            f"{each['reason']} {about['kind']} {about.get('namespace', '')}/{about['name']} "
+            f"x{each.get('count') or 1}: {each['message']}"
+            for each in found
+            for about in [each["involvedObject"]]
+        ]
 
     def story_of(self, what: str) -> str:
         """`kubectl describe`, and everything that is not well around it."""

@@ -57,10 +57,11 @@ class PlayedNode:
         self._rewrite = rewrite
         self._logs: dict[tuple[str, str], bytes] = {}
         self._played: dict[str, asyncio.Task[None]] = {}
+        self._released: set[str] = set()
         self.log_port = 0
 
-    async def run(self) -> None:
-        """Be a node until cancelled."""
+    async def beat(self) -> None:
+        """Be a node that is ready, until cancelled."""
         await self._api.apply(
             {
                 "apiVersion": "v1",
@@ -68,11 +69,22 @@ class PlayedNode:
                 "metadata": {"name": self.name, "labels": self._labels},
             }
         )
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._beat())
-            while True:
-                await self._look(group)
-                await asyncio.sleep(LOOK_SECONDS)
+        while True:
+            await self._show_ready()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def observe(self, document: Json, group: asyncio.TaskGroup) -> None:
+        """Do what a pod of this node asks for, as a task of `group`."""
+        metadata = Raw(document).table("metadata")
+        uid = metadata.text("uid")
+        if metadata.text("deletionTimestamp"):
+            if uid not in self._released:
+                self._released.add(uid)
+                group.create_task(self._let_go(document))
+        elif uid not in self._played:
+            self._played[uid] = group.create_task(self._play(document))
+        elif _was_given_up(document):
+            group.create_task(self._show_running(document))
 
     async def log(self, request: web.Request) -> web.Response:
         """`/containerLogs/NAMESPACE/POD/CONTAINER`, as a kubelet serves it."""
@@ -81,38 +93,24 @@ class PlayedNode:
             raise web.HTTPNotFound(text="no such pod here")
         return web.Response(body=self._logs[key], content_type="text/plain")
 
-    async def _beat(self) -> None:
-        while True:
-            memory = {"cpu": "4", "memory": "8Gi", "pods": "110"}
-            condition = {
-                "type": "Ready",
-                "status": "True",
-                "reason": "KubeletReady",
-                "message": "played",
-                "lastHeartbeatTime": _now(),
-            }
-            status = {
-                "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-                "daemonEndpoints": {"kubeletEndpoint": {"Port": self.log_port}},
-                "conditions": [condition],
-                "capacity": memory,
-                "allocatable": memory,
-                "nodeInfo": {"architecture": "amd64"},
-            }
-            await self._status(NODE.api_version, NODE.kind, self.name, "", status)
-            await asyncio.sleep(BEAT_SECONDS)
-
-    async def _look(self, group: asyncio.TaskGroup) -> None:
-        with contextlib.suppress(ApiError):
-            async for document in self._api.list(POD, fields=f"spec.nodeName={self.name}"):
-                metadata = Raw(document).table("metadata")
-                uid = metadata.text("uid")
-                if metadata.text("deletionTimestamp"):
-                    group.create_task(self._let_go(document))
-                elif uid not in self._played:
-                    self._played[uid] = group.create_task(self._play(document))
-                elif _was_given_up(document):
-                    group.create_task(self._show_running(document))
+    async def _show_ready(self) -> None:
+        memory = {"cpu": "4", "memory": "8Gi", "pods": "110"}
+        condition = {
+            "type": "Ready",
+            "status": "True",
+            "reason": "KubeletReady",
+            "message": "played",
+            "lastHeartbeatTime": _now(),
+        }
+        status = {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self.log_port}},
+            "conditions": [condition],
+            "capacity": memory,
+            "allocatable": memory,
+            "nodeInfo": {"architecture": "amd64"},
+        }
+        await self._status(NODE.api_version, NODE.kind, self.name, "", status)
 
     async def _let_go(self, document: Json) -> None:
         """A kubelet has the last word on a pod that is deleted."""
@@ -210,6 +208,21 @@ class PlayedNode:
             {"apiVersion": api_version, "kind": kind, "metadata": metadata, "status": status},
             "status",
         )
+
+
+async def run_nodes(api: Api, nodes: Sequence[PlayedNode]) -> None:
+    """Be these nodes until cancelled; one look at the pods serves all of them."""
+    named = {node.name: node for node in nodes}
+    async with asyncio.TaskGroup() as group:
+        for node in nodes:
+            group.create_task(node.beat())
+        while True:
+            with contextlib.suppress(ApiError):
+                async for document in api.list(POD):
+                    found = named.get(Raw(document).table("spec").text("nodeName"))
+                    if found is not None:
+                        found.observe(document, group)
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,7 @@
 """A real operator process for tests, and what its probes and metrics say."""
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -47,9 +48,10 @@ NAMESPACE = "shoal-system"
 ACCOUNT = "shoal-operator"
 
 
+@functools.cache
 def prepare(plane: ControlPlane) -> Path:
     """The CRDs, the operator's namespace, and its account with the chart's roles and no others: a
-    kubeconfig with that account's token.
+    kubeconfig with that account's token. Once for each control plane.
     """
     plane.kubectl("apply", "--server-side", f"--filename={CRDS}")
     plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
@@ -66,12 +68,17 @@ def prepare(plane: ControlPlane) -> Path:
 
 
 def wait_until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Return once `true()`; TimeoutError naming `what` if it does not become so."""
+    """Return once `true()`; TimeoutError naming `what` if it does not become so.
+
+    It asks ever less often: what takes long must not cost the API server the time of others.
+    """
     until = time.monotonic() + seconds
+    pause = 0.05
     while not true():
         if time.monotonic() > until:
             raise TimeoutError(f"not within {seconds:.0f} s: {what}")
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.25)
 
 
 @dataclass

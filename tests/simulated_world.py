@@ -16,13 +16,13 @@ from typing import Any
 
 from pool import Pool, running_pool, write_items
 
-from fake_node import PlayedNode, Process, serving_logs
+from fake_node import PlayedNode, Process, run_nodes, serving_logs
 from operator_processes import Operators, RunningOperator, wait_until
 from real_models import MODELS, find
 from shoal_cluster import ControlPlane
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.login import log_in
-from shoal_operator.controller.traces import Telemetry
+from shoal_operator.controller.telemetry import Telemetry
 
 MODEL = "ppocr_cls"
 ITEMS = 24
@@ -111,13 +111,12 @@ async def making_world(plane: ControlPlane, folder: Path) -> AsyncIterator[World
         labels = {"shoal.dev/pool": "shelf", "kubernetes.io/arch": "amd64"}
         nodes = [PlayedNode(api, plane, name, labels, rewrite) for name in DEVICES]
         async with serving_logs(nodes, folder):
-            tasks = [asyncio.create_task(node.run()) for node in nodes]
+            playing = asyncio.create_task(run_nodes(api, nodes))
             try:
                 yield World(plane, pool, claims)
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                playing.cancel()
+                await asyncio.gather(playing, return_exceptions=True)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """The command line of the agent, and the values that come out of it."""
 
 import argparse
+import os
 import re
 import socket
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -101,8 +101,14 @@ def _enrolment(parser: argparse.ArgumentParser, values: argparse.Namespace) -> E
         ca=values.enrol_ca,
         token=values.enrol_token,
         name=values.name,
-        folder=values.identity_folder,
+        folder=values.identity_folder or _identity_folder(),
     )
+
+
+def _identity_folder() -> Path:
+    """In memory where the user has a folder of their own there, else in their home."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return (Path(runtime) if runtime else Path.home() / ".local/state") / "shoal-identity"
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
@@ -211,9 +217,9 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--identity-folder",
         type=Path,
-        default=Path(tempfile.gettempdir()) / "shoal-identity",
         metavar="DIR",
-        help="where key and certificate are kept; best in memory (default: %(default)s)",
+        help="where key and certificate are kept; this user's alone, best in memory (default: "
+        "shoal-identity in $XDG_RUNTIME_DIR, else in ~/.local/state)",
     )
 
 

@@ -1,11 +1,6 @@
-"""Conditions: setting one, and the one word that is printed of a job.
-
-A condition's `last_transition_time` moves only when its status flips; a new reason or message
-with the same status keeps it, so that "since when" stays true.
-"""
+"""Conditions: whether one holds, and the one word that is printed of a job."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
@@ -27,19 +22,6 @@ class JobWord(StrEnum):
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"
-
-
-def set_condition(conditions: Sequence[Condition], new: Condition) -> tuple[Condition, ...]:
-    """The conditions with `new` in the place of the one of its type, or at the end.
-
-    `new.last_transition_time` says what time it is; where the status stays, the old time stays.
-    """
-    known = {condition.type: condition for condition in conditions}
-    old = known.get(new.type)
-    if old is not None and old.status == new.status:
-        new = replace(new, last_transition_time=old.last_transition_time)
-    known[new.type] = new
-    return tuple(known.values())
 
 
 def holds(conditions: Sequence[Condition], type_: str) -> bool:

@@ -15,9 +15,9 @@ CATEGORY: Final = "shoal"
 """`kubectl get shoal` lists the objects of all kinds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Column:
-    """A column of `kubectl get`: where its text stands, and what it means; `wide`: with -o wide."""
+    """A column of `kubectl get`: where its text is, and what it means; `wide`: with -o wide."""
 
     name: str
     path: str
@@ -28,20 +28,13 @@ class Column:
 
 def _printed(name: str, meaning: str, *, wide: bool = False) -> Column:
     """A column out of `status.columns`, where the operator writes what is to be printed."""
-    path = f".status.columns.{name.lower()}"
-    return Column(name=name, path=path, meaning=meaning, wide=wide)
+    return Column(name, f".status.columns.{name.lower()}", meaning, wide=wide)
 
 
-def _condition(type_: str, field: str, name: str, meaning: str, *, wide: bool = False) -> Column:
-    path = f'.status.conditions[?(@.type=="{type_}")].{field}'
-    return Column(name=name, path=path, meaning=meaning, wide=wide)
-
-
-_READY: Final = _condition("Ready", "status", "Ready", "Whether it can be used.")
-_REASON: Final = _condition("Ready", "reason", "Reason", "Why it is Ready or not.", wide=True)
-_AGE: Final = Column(
-    name="Age", path=".metadata.creationTimestamp", meaning="Since when it is there.", type="date"
-)
+_CONDITION: Final = '.status.conditions[?(@.type=="Ready")]'
+_READY: Final = Column("Ready", f"{_CONDITION}.status", "Whether it can be used.")
+_REASON: Final = Column("Reason", f"{_CONDITION}.reason", "Why it is Ready or not.", wide=True)
+_AGE: Final = Column("Age", ".metadata.creationTimestamp", "Since when it is there.", type="date")
 
 COLUMNS: Final[Mapping[type, tuple[Column, ...]]] = {
     Model: (
@@ -49,7 +42,7 @@ COLUMNS: Final[Mapping[type, tuple[Column, ...]]] = {
         _printed("Fragments", "How many fragments its Partitions have."),
         _READY,
         _AGE,
-        Column(name="Source", path=".spec.source.uri", meaning="Where it comes from.", wide=True),
+        Column("Source", ".spec.source.uri", "Where it comes from.", wide=True),
         _REASON,
     ),
     DevicePool: (
@@ -58,15 +51,12 @@ COLUMNS: Final[Mapping[type, tuple[Column, ...]]] = {
         _READY,
         _AGE,
         Column(
-            name="Endpoint",
-            path=".status.coordinatorEndpoint",
-            meaning="Where its coordinator listens.",
-            wide=True,
+            "Endpoint", ".status.coordinatorEndpoint", "Where its coordinator listens.", wide=True
         ),
         _REASON,
     ),
     Partition: (
-        Column(name="Model", path=".spec.modelRef.name", meaning="What is cut."),
+        Column("Model", ".spec.modelRef.name", "What is cut."),
         _printed("Fragments", "How many."),
         _printed("Largest", "What the largest fragment needs on a device."),
         _READY,
@@ -74,8 +64,8 @@ COLUMNS: Final[Mapping[type, tuple[Column, ...]]] = {
         _REASON,
     ),
     Placement: (
-        Column(name="Partition", path=".spec.partitionRef.name", meaning="What is placed."),
-        Column(name="Pool", path=".spec.poolRef.name", meaning="Where."),
+        Column("Partition", ".spec.partitionRef.name", "What is placed."),
+        Column("Pool", ".spec.poolRef.name", "Where."),
         _printed("Stages", "How many."),
         _printed("Rate", "What the plan gives."),
         _READY,
@@ -90,34 +80,17 @@ COLUMNS: Final[Mapping[type, tuple[Column, ...]]] = {
         _printed("Rate", "Items per second since the start."),
         _printed("Status", "The conditions in one word."),
         _AGE,
-        Column(
-            name="Priority",
-            path=".spec.priority",
-            meaning="More goes first.",
-            type="integer",
-            wide=True,
-        ),
-        Column(
-            name="Failed",
-            path=".status.items.failed",
-            meaning="Items given up.",
-            type="integer",
-            wide=True,
-        ),
+        Column("Priority", ".spec.priority", "More goes first.", type="integer", wide=True),
+        Column("Failed", ".status.items.failed", "Items given up.", type="integer", wide=True),
     ),
     Device: (
-        Column(name="Pool", path=".spec.poolRef.name", meaning="Its pool."),
-        Column(name="Node", path=".status.node", meaning="Where its agent runs."),
+        Column("Pool", ".spec.poolRef.name", "Its pool."),
+        Column("Node", ".status.node", "Where its agent runs."),
         _printed("Budget", "What it may use above its floor."),
         _printed("Cached", "Fragments on its disk."),
         _READY,
         _AGE,
-        Column(
-            name="Architecture",
-            path=".status.architecture",
-            meaning="The node's processor.",
-            wide=True,
-        ),
+        Column("Architecture", ".status.architecture", "The node's processor.", wide=True),
         _REASON,
     ),
 }

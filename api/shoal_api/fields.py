@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Final, NewType
 
 from shoal_api.schema import Object, member, record
-from shoal_api.shapes import INT64_MAX, Choice, Items, Opaque, Quantity, Table, Text, Whole
+from shoal_api.shapes import INT64_MAX, Choice, Items, Quantity, Table, Text, Whole
 from shoal_protocol.units import Bytes
 
 Millicpus = NewType("Millicpus", int)
@@ -48,7 +48,6 @@ COUNT: Final = Whole(minimum=0, maximum=INT64_MAX)
 COLUMN: Final = Text(max_length=512, min_length=0)
 """What `kubectl get` prints: a printer column prints what it finds, and makes nothing."""
 
-OBSERVED_GENERATION: Final = "The metadata.generation of the spec that this status is about."
 COLUMNS: Final = "What `kubectl get` prints. For people; programs read the fields beside it."
 FRAGMENT: Final = Whole(minimum=0, maximum=MAX_FRAGMENTS - 1)
 
@@ -99,14 +98,17 @@ class Reference:
 REFERENCE: Final = Object(Reference)
 
 
-@record()
+@record(
+    ignored=(
+        *("deletionGracePeriodSeconds", "finalizers", "ownerReferences"),
+        *("managedFields", "generateName", "selfLink"),
+    )
+)
 class Metadata:
     """Kubernetes' object metadata; Shoal reads the name, the labels and the annotations."""
 
     name: str = member(
-        NAME,
-        "The object's name, unique within its kind and namespace.",
-        example="ppocr-rec",
+        NAME, "The object's name, unique within its kind and namespace.", example="ppocr-rec"
     )
     namespace: str | None = member(NAME, "The object's namespace.", default=None, example="default")
     labels: Mapping[str, str] = member(
@@ -126,15 +128,13 @@ class Metadata:
     )
     creation_timestamp: str | None = member(TIME, "Set by Kubernetes.", default=None)
     deletion_timestamp: str | None = member(TIME, "Set by Kubernetes.", default=None)
-    deletion_grace_period_seconds: None = member(Opaque(), "Set by Kubernetes.", default=None)
-    finalizers: None = member(Opaque(), "Set by controllers.", default=None)
-    owner_references: None = member(Opaque(), "Set by controllers.", default=None)
-    managed_fields: None = member(Opaque(), "Set by Kubernetes.", default=None)
-    generate_name: None = member(Opaque(), "Used by Kubernetes.", default=None)
-    self_link: None = member(Opaque(), "Set by Kubernetes.", default=None)
 
 
-METADATA: Final = Object(Metadata)
+@record()
+class Resource:
+    """What every kind has."""
+
+    metadata: Metadata = member(Object(Metadata), "Name and labels.")
 
 
 @record()
@@ -156,3 +156,16 @@ class Condition:
 
 
 CONDITIONS: Final = Items(of=Object(Condition), max_items=16, key="type")
+
+
+@record()
+class Status:
+    """What the status of every kind has."""
+
+    observed_generation: int | None = member(
+        COUNT,
+        "The metadata.generation of the spec that this status is about.",
+        default=None,
+        example=1,
+    )
+    conditions: tuple[Condition, ...] = member(CONDITIONS, "Conditions.", default=[])

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from shoal_api.kinds import KINDS, KindNames
-from shoal_api.rules import AtMostOne, ExactlyOne
 from shoal_api.schema import (
     API_VERSION,
     Object,
@@ -106,7 +105,8 @@ def _example(shape: Shape[object]) -> object:
 def _example_record(cls: type) -> dict[str, object]:
     chosen: dict[str, object] = {}
     for name, declared in members(cls).items():
-        if any(_excludes(rule, name, chosen) for rule in rules(cls)):
+        excluded_by = (rule.exclusive for rule in rules(cls) if name in rule.exclusive)
+        if any(chosen.keys() & others for others in excluded_by):
             continue
         if shown_default(declared) and declared.default != {}:
             chosen[name] = declared.default
@@ -116,14 +116,6 @@ def _example_record(cls: type) -> dict[str, object]:
             inner = record_in(declared.shape)
             chosen[name] = declared.default if inner is None else _example(declared.shape)
     return {name: value for name, value in chosen.items() if value != {}}
-
-
-def _excludes(rule: object, name: str, chosen: Mapping[str, object]) -> bool:
-    match rule:
-        case ExactlyOne(names) | AtMostOne(names):
-            return name in names and any(each in chosen for each in names)
-        case _:
-            return False
 
 
 def _yaml(value: Mapping[str, object], indent: str = "") -> Iterator[str]:

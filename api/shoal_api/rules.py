@@ -1,130 +1,72 @@
 """What must hold between the fields of one record, said once for the parser and for the API server.
 
-A rule is data: it can be asked of a document, and written as CEL. Rules about change are asked by
-the API server only, because only it sees what was before.
+Rules about change are asked by the API server only, because only it sees what was before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
-
-
-class Rule(Protocol):
-    """What must hold between the fields of one record."""
-
-    @property
-    def cel(self) -> str:
-        """The rule for the API server; `self` is the record."""
-
-    @property
-    def message(self) -> str:
-        """What to do about it, for both."""
-
-    @property
-    def field(self) -> str | None:
-        """The one field that the rule is about; None: it is about the record."""
-
-    def holds(self, document: Mapping[str, object]) -> bool:
-        """Asked of the document itself, before defaults."""
 
 
 @dataclass(frozen=True, slots=True)
-class ExactlyOne:
-    names: tuple[str, ...]
-    field: None = None
+class Rule:
+    """`cel` is the rule for the API server, in which `self` is the record; `message` says what to
+    do about it, for both. `field` is the one field that it is about; None: it is about the record.
 
-    @property
-    def cel(self) -> str:
-        return f"{_how_many(self.names)} == 1"
-
-    @property
-    def message(self) -> str:
-        return f"exactly one of {', '.join(self.names)} must be given"
-
-    def holds(self, document: Mapping[str, object]) -> bool:
-        return sum(name in document for name in self.names) == 1
-
-
-@dataclass(frozen=True, slots=True)
-class AtMostOne:
-    names: tuple[str, ...]
-    field: None = None
-
-    @property
-    def cel(self) -> str:
-        return f"{_how_many(self.names)} <= 1"
-
-    @property
-    def message(self) -> str:
-        return f"at most one of {', '.join(self.names)} may be given"
-
-    def holds(self, document: Mapping[str, object]) -> bool:
-        return sum(name in document for name in self.names) <= 1
-
-
-@dataclass(frozen=True, slots=True)
-class Immutable:
-    """Once given, a field stays as it is. Only the API server sees the value before.
-
-    `from_the_start`: nor can it be given later.
+    Of the fields in `exclusive` at most one may be given, and where `required` exactly one.
+    `immutable`: the field cannot be changed.
     """
 
-    field: str
-    from_the_start: bool = False
+    cel: str
+    message: str
+    field: str | None = None
+    exclusive: tuple[str, ...] = ()
+    required: bool = False
+    immutable: bool = False
 
-    @property
-    def cel(self) -> str:
-        name = self.field
-        if self.from_the_start:
-            same = f"self.{name} == oldSelf.{name}"
-            return f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || {same})"
-        return f"!has(oldSelf.{name}) || (has(self.{name}) && self.{name} == oldSelf.{name})"
-
-    @property
-    def message(self) -> str:
-        when = "" if self.from_the_start else " once it is set"
-        return f"{self.field} cannot be changed{when}; make a new object"
-
-    def holds(self, document: Mapping[str, object]) -> bool:
-        return True
+    def holds(self, document: Collection[object]) -> bool:
+        """Whether the document itself follows the rule, before defaults."""
+        given = sum(name in document for name in self.exclusive)
+        return given == 1 or (given == 0 and not self.required)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+def exactly_one(*names: str) -> Rule:
+    message = f"exactly one of {', '.join(names)} must be given"
+    return Rule(f"{_how_many(names)} == 1", message, exclusive=names, required=True)
+
+
+def at_most_one(*names: str) -> Rule:
+    message = f"at most one of {', '.join(names)} may be given"
+    return Rule(f"{_how_many(names)} <= 1", message, exclusive=names)
+
+
+def immutable(name: str) -> Rule:
+    """Once given, a field stays as it is."""
+    cel = f"!has(oldSelf.{name}) || (has(self.{name}) && self.{name} == oldSelf.{name})"
+    message = f"{name} cannot be changed once it is set; make a new object"
+    return Rule(cel, message, name, immutable=True)
+
+
+def immutable_from_the_start(name: str) -> Rule:
+    """A field stays as it is; nor can it be given later."""
+    message = f"{name} cannot be changed; make a new object"
+    return Rule(_same(name, "self", "oldSelf"), message, name, immutable=True)
+
+
+def ended(*names: str) -> Rule:
     """What a job has ended as stays, as in `batch/v1`: after the end nobody else knows it, so the
-    operator could not restore what somebody has edited. `fields` are those of the status. Only the
-    API server sees the status before.
+    operator could not restore what somebody has edited. `names` are fields of the status.
     """
-
-    fields: tuple[str, ...]
-    field: str = "status"
-
-    @property
-    def cel(self) -> str:
-        ends = "c.type in ['Complete', 'Failed'] && c.status == 'True'"
-        before = f"oldSelf.status.conditions.exists(c, {ends})"
-        same = (
-            f"has(self.status.{name}) == has(oldSelf.status.{name}) && "
-            f"(!has(self.status.{name}) || self.status.{name} == oldSelf.status.{name})"
-            for name in self.fields
-        )
-        known = "has(oldSelf.status) && has(oldSelf.status.conditions)"
-        return f"!({known} && {before}) || (has(self.status) && {' && '.join(same)})"
-
-    @property
-    def message(self) -> str:
-        return "the job has ended: what its status says of that stays; make a new object"
-
-    def holds(self, document: Mapping[str, object]) -> bool:
-        return True
+    ends = "c.type in ['Complete', 'Failed'] && c.status == 'True'"
+    before = f"oldSelf.status.conditions.exists(c, {ends})"
+    same = " && ".join(_same(name, "self.status", "oldSelf.status") for name in names)
+    known = "has(oldSelf.status) && has(oldSelf.status.conditions)"
+    message = "the job has ended: what its status says of that stays; make a new object"
+    return Rule(f"!({known} && {before}) || (has(self.status) && {same})", message, "status")
 
 
-def exactly_one(*names: str) -> ExactlyOne:
-    return ExactlyOne(names)
-
-
-def at_most_one(*names: str) -> AtMostOne:
-    return AtMostOne(names)
+def _same(name: str, new: str, old: str) -> str:
+    given = f"has({new}.{name}) == has({old}.{name})"
+    return f"{given} && (!has({new}.{name}) || {new}.{name} == {old}.{name})"
 
 
 def _how_many(names: tuple[str, ...]) -> str:

@@ -13,10 +13,10 @@ of a document, and written as CEL.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Final, Generic, TypeVar, dataclass_transform, overload
 
-from shoal_api.rules import Immutable, Rule
+from shoal_api.rules import Rule
 from shoal_api.shapes import (
     INVALID,
     Errors,
@@ -42,13 +42,16 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member(Generic[T]):
-    """A field's declaration. `default` is as a manifest would write it; MISSING: required."""
+    """A field's declaration. `default` is as a manifest would write it; MISSING: required.
+    `attribute` is the field's name in Python.
+    """
 
     shape: Shape[T]
     meaning: str
     unit: str
     default: object
     example: object
+    attribute: str = ""
 
     @property
     def required(self) -> bool:
@@ -99,14 +102,16 @@ def _value_of_default(shape: Shape[T], default: object) -> T:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(member,))
-def record(*rules: Rule) -> Callable[[type[R]], type[R]]:
-    """Make a class of members a frozen value that can be parsed."""
+def record(*rules: Rule, ignored: tuple[str, ...] = ()) -> Callable[[type[R]], type[R]]:
+    """Make a class of members a frozen value that can be parsed. `ignored`: what a document may
+    have besides.
+    """
 
     def declare(cls: type[R]) -> type[R]:
         made: type[R] = dataclass(frozen=True, slots=True, kw_only=True)(cls)
-        _RULES[made] = rules
+        _RULES[made], _IGNORED[made] = rules, ignored
         _MEMBERS[made] = {
-            json_name(each.name): (each.name, each.metadata[_KEY])
+            json_name(each.name): replace(each.metadata[_KEY], attribute=each.name)
             for each in fields(made)  # type: ignore[arg-type]  # made by `dataclass` just above
         }
         return made
@@ -115,12 +120,13 @@ def record(*rules: Rule) -> Callable[[type[R]], type[R]]:
 
 
 _RULES: dict[type, tuple[Rule, ...]] = {}
-_MEMBERS: dict[type, dict[str, tuple[str, Member[object]]]] = {}
+_IGNORED: dict[type, tuple[str, ...]] = {}
+_MEMBERS: dict[type, dict[str, Member[object]]] = {}
 
 
 def members(cls: type) -> Mapping[str, Member[object]]:
     """A record's fields by the names that a manifest writes."""
-    return {name: declared for name, (_, declared) in _MEMBERS[cls].items()}
+    return _MEMBERS[cls]
 
 
 def rules(cls: type) -> tuple[Rule, ...]:
@@ -151,9 +157,11 @@ class Object(Shape[R]):
         before = len(errors)
         _find_unknown(self.of, value, at, errors)
         arguments: dict[str, object] = {}
-        for name, (attribute, declared) in _MEMBERS[self.of].items():
+        for name, declared in _MEMBERS[self.of].items():
             if name in value:
-                arguments[attribute] = declared.shape.read(value[name], (*at, name), errors)
+                arguments[declared.attribute] = declared.shape.read(
+                    value[name], (*at, name), errors
+                )
             elif declared.required:
                 errors.append(FieldError((*at, name), f"is missing{_for_example(declared)}"))
         errors.extend(
@@ -169,7 +177,7 @@ class Object(Shape[R]):
 
 
 def _find_unknown(cls: type, value: dict[object, object], at: Path, errors: Errors) -> None:
-    known = _MEMBERS[cls]
+    known = (*_MEMBERS[cls], *_IGNORED[cls])
     for name in value:
         if name in known:
             continue
@@ -232,8 +240,8 @@ def _plain(value: object) -> str:
 
 def rule_sentences(cls: type) -> list[str]:
     """A record's rules for people; what can never be changed is one sentence."""
-    fixed = [rule.field for rule in rules(cls) if isinstance(rule, Immutable)]
-    messages = [rule.message for rule in rules(cls) if not isinstance(rule, Immutable)]
+    fixed = [rule.field for rule in rules(cls) if rule.field and rule.immutable]
+    messages = [rule.message for rule in rules(cls) if not rule.immutable]
     sentences = [f"{text[0].upper()}{text[1:]}." for text in messages]
     if fixed:
         sentences.append(f"Fixed once given; make a new object to change it: {', '.join(fixed)}.")

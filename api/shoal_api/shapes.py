@@ -388,20 +388,6 @@ class Table(Shape[Mapping[str, str]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Opaque(Shape[None]):
-    """What Kubernetes keeps in an object and Shoal does not read."""
-
-    def read(self, value: object, at: Path, errors: Errors) -> None:
-        return None
-
-    def schema(self) -> Schema:
-        return {"x-kubernetes-preserve-unknown-fields": True}
-
-    def words(self) -> str:
-        return "kept by Kubernetes"
-
-
-@dataclass(frozen=True, slots=True)
 class Json(Shape[Mapping[str, object]]):
     """An object that is handed on as it is: a part of Kubernetes' own kinds."""
 

@@ -1,4 +1,4 @@
-"""From the command line to a running operator."""
+"""From the command line and the file of settings, which the chart writes, to a running operator."""
 
 import argparse
 import logging
@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import yaml
+
+from shoal_api.schema import Object
+from shoal_api.shapes import Errors, Invalid
 from shoal_operator import __version__
-from shoal_operator.controller.health import HealthLimits
 from shoal_operator.controller.login import LoginRefused
 from shoal_operator.controller.operator import OperatorConfig, run_operator
-from shoal_operator.controller.settings import SettingsRefused, read_settings
-from shoal_operator.controller.watches import WatchTimes
+from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.arguments import (
     Parser,
     add_log_level,
@@ -41,25 +43,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     values = parser.parse_args(arguments)
     coordinators = _targets(parser, values.coordinator)
     set_up_logs(values.log_level)
-    # kopf tells of every object and every reconnection.
+    # kopf logs every object and every reconnection.
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
     try:
         config = OperatorConfig(
             settings=read_settings(values.settings),
             identity=values.identity or f"{socket.gethostname()}-{os.getpid()}",
-            kubeconfig=values.kubeconfig or _named_in_environment(),
+            kubeconfig=values.kubeconfig,
             namespaces=tuple(values.namespace or ()),
             metrics=values.metrics_address,
             enrolment=values.enrolment_address,
             coordinators=coordinators,
             resync_seconds=values.resync_seconds,
-            watch=WatchTimes.every(values.watch_seconds),
-            limits=HealthLimits(watch_age=values.watch_seconds * 2.5),
+            watch_seconds=values.watch_seconds,
         )
         return run_operator(config)
     except (LoginRefused, SettingsRefused, OSError) as error:
         print(f"shoal operator: {error}", file=sys.stderr)
         return 2
+
+
+class SettingsRefused(ValueError):
+    """A settings file that cannot be used: which file, and why, naming its fields."""
+
+    def __init__(self, file: Path, problem: str) -> None:
+        super().__init__(f"{file}: {problem}")
+        self.file = file
+        self.problem = problem
+
+
+def read_settings(file: Path) -> OperatorSettings:
+    """Read a settings file. Raises `SettingsRefused`."""
+    try:
+        document: object = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsRefused(file, str(error)) from error
+    errors: Errors = []
+    settings = Object(OperatorSettings).read(document, (), errors)
+    if isinstance(settings, Invalid):
+        raise SettingsRefused(file, "; ".join(map(str, errors)))
+    return settings
 
 
 def operator_parser() -> argparse.ArgumentParser:
@@ -78,6 +101,7 @@ def operator_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--kubeconfig",
         type=Path,
+        default=os.environ.get("KUBECONFIG") or None,
         metavar="FILE",
         help="whose rights it has outside of a cluster (default: $KUBECONFIG, else the pod's "
         "service account)",
@@ -130,12 +154,6 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
         "times this, /readyz fails (default: %(default)s)",
     )
     add_log_level(group, default="info")
-
-
-def _named_in_environment() -> Path | None:
-    """What $KUBECONFIG names; a pod has none."""
-    named = os.environ.get("KUBECONFIG", "")
-    return Path(named) if named else None
 
 
 def _targets(parser: argparse.ArgumentParser, texts: list[str] | None) -> dict[str, str]:

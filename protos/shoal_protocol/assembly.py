@@ -61,8 +61,8 @@ class Buffer(Protocol):
 
 
 Admission = Callable[[pb.Activation, int], Buffer | None]
-"""Sees an activation's header and decoded bytes before anything is allocated for it; returns the
-buffer (None: plain memory). May refuse it by raising `TransferError` (STALE, BUSY)."""
+"""Sees an activation's header and what it will take in memory before anything is allocated for it;
+returns the buffer (None: plain memory). May refuse it by raising `TransferError` (STALE, BUSY)."""
 
 
 @dataclass(slots=True)
@@ -203,7 +203,7 @@ class ActivationAssembler:
             number=header.transfer,
             activation=activation,
             tensors=tensors,
-            into=None if self._admit is None else self._admit(activation, decoded_bytes),
+            into=None if self._admit is None else self._admit(activation, cost),
             decoded_bytes=decoded_bytes,
             bytes_to_decode=bytes_to_decode,
             size=size,

@@ -119,16 +119,23 @@ def open_channel(
     if not needs_tls(target, credentials, insecure=insecure):
         return grpc.aio.insecure_channel(target, options=client_options())
     assert credentials is not None
-    options = client_options()
-    if server_name is not None:
-        # The override replaces the name that the handshake checks; the check itself stays.
-        options.append(("grpc.ssl_target_name_override", server_name))
     channel_credentials = grpc.ssl_channel_credentials(
         root_certificates=credentials.ca.read_bytes(),
         private_key=credentials.key.read_bytes(),
         certificate_chain=credentials.certificate.read_bytes(),
     )
-    return grpc.aio.secure_channel(target, channel_credentials, options=options)
+    return open_secured_channel(target, channel_credentials, server_name=server_name)
+
+
+def open_secured_channel(
+    target: str, credentials: grpc.ChannelCredentials, *, server_name: str | None = None
+) -> grpc.aio.Channel:
+    """A channel with credentials that are in memory; `server_name` as for `open_channel`."""
+    options = client_options()
+    if server_name is not None:
+        # The override replaces the name that the handshake checks; the check itself stays.
+        options.append(("grpc.ssl_target_name_override", server_name))
+    return grpc.aio.secure_channel(target, credentials, options=options)
 
 
 def is_secured(context: grpc.aio.ServicerContext[_Request, _Response]) -> bool:

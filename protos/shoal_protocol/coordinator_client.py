@@ -275,9 +275,10 @@ class CoordinatorClient:
     @contextlib.contextmanager
     def _call(self, method: str) -> Iterator[None]:
         """Turn what ends a call into `CallFailed`, and report its code."""
-        code = grpc.StatusCode.OK
+        code = grpc.StatusCode.CANCELLED
         try:
             yield
+            code = grpc.StatusCode.OK
         except grpc.aio.AioRpcError as error:
             code = error.code()
             raise CallFailed(method, code, error.details() or "") from error

@@ -15,7 +15,7 @@ def replace_file(path: Path, data: bytes) -> None:
     `OSError`; what was written of the new one is removed then."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=_open_no_link) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -25,6 +25,11 @@ def replace_file(path: Path, data: bytes) -> None:
             temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    """Whoever may write to the folder could have made the name a link to any file."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Fragments and the processor's thread, in this process: what is cancelled, stopped, and fails."""
 
 import asyncio
+import gc
 import io
 import shutil
 import socket
@@ -26,10 +27,13 @@ from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime, Terminated
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.telemetry.counters import Counters
-from shoal_agent.transport.activations import ActivationStore, SpillFull
+from shoal_agent.transport.activations import ActivationStore, SpillFull, StoreBuffer
+from shoal_agent.transport.intake import open_intake
 from shoal_protocol import transfers
+from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.channels import open_channel
 from shoal_protocol.files import file_frames
+from shoal_protocol.frames import split_frame
 from shoal_protocol.services import (
     FileContext,
     FrameContext,
@@ -37,8 +41,9 @@ from shoal_protocol.services import (
     SessionClient,
     add_peer_service,
 )
+from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.units import Bytes
-from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
+from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FetchFragmentRequest
 
 MIB = 1 << 20
 BUDGET = Bytes(64 * MIB)
@@ -244,6 +249,76 @@ class Dripping:
         for frame in file_frames(io.BytesIO(bytes(1000)), request, 1000, frame_bytes=1):
             await context.write(frame)
             await asyncio.sleep(0.05)
+
+
+async def test_text_that_is_kept_counts_with_all_its_characters(
+    make: Callable[..., Fragments], tmp_path: Path
+) -> None:
+    fragments = make()
+    store = ActivationStore(tmp_path / "spill", 1 << 30, fragments)
+    await store.put(Made("j", 1, 0, 0), {"long": np.array(["x" * 10 * MIB], object)})
+    assert fragments.ledger.reserved >= 10 * MIB
+    await store.put(Made("j", 1, 0, 1), {"many": np.array(["ab"] * 1000, object)})
+    assert store.held_bytes >= 10 * MIB + 1000 * (8 + 51)
+    with pytest.raises(SpillFull, match="text"):
+        await store.put(Made("j", 1, 0, 2), {"longer": np.array(["x" * BUDGET], object)})
+    store.clear()
+    assert (fragments.ledger.reserved, store.held_bytes) == (0, 0)
+
+
+class Inbox:
+    """A session whose activations are those of one store."""
+
+    ticket_key = b""
+
+    def __init__(self, store: ActivationStore) -> None:
+        self.has_room = store.has_room
+        self.open_buffer = store.open_buffer
+
+    def stale(self, job: str, epoch: int) -> bool:
+        return False
+
+    def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("array", "outcome"),
+    [
+        (np.array(["text"] * 4, object), Acknowledgement.BUSY),
+        (np.zeros(4, np.float32), Acknowledgement.ACCEPTED),
+    ],
+)
+async def test_text_is_received_into_memory_only(
+    make: Callable[..., Fragments], tmp_path: Path, array: np.ndarray, outcome: int
+) -> None:
+    fragments = make(budget=0)
+    inbox = Inbox(ActivationStore(tmp_path / "spill", 1 << 30, fragments))
+    intake = open_intake("pi-4", lambda: inbox, Counters())
+    key = ActivationKey(job="j", epoch=1, item=0, producer=-1, consumer=0)
+    (frame,) = encode_activation(key, "pi-4", {"x": array}, transfer=1)
+    answer = await intake.take(*split_frame(frame))
+    assert answer is not None
+    assert split_frame(answer)[0].acknowledgement.outcome == outcome
+    intake.close()
+
+
+async def test_a_fetch_that_nobody_waits_for_any_more_fails_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fetcher = Fetcher(FragmentCache(tmp_path, 1 << 30), lambda *_: None, at_once)
+    async with open_channel(f"unix:{tmp_path}/nobody.sock") as channel:
+        source = Source("nobody", PeerClient(channel).fetch_fragment)
+        waiting = asyncio.create_task(fetcher.ensure("sha256:" + "0" * 64, [source]))
+        await asyncio.sleep(0)
+        (fetch,) = (task for task in asyncio.all_tasks() if task.get_name().startswith("fetch "))
+        waiting.cancel()
+        while not fetch.done():
+            await asyncio.sleep(0.01)
+    assert waiting.cancelled()
+    del fetch, waiting
+    gc.collect()
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("manifest", [True, False])

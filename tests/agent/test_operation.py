@@ -49,6 +49,19 @@ def test_a_bad_command_line_gives_one_clear_line_and_status_2(
     assert text in line
 
 
+def test_an_identity_is_kept_in_a_folder_of_the_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    enrol = [f"--{name}=x" for name in ("enrol", "enrol-ca", "enrol-token")]
+    for runtime, folder in (
+        ("/run/user/7", "/run/user/7/shoal-identity"),
+        ("", "/home/me/.local/state/shoal-identity"),
+    ):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        monkeypatch.setenv("HOME", "/home/me")
+        settings = parse(["--coordinator", "unix:/c", "--budget", "1Mi", *enrol])
+        assert settings.enrolment is not None
+        assert settings.enrolment.folder == Path(folder)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_cli.transfer.local_paths import AddressRefused, resolve_uri
+from shoal_cli.transfer.addresses import AddressRefused, resolve_uri
 
 
 @pytest.mark.parametrize(

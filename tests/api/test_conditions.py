@@ -2,32 +2,16 @@
 
 import pytest
 
-from shoal_api.conditions import JobWord, holds, job_word, set_condition
+from shoal_api.conditions import JobWord, holds, job_word
 from shoal_api.fields import Condition, ConditionStatus
 
 
-def condition(
-    kind: str, status: ConditionStatus, at: str = "2026-01-01T00:00:00Z", reason: str = "Because"
-) -> Condition:
-    return Condition(type=kind, status=status, reason=reason, last_transition_time=at)
+def condition(kind: str, status: ConditionStatus) -> Condition:
+    at = "2026-01-01T00:00:00Z"
+    return Condition(type=kind, status=status, reason="Because", last_transition_time=at)
 
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
-EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
-
-
-def test_the_time_moves_only_when_the_status_flips() -> None:
-    start = set_condition((), condition("Ready", FALSE, EARLY))
-    same = set_condition(start, condition("Ready", FALSE, LATE, reason="Other"))
-    assert (same[0].last_transition_time, same[0].reason) == (EARLY, "Other")
-    flipped = set_condition(same, condition("Ready", TRUE, LATE))
-    assert flipped[0].last_transition_time == LATE
-
-
-def test_a_condition_keeps_its_place_and_the_others() -> None:
-    conditions = (condition("A", TRUE), condition("B", FALSE))
-    assert [each.type for each in set_condition(conditions, condition("A", FALSE))] == ["A", "B"]
-    assert [each.type for each in set_condition(conditions, condition("C", TRUE))] == list("ABC")
 
 
 def test_unknown_does_not_hold() -> None:

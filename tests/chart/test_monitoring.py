@@ -15,7 +15,7 @@ from rendered_chart import CHART, PROMETHEUS, render
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.metrics import GAUGES, AgentCollector
 from shoal_coordinator.server.metrics import CoordinatorMetrics
-from shoal_operator.controller.metrics import OperatorMetrics
+from shoal_operator.controller.telemetry import OperatorMetrics
 
 BOARDS = sorted((CHART / "dashboards").glob("*.json"))
 boards = pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
@@ -43,15 +43,18 @@ def queries(path: Path) -> list[str]:
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
-def assert_promtool_takes(rules: object, tmp_path: Path) -> None:
+def assert_promtool_succeeds(*arguments: str) -> None:
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool (Debian: prometheus) is not here")
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def assert_promtool_takes(rules: object, tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump(rules))
-    command = [program, "check", "rules", "--lint=all", "--lint-fatal", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_promtool_succeeds("check", "rules", "--lint=all", "--lint-fatal", str(file))
 
 
 def test_alerts_are_rules_that_prometheus_takes(tmp_path: Path) -> None:
@@ -61,6 +64,28 @@ def test_alerts_are_rules_that_prometheus_takes(tmp_path: Path) -> None:
         ],
         tmp_path,
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "fires"),
+    [("_x10 1x30", True), ("1x10 2x20", True), ("1x40", False)],
+    ids=["the first error", "another error", "errors of long ago"],
+)
+def test_an_error_that_a_coordinator_contains_is_reported_for_a_while(
+    values: str, fires: bool, tmp_path: Path
+) -> None:
+    name, labels = "ShoalCoordinatorContainsErrors", 'part="dispatcher",pod="shelf-coordinator"'
+    asked = {
+        "expr": f'count(ALERTS{{alertname="{name}",{labels}}}) or vector(0)',
+        "eval_time": "20m",
+        "exp_samples": [{"labels": "{}", "value": int(fires)}],
+    }
+    series = {"series": f"shoal_coordinator_failures_total{{{labels}}}", "values": values}
+    scenario = {"interval": "1m", "input_series": [series], "promql_expr_test": [asked]}
+    file = tmp_path / "scenario.yaml"
+    rules = str(CHART / "files" / "alerts.yaml")
+    file.write_text(yaml.safe_dump({"rule_files": [rules], "tests": [scenario]}))
+    assert_promtool_succeeds("test", "rules", str(file))
 
 
 def test_alerts_ask_for_what_is_measured() -> None:

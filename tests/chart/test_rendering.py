@@ -14,8 +14,7 @@ from chart.values import EVERYTHING, OPERATOR, pod_of
 from rendered_chart import CHART, PROMETHEUS, Refused, helm, render, rendered_text
 from shoal_api.crd import definition
 from shoal_api.kinds import KINDS
-from shoal_operator.command import operator_parser
-from shoal_operator.controller.settings import read_settings
+from shoal_operator.command import operator_parser, read_settings
 from shoal_operator.reconcile.settings import OperatorSettings, Place
 from shoal_protocol.exposition import ExpositionServer
 

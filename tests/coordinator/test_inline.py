@@ -13,6 +13,7 @@ from coordinator.world import World
 from shoal_coordinator.server.sessions import DeviceSession
 from shoal_coordinator.server.wire import INLINE_BYTES
 from shoal_coordinator.storage.inputs import InputSet, scan_inputs
+from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.prefetch import InputPrefetch
 from shoal_protocol.channels import MAXIMUM_MESSAGE_BYTES
 from shoal_protocol.pacing import BATCHED_MESSAGES
@@ -79,7 +80,7 @@ def inputs_of(folder: Path, items: int) -> InputSet:
 
 def test_what_is_asked_for_in_order_is_read_in_rows(tmp_path: Path) -> None:
     inputs, reader = inputs_of(tmp_path / "in", 200), AtOnce()
-    prefetch = InputPrefetch(inputs, reader, 16)
+    prefetch = InputPrefetch(inputs, reader, 16, CrashCount(tmp_path / "crashes"))
     found = [prefetch.cached(item, ["x"]) for item in range(200)]
     assert found[0] is None, "nobody had asked before"
     for item, arrays in enumerate(found[1:], 1):
@@ -93,12 +94,12 @@ def test_an_item_is_forgotten_when_it_has_ended_and_large_ones_are_left_alone(
     tmp_path: Path,
 ) -> None:
     inputs = inputs_of(tmp_path / "in", 10)
-    prefetch = InputPrefetch(inputs, AtOnce(), 16)
+    prefetch = InputPrefetch(inputs, AtOnce(), 16, CrashCount(tmp_path / "crashes"))
     prefetch.cached(0, ["x"])
     assert prefetch.cached(1, ["x"]) is not None
     prefetch.forget(1)
     assert prefetch.cached(1, ["x"]) is None
-    small = InputPrefetch(inputs, AtOnce(), 15)
+    small = InputPrefetch(inputs, AtOnce(), 15, CrashCount(tmp_path / "crashes"))
     assert [small.cached(item, ["x"]) for item in range(10)] == [None] * 10
     inputs.close()
 
@@ -120,8 +121,8 @@ async def test_messages_that_wait_go_together_in_order_and_within_the_limits() -
     writing = asyncio.create_task(session.write_all(cast(ConnectContext, context)))
     frame = bytes(INLINE_BYTES)
     for number in range(300):
-        session.tell(CoordinatorMessage(execute=Execute(instruction=number, input_frame=frame)))
-    session.tell(CoordinatorMessage(probe=Probe(nonce=7)))
+        session.send(CoordinatorMessage(execute=Execute(instruction=number, input_frame=frame)))
+    session.send(CoordinatorMessage(probe=Probe(nonce=7)))
     context.flows.set()
     async with asyncio.timeout(10):
         while sum(len(each.batch.messages) or 1 for each in context.written) < 301:

@@ -23,6 +23,7 @@ from shoal_coordinator.storage.inputs import FolderLimits, InputSet, InputsRefus
 from shoal_coordinator.storage.locations import LocationRefused, local_folder
 from shoal_coordinator.storage.row_order import copy_in_c_order
 from shoal_protocol.partition import TensorSpec
+from troubled_disk import no_descriptors
 
 IMAGE = (TensorSpec(name="x", dtype="float", shape=(1, 3, "height", "width")),)
 SENTENCE = (
@@ -122,6 +123,22 @@ def test_a_matrix_is_copied_in_c_order_whatever_its_shape(
         copy_in_c_order(source, 4, target, rows=rows, columns=columns, element_bytes=element_bytes)
         target.seek(0)
         assert target.read() == matrix.tobytes()
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_lack_of_descriptors_says_nothing_of_the_inputs(tmp_path, save) -> None:  # type: ignore[no-untyped-def]
+    rows = np.random.default_rng(1).normal(size=(4, 3, 5, 2)).astype(np.float32)
+    save(tmp_path / "a.npz", x=np.asfortranarray(rows))
+    np.save(tmp_path / "b.npy", rows)
+    inputs = scan_inputs(tmp_path, IMAGE)
+    with no_descriptors():
+        with pytest.raises(OSError, match="Too many open files"):
+            scan_inputs(tmp_path, IMAGE)
+        for item in (0, 4):
+            with pytest.raises(OSError, match="Too many open files"):
+                inputs.read(item)
+    for item in range(8):
+        np.testing.assert_array_equal(inputs.read(item)["x"], rows[item % 4 :][:1])
 
 
 def test_an_array_without_rows_is_shared_by_the_rows_of_the_others(tmp_path: Path) -> None:
@@ -293,6 +310,23 @@ def test_rows_without_an_element_are_not_millions_of_items(tmp_path: Path) -> No
     inputs = scan_inputs(tmp_path, SENTENCES)
     assert len(inputs) == 1
     assert problem(inputs) == "a.npz: stacks 9990000 rows, none of which holds an element"
+
+
+def test_a_small_archive_does_not_claim_millions_of_items(tmp_path: Path) -> None:
+    header = io.BytesIO()
+    rows = {"descr": "<f4", "fortran_order": False, "shape": (9_990_000, 1, 1)}
+    np.lib.format.write_array_header_1_0(header, rows)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", header.getvalue() + bytes(70_000))
+    content = (tmp_path / "a.npz").read_bytes()
+    held, claimed = (len(header.getvalue()) + size for size in (70_000, 9_990_000 * 4))
+    (tmp_path / "a.npz").write_bytes(
+        content.replace(struct.pack("<I", held), struct.pack("<I", claimed))
+    )
+    inputs = scan_inputs(tmp_path, SENTENCES)
+    assert (tmp_path / "a.npz").stat().st_size < 400
+    assert len(inputs) == 1
+    assert "a.npz: is damaged at 'x': it claims 39960128 bytes" in problem(inputs)
 
 
 def test_an_item_above_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:

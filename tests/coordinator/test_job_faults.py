@@ -85,9 +85,9 @@ async def test_a_submission_while_the_job_is_cancelled_begins_it_anew(world: Wor
         await world.until(lambda status: status.active > 0)
         job = jobs.find("job")
         assert job is not None
-        jobs.cancel(job, "suspended")
+        jobs.cancel("job", "suspended")
         again = await world.submit()
-        assert jobs.status(job).state == api.JobStatus.CANCELLED
+        assert job.status().state == api.JobStatus.CANCELLED
         for _ in range(20):
             gate.release()
         last = await world.ended()

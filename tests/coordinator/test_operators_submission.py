@@ -1,29 +1,42 @@
 """A submission of the operator, as the coordinator receives it."""
 
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
 import grpc.aio
 import pytest
+import pytest_asyncio
 
 from coordinator.world import World
 from shoal_operator.controller.coordinators import Coordinators
-from shoal_operator.controller.metrics import OperatorMetrics
+from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.reconcile.decision import SubmitJob, Terms
 from shoal_protocol.channels import open_channel
 from shoal_protocol.partition import document_to_json
 from shoal_protocol.v1 import coordinator_pb2 as api
 
 
-@pytest.mark.parametrize("lossy", [False, True])
-async def test_a_submission_says_what_the_job_says(world: World, lossy: bool) -> None:
+@pytest_asyncio.fixture
+async def coordinators(world: World) -> AsyncIterator[Coordinators]:
+    """An operator's view of the one coordinator, which has answered."""
+
     async def dial(namespace: str, pool: str, target: str) -> grpc.aio.Channel:
         return open_channel(target)
 
-    coordinators = Coordinators(
+    made = Coordinators(
         dial,
         OperatorMetrics(),
         has_work=lambda namespace, pool: True,
         changed=lambda topics: None,
     )
-    wanted = SubmitJob(
+    made.follow("lab", "shelf", world.target)
+    await made.all_polled(20)
+    yield made
+    await made.close()
+
+
+def submission(world: World, *, lossy: bool = False) -> SubmitJob:
+    return SubmitJob(
         pool="shelf",
         job="ocr",
         partition=document_to_json(world.document).encode(),
@@ -35,16 +48,18 @@ async def test_a_submission_says_what_the_job_says(world: World, lossy: bool) ->
         terms=Terms(priority=5, parallelism=4, active_deadline_seconds=600.0),
         lossy=lossy,
     )
-    try:
-        coordinators.follow("lab", "shelf", world.target)
-        await coordinators.all_polled(20)
-        await coordinators.call("lab", wanted)
-        job = world.coordinator.jobs.find("ocr")
-        assert job is not None
-        taken = api.SubmitJobRequest()
-        taken.CopyFrom(world.coordinator.jobs.request(job))
-    finally:
-        await coordinators.close()
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+async def test_a_submission_says_what_the_job_says(
+    world: World, coordinators: Coordinators, lossy: bool
+) -> None:
+    wanted = submission(world, lossy=lossy)
+    await coordinators.call("lab", wanted)
+    job = world.coordinator.jobs.find("ocr")
+    assert job is not None
+    taken = api.SubmitJobRequest()
+    taken.CopyFrom(job.request)
     assert taken.inputs_uri.endswith("jobs/ocr/in")
     assert taken.outputs_uri.endswith("jobs/ocr/out")
     taken.ClearField("inputs_uri")
@@ -62,3 +77,15 @@ async def test_a_submission_says_what_the_job_says(world: World, lossy: bool) ->
         lossy=lossy,
         parallelism=4,
     )
+
+
+async def test_a_refusal_is_remembered_until_the_job_is_accepted(
+    world: World, coordinators: Coordinators
+) -> None:
+    wanted = submission(world)
+    await coordinators.call("lab", replace(wanted, partition=b"no partition"))
+    refusal = coordinators.refusal("lab", "shelf", "ocr")
+    assert refusal is not None
+    assert (refusal.plan, refusal.terms) == (wanted.plan, wanted.terms)
+    await coordinators.call("lab", wanted)
+    assert coordinators.refusal("lab", "shelf", "ocr") is None

@@ -52,6 +52,12 @@ def test_the_results_read_back_are_the_whole_models(read: ShoalOnNodes) -> None:
     assert read.difference(results) <= TOLERANCE
 
 
+def test_a_routine_job_causes_no_warnings(read: ShoalOnNodes) -> None:
+    warnings = read.warnings()
+    print("warnings:", *warnings, sep="\n")
+    assert not warnings
+
+
 def test_every_kind_is_shown_in_one_table_and_is_ready(read: ShoalOnNodes) -> None:
     shown = {line.split()[0] for line in read.kubectl("get", "shoal", "--no-headers").splitlines()}
     assert shown == {

@@ -83,6 +83,10 @@ def test_the_lock_for_building_pins_what_builds_the_package() -> None:
     assert not missing(read_in("build.in"), pins("build.txt")), "make lock"
 
 
+def test_the_lock_for_fuzzing_pins_the_fuzzer() -> None:
+    assert not missing(read_in("fuzz.in"), pins("fuzz.txt")), "make lock"
+
+
 def test_the_agents_image_stays_light() -> None:
     heavy = {"onnx", "kopf", "aiohttp", "kubernetes", "typer", "rich", "pyyaml", "hatchling"}
     assert not heavy & pins("agent.txt").keys()
@@ -94,7 +98,8 @@ def test_run_and_dev_agree_so_that_one_environment_serves_both() -> None:
 
 
 @pytest.mark.parametrize(
-    "lock", ["run.txt", "dev.txt", "models.txt", "operator.txt", "agent.txt", "build.txt"]
+    "lock",
+    ["run.txt", "dev.txt", "models.txt", "operator.txt", "agent.txt", "build.txt", "fuzz.txt"],
 )
 def test_every_pin_has_a_hash_and_no_lock_has_an_address(lock: str) -> None:
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries(lock))

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -127,6 +128,23 @@ async def joined() -> Joined:
     near.other, far.other = far, near
     taker = Taker()
     return near, BulkLink(near), taker, BulkLink(far, Intake(taker))
+
+
+async def test_much_text_is_encoded_beside_the_event_loop(joined: Joined) -> None:
+    _, sender, taker, receiver = joined
+    encoders: set[int] = set()
+
+    class Text(str):
+        def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+            encoders.add(threading.get_ident())
+            return super().encode(encoding, errors)
+
+    texts = np.array([Text("text")] * 10_000, object)
+    async with serving(sender, receiver):
+        await sender.send(replace(outbound(), tensors={"x": texts}))
+    assert (taker.taken[0].tensors["x"] == texts).all()
+    assert encoders
+    assert threading.get_ident() not in encoders
 
 
 async def test_what_is_sent_arrives_and_both_sides_count_the_same_bytes() -> None:

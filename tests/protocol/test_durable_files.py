@@ -32,3 +32,14 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
             open_regular(tmp_path / name)
     with open_regular(tmp_path / "real") as file:
         assert file.read() == b"content"
+
+
+def test_a_link_in_the_way_of_a_new_file_is_not_followed(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"of somebody else")
+    (tmp_path / "note.tmp").symlink_to(other)
+    with pytest.raises(OSError, match="symbolic links"):
+        replace_file(tmp_path / "note", b"content")
+    assert other.read_bytes() == b"of somebody else"
+    replace_file(tmp_path / "note", b"content")
+    assert (tmp_path / "note").read_bytes() == b"content"

@@ -78,6 +78,13 @@ def test_strings_are_reckoned_with_what_they_take_in_memory() -> None:
     assert_refused(frame, "would take 6800 bytes", Limits(decoded_bytes=1000))
 
 
+def test_admission_reckons_strings_with_what_they_take_in_memory() -> None:
+    frame, _ = header_of({"x": np.array([""] * 100, object), "y": np.zeros(8)})
+    asked: list[int] = []
+    ActivationAssembler(admit=lambda _, size: asked.append(size)).feed(frame.SerializeToString())
+    assert asked == [6800 + 64]
+
+
 def test_two_tensors_of_one_name_are_refused() -> None:
     frame, _ = header_of({"x": np.zeros(8), "y": np.zeros(8)})
     frame.header.activation.tensors[1].name = "x"

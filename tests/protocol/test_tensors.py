@@ -1,5 +1,6 @@
 """Tensors survive the wire, and the wire is what the .proto says."""
 
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -222,3 +223,15 @@ def test_only_sixteen_bit_integers_can_be_bfloat16() -> None:
         encode_activation(
             KEY, "", {"x": np.ones(2, np.float32)}, transfer=1, bfloat16=frozenset({"x"})
         )
+
+
+def test_many_short_texts_are_encoded_in_the_memory_of_their_bytes() -> None:
+    texts = {"x": np.full(200_000, "ab")}
+    tracemalloc.start()
+    try:
+        encoded = encode_activation(KEY, "", texts, transfer=1)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert encoded.encoded_bytes == 200_000 * 6
+    assert peak_bytes < 2 * encoded.encoded_bytes

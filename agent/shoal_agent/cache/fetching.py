@@ -8,6 +8,7 @@ the next one; wrong bytes are thrown away. Two requests for one fragment share o
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -86,9 +87,14 @@ class Fetcher:
         if task is None:
             task = asyncio.create_task(self._fetch(digest, sources), name=f"fetch {digest}")
             self._running[digest] = task
-            task.add_done_callback(lambda _: self._running.pop(digest, None))
+            task.add_done_callback(partial(self._ended, digest))
         # One of several that wait may be cancelled; the fetch continues, what comes is of use.
         return await asyncio.shield(task)
+
+    def _ended(self, digest: str, task: "asyncio.Task[Fetched]") -> None:
+        self._running.pop(digest, None)
+        if not task.cancelled():
+            task.exception()  # asyncio logs a failure that nobody waits for any more
 
     async def close(self) -> None:
         tasks = list(self._running.values())

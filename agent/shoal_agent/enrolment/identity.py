@@ -6,6 +6,9 @@ not depend on the operator. When two thirds of a certificate's life have passed 
 beside the session that runs; whatever connects after that shows the new one, since the paths of
 `Credentials` stay the same and are read at every connection.
 
+The folder must belong to this user alone: whoever else may write there could plant a key, and would
+have a certificate for it.
+
 A certificate may be of no use long before it ends: the pool has another authority. A handshake that
 fails does not say so for sure, so whoever finds no session for half a minute asks for a new
 identity, and again later and later, at most every ten minutes. A coordinator that was only away
@@ -15,7 +18,9 @@ costs an enrolment or two.
 import asyncio
 import contextlib
 import json
+import os
 import random
+import stat
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -135,7 +140,8 @@ class Identity:
     def _stored(self) -> float | None:
         """When the identity in the folder is to be renewed; None: there is no valid one."""
         path = self._enrolment.folder / "current" / "identity.json"
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, EnrolmentFailed):
+            _check_private(self._enrolment.folder)
             match json.loads(path.read_bytes()):
                 case {"name": self._enrolment.name, "renew_at": renew_at, "expires_at": expires_at}:
                     return float(renew_at) if time.time() < float(expires_at) else None
@@ -143,6 +149,8 @@ class Identity:
 
     async def _enrol(self) -> float:
         """One try, in a process of its own; when the result is to be renewed."""
+        with contextlib.suppress(FileNotFoundError):  # the process makes it
+            _check_private(self._enrolment.folder)
         order = {key: str(value) for key, value in asdict(self._enrolment).items()}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -171,3 +179,16 @@ class Identity:
             case {"renew_at": float(renew_at)}:
                 return renew_at
         raise EnrolmentFailed(f"the step answers {answer[:200]!r}")
+
+
+def _check_private(folder: Path) -> None:
+    """Raise `EnrolmentFailed` for a folder that is, or may be written to, by other users."""
+    status = folder.stat()
+    for owner in (folder.lstat().st_uid, status.st_uid):
+        if owner != os.geteuid():
+            raise EnrolmentFailed(
+                f"{folder} belongs to user {owner}; "
+                "name a folder of this user's own with --identity-folder"
+            )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise EnrolmentFailed(f"{folder} may be written by other users; chmod 700 {folder}")

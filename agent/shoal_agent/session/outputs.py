@@ -30,6 +30,7 @@ from shoal_protocol.tensors import (
     Array,
     UnsupportedTensor,
     encode_activation,
+    memory_bytes,
 )
 from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import session_pb2 as pb
@@ -146,7 +147,7 @@ class Outputs:
         began, route = steady_nanoseconds(), message.route
         on_disk = not self._store.in_memory(made(message.task))
         outbound = _outbound(message, route, held, on_disk=on_disk)
-        size = sum(array.nbytes for array in outbound.tensors.values())
+        size = sum(map(memory_bytes, outbound.tensors.values()))
         needed = frame_bytes(size) + (size if on_disk else 0)
         sent_bytes = 0
         try:
@@ -178,7 +179,7 @@ def _leaving_bytes(
     """What a task's outputs take on their way, with their frames; `settled` have places already."""
     ways = [list(route.tensors) for route in message.routes if route.device != device]
     ways.append(list(message.results))
-    sizes = {name: array.nbytes for name, array in outputs.items()}
+    sizes = {name: memory_bytes(array) for name, array in outputs.items()}
     leaving = {name for way in ways for name in way} - settled
     frames = sum(frame_bytes(sum(sizes.get(name, 0) for name in way)) for way in ways)
     return frames + sum(sizes.get(name, 0) for name in leaving)

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from shoal_agent.execution.queue import Key
 from shoal_agent.memory.residency import NoRoom
 from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, TransferError
-from shoal_protocol.tensors import Array
+from shoal_protocol.tensors import Array, memory_bytes
 from shoal_protocol.threads import in_thread
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
@@ -187,7 +187,7 @@ class ActivationStore:
         They are here already, so memory is enough for them: `has_room` is not asked.
         """
         self.drop([key])
-        size = sum(tensor.nbytes for tensor in tensors.values())
+        size = sum(map(memory_bytes, tensors.values()))
         granted = size if self._space.request_space(size) else 0
         stored = self._stored[key] = _Stored(dict(tensors), size, granted)
         self.held_bytes += size
@@ -281,7 +281,13 @@ class ActivationStore:
             raise SpillFull(size, freed, why)
 
     async def _spill_or_drop(self, key: Key, stored: _Stored) -> None:
+        """Find a place outside of memory for tensors that were not granted any; their text is
+        granted its memory all the same, or all of them are dropped."""
+        text = sum(memory_bytes(each) for each in stored.tensors.values() if each.dtype == object)
         try:
+            if text and not self._space.request_space(text):
+                raise SpillFull(text, 0, "text stays in memory; raise --budget")
+            stored.granted = text
             await self._spill(stored)
         except (SpillFull, OSError):
             if self._stored.get(key) is stored:
@@ -311,7 +317,7 @@ class ActivationStore:
             return 0
         stored.file, stored.mapping = path, mapping
         stored.tensors.update(views)
-        text = sum(array.nbytes for array in stored.tensors.values() if array.dtype == object)
+        text = sum(memory_bytes(each) for each in stored.tensors.values() if each.dtype == object)
         gone = max(0, stored.granted - text)
         stored.granted -= gone
         self._space.return_space(gone)

@@ -9,7 +9,7 @@ from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivat
 from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer, scratch_bytes
 from shoal_protocol.frames import MalformedFrame, TransferError
 from shoal_protocol.tickets import is_ticket
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
+from shoal_protocol.v1.tensors_pb2 import STRING, Acknowledgement, Activation
 
 MAXIMUM_DECODED_BYTES: Final = 1 << 30
 
@@ -21,7 +21,7 @@ class Inbox(Protocol):
 
     def stale(self, job: str, epoch: int) -> bool: ...
     def has_room(self, size: int) -> bool: ...
-    def open_buffer(self, decoded_bytes: int, scratch_bytes: int) -> StoreBuffer: ...
+    def open_buffer(self, memory_bytes: int, scratch_bytes: int) -> StoreBuffer: ...
     def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool: ...
 
 
@@ -41,7 +41,7 @@ class _Activations:
         self._counters = counters
         self._from_peer = from_peer
 
-    def admit(self, activation: Activation, decoded_bytes: int) -> StoreBuffer:
+    def admit(self, activation: Activation, memory_bytes: int) -> StoreBuffer:
         key, inbox = activation.key, self._inbox()
         if activation.device != self._device:
             raise MalformedFrame(f"it is for {activation.device!r}, this is {self._device!r}")
@@ -54,12 +54,16 @@ class _Activations:
                 "its ticket is not of this session: the coordinator has not asked for it",
                 outcome=Acknowledgement.STALE,
             )
-        if not inbox.has_room(decoded_bytes):
+        if not inbox.has_room(memory_bytes):
             raise TransferError("no room for activations", outcome=Acknowledgement.BUSY)
         try:
-            return inbox.open_buffer(decoded_bytes, scratch_bytes(activation))
+            buffer = inbox.open_buffer(memory_bytes, scratch_bytes(activation))
         except SpillFull as error:
             raise TransferError(str(error), outcome=Acknowledgement.BUSY) from error
+        if buffer.blocks and any(tensor.dtype == STRING for tensor in activation.tensors):
+            buffer.abandon()
+            raise TransferError("no room in memory for text", outcome=Acknowledgement.BUSY)
+        return buffer
 
     async def take(self, received: ReceivedActivation, buffer: ReceiveBuffer) -> None:
         assert isinstance(buffer, StoreBuffer), "it was opened by an inbox"
@@ -101,8 +105,8 @@ class InlineInputs:
         """Take them, at once. Raises `TransferError`; BUSY: only the disk has room, or nothing."""
         opened: list[StoreBuffer] = []
 
-        def admit(activation: Activation, decoded_bytes: int) -> StoreBuffer:
-            opened.append(self._receiver.admit(activation, decoded_bytes))
+        def admit(activation: Activation, memory_bytes: int) -> StoreBuffer:
+            opened.append(self._receiver.admit(activation, memory_bytes))
             if opened[0].blocks:
                 raise TransferError("memory is full", outcome=Acknowledgement.BUSY)
             return opened[0]

@@ -5,20 +5,19 @@ from shoal_api.fields import (
     COLUMNS,
     CONDITIONS,
     COUNT,
-    METADATA,
-    OBSERVED_GENERATION,
     REFERENCE,
     TIME,
     Condition,
-    Metadata,
     Reference,
+    Resource,
+    Status,
 )
-from shoal_api.rules import Immutable
+from shoal_api.rules import immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Text
 
 
-@record(Immutable("poolRef"))
+@record(immutable("poolRef"))
 class DeviceSpec:
     """To which pool the device belongs."""
 
@@ -44,10 +43,9 @@ class DeviceColumns:
 
 
 @record()
-class DeviceStatus:
+class DeviceStatus(Status):
     """What the coordinator last reported; telemetry is in Prometheus, not here."""
 
-    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
     conditions: tuple[Condition, ...] = member(
         CONDITIONS, "Ready, which is Unknown while the device is silent.", default=[]
     )
@@ -58,18 +56,10 @@ class DeviceStatus:
         Text(max_length=32), "The node's processor.", default=None, example="arm64"
     )
     budget_bytes: int | None = member(
-        COUNT,
-        "What it may use above its floor.",
-        unit="bytes",
-        default=None,
-        example=67108864,
+        COUNT, "What it may use above its floor.", unit="bytes", default=None, example=67108864
     )
     floor_bytes: int | None = member(
-        COUNT,
-        "What the idle agent uses itself.",
-        unit="bytes",
-        default=None,
-        example=62914560,
+        COUNT, "What the idle agent uses itself.", unit="bytes", default=None, example=62914560
     )
     cached_fragments: CachedFragments | None = member(
         Object(CachedFragments), "What lies on its disk.", default=None
@@ -84,9 +74,8 @@ class DeviceStatus:
 
 
 @record()
-class Device:
+class Device(Resource):
     """One agent on one node, as the coordinator reports it; written by the operator only."""
 
-    metadata: Metadata = member(METADATA, "Name and labels.")
     spec: DeviceSpec = member(Object(DeviceSpec), "Where it belongs.")
     status: DeviceStatus | None = member(Object(DeviceStatus), "What is.", default=None)

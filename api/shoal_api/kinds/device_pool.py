@@ -13,16 +13,15 @@ from shoal_api.fields import (
     DISK,
     MAX_DEVICES,
     MEMORY,
-    METADATA,
     NAME,
-    OBSERVED_GENERATION,
     RATE,
     BitsPerSecond,
     Condition,
-    Metadata,
     Millicpus,
+    Resource,
+    Status,
 )
-from shoal_api.rules import Immutable, exactly_one
+from shoal_api.rules import exactly_one, immutable_from_the_start
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Items, Table, Text, Whole
 from shoal_protocol.choices import Residency
@@ -126,11 +125,7 @@ class Budget:
     """How much memory an agent may use, above its idle floor."""
 
     memory: Bytes | None = member(
-        MEMORY,
-        "So much on every device.",
-        unit="bytes",
-        default=None,
-        example="64Mi",
+        MEMORY, "So much on every device.", unit="bytes", default=None, example="64Mi"
     )
     percent: int | None = member(
         Whole(minimum=1, maximum=95),
@@ -154,7 +149,7 @@ class Cache:
     )
 
 
-@record(Immutable("storageClassName", from_the_start=True))
+@record(immutable_from_the_start("storageClassName"))
 class Storage:
     """A volume."""
 
@@ -244,10 +239,9 @@ class DevicePoolColumns:
 
 
 @record()
-class DevicePoolStatus:
+class DevicePoolStatus(Status):
     """What the pool has become."""
 
-    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
     conditions: tuple[Condition, ...] = member(
         CONDITIONS, "CoordinatorReady, AgentsReady, Ready.", default=[]
     )
@@ -257,11 +251,7 @@ class DevicePoolStatus:
         default=None,
     )
     budget_bytes: int | None = member(
-        COUNT,
-        "The budgets of all devices together.",
-        unit="bytes",
-        default=None,
-        example=201326592,
+        COUNT, "The budgets of all devices together.", unit="bytes", default=None, example=201326592
     )
     smallest_budget_bytes: int | None = member(
         COUNT,
@@ -280,9 +270,8 @@ class DevicePoolStatus:
 
 
 @record()
-class DevicePool:
+class DevicePool(Resource):
     """A set of devices with a budget: one coordinator, and one agent per selected node."""
 
-    metadata: Metadata = member(METADATA, "Name and labels.")
     spec: DevicePoolSpec = member(Object(DevicePoolSpec), "What is wanted.")
     status: DevicePoolStatus | None = member(Object(DevicePoolStatus), "What is.", default=None)

@@ -9,16 +9,15 @@ from shoal_api.fields import (
     CONDITIONS,
     COUNT,
     MESSAGE,
-    METADATA,
-    OBSERVED_GENERATION,
     REFERENCE,
     TIME,
     Condition,
-    Metadata,
     Reference,
+    Resource,
+    Status,
     uri,
 )
-from shoal_api.rules import Ended, Immutable, exactly_one
+from shoal_api.rules import ended, exactly_one, immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Flag, Items, Number, Text, Whole
 from shoal_protocol.choices import Mode, Objective, Policy, Precision
@@ -68,7 +67,7 @@ class Outputs:
 @record(
     exactly_one("modelRef", "partitionRef", "placementRef"),
     exactly_one("poolRef", "placementRef"),
-    *map(Immutable, _FIXED),
+    *map(immutable, _FIXED),
 )
 class InferenceJobSpec:
     """What is to be run, where, and how.
@@ -200,10 +199,9 @@ class InferenceJobColumns:
 
 
 @record()
-class InferenceJobStatus:
+class InferenceJobStatus(Status):
     """How the job goes; changes at most every two seconds."""
 
-    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
     conditions: tuple[Condition, ...] = member(
         CONDITIONS,
         "Planned, Suspended, Complete, Failed. Complete holds only if every item succeeded; when "
@@ -237,10 +235,9 @@ class InferenceJobStatus:
     columns: InferenceJobColumns | None = member(Object(InferenceJobColumns), COLUMNS, default=None)
 
 
-@record(Ended(("conditions", "startTime", "completionTime", "items", "tierHits", "failures")))
-class InferenceJob:
+@record(ended("conditions", "startTime", "completionTime", "items", "tierHits", "failures"))
+class InferenceJob(Resource):
     """A bounded piece of work: inputs through a model on a pool of devices into outputs."""
 
-    metadata: Metadata = member(METADATA, "Name and labels.")
     spec: InferenceJobSpec = member(Object(InferenceJobSpec), "What is wanted.")
     status: InferenceJobStatus | None = member(Object(InferenceJobStatus), "What is.", default=None)

@@ -8,16 +8,15 @@ from shoal_api.fields import (
     CONDITIONS,
     COUNT,
     DIGEST,
-    METADATA,
-    OBSERVED_GENERATION,
     REFERENCE,
     TENSOR_NAME,
     Condition,
-    Metadata,
     Reference,
+    Resource,
+    Status,
     uri,
 )
-from shoal_api.rules import Immutable
+from shoal_api.rules import immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Items, Text, Whole
 
@@ -25,7 +24,7 @@ _AXES: Final = 16
 _TENSORS: Final = 256
 
 
-@record(Immutable("digest"))
+@record(immutable("digest"))
 class Source:
     """An address, and what is to be found there."""
 
@@ -98,11 +97,10 @@ class ModelColumns:
     )
 
 
-@record(Immutable("digest"))
-class ModelStatus:
+@record(immutable("digest"))
+class ModelStatus(Status):
     """What was found out about the model."""
 
-    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
     conditions: tuple[Condition, ...] = member(
         CONDITIONS, "Fetched, Verified, Profiled, Ready.", default=[]
     )
@@ -113,11 +111,7 @@ class ModelStatus:
         example="sha256:" + "0c1f" * 16,
     )
     size_bytes: int | None = member(
-        COUNT,
-        "The size with external data.",
-        unit="bytes",
-        default=None,
-        example=10905190,
+        COUNT, "The size with external data.", unit="bytes", default=None, example=10905190
     )
     parameters: int | None = member(
         COUNT, "How many weights the model has.", default=None, example=2700000
@@ -135,9 +129,8 @@ class ModelStatus:
 
 
 @record()
-class Model:
+class Model(Resource):
     """An ONNX model: where it comes from, verified and profiled."""
 
-    metadata: Metadata = member(METADATA, "Name and labels.")
     spec: ModelSpec = member(Object(ModelSpec), "What is wanted.")
     status: ModelStatus | None = member(Object(ModelStatus), "What is.", default=None)

@@ -8,22 +8,21 @@ from shoal_api.fields import (
     DIGEST,
     FRAGMENT,
     MAX_FRAGMENTS,
-    METADATA,
-    OBSERVED_GENERATION,
     REFERENCE,
     TENSOR_NAME,
     Condition,
-    Metadata,
     Reference,
+    Resource,
+    Status,
     bytes_of,
 )
-from shoal_api.rules import Immutable, at_most_one
+from shoal_api.rules import at_most_one, immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Items, Whole
 from shoal_protocol.units import Bytes
 
 
-@record(at_most_one("fragments", "maxFragmentSize", "cuts"), Immutable("modelRef"))
+@record(at_most_one("fragments", "maxFragmentSize", "cuts"), immutable("modelRef"))
 class PartitionSpec:
     """How a model is cut; with none of fragments, maxFragmentSize and cuts, the planner decides."""
 
@@ -59,10 +58,7 @@ class FragmentStatus:
     digest: str = member(DIGEST, "Its name in the fragment store.", example="sha256:" + "0c1f" * 16)
     weight_bytes: int = member(COUNT, "Its weights.", unit="bytes", example=3565158)
     resident_bytes: int = member(
-        COUNT,
-        "What a device needs above its floor to run it.",
-        unit="bytes",
-        example=14680064,
+        COUNT, "What a device needs above its floor to run it.", unit="bytes", example=14680064
     )
     flops: int | None = member(
         COUNT,
@@ -98,10 +94,9 @@ class PartitionColumns:
 
 
 @record()
-class PartitionStatus:
+class PartitionStatus(Status):
     """The fragments that were cut."""
 
-    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
     conditions: tuple[Condition, ...] = member(CONDITIONS, "Cut, Ready.", default=[])
     fragments: tuple[FragmentStatus, ...] = member(
         Items(of=Object(FragmentStatus), max_items=MAX_FRAGMENTS), "The fragments.", default=[]
@@ -117,9 +112,8 @@ class PartitionStatus:
 
 
 @record()
-class Partition:
+class Partition(Resource):
     """A Model cut into fragments. A job makes one when it names a Model only."""
 
-    metadata: Metadata = member(METADATA, "Name and labels.")
     spec: PartitionSpec = member(Object(PartitionSpec), "What is wanted.")
     status: PartitionStatus | None = member(Object(PartitionStatus), "What is.", default=None)

@@ -10,14 +10,13 @@ from shoal_api.fields import (
     MAX_DEVICES,
     MAX_FRAGMENTS,
     MESSAGE,
-    METADATA,
-    OBSERVED_GENERATION,
     REFERENCE,
     Condition,
-    Metadata,
     Reference,
+    Resource,
+    Status,
 )
-from shoal_api.rules import Immutable
+from shoal_api.rules import immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Items, Number, Text
 from shoal_protocol.choices import Objective, PinPolicy
@@ -37,14 +36,12 @@ class Pin:
     )
 
 
-@record(Immutable("partitionRef"), Immutable("poolRef"))
+@record(immutable("partitionRef"), immutable("poolRef"))
 class PlacementSpec:
     """What is placed where, and what for."""
 
     partition_ref: Reference = member(
-        REFERENCE,
-        "The Partition to place. Cannot be changed.",
-        example={"name": "ppocr-rec-3"},
+        REFERENCE, "The Partition to place. Cannot be changed.", example={"name": "ppocr-rec-3"}
     )
     pool_ref: Reference = member(
         REFERENCE, "The devices. Cannot be changed.", example={"name": "shelf"}
@@ -121,10 +118,9 @@ class PlacementColumns:
 
 
 @record()
-class PlacementStatus:
+class PlacementStatus(Status):
     """The plan."""
 
-    observed_generation: int | None = member(COUNT, OBSERVED_GENERATION, default=None, example=1)
     conditions: tuple[Condition, ...] = member(CONDITIONS, "Planned, Ready.", default=[])
     epoch: int | None = member(COUNT, "Grows with every new plan.", default=None, example=1)
     stages: tuple[StageStatus, ...] = member(
@@ -139,9 +135,8 @@ class PlacementStatus:
 
 
 @record()
-class Placement:
+class Placement(Resource):
     """A plan: which devices serve which stages. Alone it is a preview; nothing runs."""
 
-    metadata: Metadata = member(METADATA, "Name and labels.")
     spec: PlacementSpec = member(Object(PlacementSpec), "What is wanted.")
     status: PlacementStatus | None = member(Object(PlacementStatus), "What is.", default=None)

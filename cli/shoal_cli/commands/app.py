@@ -2,12 +2,14 @@
 it runs.
 """
 
+import platform
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from importlib import metadata
+from typing import Annotated, Any, Final
 
 import typer
 
-from shoal_cli.commands import copy, inspect, partition, plan, processes, run, version
+from shoal_cli.commands import copy, inspect, partition, plan, processes, run
 from shoal_cli.commands.failures import INTERRUPTED, print_failure
 from shoal_cli.commands.options import help_of
 
@@ -26,7 +28,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_RAW = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_VERSIONED: Final = ("onnxruntime", "onnx", "grpcio", "protobuf", "numpy")
+_RAW: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def _add(command: Callable[..., None], **settings: Any) -> None:
@@ -40,7 +43,27 @@ _add(inspect.inspect, no_args_is_help=True, epilog=inspect.EPILOG)
 _add(copy.copy, no_args_is_help=True, epilog=copy.EPILOG)
 for process in (processes.agent, processes.coordinator, processes.operator):
     _add(process, context_settings=_RAW, add_help_option=False)
-_add(version.version)
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of shoal, of its protocol, and of what it stands on."""
+    from shoal_protocol import PROTOCOL
+
+    versions = {"shoal": _version("shoal"), "protocol": str(PROTOCOL)}
+    versions["python"] = platform.python_version()
+    versions |= {package: _version(package) for package in _VERSIONED}
+    width = max(map(len, versions))
+    for name, found in versions.items():
+        typer.echo(f"{name:<{width}}  {found}")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
 
 _debug = False
 

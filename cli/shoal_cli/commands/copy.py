@@ -42,13 +42,8 @@ def copy(
     with the same size and checksum is left alone. Sub-folders, and files that begin with a dot, are
     not copied. Credentials are those of `shoal inspect`.
     """
-    from shoal_cli.transfer.addresses import Access
-
-    access = Access(
-        volumes=options.parse_volumes(volume),
-        credentials=options.credentials(tls_ca, tls_certificate, tls_key),
-        insecure=insecure,
-    )
+    tls = (tls_ca, tls_certificate, tls_key)
+    access = options.access(volume, tls, insecure=insecure)
     copied = asyncio.run(_copy(source, target, access))
     text = f"{copied.files} files, {format_bytes(copied.bytes)}; {copied.skipped} stood already"
     typer.echo(json.dumps(asdict(copied)) if as_json else text)

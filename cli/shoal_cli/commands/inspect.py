@@ -2,14 +2,11 @@
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import typer
 
 from shoal_cli.commands import options
-
-if TYPE_CHECKING:
-    from shoal_planner.profile import Profile
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
@@ -35,38 +32,26 @@ def inspect(
     AWS_ENDPOINT_URL; `https://` with HTTP_BEARER_TOKEN, or HTTP_USERNAME and HTTP_PASSWORD;
     `oci://` with OCI_USERNAME and OCI_PASSWORD, or DOCKER_CONFIG.
     """
+    from rich.console import Console
+
     from shoal_cli.commands.carrying import fetch_model
-    from shoal_cli.commands.tables import working
-    from shoal_cli.transfer.addresses import Access
+    from shoal_cli.commands.tables import inspection_table, working
     from shoal_compiler.errors import ModelRefused
     from shoal_compiler.profile import profile_model
 
     wanted = options.parse_digest(digest)
     shapes = options.parse_shapes(shape)
-    access = Access(volumes=options.parse_volumes(volume))
     limit = options.parse_size(max_download, "--max-download")
-    path = fetch_model(model, access, wanted, cache, limit)
+    path = fetch_model(model, options.access(volume), wanted, cache, limit)
     with working(f"reading {path.name}"):
         profile = profile_model(path, shapes or None)
     if wanted is not None and profile.digest != wanted:
         raise ModelRefused(f"is {profile.digest}, not {wanted} as it should be", path=path)
-    if as_json:
-        typer.echo(json.dumps(found_json(profile)))
+    if not as_json:
+        Console().print(inspection_table(path.name, profile))
         return
-    from rich.console import Console
-
-    from shoal_cli.commands.tables import inspection_table
-
-    Console().print(inspection_table(path.name, profile))
-
-
-def found_json(profile: "Profile") -> dict[str, object]:
-    """What a worker answers about a model; tensors as in `partition.json`."""
-    return {
-        "digest": profile.digest,
-        "size_bytes": profile.size_bytes,
-        "opset": profile.opset,
-        "parameters": profile.parameters,
-        "inputs": [asdict(each) for each in profile.inputs],
-        "outputs": [asdict(each) for each in profile.outputs],
-    }
+    names = ("digest", "size_bytes", "opset", "parameters")
+    found: dict[str, object] = {name: getattr(profile, name) for name in names}
+    for name, specs in (("inputs", profile.inputs), ("outputs", profile.outputs)):
+        found[name] = [asdict(each) for each in specs]  # as in `partition.json`
+    typer.echo(json.dumps(found))

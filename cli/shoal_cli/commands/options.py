@@ -6,10 +6,10 @@ Below them is what several commands do with what they were given.
 """
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
+from functools import partial
 from inspect import getdoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,33 +20,21 @@ from shoal_protocol.units import parse_bytes
 
 if TYPE_CHECKING:
     from shoal_cli.local.manifests import Manifests
-    from shoal_protocol.channels import Credentials
-
-_BARE: Final = "A bare model"
-_HOW: Final = "How to run"
-_SHOW: Final = "What to show"
-SECURITY: Final = "Security"
-TASK_SECONDS_HELP: Final = (
-    "The longest that one task may take on a device, its wait for another one there included."
-)
+    from shoal_cli.transfer.addresses import Access
 
 
-class LogLevel(StrEnum):
-    """What `--log-level` takes."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+def _panel(title: str) -> Callable[..., Any]:
+    """Options that help shows together."""
+    return partial(typer.Option, rich_help_panel=title)
 
 
-class ProgressKind(StrEnum):
-    """What `--progress` takes."""
+_bare = _panel("A bare model")
+_how = _panel("How to run")
+_show = _panel("What to show")
+_security = _panel("Security")
 
-    AUTO = "auto"
-    RICH = "rich"
-    PLAIN = "plain"
-
+LogLevel = Literal["debug", "info", "warning", "error"]
+ProgressKind = Literal["auto", "rich", "plain"]
 
 # ---- several commands ----------------------------------------------------------------------------
 
@@ -71,143 +59,101 @@ RunFiles = Annotated[
         show_default=False,
     ),
 ]
-Inputs = Annotated[
-    Path | None, typer.Option(help="Folder of .npz and .npy files.", rich_help_panel=_BARE)
-]
-Outputs = Annotated[
-    Path | None, typer.Option(help="Folder for the results.", rich_help_panel=_BARE)
-]
+Inputs = Annotated[Path | None, _bare(help="Folder of .npz and .npy files.")]
+Outputs = Annotated[Path | None, _bare(help="Folder for the results.")]
 Devices = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=64,
-        help="How many devices to pretend. [dim]Default: 3[/dim]",
-        rich_help_panel=_BARE,
-    ),
+    int | None, _bare(min=1, max=64, help="How many devices to pretend. [dim]Default: 3[/dim]")
 ]
 Budgets = Annotated[
     list[str] | None,
-    typer.Option(
+    _bare(
         metavar="SIZE",
         help="Each device's memory above its idle floor; given several times, one device each. "
         "[dim]Default: 64Mi[/dim]",
-        rich_help_panel=_BARE,
     ),
 ]
 Fragments = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=256,
-        help="How many fragments. [dim]Default: as few as fit[/dim]",
-        rich_help_panel=_BARE,
-    ),
+    int | None, _bare(min=1, max=256, help="How many fragments. [dim]Default: as few as fit[/dim]")
 ]
 Mode = Annotated[
     choices.Mode | None,
-    typer.Option(
+    _bare(
         case_sensitive=False,
         help="Whether an item waits for its own predecessors only, or for whole stages.",
-        rich_help_panel=_BARE,
     ),
 ]
 Policy = Annotated[
     choices.Policy | None,
-    typer.Option(
-        case_sensitive=False,
-        help="How devices that suit a task equally well are ranked.",
-        rich_help_panel=_BARE,
-    ),
+    _bare(case_sensitive=False, help="How devices that suit a task equally well are ranked."),
 ]
 Residency = Annotated[
     choices.Residency | None,
-    typer.Option(
+    _bare(
         case_sensitive=False,
         help="As many fragments on a device as its budget takes, or one at a time.",
-        rich_help_panel=_BARE,
     ),
 ]
 Enforce = Annotated[
     cgroups.Enforce,
-    typer.Option(
+    _how(
         help="Hold each agent to floor + budget with a cgroup: where possible, in any case, "
-        "or only measure.",
-        rich_help_panel=_HOW,
+        "or only measure."
     ),
 ]
 RelayAlways = Annotated[
-    bool,
-    typer.Option(
-        "--relay",
-        help="Send activations through the coordinator, not from agent to agent.",
-        rich_help_panel=_HOW,
-    ),
+    bool, _how("--relay", help="Send activations through the coordinator, not from agent to agent.")
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(
+    _how(
         min=1,
         help="Threads of ONNX Runtime per agent. [dim]Default: the device's share of the "
         "processors[/dim]",
-        rich_help_panel=_HOW,
     ),
 ]
 TaskSeconds = Annotated[
     float,
-    typer.Option(min=0.1, help=TASK_SECONDS_HELP, rich_help_panel=_HOW),
+    _how(
+        min=0.1,
+        help="The longest that one task may take on a device, its wait for another one there "
+        "included.",
+    ),
 ]
 RunWork = Annotated[
     Path | None,
-    typer.Option(
+    _how(
         help="Folder for fragments, caches and logs. [dim]Default: one under the user's cache "
-        "folder for these files, so that a second run is warm[/dim]",
-        rich_help_panel=_HOW,
+        "folder for these files, so that a second run is warm[/dim]"
     ),
 ]
 Keep = Annotated[
     bool,
-    typer.Option(
+    _how(
         "--keep/--no-keep",
         help="Leave fragments and caches for the next run, or remove them at the end.",
-        rich_help_panel=_HOW,
     ),
 ]
-RunLogLevel = Annotated[
-    LogLevel, typer.Option(help="Of the logs in the work folder.", rich_help_panel=_HOW)
-]
+RunLogLevel = Annotated[LogLevel, _how(help="Of the logs in the work folder.")]
 Verify = Annotated[
     bool,
-    typer.Option(
+    _show(
         "--verify",
         help="Compare every result with the whole model's in ONNX Runtime, run in a process of "
         "its own.",
-        rich_help_panel=_SHOW,
     ),
 ]
 Tolerance = Annotated[
     float,
-    typer.Option(
+    _show(
         min=0.0,
         help="Largest difference that --verify accepts: |difference| / (1 + |whole model's|).",
-        rich_help_panel=_SHOW,
     ),
 ]
 Report = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Write what the summary says as JSON (docs/report.md).",
-        rich_help_panel=_SHOW,
-    ),
+    Path | None, _show(metavar="FILE", help="Write what the summary says as JSON (docs/report.md).")
 ]
-Progress = Annotated[
-    ProgressKind, typer.Option(help="A live picture, or plain lines.", rich_help_panel=_SHOW)
-]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="No progress and no summary.", rich_help_panel=_SHOW),
-]
+Progress = Annotated[ProgressKind, _show(help="A live picture, or plain lines.")]
+Quiet = Annotated[bool, _show("--quiet", "-q", help="No progress and no summary.")]
 
 # ---- shoal plan ----------------------------------------------------------------------------------
 
@@ -299,31 +245,18 @@ ModelCache = Annotated[
     ),
 ]
 MaxDownload = Annotated[
-    str,
-    typer.Option(metavar="SIZE", help="The most that is fetched of one model."),
+    str, typer.Option(metavar="SIZE", help="The most that is fetched of one model.")
 ]
 
 # ---- who is who ----------------------------------------------------------------------------------
 
 TlsCa = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="The authority that all sides trust.", rich_help_panel=SECURITY
-    ),
+    Path | None, _security(metavar="FILE", help="The authority that all sides trust.")
 ]
-TlsCertificate = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="This side's certificate.", rich_help_panel=SECURITY),
-]
-TlsKey = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="The certificate's key.", rich_help_panel=SECURITY),
-]
+TlsCertificate = Annotated[Path | None, _security(metavar="FILE", help="This side's certificate.")]
+TlsKey = Annotated[Path | None, _security(metavar="FILE", help="The certificate's key.")]
 Insecure = Annotated[
-    bool,
-    typer.Option(
-        "--insecure", help="No TLS; refused for what is not loopback.", rich_help_panel=SECURITY
-    ),
+    bool, _security("--insecure", help="No TLS; refused for what is not loopback.")
 ]
 
 # ---- what commands do with them ------------------------------------------------------------------
@@ -334,6 +267,11 @@ def help_of(command: Callable[..., object]) -> str:
     text = getdoc(command)
     assert text is not None, f"{command} says nothing of itself"
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def note(text: str) -> None:
+    """Say something beside the output."""
+    typer.echo(text, err=True)
 
 
 def parse_volumes(texts: list[str] | None) -> dict[str, Path]:
@@ -376,20 +314,26 @@ def parse_digest(text: str | None) -> str | None:
     return text
 
 
-def credentials(
-    ca: Path | None, certificate: Path | None, key: Path | None
-) -> "Credentials | None":
-    """All three files, or none."""
+def access(
+    volumes: list[str] | None,
+    tls: tuple[Path | None, Path | None, Path | None] = (None, None, None),
+    *,
+    insecure: bool = False,
+) -> "Access":
+    """What addresses are opened with. `tls`: authority, certificate and key, or none of them."""
+    from shoal_cli.transfer.addresses import Access
     from shoal_protocol.channels import Credentials
 
-    if ca is None and certificate is None and key is None:
-        return None
-    if ca is None or certificate is None or key is None:
+    files = [file for file in tls if file is not None]
+    if len(files) not in (0, 3):
         raise typer.BadParameter("--tls-ca, --tls-certificate and --tls-key go together")
-    for file in (ca, certificate, key):
+    for file in files:
         if not file.is_file():
             raise typer.BadParameter(f"{file} is no file")
-    return Credentials(ca=ca, certificate=certificate, key=key)
+    credentials = None
+    if files:
+        credentials = Credentials(ca=files[0], certificate=files[1], key=files[2])
+    return Access(volumes=parse_volumes(volumes), credentials=credentials, insecure=insecure)
 
 
 def is_model(files: Sequence[Path]) -> bool:

@@ -11,7 +11,6 @@ from shoal_cli.commands import options
 from shoal_protocol.units import format_bytes
 
 if TYPE_CHECKING:
-    from shoal_cli.local.orders import CutOrder
     from shoal_cli.transfer.addresses import Access
     from shoal_protocol.partition import PartitionDocument
 
@@ -48,19 +47,17 @@ def partition(
     The same model and the same cuts make the same fragments, wherever that is done.
     """
     from shoal_cli.commands.carrying import fetch_model
+    from shoal_cli.commands.tables import output, partition_table, working
     from shoal_cli.local.orders import CutOrder
-    from shoal_cli.transfer.addresses import Access
+    from shoal_cli.local.preparation import prepare
 
     if sum(given is not None for given in (fragments, max_bytes, cuts)) != 1:
         raise typer.BadParameter("give one of --fragments, --max-bytes and --cuts")
     wanted = options.parse_digest(digest)
     shapes = options.parse_shapes(shape)
     size = None if max_bytes is None else options.parse_size(max_bytes, "--max-bytes")
-    access = Access(
-        volumes=options.parse_volumes(volume),
-        credentials=options.credentials(tls_ca, tls_certificate, tls_key),
-        insecure=insecure,
-    )
+    tls = (tls_ca, tls_certificate, tls_key)
+    access = options.access(volume, tls, insecure=insecure)
     limit = options.parse_size(max_download, "--max-download")
     path = fetch_model(model, access, wanted, cache, limit)
     order = CutOrder(
@@ -69,50 +66,30 @@ def partition(
         path=path,
         digest=wanted,
         shapes=shapes,
-        sample=None,
         fragments=fragments,
         max_bytes=size,
         tensors=tuple(cuts.split(",")) if cuts else (),
-        budgets=(),
     )
     with tempfile.TemporaryDirectory(prefix="shoal-partition-") as folder:
-        kept = out is not None or to is not None
-        made = _cut(order, out or Path(folder), access, to=to, as_document=document, kept=kept)
-    if out is not None and not document:
-        typer.echo(f"kept in {made}")
-
-
-def _cut(
-    order: "CutOrder",
-    store: Path,
-    access: "Access",
-    *,
-    to: str | None,
-    as_document: bool,
-    kept: bool,
-) -> Path:
-    """Cut into a store, deliver from there, and print what was made; the document's path. What is
-    not `kept` is not written at all."""
-    from shoal_cli.commands.tables import output, partition_table, working
-    from shoal_cli.local.preparation import prepare
-
-    with working(f"cutting {order.path.name}"):
-        prepared = asyncio.run(prepare(order, store, lambda done, total: None, fragments=kept))
-    said = "" if to is None else asyncio.run(_deliver(prepared.document, store, to, access))
-    if as_document:
-        # As it was written, in one line: what a worker's log is read for.
-        typer.echo(prepared.path.read_text().strip())
-        return prepared.path
+        store, kept = out or Path(folder), out is not None or to is not None
+        with working(f"cutting {path.name}"):
+            prepared = asyncio.run(prepare(order, store, lambda done, total: None, fragments=kept))
+        delivered = to and asyncio.run(_deliver(prepared.document, store, to, access))
+        written = prepared.path.read_text().strip()
+    if document:
+        typer.echo(written)  # in one line: what a worker's log is read for
+        return
     output().print(partition_table(prepared.document))
-    if said:
-        typer.echo(said)
-    return prepared.path
+    if delivered:
+        typer.echo(delivered)
+    if out is not None:
+        typer.echo(f"kept in {prepared.path}")
 
 
 async def _deliver(document: "PartitionDocument", store: Path, to: str, access: "Access") -> str:
     """Send what the coordinator lacks; what that came to."""
     from shoal_cli.commands.carrying import Lines
-    from shoal_cli.transfer.coordinators import Delivery
+    from shoal_cli.transfer.coordinators import deliver
     from shoal_protocol.fragment_store import FragmentStore
 
     digests = [fragment.digest for fragment in document.fragments]
@@ -120,7 +97,7 @@ async def _deliver(document: "PartitionDocument", store: Path, to: str, access: 
     lines = Lines("sending", sum(sizes.size_bytes(each) for each in dict.fromkeys(digests)))
     client = access.coordinator(to)
     try:
-        delivered = await Delivery(store, to, client).deliver(digests, lines.add)
+        delivered = await deliver(store, digests, client, to, lines.add)
     finally:
         await client.close()
     return (

@@ -31,16 +31,14 @@ def plan(
 
     volumes = options.parse_volumes(volume)
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
-    brought = asyncio.run(
-        remote.bring(options.load_files(files), folder, lambda text: typer.echo(text, err=True))
-    )
+    brought = asyncio.run(remote.bring(options.load_files(files), folder, options.note))
     orders = read_orders(brought.manifests, volumes)
     wanted = [(f"Placement {name}", order) for name, order in orders.placements]
     wanted += [(f"InferenceJob {order.name}", order.plan) for order in orders.jobs]
     if not wanted:
         raise typer.BadParameter("nothing to plan: there is no Placement and no InferenceJob")
     console = output()
-    observer = choose_progress("auto", quiet=False, console=Console(stderr=True))
+    observer = choose_progress("auto", Console(stderr=True))
     with open_workspace(folder) as workspace:
         try:
             cuts = [order.cut for _, order in wanted]

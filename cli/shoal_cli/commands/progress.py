@@ -9,14 +9,13 @@ import sys
 import time
 from typing import Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from shoal_cli.commands.tables import format_seconds
+from shoal_cli.commands.tables import format_seconds, plain_table
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -25,32 +24,16 @@ PLAIN_SECONDS: Final = 5.0
 _BAR_WIDTH: Final = 24
 
 
-def choose_progress(kind: str, *, quiet: bool, console: Console) -> Observer:
-    """The observer for `--progress` and `--quiet`."""
-    if quiet:
-        return SilentProgress()
+def choose_progress(kind: str | None, console: Console) -> Observer:
+    """The observer for `--progress`; None shows nothing."""
+    if kind is None:
+        return Observer()
     if kind == "rich" or (kind == "auto" and console.is_terminal):
         return LiveProgress(console)
     return PlainProgress()
 
 
-class SilentProgress:
-    """Shows nothing."""
-
-    def phase(self, text: str) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def cutting(self, partition: str, done: int, total: int) -> None: ...
-
-    def verifying(self, job: str, done: int, total: int) -> None: ...
-
-    def running(self, snapshot: Snapshot) -> None: ...
-
-    def ended(self) -> None: ...
-
-
-class PlainProgress:
+class PlainProgress(Observer):
     """Lines on stderr; standard output is for the summary."""
 
     def __init__(self) -> None:
@@ -79,8 +62,6 @@ class PlainProgress:
             used, budget = format_bytes(device.used_bytes), format_bytes(device.budget_bytes)
             self._print(f"  {device.name}: {used} of {budget}, {device.queued} queued")
 
-    def ended(self) -> None: ...
-
     def _due(self) -> bool:
         now = time.monotonic()
         if now - self._shown < PLAIN_SECONDS:
@@ -92,7 +73,7 @@ class PlainProgress:
         print(text, file=sys.stderr, flush=True)
 
 
-class LiveProgress:
+class LiveProgress(Observer):
     """A picture that is drawn anew in place."""
 
     def __init__(self, console: Console) -> None:
@@ -106,10 +87,10 @@ class LiveProgress:
         self._console.print(Text(f"! {text}", style="yellow"))
 
     def cutting(self, partition: str, done: int, total: int) -> None:
-        self._show(_step_bar(f"cutting {partition}", done, total, "fragments"))
+        self._show(_bar(f"cutting {partition}", done, total, f"{done}/{total} fragments"))
 
     def verifying(self, job: str, done: int, total: int) -> None:
-        self._show(_step_bar(f"verifying {job}", done, total, "items"))
+        self._show(_bar(f"verifying {job}", done, total, f"{done}/{total} items"))
 
     def running(self, snapshot: Snapshot) -> None:
         self._show(picture(snapshot))
@@ -131,24 +112,17 @@ def picture(snapshot: Snapshot) -> RenderableType:
     """All of a snapshot."""
     parts: list[RenderableType] = []
     for job in snapshot.jobs:
-        parts.append(_job_bar(job))
+        ended = job.succeeded + job.failed
+        parts.append(_bar(Text(job.name, style="bold"), ended, job.items, _job_line(job)))
         parts.append(_stage_table(job))
     parts.append(_device_table(snapshot))
     return Group(*parts)
 
 
-def _step_bar(what: str, done: int, total: int, unit: str) -> Table:
+def _bar(what: str | Text, done: int, total: int, line: str) -> Table:
     row = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=max(1, total), completed=done, width=_BAR_WIDTH)
-    row.add_row(what, bar, f"{done}/{total} {unit}")
-    return row
-
-
-def _job_bar(job: pb.JobStatus) -> Table:
-    row = Table.grid(padding=(0, 1))
-    ended = job.succeeded + job.failed
-    bar = ProgressBar(total=max(1, job.items), completed=ended, width=_BAR_WIDTH)
-    row.add_row(Text(job.name, style="bold"), bar, _job_line(job))
+    row.add_row(what, bar, line)
     return row
 
 
@@ -165,11 +139,12 @@ def _job_line(job: pb.JobStatus) -> str:
 
 
 def _stage_table(job: pb.JobStatus) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("stage", justify="right")
-    for heading in ("ready", "running", "finished", "compute"):
-        table.add_column(heading, justify="right", min_width=8)
-    table.add_column("devices")
+    counts = ("ready", "running", "finished", "compute")
+    table = plain_table(
+        Column("stage", justify="right"),
+        *(Column(each, justify="right", min_width=8) for each in counts),
+        "devices",
+    )
     for stage in job.stages:
         table.add_row(
             str(stage.index),
@@ -183,12 +158,12 @@ def _stage_table(job: pb.JobStatus) -> Table:
 
 
 def _device_table(snapshot: Snapshot) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("device")
-    table.add_column("memory")
-    for heading in ("now", "peak", "budget", "queued", "died"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("state")
+    numbers = ("now", "peak", "budget", "queued", "died")
+    table = plain_table(
+        *("device", "memory"),
+        *(Column(each, justify="right", no_wrap=True) for each in numbers),
+        "state",
+    )
     for device in snapshot.devices:
         share = min(device.used_bytes, device.budget_bytes)
         state = pb.DeviceStatus.State.Name(device.state).lower()

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,10 +14,9 @@ from shoal_cli.local.cgroups import Enforce
 from shoal_protocol.choices import Mode, Policy, Residency
 
 if TYPE_CHECKING:
-    from shoal_cli.local.manifests import Manifests
     from shoal_cli.local.orders import Orders
+    from shoal_cli.local.pool import RunOptions
     from shoal_cli.local.report import RunReport
-    from shoal_cli.local.runner import RunOptions
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
@@ -52,11 +49,11 @@ def run(
     task_seconds: options.TaskSeconds = 540.0,
     work: options.RunWork = None,
     keep: options.Keep = True,
-    log_level: options.RunLogLevel = options.LogLevel.INFO,
+    log_level: options.RunLogLevel = "info",
     verify: options.Verify = False,
     tolerance: options.Tolerance = 1e-4,
     report: options.Report = None,
-    progress: options.Progress = options.ProgressKind.AUTO,
+    progress: options.Progress = "auto",
     quiet: options.Quiet = False,
 ) -> None:
     """Run inference jobs on this machine: a coordinator, and one agent process per device.
@@ -66,157 +63,87 @@ def run(
     budgets, every device keeps within its own, and results are written as they come. Running the
     same command again does what is missing.
     """
-    volumes = options.parse_volumes(volume)
-    bare = Bare(
-        inputs=inputs,
-        outputs=outputs,
-        devices=devices,
-        budget=budget,
-        fragments=fragments,
-        mode=mode,
-        policy=policy,
-        residency=residency,
-    )
-    how = How(
-        enforce=enforce,
-        relay=relay,
-        threads=threads,
-        task_seconds=task_seconds,
-        work=work,
-        keep=keep,
-        log_level=log_level,
-        verify=verify,
-        tolerance=tolerance,
-    )
-    show = Show(progress=progress, quiet=quiet, report=report)
-    manifests = bare.manifests(files[0]) if options.is_model(files) else bare.refuse_for(files)
-    raise typer.Exit(run_manifests(manifests, volumes, files, how, show))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bare:
-    """The options that go with a bare model; with manifests, those say it all."""
-
-    inputs: Path | None
-    outputs: Path | None
-    devices: int | None
-    budget: list[str] | None
-    fragments: int | None
-    mode: Mode | None
-    policy: Policy | None
-    residency: Residency | None
-
-    def manifests(self, model: Path) -> "Manifests":
-        """What `shoal run MODEL.onnx` stands for."""
-        from shoal_cli.local.orders import bare_manifests
-
-        for name, value in (("--inputs", self.inputs), ("--outputs", self.outputs)):
-            if value is None:
-                raise typer.BadParameter(f"a bare model needs {name} PATH")
-        assert self.inputs is not None
-        assert self.outputs is not None
-        return bare_manifests(
-            model,
-            inputs=self.inputs,
-            outputs=self.outputs,
-            budgets=self._budgets(),
-            fragments=self.fragments,
-            residency=(self.residency or Residency.ADAPTIVE).value,
-            policy=(self.policy or Policy.MABAC).value,
-            mode=(self.mode or Mode.STREAMING).value,
-        )
-
-    def refuse_for(self, files: Sequence[Path]) -> "Manifests":
-        """The manifests; none of these options may be given with them."""
-        for each in fields(self):
-            if getattr(self, each.name) is not None:
-                raise typer.BadParameter(
-                    f"--{each.name} goes with a bare .onnx model; manifests say it themselves"
-                )
-        return options.load_files(files)
-
-    def _budgets(self) -> list[int]:
-        sizes = [_budget(text) for text in self.budget or ["64Mi"]]
-        if len(sizes) == 1:
-            return sizes * (self.devices or 3)
-        if self.devices not in (None, len(sizes)):
-            raise typer.BadParameter(
-                f"--devices {self.devices}, but --budget is given {len(sizes)} times"
-            )
-        return sizes
-
-
-def _budget(text: str) -> int:
-    """What a device of a manifest may have as `memory`."""
-    size = options.parse_size(text, "--budget")
-    if not 1 << 20 <= size <= 16 << 40:
-        raise typer.BadParameter(f"--budget {text}: a device has from 1Mi to 16Ti")
-    return size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class How:
-    """How to run, and in which folder; None is the default one."""
-
-    enforce: Enforce
-    relay: bool
-    threads: int | None
-    task_seconds: float
-    work: Path | None
-    keep: bool
-    log_level: options.LogLevel
-    verify: bool
-    tolerance: float
-
-    def run_options(self) -> "RunOptions":
-        from shoal_cli.local.runner import RunOptions
-
-        return RunOptions(
-            enforce=self.enforce,
-            relay=self.relay,
-            verify=self.verify,
-            tolerance=self.tolerance,
-            threads=self.threads,
-            task_seconds=self.task_seconds,
-            log_level=self.log_level.value,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Show:
-    """What a run shows, and where its report goes."""
-
-    progress: options.ProgressKind
-    quiet: bool
-    report: Path | None
-
-
-def run_manifests(
-    manifests: "Manifests", volumes: dict[str, Path], files: Sequence[Path], how: How, show: Show
-) -> int:
-    """Run what the manifests ask for, in a work folder that is kept or not; the exit status."""
     from shoal_cli.local import remote
-    from shoal_cli.local.orders import read_orders
+    from shoal_cli.local.orders import bare_manifests, read_orders
+    from shoal_cli.local.pool import RunOptions
     from shoal_cli.local.workspace import default_work_folder
 
-    if show.report is not None:
-        _check_report(show.report)
-    folder = how.work or default_work_folder(files[0].resolve().stem or "stdin", files)
-    brought = asyncio.run(remote.bring(manifests, folder, _say))
+    volumes = options.parse_volumes(volume)
+    if options.is_model(files):
+        manifests = bare_manifests(
+            files[0],
+            inputs=_needed(inputs, "--inputs"),
+            outputs=_needed(outputs, "--outputs"),
+            budgets=_budgets(budget or ["64Mi"], devices),
+            fragments=fragments,
+            residency=residency or Residency.ADAPTIVE,
+            policy=policy or Policy.MABAC,
+            mode=mode or Mode.STREAMING,
+        )
+    else:
+        _refuse_with_manifests(
+            inputs=inputs,
+            outputs=outputs,
+            devices=devices,
+            budget=budget,
+            fragments=fragments,
+            mode=mode,
+            policy=policy,
+            residency=residency,
+        )
+        manifests = options.load_files(files)
+    if report is not None:
+        _check_report(report)
+    folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
+    brought = asyncio.run(remote.bring(manifests, folder, options.note))
     orders = read_orders(brought.manifests, volumes)
+    how = RunOptions(
+        enforce=enforce,
+        relay=relay,
+        verify=verify,
+        tolerance=tolerance,
+        threads=threads,
+        task_seconds=task_seconds,
+        log_level=log_level,
+    )
     try:
-        status = execute(orders, folder, how, show)
+        ran = _execute(orders, folder, how, None if quiet else progress)
+        status = _finish(ran, report, quiet=quiet, logs_stay=keep)
         if status != INTERRUPTED:
-            asyncio.run(remote.deliver(brought, _say))
-        return status
+            asyncio.run(remote.deliver(brought, options.note))
+        raise typer.Exit(status)
     finally:
-        if not how.keep:
+        if not keep:
             for name in ("store", "cache", "state", "logs"):
                 shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
+def _needed(path: Path | None, option: str) -> Path:
+    if path is None:
+        raise typer.BadParameter(f"a bare model needs {option} PATH")
+    return path
+
+
+def _refuse_with_manifests(**bare: object) -> None:
+    """Manifests say all that the options of a bare model say."""
+    for name, value in bare.items():
+        if value is not None:
+            raise typer.BadParameter(
+                f"--{name} goes with a bare .onnx model; manifests say it themselves"
+            )
+
+
+def _budgets(texts: list[str], devices: int | None) -> list[int]:
+    sizes = []
+    for text in texts:
+        sizes.append(options.parse_size(text, "--budget"))
+        if not 1 << 20 <= sizes[-1] <= 16 << 40:
+            raise typer.BadParameter(f"--budget {text}: a device has from 1Mi to 16Ti")
+    if len(sizes) == 1:
+        return sizes * (devices or 3)
+    if devices not in (None, len(sizes)):
+        raise typer.BadParameter(f"--devices {devices}, but --budget is given {len(sizes)} times")
+    return sizes
 
 
 def _check_report(path: Path) -> None:
@@ -228,13 +155,12 @@ def _check_report(path: Path) -> None:
         raise typer.BadParameter(f"--report {path}: {path.parent} cannot be written")
 
 
-def execute(orders: "Orders", folder: Path, how: How, show: Show) -> int:
-    """Run, print, report; the exit status."""
+def _execute(
+    orders: "Orders", folder: Path, how: "RunOptions", progress: options.ProgressKind | None
+) -> "RunReport":
     from rich.console import Console
 
     from shoal_cli.commands.progress import choose_progress
-    from shoal_cli.commands.tables import output, print_summary
-    from shoal_cli.local.report import write_report
     from shoal_cli.local.runner import run_orders
     from shoal_cli.local.workspace import open_workspace
 
@@ -243,24 +169,29 @@ def execute(orders: "Orders", folder: Path, how: How, show: Show) -> int:
             "nothing to run: there is no InferenceJob that is not suspended; "
             "`shoal plan` shows placements"
         )
-    observer = choose_progress(show.progress.value, quiet=show.quiet, console=Console(stderr=True))
+    observer = choose_progress(progress, Console(stderr=True))
     for note in orders.notes:
         observer.note(note)
     with open_workspace(folder) as workspace:
-        report = asyncio.run(run_orders(orders, workspace, how.run_options(), observer))
-    if not show.quiet:
-        print_summary(output(), report, logs_stay=how.keep)
-    if show.report is not None:
-        write_report(report, show.report)
+        return asyncio.run(run_orders(orders, workspace, how, observer))
+
+
+def _finish(report: "RunReport", path: Path | None, *, quiet: bool, logs_stay: bool) -> int:
+    """Print and write what the run did; the exit status."""
+    from shoal_cli.commands.tables import output, print_summary
+    from shoal_cli.local.report import write_report
+
+    if not quiet:
+        print_summary(output(), report, logs_stay=logs_stay)
+    if path is not None:
+        write_report(report, path)
     if report.interrupted:
-        typer.echo(_resume_line(report), err=True)
+        done = sum(job.succeeded for job in report.jobs)
+        total = sum(job.items for job in report.jobs)
+        options.note(
+            f"interrupted with {done} of {total} items done; run the same command again to resume"
+        )
         return INTERRUPTED
     if any(job.state == "Failed" and not job.items for job in report.jobs):
         return 2  # its inputs or outputs were refused: not one item was begun
     return 0 if report.succeeded else 1
-
-
-def _resume_line(report: "RunReport") -> str:
-    done = sum(job.succeeded for job in report.jobs)
-    total = sum(job.items for job in report.jobs)
-    return f"interrupted with {done} of {total} items done; run the same command again to resume"

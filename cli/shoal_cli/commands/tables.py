@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.status import Status
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from shoal_cli.local.report import DeviceReport, JobReport, RunReport, TierHits, Verification
@@ -76,22 +76,15 @@ def _print_verification(console: Console, job: JobReport, devices: Sequence[Devi
 
 def job_table(jobs: Sequence[JobReport], width: int) -> Table:
     """One row per job; what is nothing for all of them has no column."""
-    columns: list[tuple[str, Callable[[JobReport], str | Text]]] = [
+    columns: Columns[JobReport] = [
         ("items", lambda job: f"{job.succeeded}/{job.items}"),
-    ]
-    if any(job.resumed for job in jobs):
-        columns.append(("before", lambda job: str(job.resumed)))
-    if any(job.failed for job in jobs):
-        columns.append(("failed", lambda job: str(job.failed)))
-    if any(job.retries for job in jobs):
-        columns.append(("retries", lambda job: str(job.retries)))
-    columns += [
+        *_counts(jobs, before="resumed", failed="failed", retries="retries"),
         ("items/s", lambda job: f"{job.items_per_second:.3g}" if job.items_per_second else "-"),
         ("p50", lambda job: _latency(job.latency.p50_seconds)),
         ("p90", lambda job: _latency(job.latency.p90_seconds)),
         ("p99", lambda job: _latency(job.latency.p99_seconds)),
     ]
-    names: list[tuple[str, Callable[[JobReport], str | Text]]] = [
+    names: Columns[JobReport] = [
         ("job", lambda job: job.name),
         ("state", lambda job: Text(job.state, style="green" if job.complete else "red")),
     ]
@@ -100,26 +93,35 @@ def job_table(jobs: Sequence[JobReport], width: int) -> Table:
 
 def device_table(devices: Sequence[DeviceReport], width: int) -> Table:
     """One row per device: memory against budget, work, bytes."""
-    columns: list[tuple[str, Callable[[DeviceReport], str | Text]]] = [
+    columns: Columns[DeviceReport] = [
         ("floor", lambda device: format_bytes(device.floor_bytes)),
         ("peak of budget", _peak),
         ("loads", lambda device: str(device.loads)),
-    ]
-    if any(device.evictions for device in devices):
-        columns.append(("evicted", lambda device: str(device.evictions)))
-    columns += [
+        *_counts(devices, evicted="evictions"),
         ("tiers 1-4", lambda device: format_tiers(device.tier_hits)),
         ("moved", lambda device: format_bytes(device.sent_bytes + device.received_bytes)),
         ("fetched", lambda device: format_bytes(device.fetched_bytes)),
+        *_counts(devices, died="restarts"),
     ]
-    if any(device.restarts for device in devices):
-        columns.append(("died", lambda device: str(device.restarts)))
-    names: list[tuple[str, Callable[[DeviceReport], str | Text]]] = [
+    names: Columns[DeviceReport] = [
         ("device", lambda device: device.name),
         ("has", _fragments),
     ]
     spare = ("fetched", "moved", "floor", "tiers 1-4", "loads", "evicted")
     return _fitting(devices, names, columns, width, spare=spare)
+
+
+def _counts(rows: Sequence[R], **fields: str) -> Columns[R]:
+    """Columns of counts, by heading; none for one that is zero in every row."""
+
+    def column(heading: str, field: str) -> tuple[str, Callable[[R], str]]:
+        return heading, lambda row: str(getattr(row, field))
+
+    return [
+        column(heading, field)
+        for heading, field in fields.items()
+        if any(getattr(row, field) for row in rows)
+    ]
 
 
 def _fitting(
@@ -131,11 +133,10 @@ def _fitting(
     """
     left = list(numbers)
     for heading in (*spare, ""):
-        table = _table()
-        for name, _ in names:
-            table.add_column(name, overflow="fold")
-        for number, _ in left:
-            table.add_column(number, justify="right", no_wrap=True)
+        table = plain_table(
+            *(Column(name, overflow="fold") for name, _ in names),
+            *(Column(name, justify="right", no_wrap=True) for name, _ in left),
+        )
         for row in rows:
             table.add_row(*(show(row) for _, show in (*names, *left)))
         if Measurement.get(_WIDE, _WIDE.options, table).maximum <= width:
@@ -162,11 +163,8 @@ def _peak(device: DeviceReport) -> Text:
 def partition_table(partition: PartitionDocument) -> RenderableType:
     """One row per fragment, then what crosses each boundary, then the balance."""
     title = f"{len(partition.fragments)} fragments of {partition.model_digest[:19]}"
-    fragments = _table()
-    fragments.add_column("#", justify="right")
-    for heading in ("nodes", "weights", "resident", "FLOPs"):
-        fragments.add_column(heading, justify="right")
-    fragments.add_column("digest")
+    numbers = ("#", "nodes", "weights", "resident", "FLOPs")
+    fragments = plain_table(*(Column(each, justify="right") for each in numbers), "digest")
     for fragment in partition.fragments:
         fragments.add_row(
             str(fragment.index),
@@ -176,11 +174,12 @@ def partition_table(partition: PartitionDocument) -> RenderableType:
             format_count(fragment.flops),
             fragment.digest[:19],
         )
-    boundaries = _table()
-    for heading in ("from", "to"):
-        boundaries.add_column(heading)
-    boundaries.add_column("bytes per item", justify="right")
-    boundaries.add_column("tensors", overflow="ellipsis", max_width=60, no_wrap=True)
+    boundaries = plain_table(
+        "from",
+        "to",
+        Column("bytes per item", justify="right"),
+        Column("tensors", overflow="ellipsis", max_width=60, no_wrap=True),
+    )
     for edge in partition.edges:
         size = "unknown" if edge.bytes_per_item is None else format_bytes(edge.bytes_per_item)
         boundaries.add_row(
@@ -189,16 +188,16 @@ def partition_table(partition: PartitionDocument) -> RenderableType:
             size,
             ", ".join(edge.tensors),
         )
-    balance = Text(balance_line(partition.fragments))
-    crossing = titled("Boundaries", boundaries)
-    return Group(titled(title, fragments), Text(), crossing, Text(), balance)
+    return Group(
+        *(titled(title, fragments), Text()),
+        *(titled("Boundaries", boundaries), Text()),
+        Text(balance_line(partition.fragments)),
+    )
 
 
 def inspection_table(name: str, profile: Profile) -> RenderableType:
     """What a model is, and what it takes and gives."""
-    facts = _table()
-    facts.add_column("")
-    facts.add_column("")
+    facts = plain_table("", "")
     for label, value in (
         ("digest", profile.digest),
         ("size", format_bytes(profile.size_bytes)),
@@ -208,9 +207,7 @@ def inspection_table(name: str, profile: Profile) -> RenderableType:
         ("FLOPs per item", format_count(profile.flops)),
     ):
         facts.add_row(label, value)
-    tensors = _table()
-    for heading in ("", "name", "type", "shape"):
-        tensors.add_column(heading)
+    tensors = plain_table("", "name", "type", "shape")
     for label, specs in (("input", profile.inputs), ("output", profile.outputs)):
         for spec in specs:
             axes = ("?" if axis is None else str(axis) for axis in spec.shape or ("...",))
@@ -222,10 +219,14 @@ def plan_table(name: str, plan: Plan) -> RenderableType:
     """What `explain` says of a plan, under the name of what was planned."""
     shown: list[RenderableType] = []
     for explained in explain(plan):
-        table = _table()
-        for heading in explained.headings:
-            is_number = heading in explained.numbers
-            table.add_column(heading, justify="right" if is_number else "left", no_wrap=is_number)
+        table = plain_table(
+            *(
+                Column(heading, justify="right", no_wrap=True)
+                if heading in explained.numbers
+                else heading
+                for heading in explained.headings
+            )
+        )
         for row in explained.rows:
             table.add_row(*row)
         shown += [Text(), titled(explained.title, table)]
@@ -275,8 +276,9 @@ def titled(title: str, table: Table) -> RenderableType:
     return Group(Text(title, style="bold"), table)
 
 
-def _table() -> Table:
-    return Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+def plain_table(*columns: Column | str) -> Table:
+    """A table with a line below its headings, and no other."""
+    return Table(*columns, box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
 
 
 def _ratio(sizes: Sequence[int]) -> str:
@@ -330,9 +332,9 @@ def _enforcement_line(report: RunReport) -> Text:
     else:
         line = f"budgets: enforced by {report.enforcement.mode}, limit = floor + budget"
         line += f"; {kills} out-of-memory kills"
-    if not all(device.within_budget for device in report.devices):
-        return Text(line, style="red" if kills else "")
-    return Text(f"{line}; every device inside its budget", style="red" if kills else "")
+    if all(device.within_budget for device in report.devices):
+        line += "; every device inside its budget"
+    return Text(line, style="red" if kills else "")
 
 
 def over_budget_line(device: DeviceReport) -> str:
@@ -363,9 +365,7 @@ def _verification_line(verification: Verification, devices: Sequence[DeviceRepor
         line += f"; {verification.mismatched} items cannot be compared (first: {first})"
     if not verification.passed:
         line += f"\nDIFFERENT: more than the tolerance of {verification.tolerance:g}"
-    budgets = [device.budget_bytes for device in devices]
-    if budgets:
-        largest = max(budgets)
+    if largest := max((device.budget_bytes for device in devices), default=0):
         over = verification.peak_bytes > largest
         relation = "more than every budget" if over else "within a budget"
         line += f"\nwhole model in one process: {whole} above its floor, {relation}"

@@ -73,8 +73,7 @@ class Hierarchy:
 
     @property
     def parents(self) -> tuple[Path, ...]:
-        """Every parent once, memory first."""
-        return tuple(dict.fromkeys(path for path in (self.memory, self.cpu) if path is not None))
+        return _once(self.memory, self.cpu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +87,8 @@ class Unavailable:
 class Pressure:
     """What the kernel counted: times at the limit, and processes that it killed there."""
 
-    failures: int
-    out_of_memory_kills: int
+    failures: int = 0
+    out_of_memory_kills: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +101,7 @@ class DeviceGroup:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return tuple(dict.fromkeys(path for path in (self.memory, self.cpu) if path is not None))
+        return _once(self.memory, self.cpu)
 
     def enter(self, command: Sequence[str]) -> list[str]:
         """The command, started inside the group: its first page is charged here already."""
@@ -134,24 +133,17 @@ class DeviceGroup:
 
     def pressure(self) -> Pressure:
         """The kernel's counters so far; zeros once the group is gone."""
-        try:
-            if self.version == 2:
-                events = _counters((self.memory / "memory.events").read_text())
-                return Pressure(
-                    failures=events.get("max", 0), out_of_memory_kills=events.get("oom_kill", 0)
-                )
-            failures = int((self.memory / "memory.failcnt").read_text())
-            control = _counters((self.memory / "memory.oom_control").read_text())
-            return Pressure(failures=failures, out_of_memory_kills=control.get("oom_kill", 0))
-        except FileNotFoundError:
-            return Pressure(failures=0, out_of_memory_kills=0)
+        if self.version == 2:
+            events = _counters(self.memory / "memory.events")
+            failures = events.get("max", 0)
+        else:
+            events = _counters(self.memory / "memory.oom_control")
+            failures = int("".join(_words(self.memory / "memory.failcnt")) or 0)
+        return Pressure(failures=failures, out_of_memory_kills=events.get("oom_kill", 0))
 
     def processes(self) -> tuple[int, ...]:
         """Processes in the group now."""
-        try:
-            return tuple(map(int, (self.memory / "cgroup.procs").read_text().split()))
-        except FileNotFoundError:
-            return ()
+        return tuple(map(int, _words(self.memory / "cgroup.procs")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,30 +159,30 @@ class RunGroups:
 
     def create(self, device: str) -> DeviceGroup:
         """Make the group of a device, and the run's own above it."""
-        # A prefix, since the kernel's own files are called memory.max and the like.
-        name = f"agent-{device}"
         for root in self.roots:
             root.mkdir(exist_ok=True)
             if self.hierarchy.version == 2:
                 self._prepare(root)
-            (root / name).mkdir(exist_ok=True)
-        cpu = self.hierarchy.cpu
-        run = f"{_PREFIX}{self.run}"
-        return DeviceGroup(
+        # A prefix, since the kernel's own files are called memory.max and the like.
+        path, cpu = f"{_PREFIX}{self.run}/agent-{device}", self.hierarchy.cpu
+        group = DeviceGroup(
             version=self.hierarchy.version,
-            memory=self.hierarchy.memory / run / name,
-            cpu=None if cpu is None else cpu / run / name,
+            memory=self.hierarchy.memory / path,
+            cpu=None if cpu is None else cpu / path,
         )
+        for folder in group.folders:
+            folder.mkdir(exist_ok=True)
+        return group
 
     def remove(self) -> None:
         """Remove every group of the run, whose processes are gone; the kernel may lag."""
         for root in self.roots:
             deadline = time.monotonic() + _REMOVE_TIMEOUT_SECONDS
             for group in root.glob("agent-*"):
-                _remove_group(group, deadline=deadline)
+                _remove_group(group, deadline)
             if self.hierarchy.version == 2 and root.is_dir():
                 self._undo(root)
-            _remove_tree(root, deadline=deadline)
+            _remove_tree(root, deadline)
 
     def _prepare(self, root: Path) -> None:
         """v2: have the run's group, and PARENT above it, hand the controllers down."""
@@ -235,17 +227,12 @@ def open_groups(run: str) -> RunGroups | Unavailable:
             capture_output=True,
             timeout=_PROBE_TIMEOUT_SECONDS,
         )
-    except OSError as error:
+    except (OSError, subprocess.SubprocessError) as error:
         groups.remove()
-        return Unavailable(
-            reason=f"cgroup {hierarchy.memory} not writable: {error.strerror}{_way_out(hierarchy)}"
-        )
-    except subprocess.SubprocessError:
-        groups.remove()
-        return Unavailable(
-            reason=f"no process may be put into a cgroup below {hierarchy.memory}"
-            f"{_way_out(hierarchy)}"
-        )
+        reason = f"no process may be put into a cgroup below {hierarchy.memory}"
+        if isinstance(error, OSError):
+            reason = f"cgroup {hierarchy.memory} not writable: {error.strerror}"
+        return Unavailable(reason=reason + _way_out(hierarchy))
     for folder in probe.folders:
         folder.rmdir()
     return groups
@@ -271,7 +258,8 @@ def find_hierarchy(mounts: str, membership: str) -> Hierarchy | Unavailable:
         before, separator, after = line.partition(" - ")
         if not separator:
             continue
-        root, point = (_unescape(field) for field in before.split()[3:5])
+        # A space is written as `\040` there.
+        root, point = (field.replace("\\040", " ") for field in before.split()[3:5])
         kind, _, options = [*after.split(), "", ""][:3]
         if kind == "cgroup":
             for controller in {"memory", "cpu"} & set(options.split(",")):
@@ -290,7 +278,7 @@ def sweep(hierarchy: Hierarchy) -> None:
     for parent in hierarchy.parents:
         for root in parent.glob(f"{_PREFIX}*-*"):
             if not run_is_alive(root.name.removeprefix(_PREFIX)):
-                _remove_tree(root, deadline=time.monotonic())
+                _remove_tree(root, time.monotonic())
 
 
 def run_name() -> str:
@@ -320,32 +308,32 @@ def _v2_hierarchy(own: Path) -> Hierarchy | Unavailable:
     # The kernel's root group has no type.
     is_root = (own / "cgroup.controllers").exists() and not (own / "cgroup.type").exists()
     alone = _words(own / "cgroup.procs") == [str(os.getpid())]
-    if "memory" in controllers and (alone or is_root):
-        return _v2_parent(own, controllers, hands_down=False, occupied=not is_root)
-    for folder in own.parents:
-        handed_down = _words(folder / "cgroup.subtree_control")
-        if "memory" in handed_down:
-            return _v2_parent(folder, handed_down, hands_down=True, occupied=False)
-    if is_root:
-        return Unavailable(
-            reason="the kernel has no memory controller (on a Raspberry Pi: "
-            "cgroup_enable=memory on its command line)"
-        )
-    return Unavailable(reason=f"the memory controller is not handed down to {own}")
-
-
-def _v2_parent(
-    folder: Path, controllers: Sequence[str], *, hands_down: bool, occupied: bool
-) -> Hierarchy:
+    here = "memory" in controllers and (alone or is_root)
+    parent = own
+    if not here:
+        for parent in own.parents:
+            controllers = _words(parent / "cgroup.subtree_control")
+            if "memory" in controllers:
+                break
+        else:
+            reason = f"the memory controller is not handed down to {own}"
+            if is_root:
+                reason = "the kernel has no memory controller (on a Raspberry Pi: "
+                reason += "cgroup_enable=memory on its command line)"
+            return Unavailable(reason=reason)
     wanted = tuple(each for each in ("memory", "cpu") if each in controllers)
     return Hierarchy(
         version=2,
-        memory=folder,
-        cpu=folder if "cpu" in wanted else None,
+        memory=parent,
+        cpu=parent if "cpu" in wanted else None,
         controllers=wanted,
-        hands_down=hands_down,
-        occupied=occupied,
+        hands_down=not here,
+        occupied=here and not is_root,
     )
+
+
+def _once(memory: Path, cpu: Path | None) -> tuple[Path, ...]:
+    return (memory,) if cpu in (None, memory) else (memory, cpu)
 
 
 def _words(file: Path) -> list[str]:
@@ -368,39 +356,29 @@ def _membership(text: str) -> Mapping[str, str]:
 
 def _inside(point: Path, root: str, path: str) -> Path:
     """The folder of group `path` in a mount that shows the hierarchy from `root` on."""
-    try:
-        return point / Path(path).relative_to(root)
-    except ValueError:
-        return (
-            point  # the group lies outside of what is mounted here (a container): start at its top
-        )
+    inside = Path(path).is_relative_to(root)  # else, in a container, start at the mount's top
+    return point / Path(path).relative_to(root) if inside else point
 
 
-def _unescape(field: str) -> str:
-    """mountinfo writes a space as `\\040`."""
-    return field.replace("\\040", " ")
+def _counters(file: Path) -> dict[str, int]:
+    """Names and numbers, in turn."""
+    words = _words(file)
+    return dict(zip(words[::2], map(int, words[1::2]), strict=False))
 
 
-def _counters(text: str) -> dict[str, int]:
-    pairs = (line.split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
-
-
-def _remove_tree(root: Path, *, deadline: float) -> None:
+def _remove_tree(root: Path, deadline: float) -> None:
     """Remove a group and those in it, trying until the deadline while processes are leaving."""
     if not root.is_dir():
         return
     for child in [*(path for path in root.iterdir() if path.is_dir()), root]:
-        _remove_group(child, deadline=deadline)
+        _remove_group(child, deadline)
 
 
-def _remove_group(group: Path, *, deadline: float) -> None:
+def _remove_group(group: Path, deadline: float) -> None:
     while True:
         try:
-            group.rmdir()
+            return group.rmdir()
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() >= deadline:
-                return
+                return None
             time.sleep(0.01)
-        else:
-            return

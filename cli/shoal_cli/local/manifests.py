@@ -6,7 +6,7 @@ only a cluster uses is noted once.
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -15,6 +15,7 @@ from shoal_api.schema import API_VERSION, GROUP, parse
 from shoal_api.shapes import Path as FieldPath
 from shoal_api.shapes import did_you_mean, path_text
 from shoal_cli.local.yaml_documents import MAX_BYTES, YamlDocument, YamlRefused, read_documents
+from shoal_cli.transfer.places import redacted
 
 STDIN: Final = Path("-")
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
@@ -49,13 +50,8 @@ class ManifestError:
     message: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self._place(), self._what()) if part)
-
-    def _place(self) -> str:
-        return f"{self.file}:{self.line}" if self.line else self.file
-
-    def _what(self) -> str:
-        return ": ".join(part for part in (self.subject, self.field, self.message) if part)
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return ": ".join(filter(None, (place, self.subject, self.field, self.message)))
 
 
 class ManifestErrors(Exception):
@@ -63,7 +59,7 @@ class ManifestErrors(Exception):
 
     def __init__(self, errors: Iterable[ManifestError]) -> None:
         self.errors = tuple(sorted(errors))
-        super().__init__("\n".join(str(error) for error in self.errors))
+        super().__init__(redacted("\n".join(str(error) for error in self.errors)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +87,19 @@ def load_manifests(paths: Sequence[Path]) -> Manifests:
     loading = _Loading()
     for file in _files(paths, loading.errors):
         loading.read(file)
-    loading.check_references()
     if not loading.errors and not loading.objects:
         where = ", ".join(str(path) for path in paths) or "no file"
         message = f"has no object of {GROUP}; a manifest starts with apiVersion: {API_VERSION}"
         loading.errors.append(ManifestError(file=where, line=0, message=message))
-    if loading.errors:
-        raise ManifestErrors(loading.errors)
+    return loading.result()
+
+
+def manifests_of(source: str, values: Iterable[object]) -> Manifests:
+    """Parse documents that were made here, of the `source` to name in errors, without lines."""
+    loading = _Loading()
+    for value in values:
+        document = YamlDocument(value=value, lines={(): 0})
+        loading.take(_Origin(file=source, folder=Path.cwd(), document=document))
     return loading.result()
 
 
@@ -156,19 +158,16 @@ class _Loading:
         label = "<stdin>" if file == STDIN else str(file)
         folder = Path.cwd() if file == STDIN else file.parent.absolute()
         try:
-            documents = read_documents(_read(file))
+            for document in read_documents(_read(file)):
+                self.take(_Origin(file=label, folder=folder, document=document))
         except OSError as error:
             message = f"cannot be read: {error.strerror or error}"
             self.errors.append(ManifestError(file=label, line=0, message=message))
-            return
         except YamlRefused as refused:
-            message = refused.message
-            self.errors.append(ManifestError(file=label, line=refused.line, message=message))
-            return
-        for document in documents:
-            self._take(_Origin(file=label, folder=folder, document=document))
+            error_here = ManifestError(file=label, line=refused.line, message=refused.message)
+            self.errors.append(error_here)
 
-    def _take(self, origin: _Origin) -> None:
+    def take(self, origin: _Origin) -> None:
         """Parse a document as the kind that it says it is; skip what is not Shoal's."""
         value = origin.document.value
         if not isinstance(value, dict):
@@ -182,12 +181,10 @@ class _Loading:
             return
         if not self._is_ours(version, kind, origin):
             return
-        name = _name_in(value)
-        subject = f"{kind} {name}" if name else kind
-        origin = _Origin(
-            file=origin.file, folder=origin.folder, document=origin.document, subject=subject
-        )
-        if name:
+        name = _given(value, ("metadata", "name"))
+        subject = f"{kind} {name}" if name and isinstance(name, str) else kind
+        origin = replace(origin, subject=subject)
+        if name and isinstance(name, str):
             self._note_name(kind, name, origin)
         parsed = parse(KINDS[kind].cls, value)
         if isinstance(parsed, tuple):
@@ -229,16 +226,12 @@ class _Loading:
             self.errors.append(origin.error(("metadata", "name"), message))
 
     def _note_cluster_only(self, kind: str, value: dict[str, object], subject: str) -> None:
-        fields = [
-            path_text(path)
-            for of, path in _CLUSTER_ONLY
-            if of == kind and _given(value, path) is not None
-        ]
+        paths = (path for of, path in _CLUSTER_ONLY if of == kind)
+        fields = ", ".join(path_text(path) for path in paths if _given(value, path) is not None)
         if fields:
-            self.notes[f"{subject}: {', '.join(fields)}: for a cluster; ignored here"] = None
+            self.notes[f"{subject}: {fields}: for a cluster; ignored here"] = None
 
-    def check_references(self) -> None:
-        """That each object that is named is there."""
+    def _check_references(self) -> None:
         for origin in self.seen.values():
             for field_name, kind in _REFERENCES.items():
                 path: FieldPath = ("spec", field_name, "name")
@@ -250,6 +243,11 @@ class _Loading:
                     self.errors.append(origin.error(path, message))
 
     def result(self) -> Manifests:
+        """All objects; raises `ManifestErrors`, also for references to objects that do not
+        exist."""
+        self._check_references()
+        if self.errors:
+            raise ManifestErrors(self.errors)
         return Manifests(
             models=self._of(Model),
             pools=self._of(DevicePool),
@@ -272,8 +270,3 @@ def _given(value: object, path: FieldPath) -> object:
             return None
         value = value.get(step)
     return value
-
-
-def _name_in(value: dict[str, object]) -> str:
-    name = _given(value, ("metadata", "name"))
-    return name if isinstance(name, str) else ""

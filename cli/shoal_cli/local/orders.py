@@ -1,30 +1,33 @@
-"""What manifests ask for, in local terms: which file is cut how, which devices there are, where
-files are.
+"""What manifests ask for, in local terms: which file is cut how, on which devices, and where files
+are.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-from shoal_api.kinds import DevicePool, InferenceJob, Model, Partition, Placement
-from shoal_api.kinds.device_pool import DevicePoolSpec, LocalDevice
+from shoal_api.kinds import DevicePool, InferenceJob, Placement
+from shoal_api.kinds.device_pool import LocalDevice
+from shoal_api.kinds.partition import PartitionSpec
 from shoal_api.kinds.placement import Pin
-from shoal_api.schema import API_VERSION, parse
-from shoal_cli.local.manifests import Manifests
-from shoal_cli.transfer.local_paths import resolve_uri
+from shoal_api.schema import API_VERSION
+from shoal_cli.local.manifests import Manifests, manifests_of
+from shoal_cli.transfer.addresses import resolve_uri
 from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, PoolDevice
-from shoal_protocol.choices import Objective, Residency
+from shoal_protocol.choices import Mode, Objective, Policy, Residency
 from shoal_protocol.units import Nanoseconds
 
 BARE_POOL: Final = "local"
 _MILLICPUS: Final = 1000
 
-K = TypeVar("K", Model, DevicePool, Partition, InferenceJob)
-
 
 class OrderRefused(Exception):
     """The manifests are sound, but local mode cannot do what they ask. The text says what to do."""
+
+
+class JobRefused(Exception):
+    """A job that cannot begin: its inputs or outputs, or the coordinator, refuse it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,24 +42,24 @@ class CutOrder:
     name: str
     model: str
     path: Path
-    digest: str | None
-    shapes: Mapping[str, tuple[int, ...]]
-    sample: Path | None
-    fragments: int | None
-    max_bytes: int | None
-    tensors: tuple[str, ...]
-    budgets: tuple[int, ...]
+    digest: str | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sample: Path | None = None
+    fragments: int | None = None
+    max_bytes: int | None = None
+    tensors: tuple[str, ...] = ()
+    budgets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOrder:
-    """A partition to be placed on a pool."""
+    """A partition to be placed on a pool, whose `devices` this machine pretends to be."""
 
     cut: CutOrder
     pool: DevicePool
     devices: tuple[LocalDevice, ...]
     objective: Objective
-    pins: tuple[Pin, ...]
+    pins: tuple[Pin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +78,7 @@ class JobOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """Everything asked for: jobs to run, placements to show, and what the user is to be told."""
+    """Everything asked for: jobs to run, placements to show, and notes for the user."""
 
     jobs: tuple[JobOrder, ...]
     placements: tuple[tuple[str, PlanOrder], ...]
@@ -84,21 +87,15 @@ class Orders:
 
 def read_orders(manifests: Manifests, volumes: Mapping[str, Path]) -> Orders:
     """Follow every reference and address. Raises `OrderRefused` or `AddressRefused`."""
-    jobs = [job for job in manifests.jobs.values() if not job.spec.suspend]
-    notes = list(manifests.notes)
-    notes += [
-        f"InferenceJob {name}: suspended, not run"
-        for name, job in manifests.jobs.items()
-        if job.spec.suspend
-    ]
-    placements = [
-        (name, _placement_order(manifests, placement, volumes, sample=None))
-        for name, placement in manifests.placements.items()
-    ]
+    reader = _Reader(manifests, volumes)
+    jobs = manifests.jobs.values()
+    suspended = [job.metadata.name for job in jobs if job.spec.suspend]
+    notes = [f"InferenceJob {name}: suspended, not run" for name in suspended]
+    placements = manifests.placements.items()
     orders = Orders(
-        jobs=tuple(_job_order(manifests, job, volumes) for job in jobs),
-        placements=tuple(placements),
-        notes=tuple(notes),
+        placements=tuple((name, reader.placement(each, sample=None)) for name, each in placements),
+        jobs=tuple(reader.job(job) for job in jobs if not job.spec.suspend),
+        notes=(*manifests.notes, *notes),
     )
     _check_outputs(orders.jobs)
     return orders
@@ -111,140 +108,107 @@ def bare_manifests(  # noqa: PLR0913 - each is an option of `shoal run MODEL.onn
     outputs: Path,
     budgets: Sequence[int],
     fragments: int | None,
-    residency: str,
-    policy: str,
-    mode: str,
+    residency: Residency,
+    policy: Policy,
+    mode: Mode,
 ) -> Manifests:
     """The manifests that `shoal run MODEL.onnx` stands for."""
     name = _dns_label(model.stem)
-    spec: dict[str, object] = {"modelRef": {"name": name}}
-    if fragments is not None:
-        spec["fragments"] = fragments
     devices = [
         {"name": f"device-{number}", "memory": budget} for number, budget in enumerate(budgets, 1)
     ]
     pool = {
         "local": {"devices": devices},
         "budget": {"memory": max(budgets)},
-        "residency": residency,
+        "residency": residency.value,
     }
     job = {
         "partitionRef": {"name": name},
         "poolRef": {"name": BARE_POOL},
         "inputs": {"uri": inputs.absolute().as_uri()},
         "outputs": {"uri": outputs.absolute().as_uri()},
-        "policy": policy,
-        "mode": mode,
+        "policy": policy.value,
+        "mode": mode.value,
     }
-    source = {"source": {"uri": model.absolute().as_uri()}}
-    return Manifests(
-        models={name: _made(Model, name, source)},
-        pools={BARE_POOL: _made(DevicePool, BARE_POOL, pool)},
-        partitions={name: _made(Partition, name, spec)},
-        placements={},
-        jobs={name: _made(InferenceJob, name, job)},
-        notes=(),
-        folders={
-            (kind, named): Path.cwd()
-            for kind, named in (
-                ("Model", name),
-                ("Partition", name),
-                ("InferenceJob", name),
-                ("DevicePool", BARE_POOL),
-            )
-        },
-    )
-
-
-def _made(kind: type[K], name: str, spec: Mapping[str, object]) -> K:
-    document = {
-        "apiVersion": API_VERSION,
-        "kind": kind.__name__,
-        "metadata": {"name": name},
-        "spec": spec,
+    count = {} if fragments is None else {"fragments": fragments}
+    specs = {
+        ("Model", name): {"source": {"uri": model.absolute().as_uri()}},
+        ("Partition", name): {"modelRef": {"name": name}, **count},
+        ("DevicePool", BARE_POOL): pool,
+        ("InferenceJob", name): job,
     }
-    value = parse(kind, document)
-    if isinstance(value, tuple):
-        raise OrderRefused("; ".join(str(error) for error in value))
-    return value
-
-
-def _job_order(manifests: Manifests, job: InferenceJob, volumes: Mapping[str, Path]) -> JobOrder:
-    base = manifests.folder_of(job)
-    spec = job.spec
-    inputs = resolve_uri(spec.inputs.uri, base, volumes)
-    outputs = resolve_uri(spec.outputs.uri, base, volumes)
-    if spec.placement_ref is not None:
-        placement = manifests.placements[spec.placement_ref.name]
-        plan = _placement_order(manifests, placement, volumes, sample=inputs)
-        return JobOrder(job=job, plan=plan, inputs=inputs, outputs=outputs)
-    assert spec.pool_ref is not None, "the schema asks for it"
-    pool = manifests.pools[spec.pool_ref.name]
-    devices = _devices(pool)
-    if spec.partition_ref is not None:
-        partition = manifests.partitions[spec.partition_ref.name]
-        cut = _partition_order(manifests, partition, volumes, devices, sample=inputs)
-    else:
-        assert spec.model_ref is not None, "the schema asks for one of the three"
-        model = manifests.models[spec.model_ref.name]
-        name = f"{spec.model_ref.name}-{spec.pool_ref.name}"
-        cut = _cut_order(manifests, model, volumes, devices, name=name, sample=inputs, spec=None)
-    plan = PlanOrder(cut=cut, pool=pool, devices=devices, objective=spec.objective, pins=())
-    return JobOrder(job=job, plan=plan, inputs=inputs, outputs=outputs)
-
-
-def _placement_order(
-    manifests: Manifests, placement: Placement, volumes: Mapping[str, Path], *, sample: Path | None
-) -> PlanOrder:
-    pool = manifests.pools[placement.spec.pool_ref.name]
-    devices = _devices(pool)
-    partition = manifests.partitions[placement.spec.partition_ref.name]
-    cut = _partition_order(manifests, partition, volumes, devices, sample=sample)
-    return PlanOrder(
-        cut=cut,
-        pool=pool,
-        devices=devices,
-        objective=placement.spec.objective,
-        pins=placement.spec.pins,
+    return manifests_of(
+        str(model),
+        [
+            {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
+            for (kind, name), spec in specs.items()
+        ],
     )
 
 
-def _partition_order(
-    manifests: Manifests,
-    partition: Partition,
-    volumes: Mapping[str, Path],
-    devices: tuple[LocalDevice, ...],
-    *,
-    sample: Path | None,
-) -> CutOrder:
-    model = manifests.models[partition.spec.model_ref.name]
-    name = partition.metadata.name
-    return _cut_order(manifests, model, volumes, devices, name=name, sample=sample, spec=partition)
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    manifests: Manifests
+    volumes: Mapping[str, Path]
 
+    def job(self, job: InferenceJob) -> JobOrder:
+        base = self.manifests.folder_of(job)
+        inputs = resolve_uri(job.spec.inputs.uri, base, self.volumes)
+        outputs = resolve_uri(job.spec.outputs.uri, base, self.volumes)
+        return JobOrder(job=job, plan=self._plan(job, inputs), inputs=inputs, outputs=outputs)
 
-def _cut_order(  # noqa: PLR0913 - the parts of one value
-    manifests: Manifests,
-    model: Model,
-    volumes: Mapping[str, Path],
-    devices: tuple[LocalDevice, ...],
-    *,
-    name: str,
-    sample: Path | None,
-    spec: Partition | None,
-) -> CutOrder:
-    source = model.spec.source
-    return CutOrder(
-        name=name,
-        model=model.metadata.name,
-        path=resolve_uri(source.uri, manifests.folder_of(model), volumes),
-        digest=source.digest,
-        shapes={shape.input: shape.shape for shape in model.spec.shapes},
-        sample=sample,
-        fragments=None if spec is None else spec.spec.fragments,
-        max_bytes=None if spec is None else spec.spec.max_fragment_size,
-        tensors=() if spec is None else spec.spec.cuts or (),
-        budgets=tuple(device.memory for device in devices),
-    )
+    def _plan(self, job: InferenceJob, sample: Path) -> PlanOrder:
+        spec = job.spec
+        if spec.placement_ref is not None:
+            return self.placement(self.manifests.placements[spec.placement_ref.name], sample)
+        assert spec.pool_ref is not None, "the schema asks for it"
+        pool = self.manifests.pools[spec.pool_ref.name]
+        devices = _devices(pool)
+        if spec.partition_ref is not None:
+            cut = self._partition(spec.partition_ref.name, devices, sample)
+        else:
+            assert spec.model_ref is not None, "the schema asks for one of the three"
+            model = spec.model_ref.name
+            cut = self._cut(f"{model}-{spec.pool_ref.name}", model, None, devices, sample)
+        return PlanOrder(cut=cut, pool=pool, devices=devices, objective=spec.objective)
+
+    def placement(self, placement: Placement, sample: Path | None) -> PlanOrder:
+        spec = placement.spec
+        pool = self.manifests.pools[spec.pool_ref.name]
+        devices = _devices(pool)
+        cut = self._partition(spec.partition_ref.name, devices, sample)
+        return PlanOrder(
+            cut=cut, pool=pool, devices=devices, objective=spec.objective, pins=spec.pins
+        )
+
+    def _partition(
+        self, name: str, devices: tuple[LocalDevice, ...], sample: Path | None
+    ) -> CutOrder:
+        spec = self.manifests.partitions[name].spec
+        return self._cut(name, spec.model_ref.name, spec, devices, sample)
+
+    def _cut(
+        self,
+        name: str,
+        model_name: str,
+        spec: PartitionSpec | None,
+        devices: tuple[LocalDevice, ...],
+        sample: Path | None,
+    ) -> CutOrder:
+        model = self.manifests.models[model_name]
+        source = model.spec.source
+        return CutOrder(
+            name=name,
+            model=model_name,
+            path=resolve_uri(source.uri, self.manifests.folder_of(model), self.volumes),
+            digest=source.digest,
+            shapes={shape.input: shape.shape for shape in model.spec.shapes},
+            sample=sample,
+            fragments=None if spec is None else spec.fragments,
+            max_bytes=None if spec is None else spec.max_fragment_size,
+            tensors=() if spec is None else spec.cuts or (),
+            budgets=tuple(device.memory for device in devices),
+        )
 
 
 def _devices(pool: DevicePool) -> tuple[LocalDevice, ...]:
@@ -280,14 +244,13 @@ def _dns_label(text: str) -> str:
     return "".join(letters).strip("-")[:50].strip("-") or "model"
 
 
-def local_pool(spec: DevicePoolSpec) -> tuple[PoolDevice, ...]:
-    """The devices of local mode as planning sees them; one without `cpus` counts as one."""
-    single = spec.residency is Residency.SINGLE
-    devices = spec.local.devices if spec.local is not None else ()
-    return tuple(_local_device(device, single=single) for device in devices)
+def planned_devices(order: PlanOrder) -> tuple[PoolDevice, ...]:
+    """The devices as planning sees them; one without `cpus` counts as one."""
+    single = order.pool.spec.residency is Residency.SINGLE
+    return tuple(_planned_device(device, single=single) for device in order.devices)
 
 
-def _local_device(device: LocalDevice, *, single: bool) -> PoolDevice:
+def _planned_device(device: LocalDevice, *, single: bool) -> PoolDevice:
     rate = device.link.rate if device.link is not None else None
     milliseconds = device.link.latency_milliseconds if device.link is not None else 0
     return PoolDevice(

@@ -7,36 +7,43 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
+
+import grpc.aio
+from google.protobuf.message import Message
 
 from shoal_api.kinds import DevicePool
 from shoal_api.kinds.device_pool import LocalDevice
-from shoal_cli.local.cgroups import DeviceGroup, RunGroups
-from shoal_cli.local.observer import Snapshot
+from shoal_cli.local.cgroups import DeviceGroup, Enforce, Pressure, RunGroups
 from shoal_cli.local.orders import JobOrder
 from shoal_cli.local.preparation import Prepared
+from shoal_cli.local.report import (
+    DeviceReport,
+    FailedItem,
+    FragmentHeld,
+    JobReport,
+    Latency,
+    StageReport,
+    TierHits,
+    Verification,
+)
 from shoal_cli.local.supervisor import ProcessSpec, Supervisor, tail
-from shoal_cli.local.watch import Watch
+from shoal_cli.local.verification import DEFAULT_TOLERANCE
+from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_protocol.channels import open_channel
-from shoal_protocol.choices import Mode, Policy, Precision
+from shoal_protocol.choices import Precision
 from shoal_protocol.partition import document_to_json
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 SESSIONS_SECONDS: Final = 60.0
 TELEMETRY_SECONDS: Final = 0.5
-_MODES: Final = {Mode.STREAMING: pb.STREAMING, Mode.BARRIER: pb.BARRIER}
-_POLICIES: Final = {
-    Policy.FIFO: pb.FIFO,
-    Policy.LEAST_LOADED: pb.LEAST_LOADED,
-    Policy.EDAS: pb.EDAS,
-    Policy.ARAS: pb.ARAS,
-    Policy.MABAC: pb.MABAC,
-}
+
+R = TypeVar("R")
 
 
 class AgentsMissing(Exception):
@@ -44,11 +51,23 @@ class AgentsMissing(Exception):
 
     def __init__(self, names: Sequence[str], log: Path) -> None:
         """`log` is the first one's."""
-        self.names = tuple(names)
         super().__init__(
             f"no session from {', '.join(names)} within {SESSIONS_SECONDS:g} s; "
             f"the end of {log}:\n{tail(log)}"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How to run. `relay`: activations go through the coordinator, never from agent to agent."""
+
+    enforce: Enforce = Enforce.AUTO
+    relay: bool = False
+    verify: bool = False
+    tolerance: float = DEFAULT_TOLERANCE
+    threads: int | None = None
+    task_seconds: float = 540.0
+    log_level: str = "info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +88,8 @@ class PlannedJob:
             epoch=1,
             inputs_uri=str(self.order.inputs),
             outputs_uri=str(self.order.outputs),
-            mode=_MODES[spec.mode],
-            policy=_POLICIES[spec.policy],
+            mode=spec.mode.name,
+            policy=spec.policy.name,
             priority=spec.priority,
             backoff_limit=spec.backoff_limit,
             active_deadline_seconds=float(spec.active_deadline_seconds or 0),
@@ -79,154 +98,157 @@ class PlannedJob:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSettings:
-    """What holds for all pools of a run. `prefix` tells pools apart where there are several."""
-
-    workspace: Workspace
-    groups: RunGroups | None
-    relay: bool
-    threads: int | None
-    task_seconds: float
-    log_level: str
-    prefix: str = ""
-
-
+@dataclass(slots=True, kw_only=True)
 class PoolRun:
-    """A pool while it runs."""
+    """A pool's processes, from start to stop. `prefix` tells pools apart where there are several:
+    its coordinator and devices bear it in all names that the user sees.
 
-    def __init__(
-        self,
-        pool: DevicePool,
-        devices: Sequence[LocalDevice],
-        jobs: Sequence[PlannedJob],
-        settings: PoolSettings,
-        supervisor: Supervisor,
-    ) -> None:
-        self.jobs = tuple(jobs)
-        self.devices = tuple(devices)
-        self.groups: dict[str, DeviceGroup] = {}
-        self.limits: dict[str, int] = {}
-        self._pool = pool
-        self._settings = settings
-        self._supervisor = supervisor
-        self.target = settings.workspace.socket(f"{pool.metadata.name[:20]}.c")
+    `limits` are the bytes that each device was limited to; devices whose limit could not be set
+    are missing.
+    """
+
+    pool: DevicePool
+    jobs: Sequence[PlannedJob] = ()
+    workspace: Workspace
+    supervisor: Supervisor
+    groups: RunGroups | None = None
+    options: RunOptions = field(default_factory=RunOptions)
+    prefix: str = ""
+    limits: dict[str, int] = field(default_factory=dict, init=False)
+    target: str = field(init=False)
+    watch: Watch = field(init=False)
+    _channel: grpc.aio.Channel = field(init=False)
+    _device_groups: dict[str, DeviceGroup] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.target = self.workspace.socket(f"{self.pool.metadata.name[:20]}.c")
         self._channel = open_channel(self.target)
-        self.watch = Watch(self._channel, [job.request() for job in jobs])
+        self.watch = Watch(self._channel, [job.request() for job in self.jobs])
+
+    @property
+    def devices(self) -> tuple[LocalDevice, ...]:
+        """What the pool pretends to be."""
+        assert self.pool.spec.local is not None, "orders refuse a pool without"
+        return self.pool.spec.local.devices
 
     @property
     def coordinator(self) -> str:
         """The name of the coordinator's process."""
-        return f"{self._settings.prefix}coordinator"
+        return f"{self.prefix}coordinator"
 
     def label(self, device: str) -> str:
         """A device's name within the whole run; also the name of its process."""
-        return f"{self._settings.prefix}{device}"
+        return f"{self.prefix}{device}"
+
+    def restarts(self) -> dict[str, int]:
+        """How often each device's agent was started again, by label."""
+        labels = [self.label(device.name) for device in self.devices]
+        return {label: self.supervisor.restarts(label) for label in labels}
 
     async def start(self) -> None:
         """Start the coordinator and the agents."""
-        await self._supervisor.start(self._coordinator_spec())
+        await self.supervisor.start(self._coordinator_spec())
         for number, device in enumerate(self.devices):
-            if self._settings.groups is not None:
-                group = self._settings.groups.create(self.label(device.name))
-                self.groups[device.name] = group
+            if self.groups is not None:
+                group = self.groups.create(self.label(device.name))
+                self._device_groups[device.name] = group
                 if device.cpus is not None and group.cpu is not None:
                     group.limit_processors(Decimal(device.cpus) / 1000)
-            await self._supervisor.start(self._agent_spec(device, number))
+            await self.supervisor.start(self._agent_spec(device, number))
 
     async def wait_for_sessions(self, on_note: Callable[[str], None]) -> None:
         """Until every agent has its session; its memory limit is then set: floor + budget.
 
-        `on_note` hears of a limit that could not be set. Raises `AgentsMissing`.
+        `on_note` receives what is to be said of a limit that could not be set. Raises
+        `AgentsMissing`.
         """
         budgets = {device.name: device.memory for device in self.devices}
 
         def limit(name: str, floor_bytes: int) -> None:
-            group = self.groups.get(name)
+            group, size = self._device_groups.get(name), floor_bytes + budgets[name]
             if group is None:
                 return
             try:
-                group.limit_memory(floor_bytes + budgets[name])
+                group.limit_memory(size)
             except OSError as error:
-                size = format_bytes(floor_bytes + budgets[name])
-                on_note(f"{self.label(name)}: no limit of {size}: {error.strerror}")
+                shown = format_bytes(size)
+                on_note(f"{self.label(name)}: no limit of {shown}: {error.strerror}")
             else:
-                self.limits[name] = floor_bytes + budgets[name]
+                self.limits[name] = size
 
         try:
             async with asyncio.timeout(SESSIONS_SECONDS):
                 await self.watch.wait_for_devices(list(budgets), limit)
         except TimeoutError:
             missing = [name for name in budgets if name not in self.watch.devices]
-            log = self._settings.workspace.log(self.label((missing or list(budgets))[0]))
-            raise AgentsMissing(missing or list(budgets), log) from None
+            missing = missing or list(budgets)
+            raise AgentsMissing(missing, self.workspace.log(self.label(missing[0]))) from None
 
     async def close(self) -> None:
         """Close the channel to the coordinator."""
         with contextlib.suppress(Exception):
             await self._channel.close()
 
-    def snapshot(self) -> Snapshot:
-        """The watch's snapshot, with limits and restarts; devices are called by their labels."""
-        seen = self.watch.snapshot()
-        labels = [self.label(device.name) for device in self.devices]
-        return Snapshot(
-            seconds=seen.seconds,
-            jobs=seen.jobs,
-            devices=tuple(self._labelled(device) for device in seen.devices),
-            limits={self.label(name): size for name, size in self.limits.items()},
-            restarts={label: self._supervisor.restarts(label) for label in labels},
-        )
+    def job_statuses(self) -> list[pb.JobStatus]:
+        """The jobs as they were reported last."""
+        names = [job.order.name for job in self.jobs]
+        return [self.watch.jobs[name] for name in names if name in self.watch.jobs]
 
-    def _labelled(self, status: pb.DeviceStatus) -> pb.DeviceStatus:
-        labelled = pb.DeviceStatus()
-        labelled.CopyFrom(status)
-        labelled.name = self.label(status.name)
-        return labelled
+    def device_statuses(self) -> list[pb.DeviceStatus]:
+        """The devices as they were reported last, by name, under their labels."""
+        shown = []
+        for name, tally in sorted(self.watch.devices.items()):
+            status = pb.DeviceStatus()
+            status.CopyFrom(tally.last)
+            status.name = self.label(name)
+            shown.append(status)
+        return shown
 
     def _coordinator_spec(self) -> ProcessSpec:
-        workspace = self._settings.workspace
-        state = workspace.state / self._pool.metadata.name
+        state = self.workspace.state / self.pool.metadata.name
         # What an earlier run left undone is in the results' own journals, and comes with their
         # jobs.
         shutil.rmtree(state, ignore_errors=True)
         state.mkdir(parents=True)
-        command = [sys.executable, "-m", "shoal_coordinator"]
-        command += ["--listen", self.target, "--store", str(workspace.store)]
-        command += ["--state", str(state), "--log-level", self._settings.log_level]
-        command += ["--telemetry-seconds", str(TELEMETRY_SECONDS), "--exit-with-parent"]
-        command += ["--task-seconds", str(self._settings.task_seconds)]
-        if self._settings.relay:
+        command = ["--listen", self.target, "--store", str(self.workspace.store)]
+        command += ["--state", str(state), "--telemetry-seconds", str(TELEMETRY_SECONDS)]
+        command += ["--task-seconds", str(self.options.task_seconds)]
+        if self.options.relay:
             command += ["--relay", "Always"]
-        log = workspace.log(self.coordinator)
-        return ProcessSpec(
-            name=self.coordinator, title=self.coordinator, command=tuple(command), log=log
-        )
+        return self._spec(self.coordinator, self.coordinator, "shoal_coordinator", command)
 
     def _agent_spec(self, device: LocalDevice, number: int) -> ProcessSpec:
-        workspace, label = self._settings.workspace, self.label(device.name)
-        spec = self._pool.spec
-        command = [sys.executable, "-m", "shoal_agent", "--name", device.name]
-        command += ["--coordinator", self.target]
-        command += ["--cache", str(workspace.cache(label)), "--cache-size", str(spec.cache.size)]
+        label, spec = self.label(device.name), self.pool.spec
+        command = ["--name", device.name, "--coordinator", self.target]
+        command += ["--cache", str(self.workspace.cache(label))]
+        command += ["--cache-size", str(spec.cache.size)]
         command += ["--budget", str(device.memory), "--residency", spec.residency.value]
-        command += ["--threads", str(self._settings.threads or self._threads(device))]
-        command += ["--log-level", self._settings.log_level, "--exit-with-parent"]
-        if not self._settings.relay:
-            name = f"{self._pool.metadata.name[:20]}.{number}"
-            command += ["--listen", workspace.socket(name)]
+        command += ["--threads", str(self.options.threads or self._threads(device))]
+        if not self.options.relay:
+            name = f"{self.pool.metadata.name[:20]}.{number}"
+            command += ["--listen", self.workspace.socket(name)]
         if device.link is not None and device.link.rate is not None:
             command += ["--link-rate", str(device.link.rate)]
         if device.link is not None and device.link.latency_milliseconds:
             command += ["--link-latency-milliseconds", str(device.link.latency_milliseconds)]
-        group = self.groups.get(device.name)
-        if group is not None:
-            command = group.enter(command)
+        group = self._device_groups.get(device.name)
+        return self._spec(label, f"device {label}", "shoal_agent", command, group)
+
+    def _spec(
+        self,
+        name: str,
+        title: str,
+        package: str,
+        command: Sequence[str],
+        group: DeviceGroup | None = None,
+    ) -> ProcessSpec:
+        whole = [sys.executable, "-m", package, *command]
+        whole += ["--log-level", self.options.log_level, "--exit-with-parent"]
         return ProcessSpec(
-            name=label,
-            title=f"device {label}",
-            command=tuple(command),
-            log=workspace.log(label),
+            name=name,
+            title=title,
+            command=tuple(whole if group is None else group.enter(whole)),
+            log=self.workspace.log(name),
         )
 
     def _threads(self, device: LocalDevice) -> int:
@@ -234,3 +256,69 @@ class PoolRun:
         if device.cpus is not None:
             return max(1, math.ceil(device.cpus / 1000))
         return max(1, (os.cpu_count() or 1) // len(self.devices))
+
+    # ---- the report ------------------------------------------------------------------------------
+
+    def job_report(self, job: PlannedJob, verified: Verification | str | None) -> JobReport:
+        """A job as it was seen last; one that was never seen is Pending.
+
+        `verified`: the comparison, or why there is none, or None where none was asked for.
+        """
+        status = self.watch.jobs.get(job.order.name, pb.JobStatus(name=job.order.name))
+        return _copied(
+            JobReport,
+            status,
+            state=pb.JobStatus.State.Name(status.state).capitalize(),
+            model=job.order.plan.cut.model,
+            model_digest=job.prepared.document.model_digest,
+            partition=job.order.plan.cut.name,
+            latency=_copied(Latency, status.latency),
+            tier_hits=_copied(TierHits, status.tier_hits),
+            stages=tuple(
+                _copied(StageReport, stage, devices=tuple(map(self.label, stage.devices)))
+                for stage in status.stages
+            ),
+            failures=tuple(_copied(FailedItem, each) for each in status.failures),
+            outputs=str(job.order.outputs),
+            verification=verified if isinstance(verified, Verification) else None,
+            verification_error=verified if isinstance(verified, str) else "",
+        )
+
+    def device_reports(self) -> list[DeviceReport]:
+        """The devices, in the manifest's order. Their processes have ended, their cgroups exist."""
+        fragments: dict[str, FragmentHeld] = {}
+        for job in self.jobs:
+            partition = job.order.plan.cut.name
+            for each in job.prepared.document.fragments:
+                held = FragmentHeld(partition=partition, index=each.index, digest=each.digest)
+                fragments.setdefault(each.digest, held)
+        restarts = self.restarts()
+        return [self._device_report(each, fragments, restarts) for each in self.devices]
+
+    def _device_report(
+        self, device: LocalDevice, fragments: dict[str, FragmentHeld], restarts: dict[str, int]
+    ) -> DeviceReport:
+        tally = self.watch.devices.get(device.name, DeviceTally())
+        group, label = self._device_groups.get(device.name), self.label(device.name)
+        pressure = Pressure() if group is None else group.pressure()
+        held = [fragments[digest] for digest in tally.held if digest in fragments]
+        return DeviceReport(
+            name=label,
+            budget_bytes=device.memory,
+            floor_bytes=tally.floor_bytes,
+            peak_bytes_above_floor=tally.peak_bytes,
+            fragments=tuple(sorted(held, key=lambda each: (each.partition, each.index))),
+            tier_hits=tally.tier_hits,
+            restarts=restarts[label],
+            limit_bytes=self.limits.get(device.name),
+            limit_failures=pressure.failures,
+            out_of_memory_kills=pressure.out_of_memory_kills,
+            **tally.counts,
+        )
+
+
+def _copied(kind: type[R], message: Message, **given: object) -> R:
+    """A value whose other fields are those of the message that have the same names."""
+    names = [each.name for each in fields(kind) if each.name not in given]  # type: ignore[arg-type]
+    values: dict[str, Any] = {name: getattr(message, name) for name in names}
+    return kind(**values, **given)

@@ -14,6 +14,7 @@ from typing import Final
 
 from shoal_cli.local.orders import CutOrder
 from shoal_cli.local.steps import Json, Progress, run_step, serve
+from shoal_compiler.errors import ModelRefused
 from shoal_coordinator.storage.inputs import InputsRefused, InputUnsuitable, scan_inputs
 from shoal_planner.profile import Profile
 from shoal_protocol.durable_files import replace_file
@@ -35,16 +36,14 @@ class PreparationRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A partition in the store.
+    """A partition in the store, whose `partition.json` is `path`.
 
-    `path` is its `partition.json`; `warm`: it existed already. `advice`: what to do about it,
-    where a fragment is larger than every budget.
+    `advice`: what to do about it, where a fragment is larger than every budget.
     """
 
     document: PartitionDocument
     path: Path
-    warm: bool
-    advice: str = ""
+    advice: str
 
 
 async def prepare(
@@ -57,10 +56,7 @@ async def prepare(
     result = await run_step("cutting", _MODULE, request, on_progress)
     path = partition_path(store, order.name)
     document = document_from_json(path.read_bytes())
-    match result:
-        case {"warm": bool(warm), "advice": str(advice)}:
-            return Prepared(document=document, path=path, warm=warm, advice=advice)
-    raise AssertionError(f"the step answers {result}")
+    return Prepared(document=document, path=path, advice=result["advice"])
 
 
 def partition_path(store: Path, name: str) -> Path:
@@ -69,7 +65,7 @@ def partition_path(store: Path, name: str) -> Path:
 
 def _work(request: Json, on_progress: Progress) -> Json:
     values = dict(request)
-    store, keep = Path(str(values.pop("store"))), bool(values.pop("keep"))
+    store, keep = Path(values.pop("store")), values.pop("keep")
     order = _order_from_json(values)
     try:
         return cut_into_store(order, store, on_progress, fragments=keep)
@@ -81,33 +77,15 @@ def _work(request: Json, on_progress: Progress) -> Json:
         ) from error
 
 
-def _order_from_json(values: Mapping[str, object]) -> CutOrder:
-    match values:
-        case {
-            "name": str(name),
-            "model": str(model),
-            "path": str(path),
-            "digest": str() | None as digest,
-            "shapes": dict(shapes),
-            "sample": str() | None as sample,
-            "fragments": int() | None as fragments,
-            "max_bytes": int() | None as max_bytes,
-            "tensors": list(tensors),
-            "budgets": list(budgets),
-        }:
-            return CutOrder(
-                name=name,
-                model=model,
-                path=Path(path),
-                digest=digest,
-                shapes={key: tuple(shape) for key, shape in shapes.items()},
-                sample=None if sample is None else Path(sample),
-                fragments=fragments,
-                max_bytes=max_bytes,
-                tensors=tuple(tensors),
-                budgets=tuple(budgets),
-            )
-    raise AssertionError(f"not a CutOrder: {values}")
+def _order_from_json(values: Json) -> CutOrder:
+    made = {
+        "path": Path(values["path"]),
+        "sample": None if values["sample"] is None else Path(values["sample"]),
+        "shapes": {name: tuple(shape) for name, shape in values["shapes"].items()},
+        "tensors": tuple(values["tensors"]),
+        "budgets": tuple(values["budgets"]),
+    }
+    return CutOrder(**{**values, **made})
 
 
 def cut_into_store(
@@ -206,11 +184,5 @@ def _is_current(path: Path, store: FragmentStore, source: Mapping[str, object]) 
     return all(store.is_sound(fragment.digest) for fragment in document.fragments)
 
 
-def _refusals() -> tuple[type[Exception], ...]:
-    from shoal_compiler.errors import ModelRefused  # noqa: PLC0415
-
-    return (ModelRefused, PreparationRefused)
-
-
 if __name__ == "__main__":
-    serve(_work, _refusals())
+    serve(_work, (ModelRefused, PreparationRefused))

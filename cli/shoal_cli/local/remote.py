@@ -11,17 +11,16 @@ WORK/outputs/JOB/     what the run has made, with its journal
 After `bring` the manifests name local files only, and everything else in local mode is as it was.
 """
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shoal_api.kinds import InferenceJob, Model
 from shoal_cli.local.manifests import Manifests
 from shoal_cli.transfer.addresses import Access, is_remote
-from shoal_cli.transfer.copying import PAUSE_SECONDS, copy
+from shoal_cli.transfer.copying import copy
 from shoal_cli.transfer.folders import FolderSource, FolderTarget
 from shoal_cli.transfer.models import Fetching, default_cache
+from shoal_cli.transfer.places import PAUSE_SECONDS, redacted
 from shoal_protocol.units import format_bytes
 
 Note = Callable[[str], None]
@@ -29,8 +28,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brought:
-    """Manifests of local addresses. `results` are the folders that are to be carried, and where
-    to."""
+    """Manifests of local addresses. `results` are folders, and the addresses to copy them to."""
 
     manifests: Manifests
     results: tuple[tuple[Path, str], ...] = ()
@@ -47,23 +45,25 @@ async def bring(
         source = model.spec.source
         if is_remote(source.uri):
             path = await fetching.model(source.uri, source.digest)
-            note(f"Model {name}: {source.uri} is {path}")
-            models[name] = _moved(model, path)
+            note(redacted(f"Model {name}: {source.uri} is {path}"))
+            source = replace(source, uri=path.absolute().as_uri())
+            models[name] = replace(model, spec=replace(model.spec, source=source))
     for name, job in jobs.items():
         if job.spec.suspend:
             continue
-        inputs, outputs = job.spec.inputs.uri, job.spec.outputs.uri
-        if is_remote(outputs):
-            await access.target(outputs).close()  # what cannot be written is better known now
-            results.append((work / "outputs" / name, outputs))
-            outputs = (work / "outputs" / name).absolute().as_uri()
-        if is_remote(inputs):
+        inputs, outputs = job.spec.inputs, job.spec.outputs
+        if is_remote(outputs.uri):
+            await access.target(outputs.uri).close()  # what cannot be written is better known now
+            folder = work / "outputs" / name
+            results.append((folder, outputs.uri))
+            outputs = replace(outputs, uri=folder.absolute().as_uri())
+        if is_remote(inputs.uri):
             folder = work / "inputs" / name
-            size = await _inputs(access, inputs, folder, pause_seconds)
-            note(f"InferenceJob {name}: {inputs} has {format_bytes(size)}")
-            inputs = folder.absolute().as_uri()
-        jobs[name] = _redirected(job, inputs, outputs)
-    moved = dataclasses.replace(manifests, models=models, jobs=jobs)
+            size = await _inputs(access, inputs.uri, folder, pause_seconds)
+            note(redacted(f"InferenceJob {name}: {inputs.uri} has {format_bytes(size)}"))
+            inputs = replace(inputs, uri=folder.absolute().as_uri())
+        jobs[name] = replace(job, spec=replace(job.spec, inputs=inputs, outputs=outputs))
+    moved = replace(manifests, models=models, jobs=jobs)
     return Brought(manifests=moved, results=tuple(results))
 
 
@@ -78,7 +78,7 @@ async def deliver(brought: Brought, note: Note, *, pause_seconds: float = PAUSE_
             copied = await copy(source, target, pause_seconds=pause_seconds)
         finally:
             await target.close()
-        note(f"{copied.files} files of results are in {uri}")
+        note(redacted(f"{copied.files} files of results are in {uri}"))
 
 
 async def _inputs(access: Access, uri: str, folder: Path, pause_seconds: float) -> int:
@@ -93,18 +93,3 @@ async def _inputs(access: Access, uri: str, folder: Path, pause_seconds: float) 
         if path.name not in names:
             path.unlink()
     return copied.bytes
-
-
-def _moved(model: Model, path: Path) -> Model:
-    source = dataclasses.replace(model.spec.source, uri=path.absolute().as_uri())
-    return dataclasses.replace(model, spec=dataclasses.replace(model.spec, source=source))
-
-
-def _redirected(job: InferenceJob, inputs: str, outputs: str) -> InferenceJob:
-    spec = job.spec
-    moved = dataclasses.replace(
-        spec,
-        inputs=dataclasses.replace(spec.inputs, uri=inputs),
-        outputs=dataclasses.replace(spec.outputs, uri=outputs),
-    )
-    return dataclasses.replace(job, spec=moved)

@@ -5,11 +5,11 @@ not know; a field that goes or changes its meaning raises `VERSION`.
 """
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+
+from shoal_protocol.durable_files import replace_file
 
 VERSION: Final = 1
 SCHEMA_PATH: Final = Path(__file__).with_name("report.schema.json")
@@ -207,12 +207,9 @@ def to_json(report: RunReport) -> dict[str, object]:
     """
     document = asdict(report)
     for job, source in zip(document["jobs"], report.jobs, strict=True):
-        verification = source.verification
-        job["max_abs_diff"] = None if verification is None else verification.max_abs_diff
-        job["max_rel_diff"] = None if verification is None else verification.max_rel_diff
-        reference = None if verification is None else verification.reference_abs_diff
-        job["reference_abs_diff"] = reference
-        job["whole_model_peak_bytes"] = None if verification is None else verification.peak_bytes
+        for name in ("max_abs_diff", "max_rel_diff", "reference_abs_diff"):
+            job[name] = getattr(source.verification, name, None)
+        job["whole_model_peak_bytes"] = getattr(source.verification, "peak_bytes", None)
     for device, held in zip(document["devices"], report.devices, strict=True):
         device["within_budget"] = held.within_budget
     return {"version": VERSION, "succeeded": report.succeeded, **document}
@@ -220,24 +217,6 @@ def to_json(report: RunReport) -> dict[str, object]:
 
 def write_report(report: RunReport, path: Path) -> None:
     """Write the JSON; a reader sees the old file or the new one, never a part."""
+    text = json.dumps(to_json(report), indent=2, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            json.dump(to_json(report), file, indent=2, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-            # A temporary file is the owner's alone; a report is an ordinary file.
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    replace_file(path, f"{text}\n".encode())

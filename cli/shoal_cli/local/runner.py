@@ -16,21 +16,26 @@ import datetime
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from typing import Final
 
 from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
-from shoal_cli.local.observer import Observer, joined
-from shoal_cli.local.orders import CutOrder, JobOrder, Orders, PlanOrder, local_pool
-from shoal_cli.local.pool import PlannedJob, PoolRun, PoolSettings
+from shoal_cli.local.observer import Observer, Snapshot
+from shoal_cli.local.orders import (
+    CutOrder,
+    JobOrder,
+    JobRefused,
+    Orders,
+    PlanOrder,
+    planned_devices,
+)
+from shoal_cli.local.pool import PlannedJob, PoolRun, RunOptions
 from shoal_cli.local.preparation import Prepared, prepare
 from shoal_cli.local.report import DeviceReport, Enforcement, RunReport, Verification
-from shoal_cli.local.reporting import device_reports, job_report
 from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_cli.local.supervisor import Death, Supervisor
-from shoal_cli.local.verification import DEFAULT_TOLERANCE, VerificationRequest, verify
+from shoal_cli.local.verification import VerificationRequest, verify
 from shoal_cli.local.workspace import Workspace
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
 from shoal_planner.outcome import Infeasible, Plan
@@ -43,7 +48,6 @@ class EnforcementImpossible(Exception):
     """`--enforce cgroup` on a machine that does not allow it."""
 
     def __init__(self, reason: str) -> None:
-        self.reason = reason
         super().__init__(
             f"budgets cannot be enforced here: {reason}; "
             "run as a user who may make cgroups, or with --enforce auto to measure only"
@@ -54,29 +58,8 @@ class NoPlan(Exception):
     """A partition fits the pool in no way."""
 
 
-class NoInputs(Exception):
-    """A job's folder of inputs is not there, or has none."""
-
-
-class OutputsUnwritable(Exception):
-    """A job's results could not be written."""
-
-
 class Interrupted(Exception):
     """Ended by a signal before anything ran."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """How to run. `relay`: activations go through the coordinator, never from agent to agent."""
-
-    enforce: Enforce = Enforce.AUTO
-    relay: bool = False
-    verify: bool = False
-    tolerance: float = DEFAULT_TOLERANCE
-    threads: int | None = None
-    task_seconds: float = 540.0
-    log_level: str = "info"
 
 
 async def run_orders(
@@ -106,7 +89,8 @@ async def prepare_all(
 
 def plan_on_pool(order: PlanOrder, prepared: Prepared) -> Plan:
     """The placement of a partition; raises `NoPlan`."""
-    found = plan(prepared.document, local_pool(order.pool.spec), order.objective, pins=order.pins)
+    devices = planned_devices(order)
+    found = plan(prepared.document, devices, order.objective, pins=order.pins)
     if isinstance(found, Infeasible):
         raise NoPlan(found.message(order.cut.name, prepared.advice))
     return found
@@ -114,17 +98,28 @@ def plan_on_pool(order: PlanOrder, prepared: Prepared) -> Plan:
 
 def _check_folders(order: JobOrder) -> None:
     """What would end the job at once is said before anything is cut or started."""
-    job, folder = order.name, order.inputs
+    folder, problem = order.inputs, None
     if folder.is_file():
-        raise NoInputs(f"job {job}: {folder} is a file; inputs are a folder of .npz and .npy files")
-    if not folder.is_dir():
-        raise NoInputs(f"job {job}: there is no folder of inputs {folder}")
-    if not any(path.suffix in {".npz", ".npy"} for path in folder.iterdir()):
-        raise NoInputs(f"job {job}: the folder of inputs {folder} has no .npz or .npy file")
+        problem = f"{folder} is a file; inputs are a folder of .npz and .npy files"
+    elif not folder.is_dir():
+        problem = f"there is no folder of inputs {folder}"
+    elif not any(path.suffix in {".npz", ".npy"} for path in folder.iterdir()):
+        problem = f"the folder of inputs {folder} has no .npz or .npy file"
     try:
-        check_outputs(order.outputs, job)
+        check_outputs(order.outputs, order.name)
     except OutputsRefused as error:
-        raise OutputsUnwritable(f"job {job}: {error}") from error
+        problem = problem or str(error)
+    if problem is not None:
+        raise JobRefused(f"job {order.name}: {problem}")
+
+
+def snapshot(pools: Sequence[PoolRun]) -> Snapshot:
+    """All pools of a run as they are now."""
+    return Snapshot(
+        jobs=tuple(status for pool in pools for status in pool.job_statuses()),
+        devices=tuple(device for pool in pools for device in pool.device_statuses()),
+        restarts={name: count for pool in pools for name, count in pool.restarts().items()},
+    )
 
 
 class _Run:
@@ -144,7 +139,6 @@ class _Run:
         self._start_time = datetime.datetime.now(datetime.UTC)
 
     async def run(self, orders: Orders) -> RunReport:
-        jobs: list[PlannedJob] = []
         verified: dict[str, Verification | str] = {}
         with self._interruptible():
             try:
@@ -168,7 +162,7 @@ class _Run:
             ),
             interrupted=self._interrupted,
             jobs=tuple(
-                job_report(pool, job, verified.get(job.order.name))
+                pool.job_report(job, verified.get(job.order.name))
                 for pool in self._pools
                 for job in pool.jobs
             ),
@@ -197,17 +191,12 @@ class _Run:
             self._observer.phase(
                 f"starting {sum(len(pool.devices) for pool in self._pools)} agents"
             )
-            work = asyncio.ensure_future(self._drive())
-            failure = asyncio.ensure_future(self._supervisor.wait_for_failure())
-            try:
-                await asyncio.wait({work, failure}, return_when=asyncio.FIRST_COMPLETED)
-                if failure.done():
-                    failure.result()
-                work.result()
-            finally:
-                for task in (work, failure):
-                    task.cancel()
-                await asyncio.gather(work, failure, return_exceptions=True)
+            async with asyncio.TaskGroup() as group:
+                failure = group.create_task(self._supervisor.wait_for_failure())
+                await self._drive()
+                failure.cancel()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         finally:
             await self._stop(groups)
 
@@ -227,7 +216,6 @@ class _Run:
     def _open_groups(self) -> RunGroups | None:
         """What the machine allows and the user wants; `EnforcementImpossible` if these disagree."""
         if self._options.enforce is Enforce.NONE:
-            self._enforcement = Enforcement(mode="none", reason="asked for with --enforce none")
             return None
         groups = open_groups(self._workspace.run)
         if isinstance(groups, Unavailable):
@@ -239,22 +227,21 @@ class _Run:
         return groups
 
     def _make_pools(self, jobs: Sequence[PlannedJob], groups: RunGroups | None) -> list[PoolRun]:
-        names = list(dict.fromkeys(job.order.plan.pool.metadata.name for job in jobs))
-        pools = []
-        for name in names:
-            own = [job for job in jobs if job.order.plan.pool.metadata.name == name]
-            settings = PoolSettings(
+        by_pool: dict[str, list[PlannedJob]] = {}
+        for job in jobs:
+            by_pool.setdefault(job.order.plan.pool.metadata.name, []).append(job)
+        return [
+            PoolRun(
+                pool=own[0].order.plan.pool,
+                jobs=own,
                 workspace=self._workspace,
+                supervisor=self._supervisor,
                 groups=groups,
-                relay=self._options.relay,
-                threads=self._options.threads,
-                task_seconds=self._options.task_seconds,
-                log_level=self._options.log_level,
-                prefix=f"{name}." if len(names) > 1 else "",
+                options=self._options,
+                prefix=f"{name}." if len(by_pool) > 1 else "",
             )
-            order = own[0].order.plan
-            pools.append(PoolRun(order.pool, order.devices, own, settings, self._supervisor))
-        return pools
+            for name, own in by_pool.items()
+        ]
 
     def _note_unlimited_processors(self, groups: RunGroups | None) -> None:
         if groups is not None and groups.hierarchy.cpu is not None:
@@ -293,9 +280,8 @@ class _Run:
             await pool.watch.last_poll()
 
     def _take_readings(self) -> None:
-        """Every process has ended, and its cgroup is still there."""
         for pool in self._pools:
-            self._devices += device_reports(pool, self._restarts(pool))
+            self._devices += pool.device_reports()
 
     async def _verify(self, jobs: Sequence[PlannedJob]) -> dict[str, Verification | str]:
         """Phase 7, one job after another: each has the machine's memory for itself.
@@ -313,22 +299,17 @@ class _Run:
                 outputs=job.order.outputs,
                 tolerance=self._options.tolerance,
             )
-            tell = partial(self._observer.verifying, name)
             try:
-                found[name] = await verify(request, tell)
+                found[name] = await verify(request, partial(self._observer.verifying, name))
             except (StepRefused, StepCrashed) as error:
                 found[name] = str(error)
         return found
 
     def _on_snapshot(self) -> None:
-        self._observer.running(joined([pool.snapshot() for pool in self._pools]))
+        self._observer.running(snapshot(self._pools))
 
     def _on_death(self, death: Death) -> None:
         self._observer.note(f"{death.title} {death.cause}; starting it again")
-
-    def _restarts(self, pool: PoolRun) -> dict[str, int]:
-        names = [device.name for device in pool.devices]
-        return {name: self._supervisor.restarts(pool.label(name)) for name in names}
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:

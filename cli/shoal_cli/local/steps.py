@@ -15,11 +15,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
-from shoal_cli.local.supervisor import session_signal
+from shoal_cli.local.supervisor import child_environment, session_signal
 
-Json = Mapping[str, object]
+Json = Mapping[str, Any]
+"""What passes between a step and the process that started it."""
 Progress = Callable[[int, int], None]
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -39,13 +40,9 @@ class StepCrashed(Exception):
     """The step's process ended without an answer."""
 
     def __init__(self, step: str, status: int, errors: str) -> None:
-        self.step = step
-        self.status = status
-        cause = (
-            f"was killed by {signal.Signals(-status).name}"
-            if status < 0
-            else f"exited with {status}"
-        )
+        cause = f"exited with {status}"
+        if status < 0:
+            cause = f"was killed by {signal.Signals(-status).name}"
         super().__init__(f"{step} {cause}\n{errors}".rstrip())
 
 
@@ -54,12 +51,11 @@ async def run_step(name: str, module: str, request: Json, on_progress: Progress)
     process.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        module,
+        *(sys.executable, "-m", module),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env=child_environment(),
         limit=_LINE_BYTES,
         start_new_session=True,
     )
@@ -106,9 +102,8 @@ def serve(work: Callable[[Json, Progress], Json], refusals: tuple[type[Exception
     if os.getppid() != order["parent"]:
         raise SystemExit("the process that started this one is gone")
     try:
-        say(
-            {"result": work(order["request"], lambda done, total: say({"progress": [done, total]}))}
-        )
+        result = work(order["request"], lambda done, total: say({"progress": [done, total]}))
+        say({"result": result})
     except refusals as error:
         say({"refused": {"kind": type(error).__name__, "message": str(error)}})
 
@@ -120,12 +115,11 @@ def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 
 async def _read_answer(stream: asyncio.StreamReader, on_progress: Progress) -> Json:
     async for line in stream:
-        message = json.loads(line)
-        match message:
+        match json.loads(line):
             case {"progress": [int(done), int(total)]}:
                 on_progress(done, total)
-            case dict():
-                return message
+            case dict(answer):
+                return answer
     return {}
 
 

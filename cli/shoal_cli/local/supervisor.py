@@ -11,6 +11,10 @@ kernel enforces, does so again; results stand, and the next run goes on with wha
 Ending is TERM, then KILL after a grace, for the child's whole session. Children also ask the kernel
 to end them when the runner dies (`--exit-with-parent`), which covers `kill -9` of the runner
 itself.
+
+A child opens files and sockets of the run only, so it inherits what finds its programs, temporary
+files and language, and what tunes its runtimes. All else stays here: credentials of clouds and
+registries, and proxies, whose addresses may hold passwords.
 """
 
 import asyncio
@@ -18,7 +22,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,6 +32,8 @@ LONGEST_DELAY_SECONDS: Final = 5.0
 STABLE_SECONDS: Final = 10.0
 HOPELESS_DEATHS: Final = 6
 _LOG_TAIL_BYTES: Final = 2_000
+_INHERITED: Final = ("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LD_LIBRARY_PATH")
+_INHERITED_PREFIXES: Final = ("LC_", "PYTHON", "OMP_", "ORT_", "OPENBLAS_", "MALLOC_", "GRPC_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +66,6 @@ class ProcessHopeless(Exception):
     """A child died again and again, never having worked."""
 
     def __init__(self, death: Death, log: Path) -> None:
-        self.death = death
-        self.log = log
-        self.tail = tail(log)
         kernel = ""
         if death.status == -signal.SIGKILL:
             kernel = (
@@ -71,7 +74,7 @@ class ProcessHopeless(Exception):
             )
         super().__init__(
             f"{death.title} ended {HOPELESS_DEATHS} times in a row within {STABLE_SECONDS:g} s of "
-            f"its start, last: {death.cause}; see {log}, which ends so:\n{self.tail}{kernel}\n"
+            f"its start, last: {death.cause}; see {log}, which ends so:\n{tail(log)}{kernel}\n"
             "Results that were written stand; the next run goes on with what is missing."
         )
 
@@ -79,8 +82,8 @@ class ProcessHopeless(Exception):
 @dataclass(slots=True)
 class _Child:
     spec: ProcessSpec
-    process: asyncio.subprocess.Process | None = None
-    holder: asyncio.Task[None] | None = None
+    process: asyncio.subprocess.Process
+    restarter: asyncio.Task[None] | None = None
 
 
 class Supervisor:
@@ -96,10 +99,10 @@ class Supervisor:
     async def start(self, spec: ProcessSpec) -> None:
         """Start a child, and keep it running from now on."""
         assert spec.name not in self._children, f"{spec.name} runs already"
-        child = _Child(spec)
-        self._children[spec.name] = child
-        child.process = await _spawn(spec)
-        child.holder = asyncio.create_task(self._keep(child), name=f"keep {spec.name}")
+        child = self._children[spec.name] = _Child(spec, await _spawn(spec))
+        child.restarter = asyncio.create_task(
+            self._restart_forever(child), name=f"restart {spec.name}"
+        )
 
     async def wait_for_failure(self) -> None:
         """Never returns; raises `ProcessHopeless` when a child is given up."""
@@ -112,29 +115,26 @@ class Supervisor:
     def process_id(self, name: str) -> int | None:
         """The child's process now, if it runs."""
         child = self._children.get(name)
-        if child is None or child.process is None or child.process.returncode is not None:
+        if child is None or child.process.returncode is not None:
             return None
         return child.process.pid
 
     async def stop(self, names: Sequence[str] | None = None, *, grace_seconds: float = 5.0) -> None:
         """End children (all of them by default): TERM, then KILL after the grace. Idempotent."""
         self._stopping = self._stopping or names is None
-        wanted = (
-            list(self._children) if names is None else [n for n in names if n in self._children]
-        )
+        wanted = [name for name in self._children if names is None or name in names]
         children = [self._children[name] for name in wanted]
         for child in children:
-            if child.holder is not None:
-                child.holder.cancel()
-                await asyncio.gather(child.holder, return_exceptions=True)
-            _signal(child, signal.SIGTERM)
-        processes = [child.process for child in children if child.process is not None]
-        if processes:
-            waits = [asyncio.create_task(process.wait()) for process in processes]
+            if child.restarter is not None:
+                child.restarter.cancel()
+                await asyncio.gather(child.restarter, return_exceptions=True)
+            session_signal(child.process, signal.SIGTERM)
+        if children:
+            waits = [asyncio.create_task(child.process.wait()) for child in children]
             _, late = await asyncio.wait(waits, timeout=grace_seconds)
             if late:
                 for child in children:
-                    _signal(child, signal.SIGKILL)
+                    session_signal(child.process, signal.SIGKILL)
                 await asyncio.wait(late)
         for name in wanted:
             del self._children[name]
@@ -145,12 +145,11 @@ class Supervisor:
         """End everything at once, without waiting: the second Ctrl-C."""
         self._stopping = True
         for child in self._children.values():
-            _signal(child, signal.SIGKILL)
+            session_signal(child.process, signal.SIGKILL)
 
-    async def _keep(self, child: _Child) -> None:
+    async def _restart_forever(self, child: _Child) -> None:
         delay, deaths = FIRST_DELAY_SECONDS, 0
         while True:
-            assert child.process is not None
             born = time.monotonic()
             status = await child.process.wait()
             if self._stopping:
@@ -172,6 +171,15 @@ class Supervisor:
             self._restarts[child.spec.name] = self.restarts(child.spec.name) + 1
 
 
+def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a child inherits of the environment: nothing that may be a secret."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+    }
+
+
 async def _spawn(spec: ProcessSpec) -> asyncio.subprocess.Process:
     spec.log.parent.mkdir(parents=True, exist_ok=True)
     with spec.log.open("ab") as log:
@@ -180,6 +188,7 @@ async def _spawn(spec: ProcessSpec) -> asyncio.subprocess.Process:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            env=child_environment(),
             start_new_session=True,
         )
 
@@ -189,11 +198,6 @@ def session_signal(process: asyncio.subprocess.Process, number: signal.Signals) 
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-
-
-def _signal(child: _Child, number: signal.Signals) -> None:
-    if child.process is not None:
-        session_signal(child.process, number)
 
 
 def tail(log: Path, lines: int = 8) -> str:

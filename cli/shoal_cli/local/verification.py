@@ -32,6 +32,7 @@ Arrays = Mapping[str, Array]
 DEFAULT_TOLERANCE: Final = 1e-4
 _REFERENCE_ITEMS: Final = 16
 _MODULE: Final = "shoal_cli.local.verification"
+_PATHS: Final = ("model", "partition", "inputs", "outputs")
 
 
 class VerificationRefused(Exception):
@@ -116,20 +117,13 @@ def _same_maxima(expected: Array, actual: Array) -> bool:
 
 async def verify(request: VerificationRequest, on_progress: Progress) -> Verification:
     """Run the comparison in a process of its own. Raises `StepRefused` or `StepCrashed`."""
-    message = {key: str(value) for key, value in asdict(request).items()}
-    result = await run_step("verification", _MODULE, message, on_progress)
-    return Verification(**result)  # type: ignore[arg-type]  # made by `_work` from a Verification
+    message = asdict(request) | {name: str(getattr(request, name)) for name in _PATHS}
+    return Verification(**await run_step("verification", _MODULE, message, on_progress))
 
 
 def _work(message: Json, on_progress: Progress) -> Json:
-    request = VerificationRequest(
-        model=Path(str(message["model"])),
-        partition=Path(str(message["partition"])),
-        inputs=Path(str(message["inputs"])),
-        outputs=Path(str(message["outputs"])),
-        tolerance=float(str(message["tolerance"])),
-    )
-    return asdict(_compare_all(request, on_progress))
+    paths = {name: Path(message[name]) for name in _PATHS}
+    return asdict(_compare_all(VerificationRequest(**{**message, **paths}), on_progress))
 
 
 def _compare_all(request: VerificationRequest, on_progress: Progress) -> Verification:
@@ -181,37 +175,35 @@ def _sample(items: list[int]) -> list[int]:
 
 
 class _Results:
-    """The result files, one open at a time: items come in order. See `shell.results` for their
-    form.
-    """
+    """The result files, one open at a time: items come in order. See `storage.results` for their
+    form."""
 
     def __init__(self, folder: Path, inputs: InputSet) -> None:
         self._folder = folder
         self._inputs = inputs
         self._number = -1
         self._file: ArrayFile | None = None
-        self._rows: dict[int, int] | None = None
+        self._places: dict[int, int] | None = None
 
     def has(self, item: int) -> bool:
         """Whether the item has a result."""
-        number, row = self._inputs.locate(item)
-        self._open(number)
-        return self._file is not None and (self._rows is None or row in self._rows)
+        row = self._open(item)
+        return self._file is not None and (self._places is None or row in self._places)
 
     def read(self, item: int, expected: Arrays) -> Arrays:
         """The item's outputs, as far as the file has them; rows take the ranks of `expected`."""
-        number, row = self._inputs.locate(item)
-        self._open(number)
+        row = self._open(item)
         assert self._file is not None, "asked for an item without a result"
-        if self._inputs.files[number].contents.stacked is None:
-            return {name: self._file.read(name) for name in expected if name in self._file.headers}
+        headers = self._file.headers
+        if self._inputs.files[self._number].contents.stacked is None:
+            return {name: self._file.read(name) for name in expected if name in headers}
         found: dict[str, Array] = {}
-        place = row if self._rows is None else self._rows[row]
+        place = row if self._places is None else self._places[row]
         for name, array in expected.items():
-            if name in self._file.headers:
+            if name in headers:
                 rows = self._file.read(name, slice(place, place + 1))
                 found[name] = rows if rows.ndim == array.ndim else rows[0]
-            elif f"{name}.{row}" in self._file.headers:
+            elif f"{name}.{row}" in headers:
                 found[name] = self._file.read(f"{name}.{row}")
         return found
 
@@ -220,19 +212,20 @@ class _Results:
             self._file.close()
             self._file = None
 
-    def _open(self, number: int) -> None:
+    def _open(self, item: int) -> int:
+        """Have the item's file open, if it exists; the item's row there."""
+        number, row = self._inputs.locate(item)
         if number == self._number:
-            return
+            return row
         self.close()
-        self._number = number
+        self._number, self._places = number, None
         path = self._folder / f"{Path(self._inputs.files[number].name).stem}.npz"
-        if not path.exists():
-            return
-        self._file = ArrayFile(path, limits=Limits())
-        self._rows = None
-        if ROWS in self._file.headers:
-            present = self._file.read(ROWS).tolist()
-            self._rows = {row: place for place, row in enumerate(present)}
+        if path.exists():
+            self._file = ArrayFile(path, limits=Limits())
+            if ROWS in self._file.headers:
+                present = self._file.read(ROWS).tolist()
+                self._places = {row: place for place, row in enumerate(present)}
+        return row
 
 
 if __name__ == "__main__":

@@ -7,14 +7,15 @@ coordinator, so `DeviceTally` sums their growth.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 import grpc.aio
 
-from shoal_cli.local.observer import Snapshot
+from shoal_cli.local.orders import JobRefused
 from shoal_cli.local.report import TierHits
 from shoal_protocol.coordinator_client import ENDED, CallFailed, CoordinatorClient
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -28,36 +29,22 @@ WATCH_SECONDS: Final = 300.0
 """A watch ends after this, and the next one begins: no call is without a deadline."""
 GIVE_UP_SECONDS: Final = 60.0
 _COUNTERS: Final = (
-    "loads",
-    "evictions",
-    "tasks",
-    "sent_bytes",
-    "received_bytes",
-    "fetched_bytes",
+    *("loads", "evictions", "tasks"),
+    *("sent_bytes", "received_bytes", "fetched_bytes"),
 )
-_TIERS: Final = ("resident", "cached", "idle", "evict")
+_TIERS: Final = tuple(field.name for field in fields(TierHits))
 
 
 class CoordinatorGone(Exception):
     """The coordinator could not be reached for `GIVE_UP_SECONDS`."""
 
 
-class JobRefused(Exception):
-    """The coordinator does not take the job."""
-
-    def __init__(self, job: str, reason: str) -> None:
-        self.job = job
-        self.reason = reason
-        super().__init__(f"job {job} was refused: {reason}")
-
-
 @dataclass(slots=True)
 class DeviceTally:
     """What one device has done since the run began, over restarts of its agent and of the
-    coordinator.
-    """
+    coordinator."""
 
-    last: pb.DeviceStatus | None = None
+    last: pb.DeviceStatus = field(default_factory=pb.DeviceStatus)
     floor_bytes: int = 0
     peak_bytes: int = 0
     held: set[str] = field(default_factory=set)
@@ -66,12 +53,11 @@ class DeviceTally:
 
     def add(self, status: pb.DeviceStatus) -> None:
         """Take a newer status in."""
-        before = self.last
         for name in _COUNTERS:
-            self.counts[name] += _growth(getattr(before, name, 0), getattr(status, name))
+            self.counts[name] += _growth(getattr(self.last, name), getattr(status, name))
         for name in _TIERS:
-            old = 0 if before is None else getattr(before.tier_hits, name)
-            self.tiers[name] += _growth(old, getattr(status.tier_hits, name))
+            before = getattr(self.last.tier_hits, name)
+            self.tiers[name] += _growth(before, getattr(status.tier_hits, name))
         self.floor_bytes = status.floor_bytes or self.floor_bytes
         self.peak_bytes = max(self.peak_bytes, status.peak_bytes)
         self.held.update(status.resident)
@@ -93,16 +79,13 @@ class Watch:
     def __init__(self, channel: grpc.aio.Channel, requests: Sequence[pb.SubmitJobRequest]) -> None:
         self._client = CoordinatorClient(channel, seconds=CALL_SECONDS)
         self._requests = {request.name: request for request in requests}
-        self._started = monotonic()
         self.jobs: dict[str, pb.JobStatus] = {}
         self.devices: dict[str, DeviceTally] = {}
 
     async def wait_for_devices(
         self, names: Sequence[str], on_floor: Callable[[str, int], None]
     ) -> None:
-        """Until all named devices have a session; `on_floor(name, bytes)` once for each, when it
-        has.
-        """
+        """Until all named devices have a session; `on_floor(name, bytes)` once for each."""
         missing = set(names)
         while missing:
             for status in await self.poll():
@@ -131,19 +114,15 @@ class Watch:
 
     async def run(self, on_snapshot: Callable[[], None]) -> None:
         """Submit every job and watch all of them to their ends."""
-        followers = [asyncio.create_task(self._follow(one)) for one in self._requests.values()]
-        poller = asyncio.create_task(self._poll_forever(on_snapshot))
-        ended: asyncio.Future[list[None]] = asyncio.gather(*followers)
         try:
-            waited: set[asyncio.Future[Any]] = {ended, poller}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if poller.done():
-                poller.result()  # it ends by failing only
-            ended.result()
-        finally:
-            for task in (*followers, poller):
-                task.cancel()
-            await asyncio.gather(*followers, poller, ended, return_exceptions=True)
+            async with asyncio.TaskGroup() as group:
+                poller = group.create_task(self._poll_forever(on_snapshot))
+                requests = self._requests.values()
+                for follower in [group.create_task(self._follow(each)) for each in requests]:
+                    await follower
+                poller.cancel()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the others were cancelled for it
         await self.last_poll()
         on_snapshot()
 
@@ -156,15 +135,6 @@ class Watch:
             with contextlib.suppress(CallFailed):
                 self.jobs[name] = await self._client.cancel(name, reason, seconds=CANCEL_SECONDS)
 
-    def snapshot(self) -> Snapshot:
-        """The latest of everything."""
-        devices = (tally.last for _, tally in sorted(self.devices.items()))
-        return Snapshot(
-            seconds=monotonic() - self._started,
-            jobs=tuple(self.jobs[name] for name in self._requests if name in self.jobs),
-            devices=tuple(device for device in devices if device is not None),
-        )
-
     async def _poll_forever(self, on_snapshot: Callable[[], None]) -> None:
         while True:
             await self.poll()
@@ -176,11 +146,11 @@ class Watch:
         may take long. What counts is how long nobody has answered a call, from the first that
         failed.
         """
-        lost_at: float | None = None
+        lost_at = math.inf
         while True:
             try:
                 self.jobs[request.name] = await self._client.submit(request)
-                lost_at = None
+                lost_at = math.inf
                 async for status in self._client.watch(
                     request.name, WATCH_INTERVAL_SECONDS, seconds=WATCH_SECONDS
                 ):
@@ -189,11 +159,9 @@ class Watch:
                         return
             except CallFailed as error:
                 if not error.unreachable:
-                    raise JobRefused(request.name, error.reason) from error
-                now = monotonic()
-                if lost_at is None:
-                    lost_at = now
-                elif now - lost_at > GIVE_UP_SECONDS:
+                    raise JobRefused(f"job {request.name} was refused: {error.reason}") from error
+                lost_at = min(lost_at, monotonic())
+                if monotonic() - lost_at > GIVE_UP_SECONDS:
                     raise CoordinatorGone(
                         f"no coordinator for {GIVE_UP_SECONDS:g} s: {error}"
                     ) from error

@@ -17,13 +17,13 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Final, Self
+from typing import Final
 
 from shoal_cli.local.cgroups import run_is_alive, run_name
+from shoal_cli.transfer.models import default_cache
 
 KEPT_RUNS: Final = 10
 _SOCKETS_PREFIX: Final = "shoal-"
@@ -33,24 +33,19 @@ class WorkspaceBusy(Exception):
     """Another run uses the work folder."""
 
     def __init__(self, folder: Path, holder: str) -> None:
-        self.folder = folder
-        self.holder = holder
         super().__init__(
             f"{folder} is used by another run (process {holder or 'unknown'}); "
             "wait for it, or give this one a folder of its own with --work DIR"
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Workspace:
-    """The folders of one run; entering takes the lock, leaving removes what must not outlive the
-    run.
-    """
+    """The folders of one run."""
 
     root: Path
     run: str
     sockets: Path
-    _lock: IO[str] | None = None
 
     @property
     def store(self) -> Path:
@@ -74,44 +69,35 @@ class Workspace:
         """A gRPC target of this run."""
         return f"unix:{self.sockets / name}"
 
-    def __enter__(self) -> Self:
-        self.root.mkdir(parents=True, exist_ok=True)
-        lock = (self.root / "lock").open("a+")
+
+@contextlib.contextmanager
+def open_workspace(root: Path) -> Iterator[Workspace]:
+    """Lock the work folder at `root` for this run; at the end what must not outlive it is removed.
+
+    Raises `WorkspaceBusy`.
+    """
+    run = run_name()
+    sockets = _sockets_folder() / f"{_SOCKETS_PREFIX}{os.getuid()}-{run}"
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / "lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            holder = lock.read().strip()
-            lock.close()
-            raise WorkspaceBusy(self.root, holder) from None
+            raise WorkspaceBusy(root, lock.read().strip()) from None
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
-        self._lock = lock
-        _sweep_sockets(self.sockets.parent)
-        if self.root.parent == _runs_folder():
-            _sweep_runs(self.root.parent)
-        self.sockets.mkdir(mode=0o700)
-        shutil.rmtree(self.logs, ignore_errors=True)
-        self.logs.mkdir()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        shutil.rmtree(self.sockets, ignore_errors=True)
-        if self._lock is not None:
-            self._lock.close()
-
-
-def open_workspace(root: Path) -> Workspace:
-    """The work folder at `root`, with sockets named after this process. Enter it to use it."""
-    run = run_name()
-    sockets = _sockets_folder() / f"{_SOCKETS_PREFIX}{os.getuid()}-{run}"
-    return Workspace(root=root, run=run, sockets=sockets)
+        _sweep_sockets(sockets.parent)
+        if root.parent == _runs_folder():
+            _sweep_runs(root.parent)
+        sockets.mkdir(mode=0o700)
+        try:
+            shutil.rmtree(root / "logs", ignore_errors=True)
+            (root / "logs").mkdir()
+            yield Workspace(root, run, sockets)
+        finally:
+            shutil.rmtree(sockets, ignore_errors=True)
 
 
 def default_work_folder(name: str, sources: Iterable[Path]) -> Path:
@@ -121,8 +107,7 @@ def default_work_folder(name: str, sources: Iterable[Path]) -> Path:
 
 
 def _runs_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "shoal" / "runs"
+    return default_cache() / "runs"
 
 
 def _sockets_folder() -> Path:
@@ -145,15 +130,11 @@ def _sweep_sockets(parent: Path) -> None:
 
 def _sweep_runs(parent: Path) -> None:
     """Keep the folders that were used last: their locks are written anew by each run."""
-    locks = sorted(parent.glob("*/lock"), key=_last_written, reverse=True)
-    for path in locks[KEPT_RUNS:]:
+    written: dict[Path, float] = {}
+    for path in parent.glob("*/lock"):
+        with contextlib.suppress(FileNotFoundError):  # another run has swept it
+            written[path] = path.stat().st_mtime
+    for path in sorted(written, key=written.__getitem__, reverse=True)[KEPT_RUNS:]:
         with contextlib.suppress(OSError), path.open("a+") as lock:  # else somebody's, or gone
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path.parent, ignore_errors=True)
-
-
-def _last_written(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:  # another run has swept it
-        return 0.0

@@ -6,7 +6,7 @@ An alias counts as often as it is used, which is what bounds "billion laughs". T
 are counted before any node is made of them, so that a file of too many is refused at once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,8 +19,10 @@ MAX_VALUES: Final = 50_000
 """Values in a file, with aliases written out; those of all its documents together."""
 MAX_DEPTH: Final = 64
 MAX_DOCUMENTS: Final = 1_000
+_MAX_DIGITS: Final = 64
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NUMBERS: Final = yaml.constructor.SafeConstructor()
 _TAG: Final = "tag:yaml.org,2002:"
 _TRUE: Final = frozenset({"yes", "true", "on"})
 
@@ -116,20 +118,13 @@ class _Reading:
         if len(at) > MAX_DEPTH:
             raise YamlRefused(line, f"is nested more than {MAX_DEPTH} deep")
         match node:
-            case yaml.MappingNode():
-                self._check_tag(node, "map")
+            case yaml.MappingNode(tag=tag) if tag == f"{_TAG}map":
                 return self._mapping(node, at)
-            case yaml.SequenceNode():
-                self._check_tag(node, "seq")
+            case yaml.SequenceNode(tag=tag) if tag == f"{_TAG}seq":
                 return [self.value(item, (*at, place)) for place, item in enumerate(node.value)]
             case yaml.ScalarNode():
                 return _scalar(node)
-        raise AssertionError(f"an unknown node {node!r}")
-
-    @staticmethod
-    def _check_tag(node: yaml.Node, plain: str) -> None:
-        if node.tag != f"{_TAG}{plain}":
-            raise YamlRefused(node.start_mark.line + 1, f"the tag {node.tag} is not allowed")
+        raise YamlRefused(line, f"the tag {node.tag} is not allowed")
 
     def _mapping(self, node: yaml.MappingNode, at: Path) -> dict[str, object]:
         mapping: dict[str, object] = {}
@@ -163,32 +158,19 @@ def _scalar(node: yaml.ScalarNode) -> object:
         # YAML 1.1 reads 12:30 as 750; nobody who writes that means it.
         case "int" | "float" if ":" in text:
             return text
+        case "int" if len(text.replace("_", "").lstrip("+-")) > _MAX_DIGITS:
+            raise YamlRefused(line, f"{show(text)} has too many digits")
         case "int":
-            return _whole(text, line)
+            return _number(node, _NUMBERS.construct_yaml_int, "a whole number")
         case "float":
-            return _fraction(text, line)
+            return _number(node, _NUMBERS.construct_yaml_float, "a number")
     raise YamlRefused(line, f"the tag {node.tag} is not allowed")
 
 
-def _whole(text: str, line: int) -> int:
-    digits = text.replace("_", "").lower()
-    sign = -1 if digits.startswith("-") else 1
-    digits = digits.lstrip("+-")
-    if len(digits) > 64:
-        raise YamlRefused(line, f"{show(text)} has too many digits")
+def _number(node: yaml.ScalarNode, read: Callable[[yaml.ScalarNode], float], kind: str) -> float:
     try:
-        if digits.startswith(("0b", "0x")):
-            return sign * int(digits, 0)
-        octal = digits.startswith("0") and len(digits) > 1
-        return sign * int(digits, 8 if octal else 10)
-    except ValueError as error:
-        raise YamlRefused(line, f"{show(text)} is not a whole number") from error
-
-
-def _fraction(text: str, line: int) -> float:
-    # `.inf` and `.nan` are YAML's; Python's have no dot.
-    plain = text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan")
-    try:
-        return float(plain)
-    except ValueError as error:
-        raise YamlRefused(line, f"{show(text)} is not a number") from error
+        return read(node)
+    except (ValueError, IndexError) as error:
+        raise YamlRefused(
+            node.start_mark.line + 1, f"{show(str(node.value))} is not {kind}"
+        ) from error

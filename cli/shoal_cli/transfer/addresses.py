@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from shoal_cli.transfer.local_paths import AddressRefused, resolve_uri
-from shoal_cli.transfer.places import Source, Target, TransferRefused
+from shoal_cli.transfer.places import Source, Target, TransferRefused, redacted
 from shoal_protocol.channels import Credentials, open_channel
 
 if TYPE_CHECKING:
@@ -28,7 +27,16 @@ if TYPE_CHECKING:
 _COORDINATOR: Final = re.compile(
     r"(coordinator://)?(?P<target>unix:/.+|[^/]+:[0-9]+)/(?P<folder>jobs/[^/]+/(in|out))/?"
 )
-REMOTE: Final = ("https", "http", "s3", "oci")
+_CLAIM: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_REMOTE: Final = ("https", "http", "s3", "oci")
+
+
+class AddressRefused(Exception):
+    """An address that names no file of this machine: which, and what to do about it."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"{redacted(address)}: {reason}")
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +48,10 @@ class Access:
     credentials: Credentials | None = None
     insecure: bool = False
 
+    # Each place brings libraries of its own, and a worker needs one or two of them.
+
     def source(self, uri: str) -> Source:
         """Where `uri` is read. Raises `TransferRefused`, `AddressRefused`. Inside an event loop."""
-        # Each place brings libraries of its own, and a worker needs one or two of them.
         match _scheme(uri):
             case "coordinator":
                 return self._job_folder(uri)
@@ -63,7 +72,8 @@ class Access:
             case _:
                 from shoal_cli.transfer.folders import FolderSource  # noqa: PLC0415
 
-                return FolderSource(uri, self.local_path(uri), self._claim(uri))
+                claim = self.volumes[_claim(uri)] if uri.startswith("pvc://") else None
+                return FolderSource(uri, self.local_path(uri), claim)
 
     def target(self, uri: str) -> Target:
         """Where `uri` is written. Raises `TransferRefused`, `AddressRefused`."""
@@ -95,15 +105,9 @@ class Access:
 
     def local_path(self, uri: str) -> Path:
         """The path that a local address names; it need not exist. Raises `AddressRefused`."""
-        if uri.startswith("pvc://") and self._claim_name(uri) not in self.volumes:
-            raise AddressRefused(uri, f"say --volume {self._claim_name(uri)}=DIR")
+        if uri.startswith("pvc://") and _claim(uri) not in self.volumes:
+            raise AddressRefused(uri, f"say --volume {_claim(uri)}=DIR")
         return resolve_uri(uri, self.base, self.volumes)
-
-    def _claim(self, uri: str) -> Path | None:
-        return self.volumes[self._claim_name(uri)] if uri.startswith("pvc://") else None
-
-    def _claim_name(self, uri: str) -> str:
-        return uri.removeprefix("pvc://").partition("/")[0]
 
     def _job_folder(self, uri: str) -> "JobFolder":
         from shoal_cli.transfer.coordinators import JobFolder  # noqa: PLC0415
@@ -116,8 +120,7 @@ class Access:
 
 def is_remote(uri: str) -> bool:
     """Whether an address is of another machine than those that claims and paths are on."""
-    scheme, separator, _ = uri.partition("://")
-    return bool(separator) and scheme in REMOTE
+    return uri.partition("://")[0] in _REMOTE and "://" in uri
 
 
 def _scheme(uri: str) -> str:
@@ -132,3 +135,46 @@ def _bucket(uri: str) -> tuple[str, str]:
     if not parts.netloc or parts.query or parts.fragment:
         raise TransferRefused(f"{uri}: write s3://BUCKET/PREFIX")
     return parts.netloc, unquote(parts.path).lstrip("/")
+
+
+def _claim(uri: str) -> str:
+    return uri.removeprefix("pvc://").partition("/")[0]
+
+
+def resolve_uri(uri: str, base: Path, volumes: Mapping[str, Path]) -> Path:
+    """The absolute path that an address names; it need not exist.
+
+    `pvc://CLAIM/PATH` lies in the folder `volumes[CLAIM]`, by default `CLAIM` in `base`, and may
+    not leave it, neither by `..` nor by a symbolic link. `file:///PATH` is absolute. Anything
+    without a scheme is a path, relative to `base`. `AddressRefused` for the rest.
+    """
+    if "\0" in uri:
+        raise AddressRefused(repr(uri), "has a zero byte")
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return (base / uri).absolute()
+    match scheme:
+        case "pvc":
+            return _in_claim(uri, rest, base, volumes)
+        case "file":
+            parts = urlsplit(uri)
+            if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+                reason = "write file:///ABSOLUTE/PATH, or a path without file://"
+                raise AddressRefused(uri, reason)
+            return Path(unquote(parts.path))
+        case _:
+            raise AddressRefused(uri, f"{scheme}:// names no file of this machine")
+
+
+def _in_claim(uri: str, rest: str, base: Path, volumes: Mapping[str, Path]) -> Path:
+    claim, _, inner = rest.partition("/")
+    if not _CLAIM.fullmatch(claim):
+        raise AddressRefused(uri, "write pvc://CLAIM/PATH")
+    if inner.startswith("/") or ".." in inner.split("/"):
+        raise AddressRefused(uri, f"leaves the claim {claim}")
+    root = volumes.get(claim, base / claim).absolute()
+    path = root / inner
+    # Where a link inside of the claim points elsewhere, the claim's files are not what is read.
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise AddressRefused(uri, f"a link leads out of the claim {claim} ({root})")
+    return path

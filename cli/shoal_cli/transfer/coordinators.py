@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal_cli.transfer.places import (
@@ -11,6 +11,8 @@ from shoal_cli.transfer.places import (
     Entry,
     OnBytes,
     Read,
+    Source,
+    Target,
     TransferBroken,
     TransferRefused,
     check_name,
@@ -46,7 +48,7 @@ async def _put(
 
 
 @dataclass(slots=True)
-class JobFolder:
+class JobFolder(Source, Target):
     """`jobs/JOB/in` or `jobs/JOB/out` of a coordinator; a source and a target."""
 
     address: str
@@ -68,8 +70,10 @@ class JobFolder:
     async def existing(self) -> Mapping[str, int]:
         return {entry.name: entry.size_bytes for entry in await self.entries()}
 
-    async def digest(self, entry: Entry | str) -> Digest:
-        name = entry.name if isinstance(entry, Entry) else entry
+    async def digest(self, entry: Entry) -> Digest:
+        return await self.existing_digest(entry.name)
+
+    async def existing_digest(self, name: str) -> Digest:
         with _translated(self.address):
             found = await self.client.describe_file(f"{self.folder}/{name}")
         try:
@@ -94,25 +98,19 @@ class Delivered:
     sent_bytes: int
 
 
-@dataclass(slots=True)
-class Delivery:
-    """Uploads fragments of a store on this disk to a coordinator; not those that it has."""
+async def deliver(
+    root: Path,
+    digests: Sequence[Digest],
+    client: CoordinatorClient,
+    address: str,
+    on_bytes: OnBytes,
+) -> Delivered:
+    """Upload fragments of the store at `root` to a coordinator, those that it lacks.
 
-    store: Path
-    address: str
-    client: CoordinatorClient
-    sent_bytes: int = field(default=0, init=False)
-
-    async def deliver(self, digests: Sequence[Digest], on_bytes: OnBytes) -> Delivered:
-        """Raises `TransferRefused`, `TransferBroken`."""
-        distinct = list(dict.fromkeys(digests))
-        sent = [await self._fragment(digest, on_bytes) for digest in distinct]
-        return Delivered(
-            fragments=len(distinct), sent_fragments=sum(sent), sent_bytes=self.sent_bytes
-        )
-
-    async def _fragment(self, digest: Digest, on_bytes: OnBytes) -> bool:
-        store, sent = FragmentStore(self.store), False
+    Raises `TransferRefused`, `TransferBroken`.
+    """
+    store, sent, sent_bytes = FragmentStore(root), set[Digest](), 0
+    for digest in dict.fromkeys(digests):
         manifest = await asyncio.to_thread(store.manifest, digest)
         own = FileEntry(digest=digest, size_bytes=manifest.manifest_bytes)
         # The manifest first: it says what the others must be.
@@ -120,9 +118,10 @@ class Delivery:
             entry = Entry(name=name, size_bytes=file.size_bytes, digest=file.digest)
             path = f"fragments/{hexadecimal(digest)}/{name}"
             read = _reader(store.folder(digest) / name)
-            if await _put(self.client, self.address, path, entry, read, on_bytes):
-                sent, self.sent_bytes = True, self.sent_bytes + entry.size_bytes
-        return sent
+            if await _put(client, address, path, entry, read, on_bytes):
+                sent.add(digest)
+                sent_bytes += entry.size_bytes
+    return Delivered(fragments=len(set(digests)), sent_fragments=len(sent), sent_bytes=sent_bytes)
 
 
 def _reader(file: Path) -> Read:

@@ -3,22 +3,23 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from shoal_cli.transfer.places import (
+    PAUSE_SECONDS,
     Entry,
+    OnBytes,
     Source,
     Target,
     TransferBroken,
     TransferRefused,
     digest_of_stream,
     reader,
+    with_tries,
 )
 
 FILES_AT_ONCE: Final = 4
-TRIES: Final = 4
-PAUSE_SECONDS: Final = 1.0
-"""Before the second try of a file; it doubles."""
 
 
 @dataclass(slots=True)
@@ -78,39 +79,32 @@ class _Copy:
     async def run(self, entries: Iterable[Entry]) -> None:
         """Take one entry after the other, beside others that do the same."""
         for entry in entries:
-            await self._file(entry)
+            await with_tries(self.pause_seconds, partial(self._try, entry))
+            self.progress.done_files += 1
+            self.on_progress(self.progress)
 
-    async def _file(self, entry: Entry) -> None:
-        pause = self.pause_seconds
-        for remaining in reversed(range(TRIES)):
-            mine = 0
+    async def _try(self, entry: Entry) -> None:
+        counted = 0
 
-            def count(size: int) -> None:
-                nonlocal mine
-                mine += size
-                self.progress.done_bytes += size
-                self.on_progress(self.progress)
+        def count(size: int) -> None:
+            nonlocal counted
+            counted += size
+            self.progress.done_bytes += size
+            self.on_progress(self.progress)
 
-            try:
-                await self._try(entry, count)
-                break
-            except TransferBroken:
-                self.progress.done_bytes -= mine
-                if not remaining:
-                    raise
-                await asyncio.sleep(pause)
-                pause *= 2
-        self.progress.done_files += 1
-        self.on_progress(self.progress)
+        try:
+            await self._put(entry, count)
+        except TransferBroken:
+            self.progress.done_bytes -= counted
+            raise
 
-    async def _try(self, entry: Entry, count: Callable[[int], None]) -> None:
+    async def _put(self, entry: Entry, count: OnBytes) -> None:
         known = entry.digest or await self.source.digest(entry)
         read = reader(self.source, entry)
         if self.existing.get(entry.name) == entry.size_bytes:
-            mine = known or await digest_of_stream(read(0))
-            if await self.target.digest(entry.name) == mine:
+            known = known or await digest_of_stream(read(0))
+            if await self.target.existing_digest(entry.name) == known:
                 self.skipped += 1
                 count(entry.size_bytes)
                 return
-            known = mine
         await self.target.put(replace(entry, digest=known), read, count)

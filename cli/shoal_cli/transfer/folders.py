@@ -5,19 +5,22 @@ partial file is `.KEY.part`, where KEY is made of what tells this content from a
 """
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Final
 
 from shoal_cli.transfer.places import (
     PIECE_BYTES,
     Entry,
     OnBytes,
     Read,
+    Source,
+    Target,
     TransferBroken,
     TransferRefused,
     check_name,
@@ -27,11 +30,11 @@ from shoal_protocol.threads import in_thread
 from shoal_protocol.transfers import PartialFile, PartInUse, WrongBytes, receive
 from shoal_protocol.units import format_bytes
 
-Result = TypeVar("Result")
+_FINAL: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(slots=True)
-class FolderSource:
+class FolderSource(Source):
     """Files of a folder, or one file. `root`: nothing outside of it is read, whatever links say."""
 
     address: str
@@ -39,21 +42,16 @@ class FolderSource:
     root: Path | None = None
 
     async def entries(self) -> Sequence[Entry]:
-        return await asyncio.to_thread(self._entries)
+        with translated(self.address):
+            return await asyncio.to_thread(self._entries)
 
     def _entries(self) -> list[Entry]:
-        try:
-            if self.path.is_file():
-                return [self._entry(self.path)]
-            if not self.path.is_dir():
-                raise TransferRefused(f"{self.address}: there is no {self.path}")
-            names = sorted(name for name in os.listdir(self.path) if not name.startswith("."))
-            return [self._entry(self.path / name) for name in names if self._is_file(name)]
-        except OSError as error:
-            raise broken(self.address, error) from error
-
-    def _is_file(self, name: str) -> bool:
-        return (self.path / name).is_file()
+        if self.path.is_file():
+            return [self._entry(self.path)]
+        if not self.path.is_dir():
+            raise TransferRefused(f"{self.address}: there is no {self.path}")
+        names = sorted(name for name in os.listdir(self.path) if not name.startswith("."))
+        return [self._entry(self.path / name) for name in names if (self.path / name).is_file()]
 
     def _entry(self, file: Path) -> Entry:
         status = file.stat()
@@ -70,27 +68,18 @@ class FolderSource:
         return file.open("rb", buffering=0)
 
     async def read(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
-        try:
-            with self._open(entry) as file:
-                file.seek(offset)
-                while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
-                    yield piece
-        except OSError as error:
-            raise broken(self.address, error) from error
+        with translated(self.address), self._open(entry) as file:
+            file.seek(offset)
+            while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+                yield piece
 
     async def digest(self, entry: Entry) -> Digest:
-        def read() -> Digest:
-            with self._open(entry) as file:
-                return digest_of_file(file)
-
-        return await _in_thread(self.address, read)
-
-    async def close(self) -> None:
-        pass
+        with translated(self.address), self._open(entry) as file:
+            return await in_thread(digest_of_file, file)
 
 
 @dataclass(slots=True)
-class FolderTarget:
+class FolderTarget(Target):
     """A folder that files are written to; it is made when the first one comes."""
 
     address: str
@@ -103,19 +92,18 @@ class FolderTarget:
             files = (path for path in self.path.iterdir() if path.is_file())
             return {path.name: path.stat().st_size for path in files}
 
-        return await _in_thread(self.address, sizes)
+        with translated(self.address):
+            return await in_thread(sizes)
 
-    async def digest(self, name: str) -> Digest:
-        def read() -> Digest:
-            with (self.path / name).open("rb", buffering=0) as file:
-                return digest_of_file(file)
-
-        return await _in_thread(self.address, read)
+    async def existing_digest(self, name: str) -> Digest:
+        with translated(self.address), (self.path / name).open("rb", buffering=0) as file:
+            return await in_thread(digest_of_file, file)
 
     async def put(self, entry: Entry, read: Read, on_bytes: OnBytes) -> None:
-        part = await _in_thread(self.address, self._part, entry)
-        place = self.path / entry.name
-        await receive_file(self.address, part, place, entry, read, on_bytes)
+        with translated(self.address):
+            part = await in_thread(self._part, entry)
+            place = self.path / entry.name
+            await receive_file(self.address, part, place, entry, read, on_bytes)
 
     def _part(self, entry: Entry) -> Path:
         check_name(entry.name, self.address)
@@ -125,16 +113,12 @@ class FolderTarget:
         if not entry.version and entry.digest is None:
             part.unlink(missing_ok=True)
         have = part.stat().st_size if part.exists() else 0
-        free = shutil.disk_usage(self.path).free
-        if entry.size_bytes - have > free:
+        if (missing := entry.size_bytes - have) > (free := shutil.disk_usage(self.path).free):
             raise TransferBroken(
-                f"{self.address}: {entry.name} would need {format_bytes(entry.size_bytes - have)}, "
+                f"{self.address}: {entry.name} would need {format_bytes(missing)}, "
                 f"{format_bytes(free)} are free there"
             )
         return part
-
-    async def close(self) -> None:
-        pass
 
 
 async def receive_file(
@@ -149,7 +133,7 @@ async def receive_file(
         on_bytes(count)
 
     file = PartialFile(part, entry.size_bytes, entry.name)
-    try:
+    with translated(address):
         try:
             on_bytes(await in_thread(file.open))
             await receive(file, read, arrived)
@@ -157,25 +141,19 @@ async def receive_file(
             await in_thread(file.publish, place)
         finally:
             await in_thread(file.close)
-    except (WrongBytes, PartInUse) as error:
-        raise TransferBroken(f"{address}: {error}") from error
-    except OSError as error:
-        raise broken(address, error) from error
     return found
 
 
-async def _in_thread(address: str, act: Callable[..., Result], *arguments: object) -> Result:
-    """Do disk work in a thread. Raises what `broken` makes of its `OSError`."""
+@contextlib.contextmanager
+def translated(address: str) -> Iterator[None]:
+    """Turn an error of the file system into one of a place, by whether another try may succeed."""
     try:
-        return await in_thread(act, *arguments)
+        yield
+    except (WrongBytes, PartInUse) as error:
+        raise TransferBroken(f"{address}: {error}") from error
     except OSError as error:
-        raise broken(address, error) from error
-
-
-def broken(address: str, error: OSError) -> TransferRefused | TransferBroken:
-    """An error of the file system, by whether another try may succeed."""
-    text = f"{address}: {error.strerror or error}"
-    if error.filename:
-        text += f" ({error.filename})"
-    hopeless = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
-    return TransferRefused(text) if error.errno in hopeless else TransferBroken(text)
+        text = f"{address}: {error.strerror or error}"
+        if error.filename:
+            text += f" ({error.filename})"
+        kind = TransferRefused if error.errno in _FINAL else TransferBroken
+        raise kind(text) from error

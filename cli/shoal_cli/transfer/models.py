@@ -21,22 +21,23 @@ import json
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from shoal_cli.transfer.addresses import Access, is_remote
-from shoal_cli.transfer.copying import PAUSE_SECONDS, TRIES
-from shoal_cli.transfer.folders import broken, receive_file
+from shoal_cli.transfer.folders import receive_file, translated
 from shoal_cli.transfer.places import (
+    PAUSE_SECONDS,
     Entry,
     OnBytes,
     Source,
     TransferBroken,
     TransferRefused,
     reader,
+    with_tries,
 )
 from shoal_protocol.digests import Digest, digest_of_model, is_digest
 from shoal_protocol.durable_files import replace_file
@@ -46,7 +47,6 @@ LIMIT_BYTES: Final = 64 << 30
 """Of one model, unless the caller says otherwise."""
 UNUSED_SECONDS: Final = 7 * 24 * 3600.0
 """Another version of a model that was not used for so long is removed."""
-Value = TypeVar("Value")
 
 _NOTES: Final = "fetched.json"
 
@@ -71,16 +71,14 @@ class Fetching:
         if not is_remote(uri):
             return await asyncio.to_thread(_local_model, uri, self.access.local_path(uri))
         folder = self.cache / "models" / _key(uri)
-        try:
+        with translated(uri):
             async with _locked(folder):
                 return await self._fetched(uri, digest, folder)
-        except OSError as error:
-            raise broken(uri, error) from error
 
     async def _fetched(self, uri: str, digest: str | None, folder: Path) -> Path:
         source = self.access.source(uri)
         try:
-            entries = await _with_tries(self.pause_seconds, source.entries)
+            entries = await with_tries(self.pause_seconds, source.entries)
             model = _choose(uri, entries)
             place = folder / _key(model.name, _mark(model))
             if not model.version and model.digest is None:
@@ -127,7 +125,7 @@ class _Bundle:
             raise TransferRefused(f"{self.uri}: the model's data {location} is no layer there")
         source = self.how.access.source(_sibling(self.uri, location))
         try:
-            entries = await _with_tries(self.how.pause_seconds, source.entries)
+            entries = await with_tries(self.how.pause_seconds, source.entries)
             if len(entries) != 1:
                 raise TransferRefused(f"{source.address}: there is no such file")
             return await self._file(source, entries[0], location)
@@ -146,7 +144,7 @@ class _Bundle:
         self._check_room(entry)
         part = path.with_name(f".{path.name}.{mark[:16]}.part")
         read = reader(source, entry)
-        digest = await _with_tries(
+        digest = await with_tries(
             self.how.pause_seconds,
             lambda: receive_file(source.address, part, path, entry, read, self.how.on_bytes),
         )
@@ -229,17 +227,6 @@ def _remove_unused(folder: Path) -> None:
     for other in folder.parent.iterdir():
         if other.is_dir() and other.stat().st_mtime < limit:
             shutil.rmtree(other, ignore_errors=True)
-
-
-async def _with_tries(pause_seconds: float, act: Callable[[], Awaitable[Value]]) -> Value:
-    """Do what may break, and do it again, later and later."""
-    for _ in range(TRIES - 1):
-        try:
-            return await act()
-        except TransferBroken:
-            await asyncio.sleep(pause_seconds)
-            pause_seconds *= 2
-    return await act()
 
 
 @contextlib.asynccontextmanager

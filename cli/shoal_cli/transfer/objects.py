@@ -9,9 +9,10 @@ An object appears whole or not at all, that is the store's promise; one that bro
 from its start. Its checksum is in its metadata, so that it need not be read to be compared.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -31,6 +32,8 @@ from shoal_cli.transfer.places import (
     OnBytes,
     Passing,
     Read,
+    Source,
+    Target,
     TransferBroken,
     TransferRefused,
     check_name,
@@ -81,7 +84,7 @@ def open_bucket(bucket: str, environment: Mapping[str, str] = os.environ) -> S3S
 
 
 @dataclass(slots=True)
-class ObjectSource:
+class ObjectSource(Source):
     """The objects directly below a prefix, or the one object of that name."""
 
     address: str
@@ -90,15 +93,11 @@ class ObjectSource:
     _keys: dict[str, str] = field(default_factory=dict)
 
     async def entries(self) -> Sequence[Entry]:
-        try:
+        with translated(self.address):
             if self.key and not self.key.endswith("/"):
-                try:
+                with contextlib.suppress(FileNotFoundError):  # a folder, then
                     return [self._entry(await obstore.head_async(self.store, self.key))]
-                except FileNotFoundError:
-                    pass  # a folder, then
             listed = await obstore.list_with_delimiter_async(self.store, self.key.rstrip("/"))
-        except (BaseError, OSError) as error:
-            raise sorted_out(self.address, error) from error
         found = (each for each in listed["objects"] if not _base(each["path"]).startswith("."))
         return sorted((self._entry(each) for each in found), key=lambda entry: entry.name)
 
@@ -111,26 +110,21 @@ class ObjectSource:
     async def read(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
         if offset >= entry.size_bytes:
             return
-        try:
+        with translated(self.address):
             options: obstore.GetOptions = {"range": {"offset": offset}} if offset else {}
             found = await obstore.get_async(self.store, self._keys[entry.name], options=options)
-            meta = found.meta
-            if self._entry(meta).version != entry.version:
+            if self._entry(found.meta).version != entry.version:
                 raise TransferBroken(f"{self.address}: {entry.name} was changed meanwhile")
             async for piece in found.stream(PIECE_BYTES):
                 yield bytes(piece)
-        except (BaseError, OSError) as error:
-            raise sorted_out(self.address, error) from error
 
     async def digest(self, entry: Entry) -> Digest | None:
-        return await metadata_digest(self.store, self._keys[entry.name], self.address)
-
-    async def close(self) -> None:
-        pass
+        with translated(self.address):
+            return await metadata_digest(self.store, self._keys[entry.name])
 
 
 @dataclass(slots=True)
-class ObjectTarget:
+class ObjectTarget(Target):
     """A prefix that objects are written below."""
 
     address: str
@@ -141,39 +135,32 @@ class ObjectTarget:
         return f"{self.prefix.rstrip('/')}/{name}".lstrip("/")
 
     async def existing(self) -> Mapping[str, int]:
-        try:
+        with translated(self.address):
             listed = await obstore.list_with_delimiter_async(self.store, self.prefix.rstrip("/"))
-        except (BaseError, OSError) as error:
-            raise sorted_out(self.address, error) from error
         return {_base(each["path"]): each["size"] for each in listed["objects"]}
 
-    async def digest(self, name: str) -> Digest:
-        if known := await metadata_digest(self.store, self._key(name), self.address):
-            return known
-        try:
+    async def existing_digest(self, name: str) -> Digest:
+        with translated(self.address):
+            if known := await metadata_digest(self.store, self._key(name)):
+                return known
             found = await obstore.get_async(self.store, self._key(name))
             return await digest_of_stream(_pieces(found))
-        except (BaseError, OSError) as error:
-            raise sorted_out(self.address, error) from error
 
     async def put(self, entry: Entry, read: Read, on_bytes: OnBytes) -> None:
         check_name(entry.name, self.address)
         passing = Passing(entry, read, on_bytes)
         part = max(_PART_BYTES, -(-entry.size_bytes // _MOST_PARTS))
         try:
-            if entry.size_bytes <= _PART_BYTES:
-                whole = b"".join([piece async for piece in passing.pieces()])
-                await self._send(entry, whole, part)
-            else:
-                await self._send(entry, passing.pieces(), part)
-        except (TransferRefused, TransferBroken):
-            raise
+            with translated(self.address):
+                if entry.size_bytes <= _PART_BYTES:
+                    whole = b"".join([piece async for piece in passing.pieces()])
+                    await self._send(entry, whole, part)
+                else:
+                    await self._send(entry, passing.pieces(), part)
         except Exception as error:
-            if passing.problem is not None:
-                raise passing.problem from error
-            if isinstance(error, BaseError | OSError):
-                raise sorted_out(self.address, error) from error
-            raise
+            if passing.problem in (None, error):
+                raise
+            raise passing.problem from error
 
     async def _send(self, entry: Entry, content: bytes | AsyncIterator[bytes], part: int) -> None:
         await obstore.put_async(
@@ -186,16 +173,10 @@ class ObjectTarget:
             max_concurrency=_PARTS_AT_ONCE,
         )
 
-    async def close(self) -> None:
-        pass
 
-
-async def metadata_digest(store: S3Store, key: str, address: str) -> Digest | None:
+async def metadata_digest(store: S3Store, key: str) -> Digest | None:
     """The digest that an object came with."""
-    try:
-        found = await obstore.get_async(store, key, options={"head": True})
-    except (BaseError, OSError) as error:
-        raise sorted_out(address, error) from error
+    found = await obstore.get_async(store, key, options={"head": True})
     sha256 = str(found.attributes.get(CHECKSUM, ""))
     return from_hexadecimal(sha256) if is_hexadecimal(sha256) else None
 
@@ -205,7 +186,16 @@ async def _pieces(found: "obstore.GetResult") -> AsyncIterator[bytes]:
         yield bytes(piece)
 
 
-def sorted_out(address: str, error: Exception) -> TransferRefused | TransferBroken:
+@contextlib.contextmanager
+def translated(address: str) -> Iterator[None]:
+    """Turn an error of the store into one of a place."""
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise _translation(address, error) from error
+
+
+def _translation(address: str, error: Exception) -> TransferRefused | TransferBroken:
     """An error of the store, by whether another try may succeed."""
     first = str(error).strip().splitlines()[0][:400] if str(error).strip() else type(error).__name__
     answered = _STATUS.search(first)  # listing tells every status as one kind of error

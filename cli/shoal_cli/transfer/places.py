@@ -3,17 +3,22 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, TypeVar
 
 from shoal_protocol.digests import Digest, from_hexadecimal
 from shoal_protocol.limits import Stalled
 from shoal_protocol.transfers import watched
 
 PIECE_BYTES: Final = 1 << 20
+TRIES: Final = 4
+PAUSE_SECONDS: Final = 1.0
+"""Before the second try; it doubles."""
 _QUERY: Final = re.compile(r"(\w+://[^\s?#'\"]+)[?#][^\s'\"]*?(?=[:.,;)]?(?:[\s'\"]|$))")
 
+Result = TypeVar("Result")
 OnBytes = Callable[[int], None]
 """Receives the number of bytes that have been carried since the last call."""
 
@@ -54,45 +59,47 @@ Read = Callable[[int], AsyncIterator[bytes]]
 """The bytes of a file from an offset on, in pieces."""
 
 
-class Source(Protocol):
+class Source(ABC):
     """Where files come from. Methods raise `TransferRefused` or `TransferBroken`."""
 
     address: str
 
+    @abstractmethod
     async def entries(self) -> Sequence[Entry]:
         """The files, by name; none where there is nothing."""
-        ...
 
+    @abstractmethod
     def read(self, entry: Entry, offset: int) -> AsyncIterator[bytes]:
         """A file's bytes from an offset on."""
-        ...
 
     async def digest(self, entry: Entry) -> Digest | None:
         """A file's digest, where that costs no network."""
-        ...
+        return entry.digest
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:  # noqa: B027 - many hold nothing open
+        """Release connections."""
 
 
-class Target(Protocol):
+class Target(ABC):
     """Where files go. Methods raise `TransferRefused` or `TransferBroken`."""
 
     address: str
 
     async def existing(self) -> Mapping[str, int]:
-        """The sizes of the files that are there, by name."""
-        ...
+        """The sizes of the files that exist there, by name; none where they cannot be listed."""
+        return {}
 
-    async def digest(self, name: str) -> Digest | None:
-        """The digest of a file that is there; None where it cannot be known."""
-        ...
+    async def existing_digest(self, name: str) -> Digest | None:
+        """The digest of a file of `existing`; None where it cannot be known."""
+        return None
 
+    @abstractmethod
     async def put(self, entry: Entry, read: Read, on_bytes: OnBytes) -> None:
         """Write a file; it appears when it is whole. `entry.digest` is checked where it is
         known."""
-        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:  # noqa: B027 - many hold nothing open
+        """Release connections."""
 
 
 @dataclass(slots=True)
@@ -138,6 +145,17 @@ def reader(source: Source, entry: Entry) -> Read:
     return read
 
 
+async def with_tries(pause_seconds: float, act: Callable[[], Awaitable[Result]]) -> Result:
+    """Do what may break, up to `TRIES` times, with a longer pause before each."""
+    for _ in range(TRIES - 1):
+        try:
+            return await act()
+        except TransferBroken:
+            await asyncio.sleep(pause_seconds)
+            pause_seconds *= 2
+    return await act()
+
+
 async def digest_of_stream(pieces: AsyncIterator[bytes]) -> Digest:
     """The digest of bytes that come in pieces."""
     found = hashlib.sha256()
@@ -148,12 +166,7 @@ async def digest_of_stream(pieces: AsyncIterator[bytes]) -> Digest:
 
 def check_name(name: str, address: str) -> str:
     """A name that a file can have anywhere; `TransferRefused` for any other."""
-    if (
-        not name
-        or name.startswith(".")
-        or "/" in name
-        or not name.isprintable()
-        or len(name.encode()) > 255
-    ):
+    visible = name and not name.startswith(".") and name.isprintable()
+    if not visible or "/" in name or len(name.encode()) > 255:
         raise TransferRefused(f"{address}: no file can be called {name[:80]!r}")
     return name

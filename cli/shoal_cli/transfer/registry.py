@@ -14,6 +14,7 @@ Credentials: `OCI_USERNAME` and `OCI_PASSWORD`, else those for the host in `conf
 import asyncio
 import base64
 import binascii
+import contextlib
 import json
 import os
 import re
@@ -24,16 +25,21 @@ from typing import Final
 
 import aiohttp
 
-from shoal_cli.transfer.places import Entry, TransferBroken, TransferRefused, check_name
+from shoal_cli.transfer.places import (
+    Entry,
+    Source,
+    TransferBroken,
+    TransferRefused,
+    check_name,
+)
 from shoal_cli.transfer.web import (
     ANSWER_SECONDS,
-    Errors,
     WebSource,
     basic,
     check_web,
-    describe,
     read_whole,
     refusal,
+    translated,
 )
 from shoal_protocol.digests import Digest, digest_of, is_digest
 
@@ -54,7 +60,7 @@ _CHALLENGE: Final = re.compile(r'([a-z]+)="([^"]*)"')
 
 
 @dataclass(slots=True)
-class RegistrySource:
+class RegistrySource(Source):
     """The layers of one artifact."""
 
     address: str
@@ -108,16 +114,13 @@ class RegistrySource:
         source = WebSource(f"{self.address} ({entry.name})", url, self.session, self._headers)
         return source.read(plain, offset)
 
-    async def digest(self, entry: Entry) -> Digest | None:
-        return entry.digest
-
     async def close(self) -> None:
         await self.session.close()
 
     async def _manifest(self, reference: str, host: str) -> object:
         url = f"{self._base}/manifests/{reference}"
         accept = {"Accept": ", ".join(_MANIFESTS)}
-        try:
+        with translated(self.address):
             async with asyncio.timeout(ANSWER_SECONDS):
                 response = await self.session.get(url, headers=accept)
                 if response.status == 401:
@@ -129,8 +132,6 @@ class RegistrySource:
                     if response.status != 200:
                         raise refusal(self.address, response)
                     content = await read_whole(response, _MANIFEST_BYTES, self.address)
-        except Errors as error:
-            raise TransferBroken(f"{self.address}: {describe(error)}") from error
         if is_digest(reference) and digest_of(content) != reference:
             raise TransferBroken(f"{self.address}: the manifest does not match its digest")
         return self._json(content)
@@ -179,9 +180,7 @@ def _login(host: str, environment: Mapping[str, str]) -> str | None:
         case {"auths": dict(auths)}:
             match auths.get(host) or auths.get(f"https://{host}"):
                 case {"auth": str(encoded)}:
-                    try:
+                    with contextlib.suppress(binascii.Error):
                         base64.b64decode(encoded, validate=True)
-                    except binascii.Error:
-                        return None
-                    return f"Basic {encoded}"
+                        return f"Basic {encoded}"
     return None

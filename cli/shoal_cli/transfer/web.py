@@ -2,9 +2,9 @@
 
 An address that is read may be signed and good for GET alone, so only GET is used. A redirect is
 followed if that is no less safe: from https to https only, to this machine only from this machine,
-and never to a link-local address, where clouds serve the credentials of their machines. Proxies are
-those of the environment. `HTTP_BEARER_TOKEN`, or `HTTP_USERNAME` with `HTTP_PASSWORD`, are sent to
-the address itself and never to another host that it redirects to. The registry reads its blobs here
+and never to an address where clouds serve the credentials of their machines. Proxies are those of
+the environment. `HTTP_BEARER_TOKEN`, or `HTTP_USERNAME` with `HTTP_PASSWORD`, are sent to the
+address itself and never to another host that it redirects to. The registry reads its blobs here
 too.
 
 Every request has a deadline for its answer; bytes must come at a minimum rate (`places.reader`).
@@ -12,10 +12,11 @@ Every request has a deadline for its answer; bytes must come at a minimum rate (
 
 import asyncio
 import base64
+import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Final
@@ -31,20 +32,22 @@ from shoal_cli.transfer.places import (
     OnBytes,
     Passing,
     Read,
+    Source,
+    Target,
     TransferBroken,
     TransferRefused,
     check_name,
 )
 from shoal_protocol.channels import is_loopback
-from shoal_protocol.digests import Digest, hexadecimal
+from shoal_protocol.digests import hexadecimal
 
 ANSWER_SECONDS: Final = 60.0
 """For an answer to begin, redirects included; and for a server to take a megabyte."""
 _TRANSIENT: Final = (408, 425, 429)
 """Statuses of the 400s that another try may not get."""
-_LINK_LOCAL: Final = "is a link-local address; nothing is read from there"
-Errors: Final = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
-_HOPELESS: Final = (
+_METADATA: Final = frozenset({"fd00:ec2::254", "100.100.100.200", "168.63.129.16"})
+"""Addresses of clouds' metadata services that are not link-local."""
+_FINAL: Final = (
     aiohttp.InvalidURL,
     aiohttp.TooManyRedirects,
     aiohttp.ClientConnectorCertificateError,
@@ -89,8 +92,8 @@ async def _check_redirect(
 def why_not_redirect(origin: URL, to: URL) -> str | None:
     """Why a redirect is refused; None where it is followed."""
     host = to.host or ""
-    if is_link_local(host):
-        return _LINK_LOCAL
+    if reason := why_not_host(host):
+        return reason
     if is_loopback(host) and not is_loopback(origin.host or ""):
         return "is this machine itself"
     if to.scheme != "https" and not (to.scheme == origin.scheme == "http" and is_loopback(host)):
@@ -103,8 +106,8 @@ def check_web(uri: str) -> None:
     parts = urlsplit(uri)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise TransferRefused(f"{uri}: is not encrypted; write https://")
-    if is_link_local(parts.hostname or ""):
-        raise TransferRefused(f"{uri}: {_LINK_LOCAL}")
+    if reason := why_not_host(parts.hostname or ""):
+        raise TransferRefused(f"{uri}: {reason}")
     if parts.username or parts.password:
         raise TransferRefused(
             f"{parts.scheme}://{parts.hostname}: credentials are no part of an address; "
@@ -112,27 +115,32 @@ def check_web(uri: str) -> None:
         )
 
 
-def is_link_local(host: str) -> bool:
-    """Whether a host is written as a link-local address."""
+def why_not_host(host: str) -> str | None:
+    """Why nothing is read from a host that is written as an address; None for any other."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_link_local
+    address = mapped or address
+    if address.is_link_local:
+        return "is a link-local address; nothing is read from there"
+    if str(address) in _METADATA:
+        return "is the address of a cloud's metadata service; nothing is read from there"
+    return None
 
 
 class _Resolver(aiohttp.ThreadedResolver):
-    """Finds no link-local addresses behind names."""
+    """Finds no addresses of metadata services behind names."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         found = await super().resolve(host, port, family)
-        allowed = [each for each in found if not is_link_local(each["host"])]
-        if found and not allowed:
-            raise TransferRefused(f"{host}: {_LINK_LOCAL}")
-        return allowed
+        reasons = [why_not_host(each["host"]) for each in found]
+        if found and all(reasons):
+            raise TransferRefused(f"{host}: {reasons[0]}")
+        return [each for each, reason in zip(found, reasons, strict=True) if reason is None]
 
 
 def environment_headers(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -150,7 +158,7 @@ def basic(user: str, password: str) -> str:
 
 
 @dataclass(slots=True)
-class WebSource:
+class WebSource(Source):
     """One file. `headers` go with every request."""
 
     address: str
@@ -175,26 +183,30 @@ class WebSource:
             if entry.version and _version(response) != entry.version:
                 raise TransferBroken(f"{self.address}: it was changed meanwhile")
             skip = 0 if response.status == 206 else offset
-            try:
-                async for piece in response.content.iter_chunked(PIECE_BYTES):
-                    part, skip = piece[skip:], max(0, skip - len(piece))
-                    if part:
-                        yield part
-            except Errors as error:
-                raise TransferBroken(f"{self.address}: {describe(error)}") from error
-
-    async def digest(self, entry: Entry) -> Digest | None:
-        return entry.digest
+            async for piece in response.content.iter_chunked(PIECE_BYTES):
+                part, skip = piece[skip:], max(0, skip - len(piece))
+                if part:
+                    yield part
 
     async def close(self) -> None:
         await self.session.close()
 
-    def _get(self, headers: Mapping[str, str]) -> "_Response":
-        return _Response(self.address, self.url, self.session, {**self.headers, **headers})
+    @contextlib.asynccontextmanager
+    async def _get(self, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer that is good. Raises `TransferRefused` or `TransferBroken` for any other."""
+        with translated(self.address):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                response = await self.session.get(
+                    exact(self.url), headers={**self.headers, **headers}
+                )
+            with contextlib.closing(response):
+                if response.status not in (200, 206) and not _is_empty(response):
+                    raise refusal(self.address, response)
+                yield response
 
 
 @dataclass(slots=True)
-class WebTarget:
+class WebTarget(Target):
     """A folder whose files are written with PUT, each at the address with its name added.
 
     There is no one way to list what is there. So every file is sent, and sending it again replaces
@@ -205,36 +217,26 @@ class WebTarget:
     session: aiohttp.ClientSession
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    async def existing(self) -> Mapping[str, int]:
-        return {}
-
-    async def digest(self, name: str) -> Digest | None:
-        return None
-
     async def put(self, entry: Entry, read: Read, on_bytes: OnBytes) -> None:
         url = _below(self.address, check_name(entry.name, self.address))
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS) as deadline:
-                now = asyncio.get_running_loop().time
+        now = asyncio.get_running_loop().time
 
-                def taken(count: int) -> None:
-                    deadline.reschedule(now() + ANSWER_SECONDS)
-                    on_bytes(count)
+        def taken(count: int) -> None:
+            deadline.reschedule(now() + ANSWER_SECONDS)
+            on_bytes(count)
 
-                passing = Passing(entry, read, taken)
-                async with self.session.put(
+        passing = Passing(entry, read, taken)
+        with translated(self.address, passing):
+            async with (
+                asyncio.timeout(ANSWER_SECONDS) as deadline,
+                self.session.put(
                     exact(url),
                     data=passing.pieces() if entry.size_bytes else b"",
                     headers=_describing(entry) | dict(self.headers),
                     allow_redirects=False,
-                ) as response:
-                    self._check(response)
-        except _HOPELESS as error:
-            raise TransferRefused(f"{self.address}: {describe(error)}") from error
-        except Errors as error:
-            if passing.problem is not None:
-                raise passing.problem from error
-            raise TransferBroken(f"{self.address}: {describe(error)}") from error
+                ) as response,
+            ):
+                self._check(response)
 
     def _check(self, response: aiohttp.ClientResponse) -> None:
         if 300 <= response.status < 400:
@@ -265,35 +267,6 @@ def _below(address: str, name: str) -> str:
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{quote(name)}"))
 
 
-@dataclass(slots=True)
-class _Response:
-    """An answer that is good; `TransferRefused` or `TransferBroken` on entering otherwise."""
-
-    address: str
-    url: str
-    session: aiohttp.ClientSession
-    headers: Mapping[str, str]
-    _open: aiohttp.ClientResponse | None = None
-
-    async def __aenter__(self) -> aiohttp.ClientResponse:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                self._open = await self.session.get(exact(self.url), headers=self.headers)
-        except _HOPELESS as error:
-            raise TransferRefused(f"{self.address}: {describe(error)}") from error
-        except Errors as error:
-            raise TransferBroken(f"{self.address}: {describe(error)}") from error
-        if self._open.status in (200, 206) or _is_empty(self._open):
-            return self._open
-        refused = refusal(self.address, self._open)
-        self._open.close()
-        raise refused
-
-    async def __aexit__(self, *error: object) -> None:
-        assert self._open is not None
-        self._open.close()
-
-
 def exact(url: str) -> URL:
     """An address that is sent as it was given: a signature may be of the very letters."""
     return URL(url, encoded=" " not in url)
@@ -318,11 +291,20 @@ async def read_whole(response: aiohttp.ClientResponse, limit_bytes: int, address
     return bytes(content)
 
 
-def describe(error: BaseException) -> str:
-    """An error in one line."""
-    if isinstance(error, TimeoutError) and not str(error):
-        return "the server does not answer in time"
-    return str(error) or type(error).__name__
+@contextlib.contextmanager
+def translated(address: str, passing: Passing | None = None) -> Iterator[None]:
+    """Turn an error of a connection into one of a place; what was wrong with the bytes that pass
+    goes before it."""
+    try:
+        yield
+    except (aiohttp.ClientError, OSError) as error:
+        if passing is not None and passing.problem is not None:
+            raise passing.problem from error
+        text = str(error) or type(error).__name__
+        if isinstance(error, TimeoutError) and not str(error):
+            text = "the server does not answer in time"
+        kind = TransferRefused if isinstance(error, _FINAL) else TransferBroken
+        raise kind(f"{address}: {text}") from error
 
 
 def _is_empty(response: aiohttp.ClientResponse) -> bool:

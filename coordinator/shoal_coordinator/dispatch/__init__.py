@@ -8,13 +8,13 @@ Each module imports from the lines below its own only (import-linter checks that
 in the order of the numbers, once each unless the worklist sends it back (see `machine`):
 
     machine                                  the phases of a step
-    1 tasks, fragments, devices              what an event changes: answers, losses
-      crashes                                fragments that take devices down
+    1 tasks, devices                         what an event changes: answers, losses
+    4 residency                              fragment to device
+      decisions                              the tables that residency decides by
+    1 fragments        crashes               Load, Unload, Prefetch; what takes devices down
     2 jobs                                   jobs and items: submit, admit, complete, end
-    3 assignment       4 residency           task to device; fragment to device
-                         decisions           the tables that residency decides by
-    loading            backoff               Load, Unload, Prefetch; devices left alone
-    services           ranking               homes and demand; scores of devices
+    3 assignment       ranking               task to device; scores of devices
+    services                                 homes and demand; devices left alone for a while
     servers                                  devices of one service in the order of their rank
     readiness                                the graph of one item; outputs held and released
     state                                    everything known, and the worklist of a step

@@ -23,12 +23,15 @@ from shoal_coordinator.dispatch.instructions import Execute, Forward, Tier
 from shoal_coordinator.dispatch.readiness import drop_copies, has_copy, is_ready, out_of_reach
 from shoal_coordinator.dispatch.servers import best, best_but, occupy, rank, reserve, unreserve
 from shoal_coordinator.dispatch.state import (
+    FINISHED,
+    READY,
+    RUNNING,
+    WAITING,
     Forwarding,
     Running,
     Service,
     StageQueue,
     State,
-    Status,
     Task,
 )
 
@@ -40,24 +43,24 @@ def place_ready(state: State) -> None:
     """Give every task that has become ready to a device, and every one that must run again."""
     work = state.worklist
     for task in work.ready:
-        if task.status is Status.WAITING and not task.item.ended and is_ready(task):
+        if task.status is WAITING and not task.item.ended and is_ready(task):
             place(state, task)
     work.ready.clear()
     for task in work.rerun:
-        if task.status is Status.WAITING and not task.item.ended:
+        if task.status is WAITING and not task.item.ended:
             demand(state, task)
     work.rerun.clear()
 
 
 def demand(state: State, task: Task) -> None:
     """A task is to run, now or when its inputs are there; lost inputs are made again."""
-    if task.status is Status.FINISHED:
+    if task.status is FINISHED:
         task.queue.passed -= 1
-    task.status = Status.WAITING
+    task.status = WAITING
     tasks = task.item.tasks
     for producer in task.queue.predecessors:
         made = tasks[producer]
-        if made.status is Status.FINISHED and out_of_reach(task, producer):
+        if made.status is FINISHED and out_of_reach(task, producer):
             demand(state, made)
     if is_ready(task):
         place(state, task)
@@ -67,7 +70,7 @@ def place(state: State, task: Task) -> None:
     """Give a ready task to a device, or let it wait in its queue."""
     queue = task.queue
     service = queue.service
-    task.status = Status.READY
+    task.status = READY
     queue.waiting += 1
     device = _choose(task, service)
     if device is not None:
@@ -81,7 +84,7 @@ def place(state: State, task: Task) -> None:
         queue.reserved.setdefault(task.reserved_on, []).append(task)
     if service not in state.unmet:
         state.unmet[service] = None
-    if not service.servers and not service.loading:
+    if service.unserved:
         state.worklist.services.append(service)
 
 
@@ -129,7 +132,6 @@ def _sooner_elsewhere(task: Task, device: Device) -> Device | None:
 
 
 def fill(state: State, device: Device) -> None:
-    """Fill a device's free slots."""
     work = device.work
     while work.queued < work.slots:
         chosen: Task | None = None
@@ -157,7 +159,7 @@ def _before(queue: StageQueue, other: StageQueue) -> bool:
 def _offer(queue: StageQueue, device: Device) -> Task | None:
     """The task that a queue has for a device with a free slot, left in its place."""
     ready = queue.ready
-    while ready and ready[0].status is not Status.READY:
+    while ready and ready[0].status is not READY:
         ready.popleft()
     task = _reserved_for(queue, device)
     if task is not None and _sooner_elsewhere(task, device) is None:
@@ -169,7 +171,7 @@ def _offer(queue: StageQueue, device: Device) -> Task | None:
         elsewhere = other is not None and other is not device and service in other.listed
         if elsewhere and not takes_over:
             continue
-        if task.status is Status.READY and _may_take(task, device):
+        if task.status is READY and _may_take(task, device):
             return task
     return None
 
@@ -180,7 +182,7 @@ def _reserved_for(queue: StageQueue, device: Device) -> Task | None:
     if waiting is None:
         return None
     for stale, task in enumerate(waiting):
-        if task.status is Status.READY and task.reserved_on is device:
+        if task.status is READY and task.reserved_on is device:
             del waiting[:stale]
             return task
     del queue.reserved[device]
@@ -227,14 +229,15 @@ def _give(state: State, task: Task, device: Device, senders: list[tuple[Task, De
     _, backlog, load, score, order, _ = rank(queue.service, device)
     occupy(task, device)
     state.counter = number = state.counter + 1
-    device.work.note_given(digest, number, state.now)
+    device.work.last_given = number
+    device.work.used_at[digest] = state.now
     loaded_as = device.memory.loaded_as
     tier = loaded_as.pop(digest, Tier.RESIDENT) if loaded_as else Tier.RESIDENT
     device.tally.tiers[tier - 1] += 1
     job.tiers[tier - 1] += 1
     job.served += 1
     queue.running += 1
-    task.status = Status.RUNNING
+    task.status = RUNNING
     task.instruction = number
     task.device = device
     task.attempts += 1
@@ -301,7 +304,7 @@ def _reserve_for_consumers(
             state.unmet[service] = None
             state.worklist.services.append(service)
         following = tasks[consumer]
-        if following.status is not Status.WAITING:
+        if following.status is not WAITING:
             continue
         target = following.reserved_on
         if target is None or target.lost or service not in target.listed:

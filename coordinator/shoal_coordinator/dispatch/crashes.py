@@ -4,7 +4,8 @@ A model that ends the runtime's process while it is loaded, or at its first task
 take down one device after another, for ever, and every other job with them. Counted are the losses
 in a row: a task of the fragment that finishes anywhere ends the row. Losses of several devices
 under one event outside (a switch, a power cut) count once: a trial that began before the last
-counted loss is not counted again. A device that drains, leaves in order.
+counted loss is not counted again. A device that drains, leaves in order. One that returns in the
+same incarnation has lost its connection, not its process: its loss is not counted any more.
 
 One bad item may kill the devices that run it: it is given up first (`tasks`), so losses at first
 tasks are allowed that many times more. From the second loss on, a suspect is loaded, or first run,
@@ -14,9 +15,9 @@ alone on its device (`decisions.LOADING`), so that no other fragment is blamed f
 from typing import NamedTuple
 
 from shoal_coordinator.dispatch.device import Device
-from shoal_coordinator.dispatch.events import Failure, FailureKind
+from shoal_coordinator.dispatch.events import DeviceJoined, Failure, FailureKind
 from shoal_coordinator.dispatch.jobs import end_job
-from shoal_coordinator.dispatch.state import Crashes, Running, StageQueue, State
+from shoal_coordinator.dispatch.state import Crashes, Loss, Running, StageQueue, State
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Nanoseconds
 
@@ -27,6 +28,16 @@ class Trial(NamedTuple):
     digest: Digest
     since: Nanoseconds
     loading: bool
+
+
+def forgive(state: State, event: DeviceJoined) -> None:
+    """A device joins: if its process is one that was lost, it did not crash."""
+    for crashes in state.crashes.values():
+        crashes.losses = [
+            loss
+            for loss in crashes.losses
+            if (loss.device, loss.incarnation) != (event.device, event.incarnation)
+        ]
 
 
 def trials(state: State, device: Device) -> list[Trial]:
@@ -54,14 +65,13 @@ def note_loss(state: State, device: Device, tried: list[Trial]) -> None:
         if since < crashes.counted_at:
             continue
         crashes.counted_at = state.now
-        if loading:
-            crashes.loading += 1
-        else:
-            crashes.first_task += 1
+        crashes.losses.append(Loss(device.name, device.incarnation, loading))
+        while_loading = sum(loss.loading for loss in crashes.losses)
+        at_first_task = len(crashes.losses) - while_loading
         users = [queue for service in state.by_digest[digest] for queue in service.queues]
         bound = state.limits.load_losses
-        if crashes.loading >= bound or crashes.first_task > bound + _by_one_item(state, users):
-            _fail_jobs(state, users, device, crashes.count)
+        if while_loading >= bound or at_first_task > bound + _by_one_item(state, users):
+            _fail_jobs(state, users, device, len(crashes.losses))
 
 
 def _by_one_item(state: State, users: list[StageQueue]) -> int:

@@ -41,28 +41,35 @@ def decide(table: tuple[Rule[Case, Verdict], ...], case: Case) -> Rule[Case, Ver
     return next(rule for rule in table if rule.applies(case))
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A service whose fragment might be loaded on a device."""
+
+    state: State
+    claimant: Service
+    device: Device
+
+    @property
+    def has_starved(self) -> bool:
+        """Whether the claimant has had work and no device for `patience`."""
+        since, state = self.claimant.starving_since, self.state
+        return since is not None and state.now - since >= state.limits.patience
+
+
 # ---- whether one service can do without a device that another claims -----------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class SparingCase:
-    """`claimant` claims a device where the fragment of `user` is resident."""
+class SparingCase(Claim):
+    """The fragment of `user` is resident on the claimed device."""
 
-    state: State
     user: Service
-    claimant: Service
-    device: Device
 
     @property
     def others(self) -> int:
         """How many other devices serve the user, or load its fragment."""
         user = self.user
         return len(user.servers) + len(user.loading) - (user in self.device.listed)
-
-    @property
-    def claimant_starves(self) -> bool:
-        """Whether no device serves the claimant, or loads its fragment."""
-        return not self.claimant.servers and not self.claimant.loading
 
     @property
     def has_settled(self) -> bool:
@@ -76,12 +83,6 @@ class SparingCase:
         """Whether at least half a window of the claimant's items waits."""
         queues = self.claimant.queues
         return self.claimant.waiting >= min(max(queue.job.window // 2, 1) for queue in queues)
-
-
-def has_starved(state: State, service: Service) -> bool:
-    """Whether the service has had work and no device for `patience`."""
-    since = service.starving_since
-    return since is not None and state.now - since >= state.limits.patience
 
 
 def brings_work(queue: StageQueue) -> bool:
@@ -99,22 +100,14 @@ SPARING: Final[tuple[Rule[SparingCase, bool], ...]] = (
         lambda c: c.user.waiting and c.user.priority >= c.claimant.priority,
         False,
     ),
-    Rule("others serve it, the claimant starves", lambda c: c.others and c.claimant_starves, True),
+    Rule("others serve it, the claimant starves", lambda c: c.others and c.claimant.unserved, True),
     Rule("others serve it, idle here for `settle`", lambda c: c.others and c.has_settled, True),
     Rule("others serve it, used here lately", lambda c: c.others, False),
-    Rule("the last, the claimant has a device", lambda c: not c.claimant_starves, False),
-    Rule(
-        "the last, the claimant has priority",
-        lambda c: c.claimant.priority > c.user.priority,
-        True,
-    ),
+    Rule("the last, the claimant has a device", lambda c: not c.claimant.unserved, False),
+    Rule("the last, at a lower priority", lambda c: c.claimant.priority > c.user.priority, True),
     Rule("the last, a batch waits", lambda c: c.batch_waits, True),
-    Rule("the last, starved for `patience`", lambda c: has_starved(c.state, c.claimant), True),
-    Rule(
-        "the last, work for it is on its way",
-        lambda c: any(brings_work(queue) for queue in c.user.queues),
-        False,
-    ),
+    Rule("the last, starved for `patience`", lambda c: c.has_starved, True),
+    Rule("the last, work comes", lambda c: any(map(brings_work, c.user.queues)), False),
     Rule("the last, nothing brings it work", lambda _: True, True),
 )
 
@@ -123,28 +116,25 @@ SPARING: Final[tuple[Rule[SparingCase, bool], ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class EvictionCase:
-    """A fragment resident on a device, and the service whose fragment would take its place."""
+class EvictionCase(Claim):
+    """A fragment resident on the claimed device: may it go?"""
 
-    state: State
     digest: Digest
-    claimant: Service
-    device: Device
 
     @property
     def is_missed(self) -> bool:
         """Whether a service that the device may serve cannot spare it."""
         state, claimant, device = self.state, self.claimant, self.device
         return any(
-            not decide(SPARING, SparingCase(state, user, claimant, device)).verdict
+            not decide(SPARING, SparingCase(state, claimant, device, user)).verdict
             for user in state.by_digest[self.digest]
             if may_serve(user, device)
         )
 
 
 EVICTION: Final[tuple[Rule[EvictionCase, bool], ...]] = (
-    Rule("the device has tasks for it", lambda c: c.device.work.in_use.get(c.digest), False),
-    Rule("no job uses it", lambda c: not c.state.by_digest.get(c.digest), True),
+    Rule("the device has tasks for it", lambda c: c.digest in c.device.work.in_use, False),
+    Rule("no job uses it", lambda c: c.digest not in c.state.by_digest, True),
     Rule("the device is preempted", lambda c: c.device.preempted_by is c.claimant, True),
     Rule("the claimant's tasks do not wait yet", lambda c: not c.claimant.waiting, False),
     Rule("a service cannot spare it", lambda c: c.is_missed, False),
@@ -156,17 +146,8 @@ EVICTION: Final[tuple[Rule[EvictionCase, bool], ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class LoadCase:
-    """A service's fragment, and a device that might load it."""
-
-    state: State
-    service: Service
-    device: Device
-
-    @property
-    def preempted_by_another(self) -> bool:
-        """Whether the device empties itself for another service."""
-        return self.device.preempted_by not in {None, self.service}
+class LoadCase(Claim):
+    """How could the claimant's fragment be loaded on the device?"""
 
     @property
     def hides_a_crash(self) -> bool:
@@ -175,23 +156,21 @@ class LoadCase:
         if not crashes:
             return False
         tried = [digest for digest in work.in_use if digest not in work.times]
-        suspects = (crashes.get(digest) for digest in (self.service.digest, *tried))
-        return bool(tried) and any(each is not None and each.count > 1 for each in suspects)
+        suspects = (crashes.get(digest) for digest in (self.claimant.digest, *tried))
+        return bool(tried) and any(each is not None and len(each.losses) > 1 for each in suspects)
 
     @property
     def must_fetch_to_full_disk(self) -> bool:
         """Whether the fragment is not on the device's disk, and cannot be fetched."""
-        return not self.device.disk.can_provide(self.service.digest, self.state.now)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether it fits beside what is resident."""
-        return self.device.memory.has_room(size_on(self.device, self.service))
+        return not self.device.disk.can_provide(self.claimant.digest, self.state.now)
 
     @property
     def is_cached(self) -> bool:
-        """Whether it is on the device's disk."""
-        return self.service.digest in self.device.disk.cached
+        return self.claimant.digest in self.device.disk.cached
+
+    @property
+    def has_room(self) -> bool:
+        return self.device.memory.has_room(size_on(self.device, self.claimant))
 
     @property
     def victims(self) -> list[Digest] | None:
@@ -201,12 +180,12 @@ class LoadCase:
         candidates = [
             digest
             for digest in memory.resident
-            if decide(EVICTION, EvictionCase(state, digest, self.service, device)).verdict
+            if decide(EVICTION, EvictionCase(state, self.claimant, device, digest)).verdict
         ]
         if memory.single:
             return candidates if len(candidates) == len(memory.resident) else None
         candidates.sort(key=lambda digest: (digest in state.by_digest, work.used_at.get(digest, 0)))
-        size, room = size_on(device, self.service), memory.budget - memory.resident_bytes
+        size, room = size_on(device, self.claimant), memory.budget - memory.resident_bytes
         chosen: list[Digest] = []
         for digest in candidates:
             if room >= size:
@@ -217,10 +196,10 @@ class LoadCase:
 
 
 LOADING: Final[tuple[Rule[LoadCase, Tier | None], ...]] = (
-    Rule("it is resident", lambda c: c.service.digest in c.device.memory.resident, None),
+    Rule("it is resident", lambda c: c.claimant.digest in c.device.memory.resident, None),
     Rule("another fragment moves in or out", lambda c: c.device.memory.moving, None),
-    Rule("preempted by another service", lambda c: c.preempted_by_another, None),
-    Rule("it cannot run there", lambda c: not can_host(c.state, c.service, c.device), None),
+    Rule("preempted", lambda c: c.device.preempted_by not in {None, c.claimant}, None),
+    Rule("it cannot run there", lambda c: not can_host(c.state, c.claimant, c.device), None),
     Rule("a suspect is tried alone", lambda c: c.hides_a_crash, None),
     Rule("the disk is full", lambda c: c.must_fetch_to_full_disk, None),
     Rule("room, and on disk", lambda c: c.has_room and c.is_cached, Tier.CACHED),
@@ -234,16 +213,11 @@ LOADING: Final[tuple[Rule[LoadCase, Tier | None], ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class PreemptionCase:
-    """A service that no device serves, and a device that others use."""
-
-    state: State
-    claimant: Service
-    device: Device
+class PreemptionCase(Claim):
+    """No device serves the claimant, and others use this one."""
 
     @property
     def priority(self) -> int:
-        """The highest priority that uses the device."""
         by_digest = self.state.by_digest
         users = (user for each in self.device.memory.resident for user in by_digest.get(each, ()))
         return max((user.priority for user in users), default=self.claimant.priority)
@@ -259,7 +233,7 @@ class PreemptionCase:
 PREEMPTION: Final[tuple[Rule[PreemptionCase, bool], ...]] = (
     Rule("a higher priority", lambda c: c.claimant.priority > c.priority, True),
     Rule("a lower priority", lambda c: c.claimant.priority < c.priority, False),
-    Rule("not starved for `patience` yet", lambda c: not has_starved(c.state, c.claimant), False),
+    Rule("not starved for `patience` yet", lambda c: not c.has_starved, False),
     Rule("the turn is over", lambda c: c.turn_is_over, True),
     Rule("the turn lasts", lambda _: True, False),
 )

@@ -5,11 +5,11 @@
            --- work     tasks given and reserved, measured times, outputs that it holds
            --- health   signs of life, probes, and the backoff per fragment
 
-Other modules read the parts; they change counters through the parts' methods alone.
+What must change together changes in a method of its part.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 from shoal_coordinator.dispatch.events import DeviceJoined, Failure, Policy, Telemetry
 from shoal_coordinator.dispatch.instructions import Tier
@@ -20,25 +20,19 @@ if TYPE_CHECKING:
     from shoal_coordinator.dispatch.state import Loading, Service, Task
 
 
-class Rank(NamedTuple):
-    """Where a device stands for a task or a load of one service: the smallest goes first.
+Rank: TypeAlias = tuple[int, float, int, float, int, "Device"]
+"""Where a device stands for a task or a load of one service: the smallest goes first. The fields:
 
-    The fields are compared in this order; `servers.rank` alone builds the value. Load stands before
-    the score because scores are refreshed at most once a second: without it the best device would
-    take a second task while the next one idles.
-    """
+- tier: 1, the fragment is resident; 2 to 4, what a load would cost (`instructions.Tier`);
+- backlog: LeastLoaded: nanoseconds until one task more would end, by measured times; else 0;
+- load: tasks given to the device, or reserved for it, and not ended;
+- score: Fifo: the number of its last task; Edas, Aras, Mabac: the score, negated; else the load;
+- order: in which order the devices joined: no two are equal;
+- the device.
 
-    tier: int
-    """1: the fragment is resident; 2 to 4: what a load would cost (`instructions.Tier`)."""
-    backlog: float
-    """LeastLoaded: nanoseconds until one task more would end, by measured times. Else 0."""
-    load: int
-    """Tasks given to the device, or reserved for it, and not ended."""
-    score: float
-    """Fifo: the number of its last task. Edas, Aras, Mabac: the score, negated. Else the load."""
-    order: int
-    """In which order the devices joined: no two are equal."""
-    device: "Device"
+Load stands before the score because scores are refreshed at most once a second: without it the best
+device would take a second task while the next one idles. `servers.rank` alone builds the value.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,31 +72,18 @@ class DeviceMemory:
 
     @property
     def reserved_bytes(self) -> int:
-        """What the fragment that is loading will take."""
         return 0 if self.loading is None else self.loading.size
 
     @property
     def moving(self) -> bool:
-        """Whether a fragment is on its way in or out."""
         return self.loading is not None or bool(self.unloading)
 
     def has_room(self, size: int) -> bool:
-        """Whether a fragment fits beside what is resident."""
         if self.single and self.resident:
             return False
         return size <= self.budget - self.resident_bytes
 
-    def plan_load(self, service: "Service") -> None:
-        """The service's fragment is loaded when every Unload is answered."""
-        self.next_load = service
-
-    def take_plan(self) -> "Service | None":
-        """The service whose fragment was to follow; the plan is over."""
-        service, self.next_load = self.next_load, None
-        return service
-
     def begin_load(self, loading: "Loading") -> None:
-        """Load was given."""
         assert self.loading is None, "a device loads one fragment at a time"
         assert self.has_room(loading.size), f"no room for {loading.size} bytes"
         self.loading = loading
@@ -121,19 +102,6 @@ class DeviceMemory:
         self.loaded_as[loading.digest] = loading.tier
         self.loaded_at = now
         self.load_took = Nanoseconds(now - loading.since)
-
-    def learn_size(self, digest: Digest, size: Bytes) -> None:
-        """A refusal has shown what the fragment takes here."""
-        self.sizes[digest] = size
-
-    def begin_unload(self, digest: Digest) -> None:
-        """Unload was given."""
-        self.unloading[digest] = None
-        self.loaded_as.pop(digest, None)
-
-    def end_unload(self, digest: Digest) -> None:
-        """Unload was answered; on success `drop` follows."""
-        self.unloading.pop(digest, None)
 
     def drop(self, digest: Digest) -> bool:
         """The fragment is not resident any more; whether it was."""
@@ -158,28 +126,6 @@ class DeviceDisk:
         """Whether a load finds the fragment here, or room on disk to fetch it."""
         return digest in self.cached or self.full_until <= now
 
-    def add(self, digest: Digest) -> None:
-        """The fragment is in the cache."""
-        self.cached[digest] = None
-
-    def drop(self, digest: Digest) -> None:
-        """It is not, any more."""
-        self.cached.pop(digest, None)
-
-    def note_full(self, until: Nanoseconds) -> None:
-        """Nothing can be fetched for now."""
-        self.full_until = until
-
-    def begin_prefetch(self, digest: Digest) -> None:
-        """Prefetch was given."""
-        self.prefetching = digest
-
-    def end_prefetch(self, next_after: Nanoseconds | None = None) -> None:
-        """Prefetch was answered; after a failure the next one has to wait."""
-        self.prefetching = None
-        if next_after is not None:
-            self.prefetch_after = next_after
-
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class DeviceWork:
@@ -203,26 +149,15 @@ class DeviceWork:
 
     @property
     def has_slot(self) -> bool:
-        """Whether another task may be given."""
         return self.queued < self.slots
 
-    def reserve(self) -> None:
-        """A route names the device for a task to come."""
-        self.load += 1
-
-    def unreserve(self) -> None:
-        """That task runs elsewhere, or not at all."""
-        self.load -= 1
-
     def occupy(self, digest: Digest, *, reserved: bool) -> None:
-        """A task is given; it may have had a reservation."""
         self.queued += 1
         if not reserved:
             self.load += 1
         self.in_use[digest] = self.in_use.get(digest, 0) + 1
 
     def vacate(self, digest: Digest) -> None:
-        """A task was answered: its slot is free."""
         self.queued -= 1
         self.load -= 1
         left = self.in_use[digest] - 1
@@ -230,29 +165,6 @@ class DeviceWork:
             self.in_use[digest] = left
         else:
             del self.in_use[digest]
-
-    def note_given(self, digest: Digest, number: int, now: Nanoseconds) -> None:
-        """An Execute was emitted."""
-        self.last_given = number
-        self.used_at[digest] = now
-
-    def note_used(self, digest: Digest, now: Nanoseconds) -> None:
-        """A load counts as use: the fragment does not go at once."""
-        self.used_at[digest] = now
-
-    def resize(self, slots: int) -> bool:
-        """Set the number of slots; whether that changes it."""
-        changed = slots != self.slots
-        self.slots = slots
-        return changed
-
-    def hold(self, made: "Task") -> None:
-        """Hold the output of a task."""
-        self.outputs[made] = None
-
-    def release(self, made: "Task") -> None:
-        """The output is not needed any more."""
-        del self.outputs[made]
 
     def add_time(self, digest: Digest, compute: int) -> int:
         """A task took so long; returns the smoothed time."""
@@ -286,25 +198,11 @@ class DeviceHealth:
     fetched_at: Nanoseconds = Nanoseconds(0)
     backoffs: dict[Digest, Backoff] = field(default_factory=dict)
 
-    def note_alive(self, now: Nanoseconds) -> None:
-        """The device was heard from."""
-        self.seen_at = now
-
-    def begin_probe(self, now: Nanoseconds) -> None:
-        """The device is silent: Probe was given."""
-        self.probed_at = now
-
-    def end_probe(self) -> None:
-        """The device is not silent any more."""
-        self.probed_at = None
-
     def note_fetched(self, fetched: int, now: Nanoseconds) -> None:
-        """The device reported how much it has fetched."""
         if fetched != self.fetched:
             self.fetched, self.fetched_at = fetched, now
 
     def backs_off(self, digest: Digest, now: Nanoseconds) -> bool:
-        """Whether the device is to be left alone with a fragment for now."""
         backoff = self.backoffs.get(digest)
         return backoff is not None and backoff.until > now
 
@@ -315,10 +213,6 @@ class DeviceHealth:
         backoff = self.backoffs[digest] = Backoff(now, count, failure)
         return backoff
 
-    def record_success(self, digest: Digest) -> bool:
-        """The fragment worked: the row of failures is over; whether there was one."""
-        return self.backoffs.pop(digest, None) is not None
-
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Device:
@@ -328,6 +222,7 @@ class Device:
 
     name: str
     session: int
+    incarnation: int
     order: int
     tally: Tally
     memory: DeviceMemory
@@ -347,6 +242,7 @@ def new_device(event: DeviceJoined, *, order: int, tally: Tally, slots: int) -> 
     return Device(
         name=event.device,
         session=event.session,
+        incarnation=event.incarnation,
         order=order,
         tally=tally,
         memory=DeviceMemory(

@@ -6,21 +6,11 @@ noticed when a consumer needs them (`readiness`). A device that returns is a new
 has resident and cached counts, what it was doing does not.
 """
 
-from shoal_coordinator.dispatch.crashes import note_loss, trials
+from shoal_coordinator.dispatch import events as ev
+from shoal_coordinator.dispatch import instructions as ins
+from shoal_coordinator.dispatch.crashes import forgive, note_loss, trials
 from shoal_coordinator.dispatch.device import Device, Tally, new_device
-from shoal_coordinator.dispatch.events import (
-    DeviceDraining,
-    DeviceJoined,
-    DeviceLost,
-    DeviceTelemetry,
-    Failure,
-    FailureKind,
-    FragmentEvicted,
-    ProbeAnswered,
-)
-from shoal_coordinator.dispatch.instructions import Disconnect, PeerLost, Probe
-from shoal_coordinator.dispatch.jobs import cancel, resize_windows
-from shoal_coordinator.dispatch.loading import (
+from shoal_coordinator.dispatch.fragments import (
     drop_fragment,
     end_load,
     evict_excess,
@@ -28,7 +18,8 @@ from shoal_coordinator.dispatch.loading import (
     note_dropped,
     take_plan,
 )
-from shoal_coordinator.dispatch.readiness import drop_outputs, note_orphan
+from shoal_coordinator.dispatch.jobs import cancel, resize_windows
+from shoal_coordinator.dispatch.readiness import note_orphan
 from shoal_coordinator.dispatch.servers import review
 from shoal_coordinator.dispatch.services import count_all_homes, request_provisioning
 from shoal_coordinator.dispatch.state import (
@@ -44,35 +35,33 @@ from shoal_protocol.digests import Digest
 
 _KNOWN_DEVICES = 4096
 
-Report = DeviceTelemetry | ProbeAnswered | FragmentEvicted | DeviceDraining | DeviceLost
 
-
-def note_report(state: State, event: Report) -> None:
+def note_report(state: State, event: ev.DeviceReport) -> None:
     """A device says something unasked, or its session's stream broke."""
     device = state.devices.get(event.device)
     if device is None or device.session != event.session:
         return  # of a session that is over
-    device.health.note_alive(state.now)
+    device.health.seen_at = state.now
     match event:
-        case DeviceTelemetry():
+        case ev.DeviceTelemetry():
             _note_telemetry(state, device, event)
-        case ProbeAnswered():
-            device.health.end_probe()
-        case FragmentEvicted():
+        case ev.ProbeAnswered():
+            device.health.probed_at = None
+        case ev.FragmentEvicted():
             drop_fragment(state, device, event.digest)
             _request_replacement(state, event.digest)
             state.worklist.freed.append(device)
-        case DeviceDraining():
+        case ev.DeviceDraining():
             device.draining = True
             review(state, device)
             count_all_homes(state, device)
             for digest in device.memory.resident:
                 _request_replacement(state, digest)
-        case DeviceLost():
+        case ev.DeviceLost():
             lose(state, device, event.reason)
 
 
-def _note_telemetry(state: State, device: Device, event: DeviceTelemetry) -> None:
+def _note_telemetry(state: State, device: Device, event: ev.DeviceTelemetry) -> None:
     """Store the readings; the ranking follows at its own pace."""
     device.health.note_fetched(event.fetched, state.now)
     if device.telemetry != event.telemetry:
@@ -85,14 +74,13 @@ def _request_replacement(state: State, digest: Digest) -> None:
         request_provisioning(state, service)
 
 
-def replaced(state: State, event: DeviceJoined) -> Device | None:
+def replaced(state: State, event: ev.DeviceJoined) -> Device | None:
     """The session before of a device that joins, if it is still there."""
     before = state.devices.get(event.device)
     return before if before is not None and before.session < event.session else None
 
 
-def join(state: State, event: DeviceJoined) -> None:
-    """A new session begins."""
+def join(state: State, event: ev.DeviceJoined) -> None:
     if event.device in state.devices:
         return  # a newer session is there
     tally = state.tallies.pop(event.device, None) or Tally(event.device, event.budget)
@@ -103,6 +91,7 @@ def join(state: State, event: DeviceJoined) -> None:
     order, slots = state.next_number(), state.limits.queue_depth
     device = new_device(event, order=order, tally=tally, slots=slots)
     state.devices[event.device] = device
+    forgive(state, event)
     for digest in [*sorted(event.cached), *event.resident]:
         note_cached(state, device, digest)
     state.telemetry_changed = True
@@ -116,13 +105,15 @@ def join(state: State, event: DeviceJoined) -> None:
     state.worklist.freed.append(device)
 
 
-def lose(state: State, device: Device, reason: str) -> None:
-    """A session has ended: void its instructions; its tasks run again, the last given first."""
+def lose(state: State, device: Device, reason: str, *, crashed: bool = True) -> None:
+    """A session has ended: void its instructions; its tasks run again, the last given first.
+    `crashed`: as far as anybody knows, its process has ended with it.
+    """
     message = f"device {device.name} was lost: {reason}" if reason else f"{device.name} was lost"
-    failure = Failure(kind=FailureKind.UNREACHABLE, message=message)
+    failure = ev.Failure(kind=ev.FailureKind.UNREACHABLE, message=message)
     device.lost = True
     del state.devices[device.name]
-    tried = trials(state, device)
+    tried = trials(state, device) if crashed else []
     served = _withdraw_device(state, device)
     _void_instructions(state, device, failure)
     _warn_senders(state, device)
@@ -149,11 +140,13 @@ def _withdraw_device(state: State, device: Device) -> list[Service]:
         device.preempted_by.preempting = None
     for digest in list(device.disk.cached):
         note_dropped(state, device, digest)
-    drop_outputs(device)
+    for made in device.work.outputs:
+        made.holder = None
+    device.work.outputs.clear()
     return list(dict.fromkeys(served))
 
 
-def _void_instructions(state: State, device: Device, failure: Failure) -> None:
+def _void_instructions(state: State, device: Device, failure: ev.Failure) -> None:
     void = [number for number, pending in state.pending.items() if pending.device is device]
     for number in void:
         match state.pending.pop(number):
@@ -184,12 +177,11 @@ def _warn_senders(state: State, lost: Device) -> None:
                 senders[pending.device.name] = None
             case _:
                 pass
-    state.out += [PeerLost(device=sender, peer=lost.name) for sender in senders]
+    state.out += [ins.PeerLost(device=sender, peer=lost.name) for sender in senders]
 
 
 def give_up(state: State, device: Device, reason: str) -> None:
-    """Close the session of a device that counts as lost."""
-    state.out.append(Disconnect(device=device.name, session=device.session, reason=reason))
+    state.out.append(ins.Disconnect(device=device.name, session=device.session, reason=reason))
     lose(state, device, reason)
 
 
@@ -200,10 +192,10 @@ def silent(state: State) -> list[tuple[Device, str]]:
     for device in state.devices.values():
         health = device.health
         if now - health.seen_at < limits.silence:
-            health.end_probe()
+            health.probed_at = None
         elif health.probed_at is None:
-            health.begin_probe(now)
-            state.out.append(Probe(device=device.name, session=device.session))
+            health.probed_at = now
+            state.out.append(ins.Probe(device=device.name, session=device.session))
         elif now - health.probed_at >= limits.probe_patience:
             given_up.append((device, "silent: no answer to a probe"))
     for number, pending in state.pending.items():

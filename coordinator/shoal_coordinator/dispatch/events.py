@@ -87,31 +87,50 @@ class Telemetry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSubmitted:
+class _Event:
+    at: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReport(_Event):
+    """What a session's device says unasked; void once the session is over."""
+
+    device: str
+    session: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(_Event):
+    """What became of an instruction; void once its device is lost."""
+
+    instruction: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted(_Event):
     """`completed` are the items whose results exist already."""
 
-    at: Nanoseconds
     job: JobSpec
     completed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobCancelled:
-    at: Nanoseconds
+class JobCancelled(_Event):
     job: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceJoined:
+class DeviceJoined(_Event):
     """A new session of a device. One with a known name replaces the session before, which is lost.
 
+    `incarnation` grows with each start of the device's process: an equal one is a reconnection.
     `resident` maps digests to measured bytes. `single` is residency Single: one fragment at a time.
     """
 
-    at: Nanoseconds
     device: str
     session: int
+    incarnation: int = 0
     budget: Bytes
     single: bool = False
     resident: dict[Digest, Bytes] = field(default_factory=dict)
@@ -119,134 +138,102 @@ class DeviceJoined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceLost:
+class DeviceLost(DeviceReport):
     """The session's stream broke. (Silence is for the dispatcher itself to notice.)"""
 
-    at: Nanoseconds
-    device: str
-    session: int
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceDraining:
-    at: Nanoseconds
-    device: str
-    session: int
+class DeviceDraining(DeviceReport):
+    """The device leaves in order: it takes nothing new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceTelemetry:
+class DeviceTelemetry(DeviceReport):
     """Also a sign of life. `fetched` counts the bytes of fragments that ever came to the agent: by
     its growth a device that fetches a large one shows progress.
     """
 
-    at: Nanoseconds
-    device: str
-    session: int
     telemetry: Telemetry
     fetched: Bytes = Bytes(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeAnswered:
-    at: Nanoseconds
-    device: str
-    session: int
+class ProbeAnswered(DeviceReport):
+    """Answers Probe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentResident:
+class FragmentResident(Answer):
     """Answers Load. `resident` is what was measured, or the estimate where nothing was yet."""
 
-    at: Nanoseconds
-    instruction: int
     resident: Bytes
-    fetched: Bytes = Bytes(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentCached:
+class FragmentCached(Answer):
     """Answers Prefetch. `dropped` had to leave the disk cache for it."""
 
-    at: Nanoseconds
-    instruction: int
     dropped: frozenset[Digest] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentUnloaded:
+class FragmentUnloaded(Answer):
     """Answers Unload."""
-
-    at: Nanoseconds
-    instruction: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentEvicted:
+class FragmentEvicted(DeviceReport):
     """Unasked: the device has evicted a fragment by itself."""
 
-    at: Nanoseconds
-    device: str
-    session: int
     digest: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFinished:
+class TaskFinished(Answer):
     """Answers Execute. For a stage that gives results they have arrived, and wait for FinishItem.
 
     `delivered` are the consumers that the activation reached on the routes of Execute.
     """
 
-    at: Nanoseconds
-    instruction: int
     compute: Nanoseconds
     delivered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationForwarded:
+class ActivationForwarded(Answer):
     """Answers Forward."""
-
-    at: Nanoseconds
-    instruction: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstructionFailed:
+class InstructionFailed(Answer):
     """Answers Load, Unload, Prefetch, Execute or Forward."""
 
-    at: Nanoseconds
-    instruction: int
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ItemStored:
+class ItemStored(_Event):
     """Answers FinishItem: the result is safe, or `failure` says why it could not be written."""
 
-    at: Nanoseconds
     job: str
     item: int
     failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputUnreadable:
+class InputUnreadable(_Event):
     """The item's input cannot be read or does not suit the model: the item fails, without retry."""
 
-    at: Nanoseconds
     job: str
     item: int
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(_Event):
     """Time has passed. Comes at least every `TICK_INTERVAL`."""
-
-    at: Nanoseconds
 
 
 TICK_INTERVAL: Final = Nanoseconds(250_000_000)

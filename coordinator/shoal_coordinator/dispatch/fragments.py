@@ -1,30 +1,24 @@
-"""What the answers to Load, Unload and Prefetch change, and fragments that cannot be loaded.
+"""The instructions that move fragments, Load, Unload and Prefetch, and what their answers change.
 
 BUDGET teaches what the fragment takes on a device; a full disk keeps the device from fetching for a
 while; every other failure is tried again later, on each device at most `load_tries` times in a row.
 When no device is left to try, the job fails with the last reason.
 """
 
-from shoal_coordinator.dispatch.backoff import record_failure
+from collections import Counter
+from itertools import islice
+
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind, FragmentCached, FragmentResident
-from shoal_coordinator.dispatch.instructions import Tier
+from shoal_coordinator.dispatch.instructions import Load, Prefetch, Tier, Unload
 from shoal_coordinator.dispatch.jobs import end_job
-from shoal_coordinator.dispatch.loading import (
-    drop_fragment,
-    end_load,
-    evict_excess,
-    note_cached,
-    note_dropped,
-    plan_load,
-    start_load,
-    take_plan,
-)
 from shoal_coordinator.dispatch.servers import review
 from shoal_coordinator.dispatch.services import (
     awaits_homes,
+    can_host,
     end_preemption,
     impossible,
+    record_failure,
     request_provisioning,
     size_on,
 )
@@ -32,16 +26,128 @@ from shoal_coordinator.dispatch.state import Loading, Prefetching, Service, Stat
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds
 
+_PEERS = 4
+_COPIES = 2
+"""Disk copies of a fragment that prefetching aims at, so that a loss costs no download."""
+
+
+def start_load(state: State, service: Service, device: Device, tier: Tier) -> None:
+    """Give Load; the ledger counts the fragment from now on."""
+    digest = service.digest
+    number = state.next_number()
+    size = Bytes(size_on(device, service))
+    loading = Loading(device, digest, size, tier, state.now)
+    device.memory.begin_load(loading)
+    state.pending[number] = loading
+    for user in state.by_digest.get(digest, ()):
+        user.loading[device] = None
+    state.out.append(
+        Load(
+            instruction=number,
+            device=device.name,
+            digest=digest,
+            resident=size,
+            tier=tier,
+            peers=_peers(state, device, digest),
+        )
+    )
+
+
+def end_load(state: State, device: Device) -> None:
+    loading = device.memory.end_load()
+    for user in state.by_digest.get(loading.digest, ()):
+        user.loading.pop(device, None)
+
+
+def plan_load(state: State, service: Service, device: Device, victims: list[Digest]) -> None:
+    """Make room first; the load follows when that is answered."""
+    device.memory.next_load = service
+    service.loading[device] = None
+    for digest in victims:
+        unload(state, device, digest)
+
+
+def take_plan(device: Device) -> Service | None:
+    """The load that was to follow: the caller starts it now, or it is given up."""
+    service, device.memory.next_load = device.memory.next_load, None
+    if service is not None:
+        service.loading.pop(device, None)
+    return service
+
+
+def unload(state: State, device: Device, digest: Digest) -> None:
+    """Give Unload; the ledger counts the fragment until that is answered."""
+    number = state.next_number()
+    device.memory.unloading[digest] = None
+    device.memory.loaded_as.pop(digest, None)
+    state.pending[number] = Unloading(device, digest, state.now)
+    review(state, device)
+    state.out.append(Unload(instruction=number, device=device.name, digest=digest))
+
+
+def drop_fragment(state: State, device: Device, digest: Digest) -> None:
+    if device.memory.drop(digest):
+        device.tally.evictions += 1
+    review(state, device)
+
+
+def evict_excess(state: State, device: Device) -> None:
+    """The device has more than it may: unload what was used least recently."""
+    memory, work = device.memory, device.work
+    excess = memory.resident_bytes - memory.budget
+    if memory.single and len(memory.resident) - len(memory.unloading) > 1:
+        excess = max(excess, 1)
+    for digest in sorted(memory.resident, key=lambda digest: work.used_at.get(digest, 0)):
+        if digest in memory.unloading:
+            excess -= memory.resident[digest]
+        elif excess > 0 and not work.in_use.get(digest):
+            excess -= memory.resident[digest]
+            unload(state, device, digest)
+
+
+def note_cached(state: State, device: Device, digest: Digest) -> None:
+    device.disk.cached[digest] = None
+    state.holders.setdefault(digest, {})[device] = None
+
+
+def note_dropped(state: State, device: Device, digest: Digest) -> None:
+    device.disk.cached.pop(digest, None)
+    holders = state.holders.get(digest)
+    if holders is not None:
+        holders.pop(device, None)
+        if not holders:
+            del state.holders[digest]
+
+
+def _peers(state: State, device: Device, digest: Digest) -> tuple[str, ...]:
+    """Devices that have the fragment on disk, by load, then by round trip; an unknown round trip
+    counts as the mean of the others.
+    """
+    if digest in device.disk.cached:
+        return ()
+    others = (holder for holder in state.holders.get(digest, ()) if holder is not device)
+    holders = list(islice(others, 4 * _PEERS))
+    trips = [holder.telemetry.round_trip for holder in holders]
+    known = [trip for trip in trips if trip is not None]
+    mean = sum(known) / max(len(known), 1)
+    near = sorted(
+        (holder.work.load, mean if trip is None else trip, holder.name)
+        for holder, trip in zip(holders, trips, strict=True)
+    )
+    return tuple(name for _, _, name in near[:_PEERS])
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
 
 def resident(state: State, loading: Loading, event: FragmentResident) -> None:
-    """A fragment can run now."""
     device, digest = loading.device, loading.digest
     size = Bytes(max(loading.size, event.resident))
     end_load(state, device)
     device.memory.add(loading, size, state.now)
-    device.work.note_used(digest, state.now)
+    device.work.used_at[digest] = state.now  # so that it does not go at once
     device.tally.loads += 1
-    device.health.record_success(digest)
+    device.health.backoffs.pop(digest, None)
     note_cached(state, device, digest)
     for service in state.by_digest.get(digest, ()):
         service.starving_since = None
@@ -54,7 +160,7 @@ def resident(state: State, loading: Loading, event: FragmentResident) -> None:
 def unloaded(state: State, unloading: Unloading) -> None:
     """A fragment's memory is back; the load that waited for it follows."""
     device = unloading.device
-    device.memory.end_unload(unloading.digest)
+    device.memory.unloading.pop(unloading.digest, None)
     drop_fragment(state, device, unloading.digest)
     if device.memory.unloading:
         return
@@ -66,7 +172,7 @@ def unloaded(state: State, unloading: Unloading) -> None:
 def cached(state: State, prefetching: Prefetching, event: FragmentCached) -> None:
     """A fragment is on disk; others may have had to go for it."""
     device = prefetching.device
-    device.disk.end_prefetch()
+    device.disk.prefetching = None
     for digest in sorted(event.dropped):
         note_dropped(state, device, digest)
     note_cached(state, device, prefetching.digest)
@@ -74,8 +180,9 @@ def cached(state: State, prefetching: Prefetching, event: FragmentCached) -> Non
 
 def prefetch_failed(state: State, prefetching: Prefetching) -> None:
     """It was only a favour: leave the device alone for a while."""
-    next_after = Nanoseconds(state.now + state.limits.retry_delay_most)
-    prefetching.device.disk.end_prefetch(next_after)
+    disk = prefetching.device.disk
+    disk.prefetching = None
+    disk.prefetch_after = Nanoseconds(state.now + state.limits.retry_delay_most)
 
 
 def unload_failed(state: State, unloading: Unloading, failure: Failure) -> None:
@@ -84,7 +191,7 @@ def unload_failed(state: State, unloading: Unloading, failure: Failure) -> None:
     if failure.kind is FailureKind.NOT_RESIDENT:
         unloaded(state, unloading)
         return
-    device.memory.end_unload(unloading.digest)
+    device.memory.unloading.pop(unloading.digest, None)
     service = take_plan(device)
     if service is not None:
         record_failure(state, device, service.digest, failure)
@@ -92,7 +199,6 @@ def unload_failed(state: State, unloading: Unloading, failure: Failure) -> None:
 
 
 def load_failed(state: State, loading: Loading, failure: Failure) -> None:
-    """The fragment could not be had, or does not fit."""
     device, digest = loading.device, loading.digest
     end_load(state, device)
     if failure.kind is FailureKind.BUDGET:
@@ -101,11 +207,11 @@ def load_failed(state: State, loading: Loading, failure: Failure) -> None:
         note_dropped(state, device, digest)
         if _clear_disk(state, device, digest):
             return
-        device.disk.note_full(Nanoseconds(state.now + 4 * state.limits.retry_delay))
+        device.disk.full_until = Nanoseconds(state.now + 4 * state.limits.retry_delay)
     if failure.kind in {FailureKind.CORRUPT, FailureKind.UNAVAILABLE}:
         note_dropped(state, device, digest)
     if failure.kind is FailureKind.UNAVAILABLE and device.health.fetched_at > loading.since:
-        device.health.record_success(digest)  # bytes came, and stay: the next try goes further
+        device.health.backoffs.pop(digest, None)  # bytes came, and stay: the next try goes further
     record_failure(state, device, digest, failure)
     for service in list(state.by_digest.get(digest, ())):
         request_provisioning(state, service)
@@ -133,10 +239,10 @@ def _learn_need(device: Device, loading: Loading, failure: Failure) -> None:
     if need is not None and have is not None and need <= have:
         return
     if need is not None and need > loading.size:
-        device.memory.learn_size(loading.digest, need)
+        device.memory.sizes[loading.digest] = need
     elif not device.memory.resident and not device.work.queued:
         # Alone, and still too large, whatever the numbers say.
-        device.memory.learn_size(loading.digest, Bytes(device.memory.budget + 1))
+        device.memory.sizes[loading.digest] = Bytes(device.memory.budget + 1)
 
 
 def _out_of_tries(state: State, service: Service) -> Failure | None:
@@ -152,3 +258,55 @@ def _out_of_tries(state: State, service: Service) -> Failure | None:
             return None
         last = avoided.failure
     return last
+
+
+# ---- prefetch ------------------------------------------------------------------------------------
+
+
+def prefetch_idle(state: State) -> None:
+    """Bring to disk what an idle device may have to load: its own stages, and second copies."""
+    if not state.services:
+        return
+    coming = Counter(device.disk.prefetching for device in state.devices.values())
+    for device in state.devices.values():
+        if _may_prefetch(state, device):
+            digest = _to_prefetch(state, device, coming)
+            if digest is not None:
+                coming[digest] += 1
+                _prefetch(state, digest, device)
+
+
+def _may_prefetch(state: State, device: Device) -> bool:
+    disk = device.disk
+    if device.draining or device.work.queued or device.memory.moving:
+        return False
+    return disk.prefetching is None and max(disk.prefetch_after, disk.full_until) <= state.now
+
+
+def _to_prefetch(state: State, device: Device, coming: Counter[Digest | None]) -> Digest | None:
+    """What the device will have to load itself; else what only one other device has."""
+    spare: Digest | None = None
+    for service in state.services.values():
+        digest = service.digest
+        if digest in device.disk.cached or not can_host(state, service, device):
+            continue
+        if device.name in service.homes:
+            return digest
+        copies = len(state.holders.get(digest, ()))
+        if copies and copies + len(service.loading) + coming[digest] < _COPIES:
+            spare = spare or digest
+    return spare
+
+
+def _prefetch(state: State, digest: Digest, device: Device) -> None:
+    number = state.next_number()
+    device.disk.prefetching = digest
+    state.pending[number] = Prefetching(device, digest, state.now)
+    state.out.append(
+        Prefetch(
+            instruction=number,
+            device=device.name,
+            digest=digest,
+            peers=_peers(state, device, digest),
+        )
+    )

@@ -2,36 +2,35 @@
 
 from dataclasses import dataclass, field
 
+from shoal_protocol.units import Nanoseconds
+
 _BITS = 4
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of non-negative integers (nanoseconds) by bucket."""
+    """Counts of durations by bucket."""
 
     counts: dict[int, int] = field(default_factory=dict)
     total: int = 0
-    maximum: int = 0
+    maximum: Nanoseconds = Nanoseconds(0)
 
-    def add(self, value: int) -> None:
-        """Count one value."""
-        shift = value.bit_length() - _BITS - 1
-        bucket = value if shift <= 0 else (shift << (_BITS + 1)) + (value >> shift)
+    def add(self, duration: Nanoseconds) -> None:
+        shift = duration.bit_length() - _BITS - 1
+        bucket = duration if shift <= 0 else (shift << (_BITS + 1)) + (duration >> shift)
         self.counts[bucket] = self.counts.get(bucket, 0) + 1
         self.total += 1
-        self.maximum = max(self.maximum, value)
+        self.maximum = max(self.maximum, duration)
 
-    def quantile(self, fraction: float) -> int | None:
-        """The value below which that fraction of the values lies; None when there is none."""
-        if not self.total:
-            return None
+    def quantile(self, fraction: float) -> Nanoseconds:
+        """The duration below which that fraction of them lies; there must be one."""
         rank = fraction * self.total
         seen = 0
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
             if seen >= rank:
-                return min(_middle(bucket), self.maximum)
-        return self.maximum
+                break
+        return Nanoseconds(min(_middle(bucket), self.maximum))
 
 
 def _middle(bucket: int) -> int:

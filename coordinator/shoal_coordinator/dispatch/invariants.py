@@ -3,6 +3,7 @@
 `violations` recounts from scratch what the state counts by increments, and says what differs.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from shoal_coordinator.dispatch.device import Device
@@ -66,16 +67,9 @@ def _of_job(state: State, job: Job) -> Iterator[str]:
         for task in item.tasks:
             counts[task.queue.stage][task.status] += 1
     for queue in job.queues:
-        _, ready, running, finished = counts[queue.stage]
-        if (queue.waiting, queue.running, queue.passed) != (
-            ready,
-            running,
-            finished,
-        ):
-            yield (
-                f"{name}: stage {queue.stage} counts {queue.waiting} {queue.running}"
-                f" {queue.passed}, has {ready} {running} {finished}"
-            )
+        counted = [queue.waiting, queue.running, queue.passed]
+        if counted != counts[queue.stage][1:]:
+            yield f"{name}: stage {queue.stage} counts {counted}, has {counts[queue.stage][1:]}"
 
 
 def _of_item(item: Item) -> Iterator[str]:
@@ -121,30 +115,21 @@ def _of_service(state: State, service: Service) -> Iterator[str]:
 
 
 def _of_pending(state: State) -> Iterator[str]:
-    given: dict[Device, int] = {}
+    given: Counter[Device] = Counter()
     for number, pending in state.pending.items():
         if pending.device.lost:
             yield f"instruction {number}: waits for {pending.device.name}, which is lost"
         if isinstance(pending, Running):
-            given[pending.device] = given.get(pending.device, 0) + 1
+            given[pending.device] += 1
             if pending.task.instruction != number and not pending.task.item.ended:
                 yield f"instruction {number}: its task is given again"
         if isinstance(pending, Forwarding) and pending.target is pending.device:
             yield f"instruction {number}: forwards to itself"
-    reserved = _reserved(state)
+    tasks = (task for job in state.jobs.values() for i in job.active.values() for task in i.tasks)
+    reserved = Counter(task.reserved_on for task in tasks)
     for device in state.devices.values():
         name, queued = device.name, device.work.queued
-        if queued != given.get(device, 0):
-            yield f"{name}: {queued} tasks given, {given.get(device, 0)} unanswered"
-        if device.work.load != queued + reserved.get(device, 0):
-            yield f"{name}: load {device.work.load} is not {queued} + {reserved.get(device, 0)}"
-
-
-def _reserved(state: State) -> dict[Device, int]:
-    reserved: dict[Device, int] = {}
-    for job in state.jobs.values():
-        for item in job.active.values():
-            for task in item.tasks:
-                if task.reserved_on is not None:
-                    reserved[task.reserved_on] = reserved.get(task.reserved_on, 0) + 1
-    return reserved
+        if queued != given[device]:
+            yield f"{name}: {queued} tasks given, {given[device]} unanswered"
+        if device.work.load != queued + reserved[device]:
+            yield f"{name}: load {device.work.load} is not {queued} + {reserved[device]}"

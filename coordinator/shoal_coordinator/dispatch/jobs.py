@@ -14,24 +14,27 @@ protocol's rule), so a new plan starts the items over that are under way; finish
 same epoch only priority, deadline and parallelism are taken over, and nothing starts over.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from shoal_coordinator.dispatch.events import (
-    Failure,
-    FailureKind,
-    InputUnreadable,
-    ItemStored,
-    JobCancelled,
-    JobSpec,
-    JobSubmitted,
-)
-from shoal_coordinator.dispatch.instructions import Cancel, FailItem, FinishItem, FinishJob
+from shoal_coordinator.dispatch import events as ev
+from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch.ranking import refresh
 from shoal_coordinator.dispatch.readiness import drop_copies, ends, open_barrier, release
 from shoal_coordinator.dispatch.servers import unreserve
 from shoal_coordinator.dispatch.services import begin_service, impossible, retire_service
-from shoal_coordinator.dispatch.state import Item, Job, Service, StageQueue, State, Status, Task
+from shoal_coordinator.dispatch.state import (
+    FINISHED,
+    READY,
+    RUNNING,
+    WAITING,
+    Item,
+    Job,
+    Service,
+    StageQueue,
+    State,
+    Task,
+)
+from shoal_protocol.units import Nanoseconds
 
 SHOWN_FAILURES = 64
 _SMALLEST_WINDOW = 4
@@ -39,7 +42,7 @@ _BATCH = 16
 _STORING = 64
 
 
-def submit(state: State, event: JobSubmitted) -> None:
+def submit(state: State, event: ev.JobSubmitted) -> None:
     """Take a job, or a newer plan or other terms of one that runs."""
     spec = event.job
     known = state.jobs.get(spec.name)
@@ -77,7 +80,7 @@ def _begin_services(state: State, job: Job) -> None:
 def _make_queues(state: State, job: Job) -> None:
     stages = job.spec.stages
     job.results = ends(stages)
-    job.open_stages = 0
+    job.open_stages = 0 if job.spec.mode is ev.Mode.BARRIER else len(stages)
     for index, stage in enumerate(stages):
         key = (stage.digest, stage.homes, job.spec.policy)
         service = state.services.get(key)
@@ -105,7 +108,7 @@ def _make_queues(state: State, job: Job) -> None:
         job.queues.append(queue)
 
 
-def _replan(state: State, job: Job, spec: JobSpec) -> None:
+def _replan(state: State, job: Job, spec: ev.JobSpec) -> None:
     items = [item for item in job.active.values() if not item.storing]
     for item in items:
         abandon(state, item)
@@ -118,7 +121,7 @@ def _replan(state: State, job: Job, spec: JobSpec) -> None:
     for queue, before in zip(job.queues, queues, strict=False):
         queue.finished, queue.times = before.finished, before.times
     for item in job.active.values():  # those that are being stored have passed every stage
-        item.tasks = [Task(item, queue, Status.FINISHED) for queue in job.queues]
+        item.tasks = [Task(item, queue, FINISHED) for queue in job.queues]
     for queue in job.queues:
         queue.passed = len(job.active)
     _begin_services(state, job)
@@ -126,7 +129,7 @@ def _replan(state: State, job: Job, spec: JobSpec) -> None:
         retire_service(state, queue)
 
 
-def _amend(state: State, job: Job, spec: JobSpec) -> None:
+def _amend(state: State, job: Job, spec: ev.JobSpec) -> None:
     job.spec = replace(
         job.spec,
         priority=spec.priority,
@@ -140,7 +143,6 @@ def _amend(state: State, job: Job, spec: JobSpec) -> None:
 
 
 def resize_windows(state: State) -> None:
-    """Devices came, went, or have other slots: windows follow."""
     for job in list(state.jobs.values()):
         _open_window(state, job)
 
@@ -151,7 +153,7 @@ def _open_window(state: State, job: Job) -> None:
 
 
 def _window(state: State, job: Job) -> int:
-    if not job.streaming:
+    if job.spec.mode is ev.Mode.BARRIER:
         return job.spec.items
     services = [queue.service for queue in job.queues]
     if all(service.homes_up for service in services):
@@ -210,17 +212,15 @@ def complete(state: State) -> None:
 
 
 def _store(state: State, item: Item) -> None:
-    """All results of an item have arrived."""
     item.storing = True
     item.job.storing += 1
     attempts = 1 + item.retries
     state.out.append(
-        FinishItem(job=item.job.spec.name, epoch=item.epoch, item=item.index, attempts=attempts)
+        ins.FinishItem(job=item.job.spec.name, epoch=item.epoch, item=item.index, attempts=attempts)
     )
 
 
-def stored(state: State, event: ItemStored) -> None:
-    """An item's result is safe, or could not be written."""
+def stored(state: State, event: ev.ItemStored) -> None:
     job = state.jobs.get(event.job)
     item = None if job is None else job.active.get(event.item)
     if job is None or item is None or not item.storing:
@@ -230,25 +230,23 @@ def stored(state: State, event: ItemStored) -> None:
         return
     job.succeeded += 1
     if item.started_at is not None:
-        job.latency.add(event.at - item.started_at)
+        job.latency.add(Nanoseconds(event.at - item.started_at))
     _end_item(state, item)
 
 
-def unreadable(state: State, event: InputUnreadable) -> None:
-    """An item's input cannot be used."""
+def unreadable(state: State, event: ev.InputUnreadable) -> None:
     job = state.jobs.get(event.job)
     item = None if job is None else job.active.get(event.item)
     if item is not None and not item.storing:
         fail_item(state, item, event.failure)
 
 
-def fail_item(state: State, item: Item, failure: Failure) -> None:
-    """Give an item up for good."""
+def fail_item(state: State, item: Item, failure: ev.Failure) -> None:
     job = item.job
     job.failed += 1
     if len(job.failures) < SHOWN_FAILURES:
         job.failures.append((item.index, failure))
-    state.out.append(FailItem(job=job.spec.name, item=item.index, failure=failure))
+    state.out.append(ins.FailItem(job=job.spec.name, item=item.index, failure=failure))
     _end_item(state, item)
 
 
@@ -268,8 +266,14 @@ def abandon(state: State, item: Item) -> None:
     """Undo an item: cancel what runs, release the outputs that devices hold."""
     item.ended = True
     for task in item.tasks:
-        if task.status is not Status.WAITING:
-            _withdraw(state, task)
+        if task.status is FINISHED:
+            task.queue.passed -= 1
+        elif task.status is RUNNING:
+            task.queue.running -= 1
+            cancel(state, task)
+        elif task.status is READY:
+            task.queue.waiting -= 1
+        task.status = WAITING
         if task.reserved_on is not None:
             unreserve(task)
         if task.inputs is not None:
@@ -280,34 +284,17 @@ def abandon(state: State, item: Item) -> None:
     item.tasks = []  # no cycle is left: reference counting frees the item without the collector
 
 
-def _withdraw(state: State, task: Task) -> None:
-    queue = task.queue
-    match task.status:
-        case Status.FINISHED:
-            queue.passed -= 1
-        case Status.RUNNING:
-            queue.running -= 1
-            cancel(state, task)
-        case Status.READY:
-            queue.waiting -= 1
-        case Status.WAITING:
-            pass
-    task.status = Status.WAITING
-
-
 def cancel(state: State, task: Task) -> None:
     """Ask the device to give an instruction up; it answers all the same."""
     device = task.device
     if device is not None and not device.lost:
-        state.out.append(Cancel(device=device.name, cancelled=task.instruction))
+        state.out.append(ins.Cancel(device=device.name, cancelled=task.instruction))
 
 
 def _pass_barrier(state: State, job: Job) -> None:
     """Barrier mode: begin the stages whose turn has come."""
-    if job.streaming:
-        return
     first = job.open_stages + 1
-    if open_barrier(job):
+    if first < len(job.queues) and open_barrier(job):
         for item in job.active.values():
             state.worklist.ready += item.tasks[first : job.open_stages + 1]
 
@@ -315,24 +302,22 @@ def _pass_barrier(state: State, job: Job) -> None:
 # ---- the end -------------------------------------------------------------------------------------
 
 
-def cancel_job(state: State, event: JobCancelled) -> None:
-    """The user has cancelled it."""
+def cancel_job(state: State, event: ev.JobCancelled) -> None:
     if (job := state.jobs.get(event.job)) is not None:
-        failure = Failure(kind=FailureKind.CANCELLED, message=event.reason or "cancelled")
+        failure = ev.Failure(kind=ev.FailureKind.CANCELLED, message=event.reason or "cancelled")
         end_job(state, job, failure)
 
 
-def expire(state: State, jobs: Iterable[Job]) -> None:
-    """End the jobs whose deadline has passed."""
-    for job in list(jobs):
+def expire(state: State) -> None:
+    for job in list(state.jobs.values()):
         deadline = job.spec.deadline
         if deadline is not None and state.now >= deadline:
             ended = job.succeeded + job.failed
             message = f"the deadline passed with {job.open} of {job.open + ended} items not ended"
-            end_job(state, job, Failure(kind=FailureKind.DEADLINE, message=message))
+            end_job(state, job, ev.Failure(kind=ev.FailureKind.DEADLINE, message=message))
 
 
-def end_job(state: State, job: Job, failure: Failure | None) -> None:
+def end_job(state: State, job: Job, failure: ev.Failure | None) -> None:
     """Emit FinishJob, undo what is under way, and store the counts for a while."""
     job.ended_at = state.now
     job.failure = failure
@@ -345,20 +330,16 @@ def end_job(state: State, job: Job, failure: Failure | None) -> None:
     state.ended[job.spec.name] = job
     while len(state.ended) > state.limits.ended_jobs:
         del state.ended[next(iter(state.ended))]
-    state.out.append(FinishJob(job=job.spec.name, failure=failure))
+    state.out.append(ins.FinishJob(job=job.spec.name, failure=failure))
 
 
 def give_up_impossible(state: State) -> None:
     """End the jobs that waited for their homes, and fit on no device."""
     for job in list(state.jobs.values()):
-        if any(_unserved(queue.service) for queue in job.queues):
+        if any(queue.service.unserved for queue in job.queues):
             failure = impossible(state, job) if _settled(state, job) else None
             if failure is not None:
                 end_job(state, job, failure)
-
-
-def _unserved(service: Service) -> bool:
-    return not service.servers and not service.loading
 
 
 def _settled(state: State, job: Job) -> bool:

@@ -15,33 +15,13 @@ all that waits: so nothing waits for ever.
 from typing import assert_never
 
 from shoal_coordinator.dispatch import devices, fragments, jobs, tasks
+from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch.assignment import fill, place_ready
-from shoal_coordinator.dispatch.backoff import expire_backoffs
-from shoal_coordinator.dispatch.events import (
-    ActivationForwarded,
-    DeviceDraining,
-    DeviceJoined,
-    DeviceLost,
-    DeviceTelemetry,
-    Event,
-    Failure,
-    FragmentCached,
-    FragmentEvicted,
-    FragmentResident,
-    FragmentUnloaded,
-    InputUnreadable,
-    InstructionFailed,
-    ItemStored,
-    JobCancelled,
-    JobSubmitted,
-    ProbeAnswered,
-    TaskFinished,
-    Tick,
-)
+from shoal_coordinator.dispatch.fragments import evict_excess, prefetch_idle
 from shoal_coordinator.dispatch.instructions import Instruction
-from shoal_coordinator.dispatch.loading import evict_excess, prefetch_idle
 from shoal_coordinator.dispatch.ranking import refresh
 from shoal_coordinator.dispatch.residency import consider_device, consider_service
+from shoal_coordinator.dispatch.services import expire_backoffs
 from shoal_coordinator.dispatch.state import (
     Forwarding,
     Limits,
@@ -57,17 +37,8 @@ from shoal_coordinator.dispatch.state import (
 
 __all__ = ["Limits", "State", "new_state", "step"]
 
-Answer = (
-    TaskFinished
-    | ActivationForwarded
-    | InstructionFailed
-    | FragmentResident
-    | FragmentCached
-    | FragmentUnloaded
-)
 
-
-def step(state: State, event: Event) -> tuple[Instruction, ...]:
+def step(state: State, event: ev.Event) -> tuple[Instruction, ...]:
     """Take one event; the state is changed in place (see `state`)."""
     state.now = max(state.now, event.at)
     # 1. Apply what the event says.
@@ -83,7 +54,6 @@ def step(state: State, event: Event) -> tuple[Instruction, ...]:
     # 8. Emit.
     out = tuple(state.out)
     state.out.clear()
-    state.log.append((event, out))
     return out
 
 
@@ -144,71 +114,59 @@ def _provision(state: State, service: Service) -> None:
 # ---- 1. apply ------------------------------------------------------------------------------------
 
 
-def _apply(state: State, event: Event) -> None:
+def _apply(state: State, event: ev.Event) -> None:
     match event:
-        case (
-            TaskFinished()
-            | ActivationForwarded()
-            | InstructionFailed()
-            | FragmentResident()
-            | FragmentCached()
-            | FragmentUnloaded()
-        ):
+        case ev.Answer():
             _apply_answer(state, event)
-        case ItemStored():
+        case ev.ItemStored():
             jobs.stored(state, event)
-        case InputUnreadable():
+        case ev.InputUnreadable():
             jobs.unreadable(state, event)
-        case JobSubmitted():
+        case ev.JobSubmitted():
             jobs.submit(state, event)
-        case JobCancelled():
+        case ev.JobCancelled():
             jobs.cancel_job(state, event)
             state.worklist.everything = True
-        case DeviceJoined():
+        case ev.DeviceJoined():
             if (before := devices.replaced(state, event)) is not None:
-                devices.lose(state, before, "a new session took its place")
+                crashed = before.incarnation != event.incarnation
+                devices.lose(state, before, "a new session took its place", crashed=crashed)
                 _settle(state)
             devices.join(state, event)
-        case (
-            DeviceTelemetry()
-            | ProbeAnswered()
-            | FragmentEvicted()
-            | DeviceDraining()
-            | DeviceLost()
-        ):
+        case ev.DeviceReport():
             devices.note_report(state, event)
-        case Tick():
+        case ev.Tick():
             _tick(state)
         case _:
             assert_never(event)
 
 
-def _apply_answer(state: State, event: Answer) -> None:
+def _apply_answer(state: State, event: ev.Answer) -> None:
     pending = state.pending.pop(event.instruction, None)
     if pending is None:
         return  # the instruction is void
     device = pending.device
-    device.health.note_alive(state.now)
+    device.health.seen_at = state.now
     match event, pending:
-        case TaskFinished(), Running():
+        case ev.TaskFinished(), Running():
             tasks.finished(state, pending, event)
-        case ActivationForwarded(), Forwarding():
+        case ev.ActivationForwarded(), Forwarding():
             tasks.forwarded(state, pending)
             return
-        case FragmentResident(), Loading():
+        case ev.FragmentResident(), Loading():
             fragments.resident(state, pending, event)
-        case FragmentUnloaded(), Unloading():
+        case ev.FragmentUnloaded(), Unloading():
             fragments.unloaded(state, pending)
-        case FragmentCached(), Prefetching():
+        case ev.FragmentCached(), Prefetching():
             fragments.cached(state, pending, event)
-        case InstructionFailed(), _:
+        case ev.InstructionFailed(), _:
             _apply_failure(state, pending, event.failure)
         case _:
             raise AssertionError(f"{event} does not answer {pending}")
     state.worklist.freed.append(device)
 
 
-def _apply_failure(state: State, pending: Pending, failure: Failure) -> None:
+def _apply_failure(state: State, pending: Pending, failure: ev.Failure) -> None:
     match pending:
         case Running():
             tasks.failed(state, pending, failure)
@@ -226,7 +184,7 @@ def _apply_failure(state: State, pending: Pending, failure: Failure) -> None:
 
 def _tick(state: State) -> None:
     """Deadlines, silence, backoffs; then everything that waits is considered."""
-    jobs.expire(state, state.jobs.values())
+    jobs.expire(state)
     if state.slots_changed:
         state.slots_changed = False
         jobs.resize_windows(state)

@@ -40,7 +40,6 @@ CRITERIA: Final[tuple[tuple[str, int], ...]] = (
     ("queue length", COST),
     ("measured speed", BENEFIT),
 )
-SCORED: Final = (Policy.EDAS, Policy.ARAS, Policy.MABAC)
 
 
 def entropy_weights(matrix: Matrix) -> Matrix:
@@ -89,6 +88,9 @@ def mabac(matrix: Matrix, weights: Matrix, types: Matrix) -> Matrix:
     return np.asarray((weighted - border).sum(axis=1))
 
 
+SCORED: Final = {Policy.EDAS: edas, Policy.ARAS: aras, Policy.MABAC: mabac}
+
+
 def score(readings: Sequence[Sequence[float | None]], policy: Policy) -> list[float]:
     """Scores of the rows of `readings` (columns as `CRITERIA`) under a policy; higher is better."""
     known = np.array(readings, dtype=np.float64).reshape(len(readings), len(CRITERIA))
@@ -99,16 +101,7 @@ def score(readings: Sequence[Sequence[float | None]], policy: Policy) -> list[fl
         return [0.0] * len(readings)
     matrix = np.where(np.isnan(known), np.nanmean(known, axis=0), known)
     weights = entropy_weights(matrix)
-    match policy:
-        case Policy.EDAS:
-            scores = edas(matrix, weights, types)
-        case Policy.ARAS:
-            scores = aras(matrix, weights, types)
-        case Policy.MABAC:
-            scores = mabac(matrix, weights, types)
-        case Policy.FIFO | Policy.LEAST_LOADED:
-            raise AssertionError(f"{policy} ranks without scores")
-    return [float(value) for value in scores]
+    return [float(value) for value in SCORED[policy](matrix, weights, types)]
 
 
 def refresh(state: State) -> None:

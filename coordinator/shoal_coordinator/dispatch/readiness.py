@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Stage
 from shoal_coordinator.dispatch.instructions import Release
-from shoal_coordinator.dispatch.state import Item, Job, State, Status, Task
+from shoal_coordinator.dispatch.state import (
+    FINISHED,
+    Item,
+    Job,
+    State,
+    Task,
+)
 
 
 def ends(stages: Sequence[Stage]) -> frozenset[int]:
@@ -26,11 +32,11 @@ def ends(stages: Sequence[Stage]) -> frozenset[int]:
 def is_ready(task: Task) -> bool:
     """Whether nothing but a device is missing."""
     queue = task.queue
-    if queue.stage > queue.job.open_stages and not queue.job.streaming:
+    if queue.stage > queue.job.open_stages:
         return False
     tasks = task.item.tasks
     for producer in queue.predecessors:  # noqa: SIM110 (all() costs a generator, twice a task)
-        if tasks[producer].status is not Status.FINISHED:
+        if tasks[producer].status is not FINISHED:
             return False
     return True
 
@@ -59,19 +65,6 @@ def open_barrier(job: Job) -> bool:
     return job.open_stages > before
 
 
-def hold(made: Task, device: Device) -> None:
-    """The device holds the output until all consumers have finished."""
-    made.holder = device
-    device.work.hold(made)
-
-
-def drop_outputs(device: Device) -> None:
-    """The device is lost, and what it held with it: noticed when a consumer needs it."""
-    for made in list(device.work.outputs):
-        made.holder = None
-        device.work.release(made)
-
-
 def release_inputs(state: State, task: Task) -> None:
     """A task has finished: release its inputs that no other consumer needs."""
     tasks = task.item.tasks
@@ -79,17 +72,16 @@ def release_inputs(state: State, task: Task) -> None:
         made = tasks[producer]
         if made.holder is not None:
             for consumer in made.queue.consumers:
-                if tasks[consumer].status is not Status.FINISHED:
+                if tasks[consumer].status is not FINISHED:
                     break
             else:
                 release(state, made)
 
 
 def release(state: State, made: Task) -> None:
-    """No consumer needs this output any more."""
     holder, item = made.holder, made.item
     if holder is not None:
-        holder.work.release(made)
+        del holder.work.outputs[made]
         made.holder = None
         release_at(state, holder, item, made.queue.stage)
     if item.orphan_copies:
@@ -101,7 +93,6 @@ def release(state: State, made: Task) -> None:
 
 
 def release_at(state: State, device: Device, item: Item, stage: int) -> None:
-    """Have one device drop what it has of an output."""
     state.out.append(
         Release(
             device=device.name,

@@ -9,8 +9,6 @@ of tables: see `decisions`.
 A device that a starving service *preempts* is given nothing new until it is empty.
 """
 
-from typing import NamedTuple
-
 from shoal_coordinator.dispatch.decisions import (
     LOADING,
     PREEMPTION,
@@ -19,25 +17,14 @@ from shoal_coordinator.dispatch.decisions import (
     decide,
 )
 from shoal_coordinator.dispatch.device import Device
+from shoal_coordinator.dispatch.fragments import plan_load, start_load
 from shoal_coordinator.dispatch.instructions import Tier
-from shoal_coordinator.dispatch.loading import plan_load, start_load
 from shoal_coordinator.dispatch.servers import may_serve, rank, review
 from shoal_coordinator.dispatch.services import awaits_homes, can_host, end_preemption
 from shoal_coordinator.dispatch.state import Service, State
 
 
-class Need(NamedTuple):
-    """Which service an idle device helps: the smallest, by these fields in order."""
-
-    priority: int
-    """Negated: the highest first."""
-    tier: int
-    stage: int
-    """Negated: the latest first, as items are finished before others are begun."""
-
-
 def consider_service(state: State, service: Service) -> None:
-    """Does this fragment need to be loaded somewhere, and where?"""
     if not service.queues:
         return
     waiting = service.waiting
@@ -54,31 +41,29 @@ def consider_service(state: State, service: Service) -> None:
                 load_if_possible(state, service, device)
     else:
         _spread(state, service, waiting)
-    if waiting and not service.servers and not service.loading:
+    if waiting and service.unserved:
         _preempt(state, service)
     if not waiting and service.servers and not _home_missing(state, service):
         state.unmet.pop(service, None)
 
 
 def consider_device(state: State, device: Device) -> None:
-    """The device has nothing to do: is there a stage that needs it?"""
     if device.memory.moving or device.draining or device.lost:
         return
     if device.preempted_by is not None:
         if not device.work.queued:
             load_if_possible(state, device.preempted_by, device)
         return
-    best: tuple[Need, Service] | None = None
-    for service in state.unmet:
+    loadable: list[tuple[int, int, int, int]] = []
+    services = list(state.unmet)
+    for index, service in enumerate(services):
         if not service.queues or not _wants(state, service, device):
             continue
         tier = tier_for(state, service, device)
-        if tier is not None:
-            need = Need(-service.priority, tier, -service.queues[0].stage)
-            if best is None or need < best[0]:
-                best = need, service
-    if best is not None:
-        load_if_possible(state, best[1], device)
+        if tier is not None:  # the latest stage first: items are finished before others are begun
+            loadable.append((-service.priority, tier, -service.queues[0].stage, index))
+    if loadable:
+        load_if_possible(state, services[min(loadable)[-1]], device)
 
 
 def load_if_possible(state: State, service: Service, device: Device) -> None:
@@ -118,25 +103,24 @@ def _spread(state: State, service: Service, waiting: int) -> None:
         for device in state.devices.values()
         if (tier := tier_for(state, service, device)) is not None
     ]
-    for choice in sorted(choices):
+    for cost, _, load, _, _, device in sorted(choices):
         piled_up = waiting > depth * len(service.loading)
-        if not service.servers and not service.loading:
+        if service.unserved:
             wanted = True
-        elif choice.tier == Tier.EVICT:
-            wanted = piled_up and not choice.load
+        elif cost == Tier.EVICT:
+            wanted = piled_up and not load
         else:
             wanted = piled_up or first
         if wanted:
-            load_if_possible(state, service, choice.device)
+            load_if_possible(state, service, device)
 
 
 def _wants(state: State, service: Service, device: Device) -> bool:
-    """Whether a device that has nothing to do would help."""
     if service.homes_up:
         return device.name in service.homes
     if awaits_homes(state, service):
         return False
-    if not service.servers and not service.loading:
+    if service.unserved:
         return True
     if not device.memory.resident and any(not queue.predecessors for queue in service.queues):
         return True

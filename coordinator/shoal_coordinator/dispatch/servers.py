@@ -36,8 +36,7 @@ def rank(service: Service, device: Device, tier: int = _RESIDENT) -> Rank:
             backlog = (work.load + 1.0) * work.times.get(service.digest, 0)
     else:
         score = -device.scores.get(policy, 0.0)
-    fields = tier, backlog, work.load, score, device.order, device
-    return tuple.__new__(Rank, fields)  # Rank(...) would add a call, several times a task
+    return tier, backlog, work.load, score, device.order, device
 
 
 # ---- the heap of a service -----------------------------------------------------------------------
@@ -68,7 +67,6 @@ def best_but(service: Service, excluded: Device) -> Device | None:
 
 
 def enlist(service: Service, device: Device) -> None:
-    """The device can take tasks of this service from now on."""
     if service in device.listed:
         return
     service.servers[device] = None
@@ -99,7 +97,7 @@ def reorder(service: Service) -> None:
     """The scores are new: order all servers again."""
     service.ranks = [rank(service, device) for device in service.servers]
     for entry in service.ranks:
-        entry.device.listed[service] = entry
+        entry[5].listed[service] = entry
     heapify(service.ranks)
 
 
@@ -117,7 +115,7 @@ def _push(service: Service, device: Device, entry: Rank) -> None:
     heap = service.ranks
     if len(heap) > 4 * len(service.servers) + _SLACK:
         device.listed[service] = entry
-        heap[:] = [other for other in heap if other.device.listed.get(service) is other]
+        heap[:] = [other for other in heap if other[5].listed.get(service) is other]
         heapify(heap)
     device.listed[service] = entry
     heappush(heap, entry)
@@ -158,17 +156,15 @@ def review(state: State, device: Device) -> None:
 
 
 def reserve(task: Task, device: Device) -> None:
-    """A route names the device for a task to come."""
     task.reserved_on = device
-    device.work.reserve()
+    device.work.load += 1
 
 
 def unreserve(task: Task) -> None:
-    """Take the reservation back."""
     device = task.reserved_on
     if device is not None:
         task.reserved_on = None
-        device.work.unreserve()
+        device.work.load -= 1
         relist(device)
 
 
@@ -183,6 +179,5 @@ def occupy(task: Task, device: Device) -> None:
 
 
 def vacate(task: Task, device: Device) -> None:
-    """The task was answered: its slot is free."""
     device.work.vacate(task.queue.service.digest)
     relist(device)

@@ -14,7 +14,6 @@ from shoal_protocol.units import Bytes, Nanoseconds, format_bytes
 
 
 def begin_service(state: State, queue: StageQueue) -> None:
-    """A stage has begun to use its service."""
     service = queue.service
     service.queues.append(queue)
     if len(service.queues) == 1:
@@ -44,7 +43,7 @@ def retire_service(state: State, queue: StageQueue) -> None:
     end_preemption(state, service)
     for device in service.loading:
         if device.memory.next_load is service:
-            device.memory.take_plan()
+            device.memory.next_load = None
     state.unmet.pop(service, None)
     del state.services[service.digest, service.homes, service.policy]
     users = state.by_digest[service.digest]
@@ -55,7 +54,6 @@ def retire_service(state: State, queue: StageQueue) -> None:
 
 
 def request_provisioning(state: State, service: Service) -> None:
-    """Have this step consider whether the fragment is to be loaded somewhere."""
     state.unmet[service] = None
     state.worklist.services.append(service)
 
@@ -67,6 +65,36 @@ def end_preemption(state: State, service: Service) -> None:
     if device is not None and device.preempted_by is service:
         device.preempted_by = None
         review(state, device)
+
+
+# ---- backoff: a device that fails with a fragment is left alone with it, longer each time --------
+
+
+def record_failure(
+    state: State, device: Device, digest: Digest, failure: Failure, free: int = 0
+) -> None:
+    """Start the next backoff; the first `free` failures in a row have none."""
+    backoff = device.health.record_failure(digest, failure, state.now)
+    again = backoff.failures_in_a_row - free - 1
+    if again < 0:
+        return
+    limits = state.limits
+    delay = min(limits.retry_delay << min(again, 16), limits.retry_delay_most)
+    backoff.until = Nanoseconds(state.now + delay)
+    review(state, device)
+    count_all_homes(state, device, digest)
+    for service in state.by_digest.get(digest, ()):
+        request_provisioning(state, service)
+
+
+def expire_backoffs(state: State) -> None:
+    oldest = state.now - 2 * state.limits.retry_delay_most
+    for device in state.devices.values():
+        for digest, backoff in device.health.backoffs.items():
+            if oldest < backoff.until <= state.now:
+                if digest in device.memory.resident:
+                    review(state, device)
+                count_all_homes(state, device, digest)
 
 
 # ---- homes, and what fits ------------------------------------------------------------------------

@@ -20,9 +20,10 @@ events give the same instructions in every run.
 from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from shoal_coordinator.dispatch.device import Device, Rank, Tally
-from shoal_coordinator.dispatch.events import Event, Failure, JobSpec, Mode, Policy, Stage
+from shoal_coordinator.dispatch.events import Failure, JobSpec, Policy, Stage
 from shoal_coordinator.dispatch.histogram import Histogram
 from shoal_coordinator.dispatch.instructions import Instruction, Tier
 from shoal_protocol.digests import Digest
@@ -65,7 +66,6 @@ class Limits:
     kills: int = 3
     load_losses: int = 4
     overdue: Nanoseconds = nanoseconds(600)
-    history: int = 4096
     ended_jobs: int = 64
 
 
@@ -76,6 +76,9 @@ class Status(IntEnum):
     READY = 1
     RUNNING = 2
     FINISHED = 3
+
+
+WAITING, READY, RUNNING, FINISHED = Status  # a task reads them twenty times: without a look-up
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -103,6 +106,11 @@ class Service:
     starving_since: Nanoseconds | None = None
 
     @property
+    def unserved(self) -> bool:
+        """Whether no device has the fragment, or is loading it."""
+        return not self.servers and not self.loading
+
+    @property
     def waiting(self) -> int:
         """Ready tasks that no device has been given."""
         return sum(queue.waiting for queue in self.queues)
@@ -114,7 +122,6 @@ class Service:
 
     @property
     def priority(self) -> int:
-        """The highest priority among the jobs that use it."""
         return max(queue.job.spec.priority for queue in self.queues)
 
 
@@ -165,7 +172,7 @@ class Task:
 
     item: "Item"
     queue: StageQueue
-    status: Status = Status.WAITING
+    status: Status = WAITING
     instruction: int = 0
     device: Device | None = None
     holder: Device | None = None
@@ -197,7 +204,9 @@ class Item:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
-    """A job in progress. `open` are its items that have not ended, admitted or not."""
+    """A job in progress. `open` are its items that have not ended, admitted or not. Stages up to
+    `open_stages` may begin: all of them, unless the mode is Barrier.
+    """
 
     spec: JobSpec
     submitted_at: Nanoseconds
@@ -222,11 +231,6 @@ class Job:
     failure: Failure | None = None
     latency: Histogram = field(default_factory=Histogram)
 
-    @property
-    def streaming(self) -> bool:
-        """Whether items pass stages without waiting for one another."""
-        return self.spec.mode is Mode.STREAMING
-
 
 # ---- instructions that wait for their answer -----------------------------------------------------
 
@@ -246,8 +250,6 @@ class Running:
 
 @dataclass(slots=True, eq=False)
 class Loading:
-    """Load."""
-
     device: Device
     digest: Digest
     size: Bytes
@@ -257,8 +259,6 @@ class Loading:
 
 @dataclass(slots=True, eq=False)
 class Unloading:
-    """Unload."""
-
     device: Device
     digest: Digest
     since: Nanoseconds
@@ -266,8 +266,6 @@ class Unloading:
 
 @dataclass(slots=True, eq=False)
 class Prefetching:
-    """Prefetch."""
-
     device: Device
     digest: Digest
     since: Nanoseconds
@@ -288,18 +286,20 @@ class Forwarding:
 Pending = Running | Loading | Unloading | Prefetching | Forwarding
 
 
+class Loss(NamedTuple):
+    """A device's process that was lost `loading` a fragment, or else at its first task."""
+
+    device: str
+    incarnation: int
+    loading: bool
+
+
 @dataclass(slots=True, eq=False)
 class Crashes:
     """Losses in a row of devices that loaded a fragment, or ran it for the first time."""
 
-    loading: int = 0
-    first_task: int = 0
+    losses: list[Loss] = field(default_factory=list)
     counted_at: Nanoseconds = Nanoseconds(-1)
-
-    @property
-    def count(self) -> int:
-        """Both."""
-        return self.loading + self.first_task
 
 
 @dataclass(slots=True)
@@ -349,7 +349,6 @@ class State:
     slots_changed: bool = False
     counter: int = 0
     out: list[Instruction] = field(default_factory=list)
-    log: deque[tuple[Event, tuple[Instruction, ...]]] = field(default_factory=deque)
 
     def next_number(self) -> int:
         """A number that was not given before; of instructions, and of orders in general."""
@@ -358,6 +357,4 @@ class State:
 
 
 def new_state(limits: Limits | None = None) -> State:
-    """A dispatcher that knows no device and no job."""
-    limits = limits or Limits()
-    return State(limits=limits, log=deque(maxlen=limits.history))
+    return State(limits=limits or Limits())

@@ -6,22 +6,29 @@ an item that was on too many devices when they were lost counts as their killer 
 
 from heapq import heappop, heappush
 
-from shoal_coordinator.dispatch.backoff import record_failure
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.events import Failure, FailureKind, TaskFinished
+from shoal_coordinator.dispatch.fragments import drop_fragment
 from shoal_coordinator.dispatch.jobs import cancel, end_job, fail_item
-from shoal_coordinator.dispatch.loading import drop_fragment
 from shoal_coordinator.dispatch.readiness import (
     drop_copies,
-    hold,
     note_orphan,
     release,
     release_at,
     release_inputs,
 )
 from shoal_coordinator.dispatch.servers import note_time, review, vacate
-from shoal_coordinator.dispatch.services import count_all_homes
-from shoal_coordinator.dispatch.state import Forwarding, Running, StageQueue, State, Status, Task
+from shoal_coordinator.dispatch.services import count_all_homes, record_failure
+from shoal_coordinator.dispatch.state import (
+    FINISHED,
+    RUNNING,
+    WAITING,
+    Forwarding,
+    Running,
+    StageQueue,
+    State,
+    Task,
+)
 from shoal_protocol.units import Nanoseconds
 
 _WAITING_SHARE = 16
@@ -42,7 +49,8 @@ def finished(state: State, running: Running, event: TaskFinished) -> None:
     device.tally.tasks += 1
     if state.crashes:
         state.crashes.pop(digest, None)
-    if device.health.backoffs and device.health.record_success(digest):
+    if digest in device.health.backoffs:
+        del device.health.backoffs[digest]
         review(state, device)
         count_all_homes(state, device, digest)
     if task.item.ended:
@@ -54,7 +62,7 @@ def finished(state: State, running: Running, event: TaskFinished) -> None:
 def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:
     task, device = running.task, running.device
     item, queue = task.item, task.queue
-    task.status = Status.FINISHED
+    task.status = FINISHED
     task.device = None
     queue.running -= 1
     queue.finished += 1
@@ -63,7 +71,8 @@ def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:
         drop_copies(task, device)
     release_inputs(state, task)
     if queue.consumers:
-        hold(task, device)
+        task.holder = device
+        device.work.outputs[task] = None
         if running.routes:
             _note_delivered(state, running, delivered)
         for consumer in queue.consumers:
@@ -76,7 +85,8 @@ def _note_time(state: State, task: Task, device: Device, compute: Nanoseconds) -
     time = device.work.add_time(task.queue.service.digest, compute)
     note_time(task.queue.service, device)
     slots = state.limits.queue_depth + _extra_slots(state, task.queue, device, time)
-    if device.work.resize(slots):
+    if device.work.slots != slots:
+        device.work.slots = slots
         state.slots_changed = True
 
 
@@ -87,9 +97,9 @@ def _extra_slots(state: State, queue: StageQueue, device: Device, time: int) -> 
     that the devices behind have time to show how much they take.
     """
     limits = state.limits
-    extra = min(limits.turnaround // max(time, 1), limits.queue_extra)
-    if not extra:
+    if time > limits.turnaround:
         return 0
+    extra = min(limits.turnaround // max(time, 1), limits.queue_extra)
     if queue.moved_bytes:
         extra = min(extra, device.memory.budget // _WAITING_SHARE // queue.moved_bytes)
     return min(1 << extra.bit_length() >> 1, device.work.slots)
@@ -99,7 +109,7 @@ def _note_delivered(state: State, running: Running, delivered: tuple[int, ...]) 
     task = running.task
     for consumer, target in running.routes:
         following = task.item.tasks[consumer]
-        if consumer not in delivered or following.status >= Status.RUNNING:
+        if consumer not in delivered or following.status >= RUNNING:
             note_orphan(state, task, target)
         elif not target.lost:
             if following.inputs is None:
@@ -121,7 +131,6 @@ def _discard_output(state: State, running: Running) -> None:
 
 
 def failed(state: State, running: Running, failure: Failure) -> None:
-    """A task did not run to its end."""
     device, task = running.device, running.task
     vacate(task, device)
     if not task.item.ended:
@@ -130,7 +139,6 @@ def failed(state: State, running: Running, failure: Failure) -> None:
 
 
 def lost(state: State, task: Task, failure: Failure) -> None:
-    """The device that a task was given to is lost."""
     if not task.item.ended:
         _stop(task)
         _rerun_lost(state, task, failure)
@@ -138,7 +146,7 @@ def lost(state: State, task: Task, failure: Failure) -> None:
 
 def _stop(task: Task) -> None:
     task.queue.running -= 1
-    task.status = Status.WAITING
+    task.status = WAITING
     task.device = None
     drop_copies(task, None)  # a copy may have come after the task was given up: release all
 
@@ -249,13 +257,12 @@ def _still_waits(state: State, forwarding: Forwarding) -> bool:
     consumer = forwarding.consumer
     return (
         not consumer.item.ended
-        and consumer.status is Status.RUNNING
+        and consumer.status is RUNNING
         and consumer.instruction == forwarding.waiter
         and forwarding.waiter in state.pending
     )
 
 
 def retry_delayed(state: State) -> None:
-    """The backoff of these tasks has expired."""
     while state.delayed and state.delayed[0][0] <= state.now:
         state.worklist.rerun.append(heappop(state.delayed)[2])

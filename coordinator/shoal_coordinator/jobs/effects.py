@@ -8,12 +8,16 @@ from shoal_coordinator.jobs.values import NOTHING, End, Refusal, Submission, Tal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class _OfJob:
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record(_OfJob):
     """Make durable what a later coordinator has to know: a job that has not ended by its
     `submission`, one that has by its `end`, a removed one by its `epoch` alone. Answered by
     `Recorded`; records of a job reach the disk in the order given."""
 
-    job: str
     epoch: int
     submission: Submission | None = None
     end: End | None = None
@@ -22,77 +26,65 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordTally:
+class RecordTally(_OfJob):
     """Make durable the statistics of a job that runs; not answered."""
 
-    job: str
     tally: Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forget:
+class Forget(_OfJob):
     """Delete the record of a job that ended long ago; not answered."""
-
-    job: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
+class Open(_OfJob):
     """Count the inputs and take possession of the outputs: a run begins. Answered by `Opened` or
     `OpenFailed`."""
 
-    job: str
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatch:
+class Dispatch(_OfJob):
     """Give the dispatcher an opened job. Answered by `WorkEnded`, in the end."""
 
-    job: str
     epoch: int
     submission: Submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amend:
+class Amend(_OfJob):
     """Give the dispatcher other terms or a newer plan of a job that it has; nothing, if it has
     ended the job just now."""
 
-    job: str
     epoch: int
     submission: Submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Withdraw:
+class Withdraw(_OfJob):
     """Have the dispatcher end a job, which hastens `WorkEnded`."""
 
-    job: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Close:
+class Close(_OfJob):
     """End the run: store what is pending, complete the results if `complete`, and release the
     folders. Answered by `Closed`."""
 
-    job: str
     complete: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveFiles:
+class RemoveFiles(_OfJob):
     """Delete a job's files on the volume. Answered by `FilesRemoved`."""
-
-    job: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accept:
+class Accept(_OfJob):
     """Answer a request: it holds, also after a crash."""
 
     caller: int
-    job: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +97,8 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notify:
+class Notify(_OfJob):
     """Wake those who wait for this job to run or to end."""
-
-    job: str
 
 
 Effect = (

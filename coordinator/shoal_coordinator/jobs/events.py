@@ -8,12 +8,16 @@ from shoal_coordinator.jobs.values import NOTHING, End, Submission, Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class _OfJob:
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found(_OfJob):
     """At the start of the process: a record that an earlier coordinator left. `submission` is set
     while the job had not ended, `end` when it had; neither when it was removed. `missing` says
     which fragments the store lacks."""
 
-    job: str
     epoch: int
     submission: Submission | None = None
     work: str | None = None
@@ -24,10 +28,9 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
+class Submitted(_OfJob):
     """A client submits a job: a new one, or one that runs, with other terms or a newer plan."""
 
-    job: str
     caller: int
     at_seconds: float
     submission: Submission
@@ -35,75 +38,66 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelRequested:
-    job: str
+class CancelRequested(_OfJob):
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemovalRequested:
-    job: str
+class RemovalRequested(_OfJob):
     caller: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class Recorded(_OfJob):
     """Answers `Record`: the record is durable, or `problem` says why not."""
 
-    job: str
     problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class Opened(_OfJob):
     """Answers `Open`: the inputs are counted, the outputs belong to this run. `completed` items
     have results already."""
 
-    job: str
     items: int
     completed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenFailed:
+class OpenFailed(_OfJob):
     """Answers `Open`: the folders cannot serve."""
 
-    job: str
     end: End
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkEnded:
+class WorkEnded(_OfJob):
     """The dispatcher has ended the job. `whole`: every item has ended, so that its results can be
     completed; otherwise they stay as they are, for another run."""
 
-    job: str
     end: End
     whole: bool
     tally: Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
+class Closed(_OfJob):
     """Answers `Close`; `problem` says why the results could not be completed."""
 
-    job: str
     problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broke:
+class Broke(_OfJob):
     """An error inside the coordinator while it processed this job: the job is quarantined."""
 
-    job: str
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesRemoved:
+class FilesRemoved(_OfJob):
     """Answers `RemoveFiles`."""
 
-    job: str
     problem: str | None = None
 
 
@@ -115,7 +109,7 @@ class Elapsed:
 
 
 Request = Submitted | RemovalRequested
-JobEvent = (
+Event = (
     Found
     | Submitted
     | CancelRequested
@@ -127,5 +121,5 @@ JobEvent = (
     | Closed
     | Broke
     | FilesRemoved
+    | Elapsed
 )
-Event = JobEvent | Elapsed

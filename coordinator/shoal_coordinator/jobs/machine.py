@@ -38,23 +38,9 @@ The parts: `requests` (what clients ask), `records` (what is durable), and here 
 
 from typing import assert_never
 
-from shoal_coordinator.jobs.effects import Close, Dispatch, Effect, Notify
-from shoal_coordinator.jobs.events import (
-    Broke,
-    CancelRequested,
-    Closed,
-    Elapsed,
-    Event,
-    FilesRemoved,
-    Found,
-    Opened,
-    OpenFailed,
-    Recorded,
-    RemovalRequested,
-    Submitted,
-    WorkEnded,
-)
-from shoal_coordinator.jobs.records import elapsed, files_removed, found, record, recorded
+from shoal_coordinator.jobs import effects as do
+from shoal_coordinator.jobs import events as ev
+from shoal_coordinator.jobs.records import elapsed, end_removal, found, record, recorded
 from shoal_coordinator.jobs.requests import cancel, enqueue, serve_requests, stop
 from shoal_coordinator.jobs.state import Job, Phase, State
 from shoal_coordinator.jobs.values import NOTHING, End, Outcome
@@ -62,29 +48,29 @@ from shoal_coordinator.jobs.values import NOTHING, End, Outcome
 __all__ = ["State", "step"]
 
 
-def step(state: State, event: Event) -> tuple[Effect, ...]:
+def step(state: State, event: ev.Event) -> tuple[do.Effect, ...]:
     """Take one event; the state is changed in place."""
     match event:
-        case Elapsed():
+        case ev.Elapsed():
             elapsed(state, event)
-        case Found():
+        case ev.Found():
             found(state, event)
-        case Submitted() | RemovalRequested():
+        case ev.Submitted() | ev.RemovalRequested():
             enqueue(state, event)
             serve_requests(state, event.job)
-        case CancelRequested():
+        case ev.CancelRequested():
             cancel(state, event)
-        case Recorded():
+        case ev.Recorded():
             recorded(state, event)
             serve_requests(state, event.job)
-        case FilesRemoved():
-            files_removed(state, event)
+        case ev.FilesRemoved():
+            end_removal(state, event)
             serve_requests(state, event.job)
-        case Broke():
+        case ev.Broke():
             if (job := state.jobs.get(event.job)) is not None:
                 message = f"the coordinator failed while it processed this job: {event.message}"
                 stop(state, job, _failed("CoordinatorFailed", message))
-        case Opened() | OpenFailed() | WorkEnded() | Closed():
+        case ev.Opened() | ev.OpenFailed() | ev.WorkEnded() | ev.Closed():
             _advance(state, state.jobs[event.job], event)
             serve_requests(state, event.job)
         case _:
@@ -94,39 +80,40 @@ def step(state: State, event: Event) -> tuple[Effect, ...]:
     return out
 
 
-def _advance(state: State, job: Job, event: Opened | OpenFailed | WorkEnded | Closed) -> None:
-    """A run has come one phase further."""
+def _advance(
+    state: State, job: Job, event: ev.Opened | ev.OpenFailed | ev.WorkEnded | ev.Closed
+) -> None:
     match event:
-        case Opened():
+        case ev.Opened():
             _opened(state, job, event)
-        case WorkEnded():
+        case ev.WorkEnded():
             _work_ended(state, job, event)
-        case OpenFailed():
+        case ev.OpenFailed():
             _end(state, job, job.stop or event.end)
-        case Closed(problem=str(problem)) if job.phase is Phase.COMPLETING:
+        case ev.Closed(problem=str(problem)) if job.phase is Phase.COMPLETING:
             _end(state, job, job.stop or _failed("ResultsUnwritten", problem))
-        case Closed():
+        case ev.Closed():
             assert job.end is not None, "it was decided when the run began to close"
             _end(state, job, job.stop or job.end)
         case _:
             assert_never(event)
 
 
-def _opened(state: State, job: Job, event: Opened) -> None:
+def _opened(state: State, job: Job, event: ev.Opened) -> None:
     if job.after_completion and event.completed < event.items:
         job.past = NOTHING  # the results are gone: the work is done anew
     if job.stop is None:
         job.move(Phase.RUNNING)
         submission = job.submission
-        state.out.append(Dispatch(job=job.name, epoch=job.epoch, submission=submission))
-        state.out.append(Notify(job=job.name))
+        state.out.append(do.Dispatch(job=job.name, epoch=job.epoch, submission=submission))
+        state.out.append(do.Notify(job=job.name))
     else:
         job.end = job.stop
         job.move(Phase.CLOSING)
-        state.out.append(Close(job=job.name, complete=False))
+        state.out.append(do.Close(job=job.name, complete=False))
 
 
-def _work_ended(state: State, job: Job, event: WorkEnded) -> None:
+def _work_ended(state: State, job: Job, event: ev.WorkEnded) -> None:
     job.run = event.tally
     job.end = event.end
     broke = job.stop is not None and job.stop.outcome is Outcome.FAILED
@@ -134,7 +121,7 @@ def _work_ended(state: State, job: Job, event: WorkEnded) -> None:
     if complete:
         job.stop = None  # a cancellation that came too late
     job.move(Phase.COMPLETING if complete else Phase.CLOSING)
-    state.out.append(Close(job=job.name, complete=complete))
+    state.out.append(do.Close(job=job.name, complete=complete))
 
 
 def _end(state: State, job: Job, end: End) -> None:

@@ -1,22 +1,12 @@
 """What a later coordinator has to know: records, written one at a time for each name."""
 
-from shoal_coordinator.jobs.effects import (
-    Accept,
-    Amend,
-    Forget,
-    Notify,
-    Open,
-    Record,
-    RecordTally,
-    Refuse,
-    RemoveFiles,
-)
-from shoal_coordinator.jobs.events import Elapsed, FilesRemoved, Found, Recorded
+from shoal_coordinator.jobs import effects as do
+from shoal_coordinator.jobs import events as ev
 from shoal_coordinator.jobs.state import Amendment, Job, Phase, State
 from shoal_coordinator.jobs.values import Refusal, Submission
 
 
-def found(state: State, event: Found) -> None:
+def found(state: State, event: ev.Found) -> None:
     """Resume what an earlier coordinator recorded. A job whose fragments are missing stays on disk,
     until a client submits it again, is refused for them, and uploads them."""
     state.epochs[event.job] = event.epoch
@@ -32,7 +22,7 @@ def found(state: State, event: Found) -> None:
         record(state, job)
 
 
-def _life(event: Found) -> Job:
+def _life(event: ev.Found) -> Job:
     return Job(
         name=event.job,
         epoch=event.epoch,
@@ -43,11 +33,10 @@ def _life(event: Found) -> Job:
 
 
 def record(state: State, job: Job) -> None:
-    """Record the job as it is, or as the amendment wants it."""
     job.recording = True
     amended = job.amendment
     state.out.append(
-        Record(
+        do.Record(
             job=job.name,
             epoch=job.epoch if amended is None else amended.epoch,
             submission=job.submission if amended is None else amended.submission,
@@ -58,7 +47,7 @@ def record(state: State, job: Job) -> None:
     )
 
 
-def recorded(state: State, event: Recorded) -> None:
+def recorded(state: State, event: ev.Recorded) -> None:
     if event.job in state.removing:
         _removed(state, event)
         return
@@ -75,7 +64,7 @@ def recorded(state: State, event: Recorded) -> None:
         case Phase.ENDING:
             job.move(Phase.ENDED)
             job.recorded_end = event.problem is None
-            state.out.append(Notify(job=job.name))
+            state.out.append(do.Notify(job=job.name))
             _forget_old(state)
         case Phase.ENDED:
             job.recorded_end = event.problem is None
@@ -93,53 +82,49 @@ def _begun(state: State, job: Job, problem: str | None) -> None:
             if job.earlier is not None:
                 state.jobs[job.name] = job.earlier
             reason = f"the job cannot be recorded: {problem}"
-            state.out += [
-                Refuse(caller=caller, refusal=Refusal.FULL, reason=reason) for caller in callers
-            ]
+            for caller in callers:
+                state.refuse(caller, Refusal.FULL, reason)
         return
     job.earlier, job.callers = None, []
-    state.out += [Accept(caller=caller, job=job.name) for caller in callers]
+    for caller in callers:
+        state.accept(caller, job.name)
     job.move(Phase.OPENING)
-    state.out.append(Open(job=job.name))
+    state.out.append(do.Open(job=job.name))
 
 
 def _amended(state: State, job: Job, amendment: Amendment, problem: str | None) -> None:
     job.amendment = None
     if problem is not None:
         reason = f"the change cannot be recorded: {problem}"
-        state.out.append(Refuse(caller=amendment.caller, refusal=Refusal.FULL, reason=reason))
+        state.refuse(amendment.caller, Refusal.FULL, reason)
     else:
         job.submission, job.epoch = amendment.submission, amendment.epoch
         state.epochs[job.name] = job.epoch
-        state.out.append(Accept(caller=amendment.caller, job=job.name))
+        state.accept(amendment.caller, job.name)
         if job.phase is Phase.RUNNING:
             submission = job.submission
-            state.out.append(Amend(job=job.name, epoch=job.epoch, submission=submission))
+            state.out.append(do.Amend(job=job.name, epoch=job.epoch, submission=submission))
     if job.phase is Phase.ENDING:
         record(state, job)
 
 
-def _removed(state: State, event: Recorded) -> None:
+def _removed(state: State, event: ev.Recorded) -> None:
     """The record is gone but for the epoch; the files follow."""
     if event.problem is None:
         state.jobs.pop(event.job, None)
-        state.out.append(RemoveFiles(job=event.job))
+        state.out.append(do.RemoveFiles(job=event.job))
     else:
-        _end_removal(state, event.job, event.problem)
+        end_removal(state, event)
 
 
-def files_removed(state: State, event: FilesRemoved) -> None:
-    """The removal has come to its end."""
-    _end_removal(state, event.job, event.problem)
-
-
-def _end_removal(state: State, name: str, problem: str | None) -> None:
-    caller = state.removing.pop(name)
-    if problem is None:
-        state.out.append(Accept(caller=caller, job=name))
+def end_removal(state: State, event: ev.Recorded | ev.FilesRemoved) -> None:
+    """The files are gone, or could not be removed."""
+    caller = state.removing.pop(event.job)
+    if event.problem is None:
+        state.accept(caller, event.job)
     else:
-        reason = f"job {name} cannot be removed: {problem}"
-        state.out.append(Refuse(caller=caller, refusal=Refusal.FULL, reason=reason))
+        reason = f"job {event.job} cannot be removed: {event.problem}"
+        state.refuse(caller, Refusal.FULL, reason)
 
 
 def _forget_old(state: State) -> None:
@@ -151,16 +136,16 @@ def _forget_old(state: State) -> None:
     gone = [name for name in state.epochs if name not in state.jobs and name not in state.removing]
     for name in gone[: -state.shown_ended]:
         del state.epochs[name]
-        state.out.append(Forget(job=name))
+        state.out.append(do.Forget(job=name))
 
 
-def elapsed(state: State, event: Elapsed) -> None:
+def elapsed(state: State, event: ev.Elapsed) -> None:
     """Record the statistics that have changed, and try records again that failed."""
     for job in list(state.jobs.values()):
         tally = event.tallies.get(job.name)
         if job.phase is Phase.RUNNING and tally is not None and tally != job.run:
             job.run = tally
-            state.out.append(RecordTally(job=job.name, tally=job.tally))
+            state.out.append(do.RecordTally(job=job.name, tally=job.tally))
         failed = job.phase is Phase.RECORDING or (job.has_ended and not job.recorded_end)
         if failed and not job.recording and job.name not in state.removing:
             record(state, job)

@@ -3,31 +3,30 @@
 from collections import deque
 from typing import assert_never
 
-from shoal_coordinator.jobs.effects import Accept, Record, Refuse, RemoveFiles, Withdraw
-from shoal_coordinator.jobs.events import CancelRequested, RemovalRequested, Request, Submitted
+from shoal_coordinator.jobs import effects as do
+from shoal_coordinator.jobs import events as ev
 from shoal_coordinator.jobs.records import record
 from shoal_coordinator.jobs.state import Amendment, Job, Phase, State
 from shoal_coordinator.jobs.values import End, Outcome, Refusal
 
 
-def enqueue(state: State, request: Request) -> None:
+def enqueue(state: State, request: ev.Request) -> None:
     """Let a request wait for its turn; to remove a job that has not ended is refused at once."""
     job = state.jobs.get(request.job)
-    if isinstance(request, RemovalRequested) and job is not None and not job.has_ended:
+    if isinstance(request, ev.RemovalRequested) and job is not None and not job.has_ended:
         _removal_requested(state, request)
     else:
         state.requests.setdefault(request.job, deque()).append(request)
 
 
 def serve_requests(state: State, name: str) -> None:
-    """Serve those whose turn has come."""
     waiting = state.requests.get(name)
     while waiting and _may_serve(state, name):
         request = waiting.popleft()
         match request:
-            case Submitted():
+            case ev.Submitted():
                 _submitted(state, request)
-            case RemovalRequested():
+            case ev.RemovalRequested():
                 _removal_requested(state, request)
             case _:
                 assert_never(request)
@@ -46,7 +45,7 @@ def _may_serve(state: State, name: str) -> bool:
     )
 
 
-def _submitted(state: State, request: Submitted) -> None:
+def _submitted(state: State, request: ev.Submitted) -> None:
     job = state.jobs.get(request.job)
     if job is None or job.has_ended:
         _begin(state, request, job)
@@ -57,9 +56,9 @@ def _submitted(state: State, request: Submitted) -> None:
         _refuse_other_work(state, request)
     elif wanted == job.submission or job.completes:
         job.submission = wanted
-        state.out.append(Accept(caller=request.caller, job=job.name))
+        state.accept(request.caller, job.name)
     elif moves and request.missing:
-        _refuse(state, request, Refusal.LACKING, request.missing)
+        state.refuse(request.caller, Refusal.LACKING, request.missing)
     else:
         # Devices may know of a higher epoch than the plan's: each restart has one of its own.
         epoch = max(wanted.plan.number, job.epoch + 1) if moves else job.epoch
@@ -67,13 +66,13 @@ def _submitted(state: State, request: Submitted) -> None:
         record(state, job)
 
 
-def _begin(state: State, request: Submitted, known: Job | None) -> None:
+def _begin(state: State, request: ev.Submitted, known: Job | None) -> None:
     """A new life; its epoch is above all that devices may have heard of."""
     if request.missing:
-        _refuse(state, request, Refusal.LACKING, request.missing)
+        state.refuse(request.caller, Refusal.LACKING, request.missing)
         return
     if sum(not job.has_ended for job in state.jobs.values()) >= state.maximum_jobs:
-        _refuse(state, request, Refusal.FULL, f"{state.maximum_jobs} jobs run already")
+        state.refuse(request.caller, Refusal.FULL, f"{state.maximum_jobs} jobs run already")
         return
     name, submission = request.job, request.submission
     continues = known is not None and known.submission.work == submission.work
@@ -93,46 +92,42 @@ def _begin(state: State, request: Submitted, known: Job | None) -> None:
     record(state, job)
 
 
-def _removal_requested(state: State, request: RemovalRequested) -> None:
+def _removal_requested(state: State, request: ev.RemovalRequested) -> None:
     """The record goes first, so that no record ever speaks of files that are gone."""
     name = request.job
     job = state.jobs.get(name)
     if job is not None and not job.has_ended:
-        _refuse(state, request, Refusal.RUNS, f"job {name} runs; cancel it first")
+        state.refuse(request.caller, Refusal.RUNS, f"job {name} runs; cancel it first")
         return
     state.removing[name] = request.caller
     if name in state.epochs:
-        state.out.append(Record(job=name, epoch=state.epochs[name]))
+        state.out.append(do.Record(job=name, epoch=state.epochs[name]))
     else:
-        state.out.append(RemoveFiles(job=name))
+        state.out.append(do.RemoveFiles(job=name))
 
 
-def _refuse(state: State, request: Request, refusal: Refusal, reason: str) -> None:
-    state.out.append(Refuse(caller=request.caller, refusal=refusal, reason=reason))
-
-
-def _refuse_other_work(state: State, request: Submitted) -> None:
+def _refuse_other_work(state: State, request: ev.Submitted) -> None:
     reason = (
         f"job {request.job} runs already, with another content; "
         f"wait for it, cancel it, or choose another name"
     )
-    _refuse(state, request, Refusal.KNOWN, reason)
+    state.refuse(request.caller, Refusal.KNOWN, reason)
 
 
-def cancel(state: State, event: CancelRequested) -> None:
+def cancel(state: State, event: ev.CancelRequested) -> None:
     """End the job, and those submissions that wait for their turn: they came before."""
     job = state.jobs.get(event.job)
     if job is None:
         return
     for request in state.requests.pop(event.job, ()):
         match request:
-            case Submitted() if request.submission.work != job.submission.work:
+            case ev.Submitted() if request.submission.work != job.submission.work:
                 _refuse_other_work(state, request)
-            case Submitted() if job.phase is Phase.RECORDING:
+            case ev.Submitted() if job.phase is Phase.RECORDING:
                 job.callers.append(request.caller)
-            case Submitted():
-                state.out.append(Accept(caller=request.caller, job=job.name))
-            case RemovalRequested():
+            case ev.Submitted():
+                state.accept(request.caller, job.name)
+            case ev.RemovalRequested():
                 state.requests.setdefault(event.job, deque()).append(request)
             case _:
                 assert_never(request)
@@ -150,7 +145,7 @@ def stop(state: State, job: Job, end: End) -> None:
         case Phase.RUNNING:
             job.stop = end
             job.move(Phase.WITHDRAWING)
-            state.out.append(Withdraw(job=job.name, reason=end.message))
+            state.out.append(do.Withdraw(job=job.name, reason=end.message))
         case Phase.WITHDRAWING | Phase.COMPLETING | Phase.CLOSING:
             job.stop = end if broke else job.stop
         case Phase.ENDING | Phase.ENDED:

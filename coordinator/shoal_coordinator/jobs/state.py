@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from shoal_coordinator.jobs.effects import Effect
-from shoal_coordinator.jobs.events import Request
-from shoal_coordinator.jobs.values import NOTHING, End, Outcome, Submission, Tally
+from shoal_coordinator.jobs import effects as do
+from shoal_coordinator.jobs import events as ev
+from shoal_coordinator.jobs.values import NOTHING, End, Outcome, Refusal, Submission, Tally
 
 
 class Phase(StrEnum):
@@ -81,7 +81,6 @@ class Job:
 
     @property
     def tally(self) -> Tally:
-        """The statistics of all runs."""
         return self.past.plus(self.run)
 
     @property
@@ -110,6 +109,12 @@ class State:
     shown_ended: int
     jobs: dict[str, Job] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
-    requests: dict[str, deque[Request]] = field(default_factory=dict)
+    requests: dict[str, deque[ev.Request]] = field(default_factory=dict)
     removing: dict[str, int] = field(default_factory=dict)
-    out: list[Effect] = field(default_factory=list)
+    out: list[do.Effect] = field(default_factory=list)
+
+    def accept(self, caller: int, job: str) -> None:
+        self.out.append(do.Accept(caller=caller, job=job))
+
+    def refuse(self, caller: int, refusal: Refusal, reason: str) -> None:
+        self.out.append(do.Refuse(caller=caller, refusal=refusal, reason=reason))

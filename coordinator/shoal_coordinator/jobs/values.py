@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
+from itertools import zip_longest
 from typing import Final
 
 
@@ -53,7 +54,6 @@ class Tally:
     finished: tuple[int, ...] = ()
 
     def plus(self, later: "Tally") -> "Tally":
-        """This and a later run together."""
         return Tally(
             stored=self.stored + later.stored,
             retries=self.retries + later.retries,
@@ -61,18 +61,16 @@ class Tally:
             started_seconds=(
                 later.started_seconds if self.started_seconds is None else self.started_seconds
             ),
-            tier_hits=_sum(self.tier_hits, later.tier_hits),
-            finished=_sum(self.finished, later.finished),
+            tier_hits=_added(self.tier_hits, later.tier_hits),
+            finished=_added(self.finished, later.finished),
         )
 
 
 NOTHING: Final = Tally()
 
 
-def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    size = max(len(one), len(other))
-    padded = (counts + (0,) * (size - len(counts)) for counts in (one, other))
-    return tuple(map(sum, zip(*padded, strict=True)))
+def _added(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(one, other, fillvalue=0)))
 
 
 class Outcome(StrEnum):

@@ -4,7 +4,7 @@
     Exchange --> exchange ---+--> driver --> dispatch -+---> deliveries (inputs down)
                                     |  ^               +---> runs (results to disk)
                      job has ended  v  |  dispatch, amend, withdraw
-    SubmitJob -> service ---------> jobs --> shoal_coordinator.jobs --> performer --> ledger, runs
+    SubmitJob -> service ---------> jobs --> shoal_coordinator.jobs --> lives --> runs, ledger
 
 Here belongs what moves bytes and waits. What runs where and when is decided in `dispatch`, which
 only the `driver` calls; the life of jobs in `shoal_coordinator.jobs`, which only `jobs` calls.

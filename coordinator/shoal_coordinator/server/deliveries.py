@@ -4,8 +4,7 @@ dispatcher gets an event for what cannot be delivered."""
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from shoal_coordinator.dispatch import events as ev
@@ -15,12 +14,7 @@ from shoal_coordinator.server.sessions import DeviceSession
 from shoal_coordinator.storage.inputs import InputUnsuitable
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered
 from shoal_protocol.partition import MODEL
-from shoal_protocol.tensors import (
-    ActivationKey,
-    Array,
-    UnsupportedTensor,
-    encode_activation,
-)
+from shoal_protocol.tensors import ActivationKey, UnsupportedTensor, encode_activation
 from shoal_protocol.v1.session_pb2 import Cancel, CoordinatorMessage
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
@@ -31,8 +25,8 @@ BYTES_IN_FLIGHT: Final = 1 << 28
 LINK_SECONDS: Final = 10.0
 """How long a device may take to open its bulk stream."""
 
-Undeliverable = Callable[[DeviceSession, ins.Execute, ev.Failure], None]
-Unreadable = Callable[[ins.Execute, ev.Failure], None]
+Failed = Callable[[ins.Execute, ev.Failure], None]
+"""Receives a task whose inputs cannot be read (INVALID_INPUT), or did not reach its device."""
 
 
 class ByteBudget:
@@ -40,65 +34,49 @@ class ByteBudget:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
         self.used = 0
 
     @contextlib.asynccontextmanager
     async def reserve(self, size: int) -> AsyncIterator[None]:
         """Hold room while the context lasts; what is larger than all of it waits to be alone."""
         size = min(size, self._limit)
-        if self._waiting or self.used + size > self._limit:
-            granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((size, granted))
-            try:
-                await granted
-            except asyncio.CancelledError:
-                if granted.done() and not granted.cancelled():
-                    self._give_back(size)
-                raise
-        else:
+        async with self._turn:
+            while self.used + size > self._limit:
+                self._freed.clear()
+                await self._freed.wait()
             self.used += size
         try:
             yield
         finally:
-            self._give_back(size)
-
-    def _give_back(self, size: int) -> None:
-        self.used -= size
-        while self._waiting:
-            size, granted = self._waiting[0]
-            if not granted.cancelled():
-                if self.used + size > self._limit:
-                    return
-                self.used += size
-                granted.set_result(None)
-            self._waiting.popleft()
+            self.used -= size
+            self._freed.set()
 
 
 class Deliveries:
     """Everything that is on its way, by instruction."""
 
-    def __init__(self, undeliverable: Undeliverable, unreadable: Unreadable) -> None:
-        self._undeliverable = undeliverable
-        self._unreadable = unreadable
+    def __init__(self, failed: Failed) -> None:
+        self._failed = failed
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.budget = ByteBudget(BYTES_IN_FLIGHT)
 
     def inline(self, order: ins.Execute, run: JobRun) -> bytes:
         """A task's inputs as the one frame that goes with its message; empty: `start` is needed."""
-        arrays = run.prefetched(order.item, run.wires[order.stage].model_inputs)
-        if arrays is None:
-            return b""
         try:
+            arrays = run.prefetched(order.item, run.wires[order.stage].model_inputs)
+            if arrays is None:
+                return b""
             (frame,) = encode_activation(
                 _key(order), order.device, arrays, transfer=0, bfloat16=run.bfloat16
             )
-        except UnsupportedTensor:
+        except Exception:  # the ordinary delivery meets it again, and refuses the item
+            logger.debug("inputs of %s, item %d", order.job, order.item, exc_info=True)
             return b""
         return frame
 
     def start(self, session: DeviceSession, order: ins.Execute, run: JobRun) -> None:
-        """Bring a task's inputs to its device."""
         task = asyncio.create_task(self._deliver(session, order, run))
         self._tasks[order.instruction] = task
         task.add_done_callback(lambda _: self._tasks.pop(order.instruction, None))
@@ -115,7 +93,6 @@ class Deliveries:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _deliver(self, session: DeviceSession, order: ins.Execute, run: JobRun) -> None:
-        """Read, send, and report what could not be delivered."""
         try:
             async with self.budget.reserve(run.inputs.item_bytes(order.item)):
                 arrays = await run.read(order.item, run.wires[order.stage].model_inputs)
@@ -123,7 +100,14 @@ class Deliveries:
                     await session.linked.wait()
                 assert session.link is not None
                 link = session.link.bulk
-                await link.send(_outbound(order, run, arrays))
+                outbound = OutboundActivation(
+                    key=_key(order),
+                    device=order.device,
+                    tensors=arrays,
+                    lossy=run.lossy,
+                    bfloat16=run.bfloat16,
+                )
+                await link.send(outbound)
             return
         except (InputUnsuitable, UnsupportedTensor) as error:
             kind, reason = ev.FailureKind.INVALID_INPUT, str(error)
@@ -142,12 +126,12 @@ class Deliveries:
             kind, reason = ev.FailureKind.INVALID_INPUT, f"{place}: cannot be sent: {error!r}"
         failure = ev.Failure(kind=kind, message=reason)
         if kind is ev.FailureKind.INVALID_INPUT:
-            self._unreadable(order, failure)
-        elif session.given.pop(order.instruction, None) is not None:
+            self._failed(order, failure)
+        elif session.unanswered.pop(order.instruction, None) is not None:
             # The device waits for what will not come; it must forget the task before it gets the
             # next try.
-            session.tell(CoordinatorMessage(cancel=Cancel(instruction=order.instruction)))
-            self._undeliverable(session, order, failure)
+            session.send(CoordinatorMessage(cancel=Cancel(instruction=order.instruction)))
+            self._failed(order, failure)
 
 
 def _undelivered(error: Undelivered, device: str, place: str) -> tuple[ev.FailureKind, str]:
@@ -162,21 +146,7 @@ def _undelivered(error: Undelivered, device: str, place: str) -> tuple[ev.Failur
             return ev.FailureKind.MISSING_ACTIVATION, text
 
 
-def _outbound(order: ins.Execute, run: JobRun, arrays: Mapping[str, Array]) -> OutboundActivation:
-    return OutboundActivation(
-        key=_key(order),
-        device=order.device,
-        tensors=arrays,
-        lossy=run.lossy,
-        bfloat16=run.bfloat16,
-    )
-
-
 def _key(order: ins.Execute) -> ActivationKey:
     return ActivationKey(
-        job=order.job,
-        epoch=order.epoch,
-        item=order.item,
-        producer=MODEL,
-        consumer=order.stage,
+        job=order.job, epoch=order.epoch, item=order.item, producer=MODEL, consumer=order.stage
     )

@@ -19,8 +19,7 @@ from typing import Final, assert_never
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
-from shoal_coordinator.server import claims, wire
-from shoal_coordinator.server.concerns import device_of, job_of
+from shoal_coordinator.server import admission, wire
 from shoal_coordinator.server.deliveries import Deliveries
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Relay, Routes
@@ -59,15 +58,14 @@ class Driver:
         self.state = new_state(limits)
         self._sessions = sessions
         self.runs: dict[str, JobRun] = {}
-        self.deadlines: dict[str, Nanoseconds] = {}
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception if the dispatcher itself fails."""
         self.on_job_ended: Callable[[str], None] = lambda _: None
         """Called once for each job given to `submit`: the dispatcher has ended it."""
         self.on_job_broken: Callable[[str, str], None] = lambda _job, _message: None
         """Called with the message of an exception that the processing of a job has raised."""
-        self.moved_at = monotonic_ns()
-        self.deliveries = Deliveries(self._undeliverable, self._unreadable)
+        self.progressed_at = monotonic_ns()
+        self.deliveries = Deliveries(self._delivery_failed)
         self.on_corrupt: Callable[[Digest], None] = lambda _: None
         """Called with a fragment whose bytes a device found wrong, wherever it got them."""
         self._routes = Routes(sessions, relay, named_peers=named_peers)
@@ -93,7 +91,6 @@ class Driver:
             self.feed(ev.JobSubmitted(at=self._now(), job=spec))
 
     def withdraw(self, job: str, reason: str) -> None:
-        """Have the dispatcher end a job."""
         self.feed(ev.JobCancelled(at=self._now(), job=job, reason=reason))
 
     # ---- events ----------------------------------------------------------------------------------
@@ -130,14 +127,14 @@ class Driver:
                 self._job_ended(name)  # an error has swallowed its end
             if self._failed_ticks == failed:
                 self._failed_ticks = 0
-                self.moved_at = now
+                self.progressed_at = now
 
     def _step(self, event: ev.Event, job: str | None, device: str | None) -> None:
         started = perf_counter()
         try:
             instructions = step(self.state, event)
         except Exception as error:
-            self._contain("dispatcher", error, job or job_of(event), device or device_of(event))
+            self._contain("dispatcher", error, job or _job_of(event), device or _device_of(event))
             if isinstance(event, ev.JobCancelled):
                 self.fail(error)  # it cannot even be withdrawn: begin with a state that is sound
             return
@@ -151,7 +148,10 @@ class Driver:
             try:
                 self._perform(instruction)
             except Exception as error:
-                self._contain("dispatcher", error, job_of(instruction), device_of(instruction))
+                self._contain("dispatcher", error, _job_of(instruction), _device_of(instruction))
+
+    def contain(self, part: str, error: BaseException, job: str) -> None:
+        self._contain(part, error, job, None)
 
     def _contain(
         self, part: str, error: BaseException, job: str | None, device: str | None
@@ -159,7 +159,7 @@ class Driver:
         """Have an exception fail one job, or end one session, and nothing else."""
         logger.error("%s failed (job %s, device %s)", part, job, device, exc_info=error)
         self._metrics.count_failure(part)
-        if device is not None and (session := self._session(device)) is not None:
+        if device is not None and (session := self._sessions.get(device)) is not None:
             session.end("the coordinator failed while it processed a message of this session")
         if job is not None:
             self.on_job_broken(job, repr(error))
@@ -167,10 +167,6 @@ class Driver:
             self._failed_ticks += 1
             if self._failed_ticks >= TICK_FAILURES:
                 self.fail(error)
-
-    def results_broke(self, job: str, error: BaseException) -> None:
-        """An exception was raised while the results of a job were written."""
-        self._contain("results", error, job, None)
 
     def fail(self, error: BaseException) -> None:
         """Have the process end; the next coordinator resumes."""
@@ -196,150 +192,127 @@ class Driver:
                 self._released.setdefault(order.device, []).append(wire.released_task(order))
             case ins.Load():
                 self._metrics.loads.inc()
-                self._give(order, wire.load_message(order, self._routes.peers(order.peers)))
+                self._instruct(order, wire.load_message(order, self._routes.peers(order.peers)))
             case ins.Unload():
                 self._metrics.evictions.inc()
-                self._give(order, wire.unload_message(order))
+                self._instruct(order, wire.unload_message(order))
             case ins.Prefetch():
-                self._give(order, wire.prefetch_message(order, self._routes.peers(order.peers)))
+                self._instruct(order, wire.prefetch_message(order, self._routes.peers(order.peers)))
             case ins.Forward():
                 self._forward(order)
             case ins.Cancel():
                 self.deliveries.cancel(order.cancelled)
                 cancel = pb.Cancel(instruction=order.cancelled)
-                self._tell(order.device, pb.CoordinatorMessage(cancel=cancel))
+                self._send(order.device, pb.CoordinatorMessage(cancel=cancel))
             case ins.PeerLost():
                 lost = pb.PeerLost(device=order.peer)
-                self._tell(order.device, pb.CoordinatorMessage(peer_lost=lost))
+                self._send(order.device, pb.CoordinatorMessage(peer_lost=lost))
             case ins.Probe():
                 probe = pb.Probe(nonce=order.session)
-                self._tell(order.device, pb.CoordinatorMessage(probe=probe))
+                self._send(order.device, pb.CoordinatorMessage(probe=probe))
             case ins.Disconnect():
-                if (session := self._session(order.device)) is not None:
+                if (session := self._sessions.get(order.device)) is not None:
                     session.end(order.reason)
-            case ins.FinishItem() | ins.FailItem() | ins.FinishJob():
-                self._conclude(order)
+            case ins.FinishItem():
+                if (run := self.runs.get(order.job)) is not None:
+                    run.finish(order.item)
+            case ins.FailItem():
+                logger.info("%s: item %d failed: %s", order.job, order.item, order.failure.message)
+                if (run := self.runs.get(order.job)) is not None:
+                    run.fail(order.item, order.failure)
+            case ins.FinishJob():
+                self._job_ended(order.job)
             case _:
                 assert_never(order)
 
     def _execute(self, order: ins.Execute) -> None:
-        run, session = self.runs.get(order.job), self._session(order.device)
+        run, session = self.runs.get(order.job), self._sessions.get(order.device)
         if run is None or session is None:
             return
         self._metrics.count_task(order)
         run.expect(order)
         takes_inputs = bool(run.wires[order.stage].model_inputs)
-        frame = self._inline_inputs(order, run) if takes_inputs else b""
+        frame = self.deliveries.inline(order, run) if takes_inputs else b""
         message = wire.execute_message(
             order,
             run.wires[order.stage],
-            lambda target: self._routes.way(order.device, target, self._now()),
-            deadline_seconds=self._deadline_seconds(order.job),
+            self._addresses(order.device),
+            deadline_seconds=self._deadline_seconds(run),
             lossy=run.lossy,
             input_frame=frame,
         )
-        self._give(order, message)
+        self._instruct(order, message)
         if takes_inputs and not frame:
             self.deliveries.start(session, order, run)
 
-    def _inline_inputs(self, order: ins.Execute, run: JobRun) -> bytes:
-        try:
-            return self.deliveries.inline(order, run)
-        except Exception:  # the ordinary delivery meets it again, and refuses the item
-            logger.debug("inputs of %s, item %d", order.job, order.item, exc_info=True)
-            return b""
-
     def _forward(self, order: ins.Forward) -> None:
         if (run := self.runs.get(order.job)) is not None:
-            message = wire.forward_message(
-                order,
-                run.wires[order.producer],
-                lambda target: self._routes.way(order.device, target, self._now()),
-                lossy=run.lossy,
-            )
-            self._give(order, message)
+            wires, addresses = run.wires[order.producer], self._addresses(order.device)
+            self._instruct(order, wire.forward_message(order, wires, addresses, lossy=run.lossy))
 
-    def _conclude(self, order: ins.FinishItem | ins.FailItem | ins.FinishJob) -> None:
-        run = self.runs.get(order.job)
-        match order:
-            case ins.FinishItem() if run is not None:
-                run.finish(order.item)
-            case ins.FailItem() if run is not None:
-                logger.info("%s: item %d failed: %s", order.job, order.item, order.failure.message)
-                run.fail(order.item, order.failure)
-            case ins.FinishJob():
-                self._job_ended(order.job)
-            case ins.FinishItem() | ins.FailItem():
-                pass
-            case _:
-                assert_never(order)
+    def _addresses(self, device: str) -> wire.Addresses:
+        """How a device reaches others."""
+        return lambda target: self._routes.address(device, target, self._now())
 
-    def _give(self, order: wire.Given, message: pb.CoordinatorMessage) -> None:
-        if (session := self._session(order.device)) is not None:
-            session.given[order.instruction] = order
-            self._tell(order.device, message)
+    def _instruct(self, order: wire.Answerable, message: pb.CoordinatorMessage) -> None:
+        if (session := self._sessions.get(order.device)) is not None:
+            session.unanswered[order.instruction] = order
+            self._send(order.device, message)
 
-    def _tell(self, device: str, message: pb.CoordinatorMessage) -> None:
+    def _send(self, device: str, message: pb.CoordinatorMessage) -> None:
         """Send a message, after what was released before: a task that runs again must not lose its
         outputs to a release that was meant for its first run."""
-        if (session := self._session(device)) is None:
+        if (session := self._sessions.get(device)) is None:
             return
         if (tasks := self._released.pop(device, None)) is not None:
-            session.tell(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
-        session.tell(message)
+            session.send(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
+        session.send(message)
 
     def _flush_released(self) -> None:
         """Send the releases that no message has taken along."""
         self._flushing = None
         for device, tasks in self._released.items():
-            if (session := self._session(device)) is not None:
-                session.tell(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
+            if (session := self._sessions.get(device)) is not None:
+                session.send(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
         self._released.clear()
 
-    def _session(self, device: str) -> DeviceSession | None:
-        return self._sessions.get(device)
-
-    def _deadline_seconds(self, job: str) -> float:
-        if (deadline := self.deadlines.get(job)) is None:
+    def _deadline_seconds(self, run: JobRun) -> float:
+        if run.deadline is None:
             return self._task_seconds
-        remaining = seconds(Nanoseconds(deadline - self._now()))
+        remaining = seconds(Nanoseconds(run.deadline - self._now()))
         return max(0.001, min(self._task_seconds, remaining))
 
-    def _undeliverable(
-        self, session: DeviceSession, order: ins.Execute, failure: ev.Failure
-    ) -> None:
-        logger.info("inputs for %s: %s", session.device, failure.message)
-        self._instruction_failed(order, failure)
+    def _delivery_failed(self, order: ins.Execute, failure: ev.Failure) -> None:
+        logger.info("inputs for %s: %s", order.device, failure.message)
+        if failure.kind is not ev.FailureKind.INVALID_INPUT:
+            self._instruction_failed(order, failure)
+            return
+        job, item = order.job, order.item
+        self.feed(ev.InputUnreadable(at=self._now(), job=job, item=item, failure=failure))
 
     def _instruction_failed(self, order: ins.Execute, failure: ev.Failure) -> None:
         number = order.instruction
         event = ev.InstructionFailed(at=self._now(), instruction=number, failure=failure)
         self.feed(event, order.job, order.device)
 
-    def _unreadable(self, order: ins.Execute, failure: ev.Failure) -> None:
-        self.feed(
-            ev.InputUnreadable(at=self._now(), job=order.job, item=order.item, failure=failure)
-        )
-
     # ---- messages of sessions --------------------------------------------------------------------
 
     def joined(self, session: DeviceSession) -> None:
-        """A device has opened a session."""
         self.feed(wire.device_joined(session.hello, session.number, self._now()))
 
     def left(self, session: DeviceSession, reason: str) -> None:
         """A session has ended, and its unanswered instructions are void."""
         self._released.pop(session.device, None)
-        for instruction in session.given:
+        for instruction in session.unanswered:
             self.deliveries.cancel(instruction)
-        session.given.clear()
+        session.unanswered.clear()
         self.feed(
             ev.DeviceLost(
                 at=self._now(), device=session.device, session=session.number, reason=reason
             )
         )
 
-    def heard(self, session: DeviceSession, message: pb.AgentMessage) -> None:
+    def receive(self, session: DeviceSession, message: pb.AgentMessage) -> None:
         """A device has sent a message. Raises `wire.Malformed`."""
         at, device, number = self._now(), session.device, session.number
         match message.WhichOneof("message"):
@@ -366,7 +339,7 @@ class Driver:
                 raise wire.Malformed(f"a message of kind {other} does not belong here")
 
     def _reply(self, session: DeviceSession, reply: pb.Reply, at: Nanoseconds) -> None:
-        order = session.given.pop(reply.instruction, None)
+        order = session.unanswered.pop(reply.instruction, None)
         if order is None:
             return
         self.deliveries.cancel(reply.instruction)
@@ -393,7 +366,7 @@ class Driver:
                 self.on_corrupt(order.digest)
                 self.feed(event, None, device)
             case _:
-                self.feed(event, job_of(order), device)
+                self.feed(event, _job_of(order), device)
 
     # ---- activations of links --------------------------------------------------------------------
 
@@ -405,7 +378,7 @@ class Driver:
                 f"job {activation.key.job[:80]!r} does not run here",
                 outcome=Acknowledgement.STALE,
             )
-        claims.check_result_given(self._given(device), activation)
+        admission.check_result_given(self._given(device), activation)
         run.admit(activation)
 
     def admit_relay(self, device: str, activation: Activation) -> None:
@@ -415,16 +388,26 @@ class Driver:
         if run is None or run.epoch != key.epoch:
             reason = "the job does not run in this epoch"
             raise TransferError(reason, outcome=Acknowledgement.STALE)
-        claims.check_route_given(self._given(device), activation)
+        admission.check_route_given(self._given(device), activation)
         wires = run.wires[key.producer]
-        claims.check_tensors(activation, wires.outgoing[key.consumer], wires.specs)
+        admission.check_tensors(activation, wires.outgoing[key.consumer], wires.specs)
 
-    def _given(self, device: str) -> Iterable[wire.Given]:
-        """The instructions that a device has not answered."""
-        session = self._session(device)
-        return () if session is None else session.given.values()
+    def _given(self, device: str) -> Iterable[wire.Answerable]:
+        session = self._sessions.get(device)
+        return () if session is None else session.unanswered.values()
 
     async def take(self, device: str, received: ReceivedActivation) -> None:
-        """A result has arrived."""
         if (run := self.runs.get(received.key.job)) is not None:
             await run.take(received, partial(self.feed, job=run.name))
+
+
+def _job_of(cause: ev.Event | ins.Instruction) -> str | None:
+    """The job that an event or an instruction names."""
+    job: ev.JobSpec | str | None = getattr(cause, "job", None)
+    return job.name if isinstance(job, ev.JobSpec) else job
+
+
+def _device_of(cause: ev.Event | ins.Instruction) -> str | None:
+    """The device whose session an event comes from, or an instruction about no job goes to."""
+    device: str | None = getattr(cause, "device", None)
+    return device if _job_of(cause) is None else None

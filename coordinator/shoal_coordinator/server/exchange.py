@@ -1,8 +1,7 @@
 """Bulk bytes between the coordinator and its devices: inputs down, results up, activations across.
 
 Each device has one `DeviceLink`. Its reader waits for room for a bounded time only, and then
-answers BUSY; the sender keeps the activation and sends it again. That keeps relaying free of
-deadlock.
+answers BUSY; the sender stores the activation and sends it again. So relaying has no deadlock.
 
 A transfer that is meant for another device is relayed frame by frame as it comes, under a new
 number, through a queue of `RELAY_FRAMES`; its acknowledgement goes back the other way. If it breaks
@@ -95,9 +94,9 @@ class _ResultReceiver:
     device: str
     hub: ExchangeHub
 
-    def admit(self, activation: Activation, decoded_bytes: int) -> ReceiveBuffer:
+    def admit(self, activation: Activation, memory_bytes: int) -> ReceiveBuffer:
         self.hub.results.admit(self.device, activation)
-        return self.hub.reserve(decoded_bytes + scratch_bytes(activation))
+        return self.hub.reserve(memory_bytes + scratch_bytes(activation))
 
     async def take(self, received: ReceivedActivation, buffer: ReceiveBuffer) -> None:
         await self.hub.results.take(self.device, received)
@@ -163,7 +162,6 @@ class DeviceLink:
             self._intake.close()
 
     async def take(self, header: FrameHeader, payload: memoryview) -> bytes | None:
-        """A frame of a result, or of an activation for another device."""
         match header.WhichOneof("kind"):
             case "activation" if header.activation.device:
                 return await self._begin_relay(header, payload)

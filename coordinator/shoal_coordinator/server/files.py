@@ -5,14 +5,15 @@ at a time for a file, a minimum rate for every caller, and errors as status code
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import grpc
 
-from shoal_coordinator.server.roles import Role, Roles
+from shoal_coordinator.server.roles import Role, Roles, abort
 from shoal_coordinator.storage import volume as vol
 from shoal_coordinator.storage.volume import StoredFile, Upload, Volume, checked_digest
 from shoal_coordinator.storage.volume_paths import JobPath, PathRefused, parse_path
@@ -37,18 +38,17 @@ UPLOADS: Final = 32
 """At once; more wait their turn."""
 DOWNLOADS: Final = 64
 _Context = grpc.aio.ServicerContext[Any, Any]
-_CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
-    (PathRefused, grpc.StatusCode.INVALID_ARGUMENT),
-    (vol.FileRefused, grpc.StatusCode.INVALID_ARGUMENT),
-    (vol.ContentRefused, grpc.StatusCode.ALREADY_EXISTS),
-    (vol.FileMissing, grpc.StatusCode.NOT_FOUND),
-    (vol.NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (WrongBytes, grpc.StatusCode.DATA_LOSS),
-    (Stalled, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (PartInUse, grpc.StatusCode.UNAVAILABLE),
-    (OSError, grpc.StatusCode.UNAVAILABLE),
-)
-_KNOWN: Final = tuple(kind for kind, _ in _CODES)
+_CODES: Final[Mapping[type[Exception], grpc.StatusCode]] = {
+    PathRefused: grpc.StatusCode.INVALID_ARGUMENT,
+    vol.FileRefused: grpc.StatusCode.INVALID_ARGUMENT,
+    vol.ContentRefused: grpc.StatusCode.ALREADY_EXISTS,
+    vol.FileMissing: grpc.StatusCode.NOT_FOUND,
+    vol.NoRoom: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    WrongBytes: grpc.StatusCode.DATA_LOSS,
+    Stalled: grpc.StatusCode.DEADLINE_EXCEEDED,
+    PartInUse: grpc.StatusCode.UNAVAILABLE,
+    OSError: grpc.StatusCode.UNAVAILABLE,
+}
 
 
 class FilesService(FilesServicer):
@@ -68,7 +68,7 @@ class FilesService(FilesServicer):
         self, requests: AsyncIterator[pb.PutRequest], context: _Context
     ) -> None:
         await self._roles.require(context, Role.WORKER)
-        try:
+        async with _statuses(context):
             first = await stall_watch().wait(anext(aiter(requests), None))
             if first is None or first.WhichOneof("message") != "header":
                 raise vol.FileRefused("the first message is not a header")
@@ -89,14 +89,12 @@ class FilesService(FilesServicer):
                     found = await _take(found, _Sent(requests), context)
                     logger.info("%s was uploaded, %d bytes", first.header.path, found.size_bytes)
             await context.write(pb.PutAnswer(stands=_description(found)))
-        except _KNOWN as error:
-            await _abort(context, error)
 
     async def Fetch(  # type: ignore[override]
         self, request: pb.FetchFileRequest, context: _Context
     ) -> None:
         await self._roles.require(context, Role.WORKER)
-        try:
+        async with _statuses(context):
             path = parse_path(request.path)
             async with self._downloads:
                 file, size = await in_thread(self._volume.open, path)
@@ -110,17 +108,13 @@ class FilesService(FilesServicer):
                         message.piece = piece
                         await write_watched(watch, context, message, len(piece))
                         message = pb.FilePiece()
-        except _KNOWN as error:
-            await _abort(context, error)
 
     async def ListFiles(
         self, request: pb.ListFilesRequest, context: _Context
     ) -> AsyncIterator[pb.FileDescription]:
         await self._roles.require(context, Role.WORKER)
-        try:
+        async with _statuses(context):
             found = await in_thread(lambda: list(self._volume.list(request.folder)))
-        except _KNOWN as error:
-            await _abort(context, error)
         for stored in found:
             yield _description(stored)
 
@@ -128,17 +122,13 @@ class FilesService(FilesServicer):
         self, request: pb.DescribeFileRequest, context: _Context
     ) -> pb.FileDescription:
         await self._roles.require(context, Role.WORKER)
-        try:
+        async with _statuses(context):
             path = parse_path(request.path)
             return _description(await in_thread(self._volume.describe, path))
-        except _KNOWN as error:
-            await _abort(context, error)
 
 
 @dataclass(slots=True)
 class _Sent:
-    """What an uploading client sends after its header."""
-
     requests: AsyncIterator[pb.PutRequest]
     end: pb.PutEnd | None = None
 
@@ -175,12 +165,15 @@ async def _take(upload: Upload, sent: _Sent, context: _Context) -> StoredFile:
         await in_thread(upload.close)
 
 
-async def _abort(context: _Context, error: Exception) -> NoReturn:
-    code = next(code for kind, code in _CODES if isinstance(error, kind))
-    if isinstance(error, OSError):
-        logger.warning("a file cannot be handled: %s", error)
-    await context.abort(code, str(error))
-    raise AssertionError("abort always raises")
+@contextlib.asynccontextmanager
+async def _statuses(context: _Context) -> AsyncIterator[None]:
+    try:
+        yield
+    except tuple(_CODES) as error:
+        if isinstance(error, OSError):
+            logger.warning("a file cannot be handled: %s", error)
+        code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+        await abort(context, code, str(error))
 
 
 def _description(stored: StoredFile) -> pb.FileDescription:

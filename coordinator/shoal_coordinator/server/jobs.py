@@ -10,7 +10,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 from time import time
 from typing import Final, assert_never
@@ -22,15 +24,14 @@ from shoal_coordinator.jobs.state import Job, Phase
 from shoal_coordinator.jobs.values import End, Outcome, Refusal
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
-from shoal_coordinator.server.lives import Lives, Work
-from shoal_coordinator.server.performer import Performer
+from shoal_coordinator.server.lives import Life, Work
 from shoal_coordinator.server.statuses import end_of, with_end
 from shoal_coordinator.server.submissions import submission_of
-from shoal_coordinator.storage.inputs import FolderLimits
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.volume import Volume
 from shoal_coordinator.storage.volume_paths import INPUTS, OUTPUTS, PathRefused
 from shoal_protocol.digests import Digest
+from shoal_protocol.durable_files import is_transient
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import DocumentRefused, PartitionDocument, document_from_json
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -43,13 +44,13 @@ SHOWN_ENDED: Final = 1000
 """Ended jobs that are listed; and removed ones whose epochs are remembered."""
 STATISTICS_SECONDS: Final = 5.0
 """How often the statistics of running jobs are recorded."""
+CRASHES: Final = 3
+"""A job is quarantined when so many coordinators in a row have died while they processed it."""
 CLOSE_SECONDS: Final = 10.0
 """How long a stopping coordinator waits for jobs that open or end just now."""
 
 
 class JobRefused(Exception):
-    """A request about a job that is refused."""
-
     def __init__(self, reason: str, refusal: Refusal = Refusal.MALFORMED) -> None:
         super().__init__(reason)
         self.refusal = refusal
@@ -59,12 +60,7 @@ class Jobs:
     """All jobs by name."""
 
     def __init__(
-        self,
-        driver: Driver,
-        store: FragmentStore,
-        ledger: Ledger,
-        volume: Volume,
-        limits: FolderLimits | None = None,
+        self, driver: Driver, store: FragmentStore, ledger: Ledger, volume: Volume
     ) -> None:
         self._driver = driver
         driver.on_job_ended = self._work_ended
@@ -74,8 +70,10 @@ class Jobs:
         self._volume = volume
         volume.in_use = self.fragments_in_use
         self._state = State(maximum_jobs=MAXIMUM_JOBS, shown_ended=SHOWN_ENDED)
-        self._lives = Lives(driver)
-        self._perform = Performer(driver, ledger, volume, limits or FolderLimits(), self._lives)
+        self._writer = ThreadPoolExecutor(1, "job records")
+        """One thread: records reach the disk in the order given."""
+        self._lives: dict[Job, Life] = {}
+        """In the order in which they began."""
         self._callers: dict[int, tuple[asyncio.Future[Job | None], Work | None]] = {}
         self._found: dict[str, Work] = {}
         self._numbers = count(1)
@@ -87,26 +85,36 @@ class Jobs:
     # ---- requests --------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Take over the jobs that the last coordinator recorded."""
+        """Take over the jobs that the last coordinator recorded. Raises `OSError` where that is
+        impossible for now: the next one will."""
         for name, record in self._ledger.load().items():
+            quarantined = record.request is not None and record.crashes >= CRASHES
             try:
-                found = self._found_job(record)
+                found = _quarantined(record) if quarantined else self._found_job(record)
             except Exception as error:
+                if isinstance(error, OSError) and is_transient(error):
+                    raise
                 logger.exception("job %s cannot be resumed", name)
-                found = _not_resumed(record, str(error))
+                found = _not_resumed(record, "NotResumed", str(error))
             self._feed(found)
-            if (job := self.find(name)) is not None and found.end is not None:
-                life = self._lives.begin(job, None)
+            if found.end is not None:
+                life = self._begin(self._state.jobs[name], None)
                 status = pb.JobStatus(name=name, epoch=record.epoch)
                 life.last = record.status or with_end(status, found.end)
                 life.settled.set()
                 life.done.set()
+                if quarantined:
+                    self._ledger.put(replace(record, request=None, status=life.last))
 
-    async def submit(self, request: pb.SubmitJobRequest) -> Job:
+    async def submit(self, request: pb.SubmitJobRequest) -> Life:
         """Submit a job, join one that runs already, or give that other terms or a newer plan. The
         submission is durable on return. Raises `JobRefused`."""
         request = self._with_folders(request)
-        document, missing = self._checked(request)
+        try:
+            document, missing = self._checked(request)
+        except OSError as error:
+            reason = f"the fragment store cannot be read now: {error}; try again later"
+            raise JobRefused(reason, Refusal.FULL) from error
         caller, future = self._call(Work(request, document))
         self._feed(
             ev.Submitted(
@@ -119,7 +127,7 @@ class Jobs:
         )
         job = await future
         assert job is not None, "an accepted submission has a job"
-        return job
+        return self._lives[job]
 
     async def remove(self, name: str) -> None:
         """Forget a job that has ended, with its files on the volume; its epoch is remembered, so
@@ -133,46 +141,28 @@ class Jobs:
         self._feed(ev.RemovalRequested(job=name, caller=caller))
         await future
 
-    def cancel(self, job: Job, reason: str) -> None:
-        """Ask for a job's end."""
-        if not job.has_ended:
-            self._feed(ev.CancelRequested(job=job.name, reason=reason))
+    def cancel(self, name: str, reason: str) -> None:
+        if self.runs(name):
+            self._feed(ev.CancelRequested(job=name, reason=reason))
 
-    async def settled(self, job: Job, timeout_seconds: float) -> None:
-        """Wait until a job runs or has ended, or the time is up."""
-        await _within(self._lives.of(job).settled, timeout_seconds)
+    def find(self, name: str) -> Life | None:
+        job = self._state.jobs.get(name)
+        return None if job is None else self._lives[job]
 
-    async def ended(self, job: Job, timeout_seconds: float) -> None:
-        """Wait until a job has ended, the coordinator stops, or the time is up."""
-        await _within(self._lives.of(job).done, timeout_seconds)
-
-    def find(self, name: str) -> Job | None:
-        return self._state.jobs.get(name)
-
-    def all(self) -> list[Job]:
-        """Every job that is known, in the order of submission."""
-        return list(self._state.jobs.values())
+    def all(self) -> list[Life]:
+        return [self._lives[job] for job in self._state.jobs.values()]
 
     def runs(self, name: str) -> bool:
         """Whether a job has been submitted and has not ended."""
-        job = self.find(name)
+        job = self._state.jobs.get(name)
         return job is not None and not job.has_ended
-
-    def request(self, job: Job) -> pb.SubmitJobRequest:
-        """What a job was submitted with, as amended since."""
-        return self._lives.request(job)
 
     def fragments_in_use(self) -> frozenset[Digest]:
         """The fragments of jobs that have not ended; called from other threads."""
-        jobs = tuple(self._state.jobs.values())
-        return frozenset().union(*(self._lives.fragments(job) for job in jobs))
-
-    def status(self, job: Job) -> pb.JobStatus:
-        """The status of a job; that it has ended is shown when its end is recorded."""
-        return self._lives.status(job)
+        lives = map(self._lives.get, tuple(self._state.jobs.values()))
+        return frozenset().union(*(life.fragments_in_use for life in lives if life is not None))
 
     async def record_statistics(self) -> None:
-        """Record the statistics of running jobs now and then, for ever."""
         while True:
             await asyncio.sleep(STATISTICS_SECONDS)
             self._feed(self._elapsed())
@@ -180,7 +170,7 @@ class Jobs:
     async def close(self) -> None:
         """Release everything, without ending any job; those that end just now are recorded."""
         self.closed = True
-        for life in self._lives.all():
+        for life in self._lives.values():
             life.done.set()
         self._feed(self._elapsed())
         with contextlib.suppress(TimeoutError):
@@ -190,7 +180,13 @@ class Jobs:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._perform.stop()
+        runs = [life.run for life in self._lives.values() if life.run is not None]
+        for run in runs:
+            self._driver.runs.pop(run.name, None)
+            self._driver.withdraw(run.name, "the coordinator stops")
+        closed = (run.close(complete=False) for run in runs)
+        await asyncio.gather(*closed, return_exceptions=True)
+        await asyncio.to_thread(self._writer.shutdown)
         for future, _ in self._callers.values():
             if not future.done():
                 future.set_exception(JobRefused("the coordinator stops", Refusal.STOPPING))
@@ -242,7 +238,6 @@ class Jobs:
         )
 
     def _found_job(self, record: JobRecord) -> ev.Found:
-        """What a record says, as an event."""
         submission, missing, work = None, "", record.work
         if record.request is not None:
             document, missing = self._checked(record.request)
@@ -267,7 +262,6 @@ class Jobs:
     # ---- the machine -----------------------------------------------------------------------------
 
     def _feed(self, event: ev.Event) -> None:
-        """Let the machine process an event, and perform its effects."""
         self._events.append(event)
         if self._stepping:
             return
@@ -284,70 +278,96 @@ class Jobs:
             self._stepping = False
 
     def _do(self, effect: do.Effect) -> None:  # noqa: C901, PLR0912 - one for each kind
-        perform = self._perform
+        ledger, name = self._ledger, "" if isinstance(effect, do.Refuse) else effect.job
         match effect:
             case do.Record():
-                job = self._state.jobs.get(effect.job)
-                if job is not None and job not in self._lives:
-                    self._lives.begin(job, self._work(job))
-                self._start(perform.record(self._lives.record(effect, job)))
+                self._start(self._write(name, ledger.put, self._record(effect)), feed=True)
             case do.RecordTally():
-                self._start(perform.record_tally(effect))
+                self._start(self._write(name, ledger.put_tally, name, effect.tally), feed=False)
             case do.Forget():
-                self._start(perform.forget(effect.job))
+                self._start(self._write(name, ledger.forget, name), feed=False)
             case do.Open():
-                self._start(perform.open(self._lives.present(effect.job)))
+                self._start(self._life(name).open(), feed=True)
             case do.Dispatch() | do.Amend():
-                perform.dispatch(effect, self._lives.present(effect.job))
+                self._life(name).dispatch(effect)
             case do.Withdraw():
-                self._driver.withdraw(effect.job, effect.reason)
+                self._driver.withdraw(name, effect.reason)
             case do.Close():
-                self._start(
-                    perform.close(self._lives.present(effect.job), complete=effect.complete)
-                )
+                self._start(self._life(name).close(complete=effect.complete), feed=True)
             case do.RemoveFiles():
-                self._start(perform.remove_files(effect.job))
+                self._start(self._remove_files(name), feed=True)
             case do.Accept():
                 future, _ = self._callers.pop(effect.caller)
                 if not future.done():
-                    future.set_result(self._state.jobs.get(effect.job))
+                    future.set_result(self._state.jobs.get(name))
             case do.Refuse():
                 future, _ = self._callers.pop(effect.caller)
                 if not future.done():
                     future.set_exception(JobRefused(effect.reason, effect.refusal))
             case do.Notify():
-                self._notify(self._lives.present(effect.job))
+                self._notify(self._life(name))
             case _:
                 assert_never(effect)
 
-    def _start(self, work: Coroutine[None, None, ev.Event | None]) -> None:
-        """Perform an effect in the background, and feed its answer."""
-
+    def _start(self, work: Coroutine[None, None, ev.Event], *, feed: bool) -> None:
         async def perform() -> None:
-            if (answer := await work) is not None:
+            answer = await work
+            if feed:
                 self._feed(answer)
 
         task = asyncio.create_task(perform())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _work(self, job: Job) -> Work | None:
-        """What the submission that begins a life is about."""
-        works = [self._callers[caller][1] for caller in job.callers]
-        return works[0] if works else self._found.pop(job.name, None)
+    async def _write(
+        self, name: str, write: Callable[..., None], *arguments: object
+    ) -> ev.Recorded:
+        """Change the ledger, in the order given."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, write, *arguments)
+        except Exception as error:
+            logger.warning("job %s cannot be recorded: %s", name, error)
+            return ev.Recorded(job=name, problem=str(error))
+        return ev.Recorded(job=name)
+
+    async def _remove_files(self, name: str) -> ev.FilesRemoved:
+        try:
+            await asyncio.to_thread(self._volume.remove_job, name)
+        except Exception as error:
+            return ev.FilesRemoved(job=name, problem=str(error))
+        return ev.FilesRemoved(job=name)
+
+    def _life(self, name: str) -> Life:
+        """The life that the current effect is about. The machine may hold the next one already: the
+        effects that begin it follow."""
+        return next(life for job, life in reversed(self._lives.items()) if job.name == name)
+
+    def _begin(self, job: Job, work: Work | None) -> Life:
+        known = list(self._state.jobs.values())
+        kept = {*known, *(each.earlier for each in known)}
+        self._lives = {each: life for each, life in self._lives.items() if each in kept}
+        self._lives[job] = life = Life(job, work, self._driver, self._ledger)
+        return life
+
+    def _record(self, effect: do.Record) -> JobRecord:
+        job = self._state.jobs.get(effect.job)
+        if effect.submission is None or job is None:
+            return JobRecord(name=effect.job, epoch=effect.epoch)
+        if job not in self._lives:
+            works = [self._callers[caller][1] for caller in job.callers]
+            self._begin(job, works[0] if works else self._found.pop(job.name, None))
+        return self._lives[job].record(effect)
 
     def _work_ended(self, name: str) -> None:
-        """The dispatcher has ended a job."""
-        job = self.find(name)
-        if job is not None and not self.closed:
-            self._feed(self._perform.work_ended(job))
+        if name in self._state.jobs and not self.closed:
+            self._feed(self._life(name).work_ended())
 
     def _elapsed(self) -> ev.Elapsed:
         running = [job for job in self._state.jobs.values() if job.phase is Phase.RUNNING]
-        return ev.Elapsed(tallies={job.name: self._lives.tally(job) for job in running})
+        return ev.Elapsed(tallies={job.name: self._lives[job].tally() for job in running})
 
-    def _notify(self, job: Job) -> None:
-        life = self._lives.of(job)
+    def _notify(self, life: Life) -> None:
+        job = life.job
         life.settled.set()
         if job.has_ended:
             assert job.end is not None, "a job that has ended has an end"
@@ -355,15 +375,21 @@ class Jobs:
             logger.info("job %s: %s %s", job.name, job.end.outcome.lower(), job.end.message)
 
 
-def _not_resumed(record: JobRecord, reason: str) -> ev.Found:
+def _quarantined(record: JobRecord) -> ev.Found:
+    """A recorded job that has ended coordinator after coordinator."""
+    assert record.request is not None, "it has not ended"
+    message = (
+        f"the coordinator died {record.crashes} times in a row while it read this job's inputs or "
+        f"wrote its results, so it does not resume the job; other jobs go on. Check the files in "
+        f"{record.request.inputs_uri} and the coordinator's memory limit, then submit it again"
+    )
+    logger.error("job %s: %s", record.name, message)
+    return _not_resumed(record, "CoordinatorFailed", message)
+
+
+def _not_resumed(record: JobRecord, reason: str, message: str) -> ev.Found:
     """A recorded job that this coordinator cannot resume."""
-    end = End(outcome=Outcome.FAILED, reason="NotResumed", message=reason)
+    end = End(outcome=Outcome.FAILED, reason=reason, message=message)
     return ev.Found(
         job=record.name, epoch=record.epoch, end=end, submitted_seconds=0.0, tally=record.tally
     )
-
-
-async def _within(event: asyncio.Event, timeout_seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_seconds):
-            await event.wait()

@@ -1,23 +1,34 @@
-"""What the jobs' machine does not hold of a job: its messages, its run, and who waits for it."""
+"""What the jobs' machine does not hold of a job: its messages, its run, and who waits for it; and
+what the machine has done about its run."""
 
 import asyncio
-from dataclasses import dataclass, field
+import contextlib
+import logging
+from dataclasses import dataclass
 from time import monotonic_ns, time
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from typing import assert_never
 
 from shoal_coordinator.dispatch import views
-from shoal_coordinator.jobs.effects import Record
+from shoal_coordinator.jobs import effects as do
+from shoal_coordinator.jobs import events as ev
 from shoal_coordinator.jobs.state import Job, Phase
-from shoal_coordinator.jobs.values import NOTHING, Tally
+from shoal_coordinator.jobs.values import NOTHING, End, Outcome, Tally
+from shoal_coordinator.server import wire
 from shoal_coordinator.server.driver import Driver
-from shoal_coordinator.server.runs import JobRun
-from shoal_coordinator.server.statuses import job_status, run_tally, with_end, with_tally
+from shoal_coordinator.server.runs import RETRY_SECONDS, JobRun, open_run
+from shoal_coordinator.server.statuses import job_status, run_end, run_tally, with_end, with_tally
 from shoal_coordinator.server.submissions import as_submitted, request_of
-from shoal_coordinator.storage.job_records import JobRecord
+from shoal_coordinator.storage.inputs import InputsRefused
+from shoal_coordinator.storage.job_records import JobRecord, Ledger
+from shoal_coordinator.storage.locations import LocationRefused
+from shoal_coordinator.storage.results import OutputsRefused
 from shoal_protocol.digests import Digest
+from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds, nanoseconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,107 +38,92 @@ class Work:
     request: pb.SubmitJobRequest
     document: PartitionDocument
 
-    @property
-    def digests(self) -> frozenset[Digest]:
-        return frozenset(fragment.digest for fragment in self.document.fragments)
+
+class Signal(asyncio.Event):
+    """An event that can be waited for with patience."""
+
+    async def within(self, timeout_seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self.wait()
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
 class Life:
-    """One life of a job outside the machine. `work` is None where an earlier coordinator has ended
-    it. `submitted_at` is by this process's clock. `counts` are the last that the dispatcher gave,
-    `last` is the status of a job that has ended.
-    """
+    """One life of a job outside the machine. `submitted_at` is by this process's clock."""
 
-    work: Work | None
-    submitted_at: int = field(default_factory=monotonic_ns)
-    run: JobRun | None = None
-    counts: pb.JobStatus | None = None
-    last: pb.JobStatus | None = None
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the job runs or has ended."""
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it has ended, or the coordinator stops."""
-
-
-class Lives:
-    """The lives of all jobs that are known, and of those that somebody still watches."""
-
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, job: Job, work: Work | None, driver: Driver, ledger: Ledger) -> None:
+        """`work` is None where an earlier coordinator has ended the job."""
+        self.job = job
+        self.submitted_at = monotonic_ns() - nanoseconds(max(0.0, time() - job.submitted_seconds))
+        self.run: JobRun | None = None
+        self.counts: pb.JobStatus | None = None
+        """The last that the dispatcher gave."""
+        self.last: pb.JobStatus | None = None
+        """The status of a job that has ended."""
+        self.settled = Signal()
+        """The job runs or has ended."""
+        self.done = Signal()
+        """It has ended, or the coordinator stops."""
+        self._work = work
         self._driver = driver
-        self._lives: WeakKeyDictionary[Job, Life] = WeakKeyDictionary()
-        self._present: WeakValueDictionary[str, Job] = WeakValueDictionary()
+        self._ledger = ledger
 
-    def begin(self, job: Job, work: Work | None) -> Life:
-        """The life that belongs to the machine's job."""
-        life = self._lives[job] = Life(work=work)
-        self._present[job.name] = job
-        life.submitted_at -= nanoseconds(max(0.0, time() - job.submitted_seconds))
-        return life
+    @property
+    def has_ended(self) -> bool:
+        return self.job.has_ended
 
-    def of(self, job: Job) -> Life:
-        return self._lives[job]
+    @property
+    def work(self) -> Work:
+        assert self._work is not None, "a job that has not ended has its work"
+        return self._work
 
-    def present(self, name: str) -> Job:
-        """The job that the current effect is about. The machine may hold the next life already: the
-        effects that begin it follow."""
-        return self._present[name]
+    @property
+    def request(self) -> pb.SubmitJobRequest:
+        return request_of(self.work.request, self.job.submission)
 
-    def all(self) -> list[Life]:
-        return list(self._lives.values())
-
-    def __contains__(self, job: Job) -> bool:
-        return job in self._lives
-
-    def request(self, job: Job) -> pb.SubmitJobRequest:
-        """What a job was submitted with, as amended since."""
-        work = self.of(job).work
-        known = pb.SubmitJobRequest(name=job.name) if work is None else work.request
-        return request_of(known, job.submission)
-
-    def fragments(self, job: Job) -> frozenset[Digest]:
-        """The fragments of a job that has not ended."""
-        life = self._lives.get(job)
-        if life is None or life.work is None or job.has_ended:
+    @property
+    def fragments_in_use(self) -> frozenset[Digest]:
+        """Its fragments, until it has ended."""
+        if self.job.has_ended or self._work is None:
             return frozenset()
-        return life.work.digests
+        return frozenset(fragment.digest for fragment in self._work.document.fragments)
 
-    def tally(self, job: Job) -> Tally:
+    def view(self) -> views.JobView | None:
+        if self.job.phase not in {Phase.RUNNING, Phase.WITHDRAWING}:
+            return None
+        return views.job(self._driver.state, self.job.name)
+
+    def tally(self) -> Tally:
         """The statistics of the run under way, or of the last one."""
-        if job.phase not in {Phase.RUNNING, Phase.WITHDRAWING}:
-            return job.run
-        view = views.job(self._driver.state, job.name)
+        if self.job.phase not in {Phase.RUNNING, Phase.WITHDRAWING}:
+            return self.job.run
+        view = self.view()
         return NOTHING if view is None else run_tally(view, Nanoseconds(monotonic_ns()), time())
 
-    def status(self, job: Job) -> pb.JobStatus:
-        """The status of a job; that it has ended is shown when its end is recorded."""
-        life = self.of(job)
-        if job.has_ended and life.last is not None:
-            return life.last
+    def status(self) -> pb.JobStatus:
+        """The job's status; that it has ended is shown when its end is recorded."""
+        job = self.job
+        if job.has_ended and self.last is not None:
+            return self.last
         status = pb.JobStatus(name=job.name, epoch=job.epoch)
-        if life.counts is not None:
-            status.CopyFrom(life.counts)
-        elif life.run is not None and job.phase in {Phase.RUNNING, Phase.WITHDRAWING}:
-            view = views.job(self._driver.state, job.name)
-            status = status if view is None else job_status(view, life.run.inputs.place)
+        if self.counts is not None:
+            status.CopyFrom(self.counts)
+        elif self.run is not None and (view := self.view()) is not None:
+            status = job_status(view, self.run.inputs.place)
         status.completing = job.completes
-        with_tally(status, job.past.plus(self.tally(job)))
-        return as_submitted(status, job.submission.plan, job.submission.terms)
+        return as_submitted(with_tally(status, job.past.plus(self.tally())), job.submission)
 
-    def record(self, effect: Record, job: Job | None) -> JobRecord:
+    def record(self, effect: do.Record) -> JobRecord:
         """The record that an effect asks for; a job that ends gets its last status."""
-        if effect.submission is None or job is None:
-            return JobRecord(name=effect.job, epoch=effect.epoch)
-        life, request, status = self.of(job), None, None
+        assert effect.submission is not None, "it is not removed"
+        request = status = None
         if effect.end is None:
-            assert life.work is not None, "a job that has not ended has its work"
-            request = request_of(life.work.request, effect.submission)
+            request = request_of(self.work.request, effect.submission)
         else:
-            status = pb.JobStatus(name=job.name, epoch=job.epoch)
-            status.CopyFrom(life.counts or status)
+            status = pb.JobStatus(name=self.job.name, epoch=self.job.epoch)
+            status.CopyFrom(self.counts or status)
             with_end(with_tally(status, effect.tally), effect.end)
-            submission = effect.submission
-            life.last = as_submitted(status, submission.plan, submission.terms)
+            self.last = as_submitted(status, effect.submission)
         return JobRecord(
             name=effect.job,
             epoch=effect.epoch,
@@ -137,3 +133,80 @@ class Lives:
             submitted_seconds=effect.submitted_seconds,
             tally=effect.tally,
         )
+
+    # ---- effects: each returns the event that answers it -----------------------------------------
+
+    async def open(self) -> ev.Opened | ev.OpenFailed:
+        name = self.job.name
+        try:
+            while self.run is None:
+                try:
+                    self.run = await asyncio.to_thread(self._open_run)
+                except OSError as error:
+                    if not is_transient(error):
+                        raise
+                    if self.job.stop is not None:
+                        return ev.OpenFailed(job=name, end=self.job.stop)
+                    logger.warning("job %s waits: %s", name, error)
+                    await asyncio.sleep(RETRY_SECONDS)
+        except (LocationRefused, InputsRefused, OutputsRefused) as error:
+            return ev.OpenFailed(job=name, end=_failed("FolderRefused", str(error)))
+        except Exception as error:
+            logger.exception("job %s", name)
+            message = f"the coordinator failed while it opened the job's folders: {error!r}"
+            return ev.OpenFailed(job=name, end=_failed("CoordinatorFailed", message))
+        return ev.Opened(job=name, items=len(self.run.inputs), completed=len(self.run.completed))
+
+    def _open_run(self) -> JobRun:
+        crashes = self._ledger.crash_count(self.job.name)
+        return open_run(self.work.request, self.work.document, self.job.epoch, crashes)
+
+    def dispatch(self, effect: do.Dispatch | do.Amend) -> None:
+        assert self.run is not None, "it was opened"
+        driver, run, name = self._driver, self.run, self.job.name
+        request = request_of(self.work.request, effect.submission)
+        run.deadline = None
+        if allowed_seconds := request.active_deadline_seconds:
+            run.deadline = Nanoseconds(self.submitted_at + nanoseconds(allowed_seconds))
+        spec = wire.job_spec(
+            request,
+            self.work.document,
+            items=len(run.inputs),
+            epoch=effect.epoch,
+            deadline=run.deadline,
+        )
+        run.begin_epoch(effect.epoch)
+        match effect:
+            case do.Dispatch():
+                driver.runs[name] = run
+                run.start(driver.feed, lambda error: driver.contain("results", error, name))
+                driver.submit(spec, run.completed)
+            case do.Amend():
+                logger.info("job %s: plan %d, epoch %d", name, request.epoch, effect.epoch)
+                driver.amend(spec)
+            case _:
+                assert_never(effect)
+
+    def work_ended(self) -> ev.WorkEnded:
+        name, view = self.job.name, self.view()
+        if view is None or self.run is None:
+            end = _failed("CoordinatorFailed", "the dispatcher has lost the job")
+            return ev.WorkEnded(job=name, end=end, whole=False, tally=NOTHING)
+        place = self.run.inputs.place
+        self.counts = job_status(view, place)
+        whole = view.phase is views.JobPhase.COMPLETE
+        return ev.WorkEnded(job=name, end=run_end(view, place), whole=whole, tally=self.tally())
+
+    async def close(self, *, complete: bool) -> ev.Closed:
+        name, run, self.run = self.job.name, self.run, None
+        assert run is not None, "it was opened"
+        self._driver.runs.pop(name, None)
+        try:
+            return ev.Closed(job=name, problem=await run.close(complete=complete))
+        except Exception as error:
+            logger.exception("job %s", name)
+            return ev.Closed(job=name, problem=f"the coordinator failed: {error!r}")
+
+
+def _failed(reason: str, message: str) -> End:
+    return End(outcome=Outcome.FAILED, reason=reason, message=message)

@@ -1,5 +1,6 @@
 """What the coordinator measures about itself, for Prometheus. No job is named in any label."""
 
+from collections import Counter as Counts
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -14,27 +15,21 @@ _STEP_BUCKETS: Final = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.
 
 
 class CoordinatorMetrics:
-    """All metrics, in a registry of their own."""
-
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._tasks = Counter(
-            "shoal_coordinator_tasks",
-            "Tasks given to devices, by what the device had to do first.",
-            ["tier"],
-            registry=self.registry,
+        self._tasks = self._counter(
+            "tasks", "Tasks given to devices, by what the device had to do first.", "tier"
         )
         self.loads = self._counter("loads", "Fragments made resident.")
         self.evictions = self._counter("evictions", "Fragments unloaded to make room.")
         self._relayed = self._counter("relayed_bytes", "Activations passed on between devices.")
         self._received = self._counter("received_bytes", "Bulk bytes received from devices.")
         self._sent = self._counter("sent_bytes", "Bulk bytes sent to devices.")
-        self._failures = Counter(
-            "shoal_coordinator_failures",
+        self._failures = self._counter(
+            "failures",
             "Errors inside the coordinator that were contained, by the part that raised them.",
-            ["part"],
-            registry=self.registry,
+            "part",
         )
         self.step_seconds = Histogram(
             "shoal_coordinator_step_seconds",
@@ -47,12 +42,7 @@ class CoordinatorMetrics:
             "Time of a task in the runtime, as devices report it.",
             registry=self.registry,
         )
-        self._devices = Gauge(
-            "shoal_coordinator_devices",
-            "Devices by state.",
-            ["state"],
-            registry=self.registry,
-        )
+        self._devices = self._gauge("devices", "Devices by state.", "state")
         self._jobs = self._gauge("jobs", "Jobs that run.")
         self._ready = self._gauge("ready_tasks", "Tasks that could run and wait for a device.")
         self._running = self._gauge("running_tasks", "Tasks given to devices and not ended.")
@@ -63,14 +53,12 @@ class CoordinatorMetrics:
         self._full = self._counter(
             "full_queues", "Transfers that had to wait because a device's queue was full."
         )
-        self._counted = (0, 0, 0, 0)
+        self._counted: Counts[Counter] = Counts()
 
     def count_task(self, order: ins.Execute) -> None:
-        """A task was given to a device."""
         self._by_tier[order.tier].inc()
 
     def count_failure(self, part: str) -> None:
-        """An error inside the coordinator was contained."""
         self._failures.labels(part=part).inc()
 
     def refresh(self, state: State, hub: ExchangeHub, input_bytes: int) -> None:
@@ -93,19 +81,17 @@ class CoordinatorMetrics:
         self._inputs.set(input_bytes)
         self._results.set(hub.receiving_bytes)
         traffic = hub.traffic
-        now = (
-            hub.relayed_bytes,
-            traffic.received_bytes,
-            traffic.sent_bytes,
-            traffic.full_queues,
-        )
-        counters = (self._relayed, self._received, self._sent, self._full)
-        for counter, before, after in zip(counters, self._counted, now, strict=True):
-            counter.inc(after - before)
-        self._counted = now
+        for counter, total in (
+            (self._relayed, hub.relayed_bytes),
+            (self._received, traffic.received_bytes),
+            (self._sent, traffic.sent_bytes),
+            (self._full, traffic.full_queues),
+        ):
+            counter.inc(total - self._counted[counter])
+            self._counted[counter] = total
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"shoal_coordinator_{name}", text, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"shoal_coordinator_{name}", text, labels, registry=self.registry)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"shoal_coordinator_{name}", text, registry=self.registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"shoal_coordinator_{name}", text, labels, registry=self.registry)

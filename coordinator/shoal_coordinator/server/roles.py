@@ -13,7 +13,7 @@ the file system and the loopback are the identity, and everyone may call everyth
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, assert_never
+from typing import Any, NoReturn, assert_never
 
 import grpc
 
@@ -51,7 +51,14 @@ class Roles:
             return
         else:
             reason = f"{name!r} is {role.value} here, and may not {_doing(wanted)}"
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+        await abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
+
+
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], code: grpc.StatusCode, reason: str
+) -> NoReturn:
+    await context.abort(code, reason)
+    raise AssertionError("abort always raises")
 
 
 def _doing(role: Role) -> str:

@@ -27,14 +27,12 @@ class RelayedPairs:
         return len(self._until)
 
     def add(self, source: str, target: str, now: Nanoseconds) -> None:
-        """A device could not reach another."""
         self._until[source, target] = Nanoseconds(now + RELAYED)
         self._until.move_to_end((source, target))
         if len(self._until) > MAXIMUM_PAIRS:
             self._until.popitem(last=False)
 
     def relayed(self, source: str, target: str, now: Nanoseconds) -> bool:
-        """Whether what goes from one to the other is relayed now."""
         until = self._until.get((source, target))
         if until is None:
             return False
@@ -63,14 +61,14 @@ class Routes:
         self._named_peers = named_peers
         self._relayed = RelayedPairs()
 
-    def way(self, device: str, target: str, now: Nanoseconds) -> wire.Way | None:
+    def address(self, device: str, target: str, now: Nanoseconds) -> wire.Address | None:
         """How a device reaches another; None: through the coordinator."""
         session = self._sessions.get(target)
         if self._relay is Relay.ALWAYS or session is None or not session.hello.address:
             return None
         if self._relayed.relayed(device, target, now):
             return None
-        return wire.Way(session.hello.address, session.ticket_key)
+        return wire.Address(session.hello.address, session.ticket_key)
 
     def peers(self, devices: tuple[str, ...]) -> tuple[str, ...]:
         """Where fragments can be fetched: the targets of those devices that have one."""
@@ -83,7 +81,7 @@ class Routes:
             if session is not None and session.hello.address
         )
 
-    def note(self, order: wire.Given, event: ev.Event, at: Nanoseconds) -> None:
+    def note(self, order: wire.Answerable, event: ev.Event, at: Nanoseconds) -> None:
         """Where a device could not reach another, the coordinator relays for a while."""
         for target in _missed_targets(order, event):
             self._relayed.add(order.device, target, at)

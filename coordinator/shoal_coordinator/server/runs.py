@@ -9,19 +9,21 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from time import monotonic_ns
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from time import monotonic_ns, sleep
+from typing import Final, ParamSpec, TypeVar
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
-from shoal_coordinator.server import claims, wire
-from shoal_coordinator.storage.inputs import FolderLimits, InputSet, InputUnsuitable, scan_inputs
+from shoal_coordinator.server import admission, wire
+from shoal_coordinator.storage.inputs import InputSet, InputUnsuitable, scan_inputs
+from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.locations import local_folder
 from shoal_coordinator.storage.parts import ResultFile
 from shoal_coordinator.storage.prefetch import InputPrefetch
 from shoal_coordinator.storage.results import FailedItem, OutputsRefused, ResultStore
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
+from shoal_protocol.durable_files import is_transient
 from shoal_protocol.frames import MalformedFrame, TransferError
 from shoal_protocol.partition import MODEL, PartitionDocument
 from shoal_protocol.tensors import Array
@@ -36,15 +38,27 @@ RESULT_PATIENCE: Final = nanoseconds(60)
 BATCH: Final = 256
 """Items whose results become durable together."""
 SMALL_BYTES: Final = 64 << 10
+RETRY_SECONDS: Final = 0.5
+"""After which disk work is tried again that found no free descriptor, or no memory."""
 HELD_BYTES: Final = 16 << 20
 """Small results wait in memory until their item ends, up to this in all."""
 
 _INLINE_LIMITS: Final = Limits(decoded_bytes=1 << 20)
 
 Feed = Callable[[ev.Event], None]
+Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
-Result = tuple[int, int]
-"""Item and stage."""
+Held = list[tuple[int, Mapping[str, Array]]]
+"""Results in memory, by item."""
+
+
+@dataclass(slots=True)
+class _Expected:
+    """The results of a task that was assigned: whether they are here, and the reply that waits for
+    them."""
+
+    arrived: bool = False
+    reply: ev.TaskFinished | None = None
 
 
 class JobRun:
@@ -57,10 +71,12 @@ class JobRun:
         epoch: int,
         inputs: InputSet,
         results: ResultStore,
+        crashes: CrashCount,
     ) -> None:
         self.name = request.name
         self.epoch = epoch
         self.lossy = request.lossy
+        self.deadline: Nanoseconds | None = None
         self.wires = wire.stage_wires(document)
         self.inputs = inputs
         self.bfloat16 = frozenset(s.name for s in document.inputs if s.dtype == "bfloat16")
@@ -72,16 +88,16 @@ class JobRun:
         )
         self._writer = ThreadPoolExecutor(1, f"results of {self.name}")
         self._reader = ThreadPoolExecutor(2, f"inputs of {self.name}")
-        self._prefetch = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES)
-        self._given: set[Result] = set()
-        self._arrived: set[Result] = set()
-        self._held: list[tuple[int, Mapping[str, Array]]] = []
+        self._prefetch = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES, crashes)
+        self._crashes = crashes
+        self._expected: dict[tuple[int, int], _Expected] = {}
+        """By item and stage."""
+        self._held: Held = []
         self._held_bytes = 0
-        self._waiting: dict[Result, tuple[Nanoseconds, ev.TaskFinished]] = {}
         self._finishing: list[int] = []
         self._failing: list[FailedItem] = []
         self._work = asyncio.Event()
-        self._closing = False
+        self._closing = self._stopping = False
         self._writing: asyncio.Task[None] | None = None
 
     def start(self, feed: Feed, on_error: Callable[[BaseException], None]) -> None:
@@ -97,12 +113,13 @@ class JobRun:
     async def close(self, *, complete: bool) -> str | None:
         """Store what is pending, complete the results if `complete`, and release the folders; why
         the results could not be completed."""
+        self._stopping = not complete
         try:
             if self._writing is not None:
                 self._closing = True
                 self._work.set()
                 await asyncio.wait([self._writing])
-            return await self._in_writer(self._results.complete) if complete else None
+            return await self._in_writer(self._complete) if complete else None
         finally:
             await asyncio.shield(self._release_folders())
 
@@ -110,9 +127,7 @@ class JobRun:
         """A newer plan: results of tasks of the older one are refused from now on."""
         if epoch != self.epoch:
             self.epoch = epoch
-            self._given.clear()
-            self._arrived.clear()
-            self._waiting.clear()
+            self._expected.clear()
 
     # ---- inputs ----------------------------------------------------------------------------------
 
@@ -123,7 +138,8 @@ class JobRun:
 
     def _read(self, item: int, names: Iterable[str]) -> dict[str, Array]:
         try:
-            return self.inputs.read(item, names)
+            with self._crashes.processing():
+                return self._persistently(self.inputs.read, item, names)
         except InputUnsuitable:
             raise
         except Exception as error:  # files come from strangers: one item fails, nothing else
@@ -131,40 +147,39 @@ class JobRun:
             raise InputUnsuitable(item, place, reason) from error
 
     def prefetched(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
-        """Some of an item's inputs, if the prefetch has read them already."""
         return self._prefetch.cached(item, names)
 
     # ---- results ---------------------------------------------------------------------------------
 
     def expect(self, order: ins.Execute) -> None:
-        """A task was assigned; its results are accepted from now on."""
         if self.wires[order.stage].results:
-            self._given.add((order.item, order.stage))
+            self._expected.setdefault((order.item, order.stage), _Expected())
 
     def admit(self, activation: Activation) -> None:
         """Raise `TransferError` for a result that nobody waits for."""
         key = activation.key
-        if key.epoch != self.epoch or (key.item, key.producer) not in self._given:
+        if key.epoch != self.epoch or (key.item, key.producer) not in self._expected:
             raise TransferError(
                 f"nobody waits for item {key.item} of {self.name} in epoch {key.epoch}",
                 outcome=Acknowledgement.STALE,
             )
         wires = self.wires[key.producer]
-        claims.check_tensors(activation, wires.results, wires.specs)
+        admission.check_tensors(activation, wires.results, wires.specs)
 
     async def take(self, received: ReceivedActivation, feed: Feed) -> None:
         """Buffer a result, and pass on the reply that waited for it."""
         result = (received.key.item, received.key.producer)
-        if result not in self._given:
+        if result not in self._expected:
             return
         self._hold(received)
         if received.decoded_bytes > SMALL_BYTES or self._held_bytes > HELD_BYTES:
             await self._in_writer(self._add, self._take_held())
-        if result not in self._given:
+        if (expected := self._expected.get(result)) is None:
             return
-        self._arrived.add(result)
-        if (waiting := self._waiting.pop(result, None)) is not None:
-            feed(waiting[1])
+        expected.arrived = True
+        if (reply := expected.reply) is not None:
+            expected.reply = None
+            feed(reply)
 
     def take_inline(self, order: ins.Execute, frame: bytes) -> None:
         """Buffer a task's results that came with its reply. Raises `TransferError`."""
@@ -172,63 +187,77 @@ class JobRun:
             _INLINE_LIMITS, lambda activation, _: self.admit(activation)
         )
         received = assembler.feed(frame)
-        if received is None or (received.key.item, received.key.producer) != (
-            order.item,
-            order.stage,
-        ):
+        sent = None if received is None else (received.key.item, received.key.producer)
+        if received is None or sent != (order.item, order.stage):
             raise MalformedFrame("the frame in the reply does not hold the task's results")
         self._hold(received)
         if self._held_bytes > HELD_BYTES:
             self._writer.submit(self._add, self._take_held())
-        self._arrived.add((received.key.item, received.key.producer))
+        self._expected[order.item, order.stage].arrived = True
 
     def join(self, order: ins.Execute, reply: ev.TaskFinished, feed: Feed) -> None:
         """Report a finished task to the dispatcher, once its results are here."""
-        result = (order.item, order.stage)
-        if not self.wires[order.stage].results or result in self._arrived:
+        expected = self._expected.get((order.item, order.stage))
+        if expected is None or expected.arrived:
             feed(reply)
         else:
-            self._waiting[result] = (Nanoseconds(reply.at + RESULT_PATIENCE), reply)
+            expected.reply = reply
 
     def expire(self, now: Nanoseconds, feed: Feed) -> None:
-        """Give up waiting for results that are long overdue."""
-        for result, (until, reply) in list(self._waiting.items()):
-            if now >= until:
-                del self._waiting[result]
-                failure = ev.Failure(
-                    kind=ev.FailureKind.MISSING_ACTIVATION, message="the result did not arrive"
-                )
+        failure = ev.Failure(
+            kind=ev.FailureKind.MISSING_ACTIVATION, message="the result did not arrive"
+        )
+        for expected in list(self._expected.values()):
+            if (reply := expected.reply) is not None and now >= reply.at + RESULT_PATIENCE:
+                expected.reply = None
                 feed(ev.InstructionFailed(at=now, instruction=reply.instruction, failure=failure))
 
     def _hold(self, received: ReceivedActivation) -> None:
         self._held.append((received.key.item, received.tensors))
         self._held_bytes += received.decoded_bytes
 
-    def _take_held(self) -> list[tuple[int, Mapping[str, Array]]]:
+    def _take_held(self) -> Held:
         held, self._held, self._held_bytes = self._held, [], 0
         return held
 
-    # ---- in the writer's thread ------------------------------------------------------------------
+    # ---- in the threads of the reader and the writer ---------------------------------------------
+
+    def _persistently(
+        self, act: Callable[Arguments, Value], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Value:
+        """Do disk work; again after a while, where it finds no free descriptor or no memory."""
+        while True:
+            try:
+                return act(*args, **kwargs)
+            except OSError as error:
+                if self._stopping or not is_transient(error):
+                    raise
+                logger.warning("job %s waits: %s", self.name, error)
+                sleep(RETRY_SECONDS)
 
     async def _in_writer(self, function: Callable[..., Value], *arguments: object) -> Value:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, function, *arguments)
 
-    def _add(self, held: Iterable[tuple[int, Mapping[str, Array]]]) -> None:
-        for item, arrays in held:
-            self._results.add(item, arrays)
+    def _add(self, held: Held) -> None:
+        with self._crashes.processing():
+            for item, arrays in held:
+                self._persistently(self._results.add, item, arrays)
 
-    def _write(
-        self,
-        held: Iterable[tuple[int, Mapping[str, Array]]],
-        failing: list[FailedItem],
-        items: list[int],
-    ) -> dict[int, str]:
+    def _write(self, held: Held, failing: list[FailedItem], items: list[int]) -> dict[int, str]:
         """Make the results of items durable; of those that cannot be stored: why."""
-        self._add(held)
-        if failing:
-            self._results.fail(failing)
-        return self._results.finish(items)
+        with self._crashes.processing():
+            self._add(held)
+            if failing:
+                self._persistently(self._results.fail, failing)
+            problems = self._persistently(self._results.finish, items)
+        if len(problems) < len(items):
+            self._crashes.progress()
+        return problems
+
+    def _complete(self) -> str | None:
+        with self._crashes.processing():
+            return self._persistently(self._results.complete)
 
     # ---- the end of items ------------------------------------------------------------------------
 
@@ -238,7 +267,6 @@ class JobRun:
         self._work.set()
 
     def fail(self, item: int, failure: ev.Failure) -> None:
-        """An item has failed for good."""
         reason = wire.failure_text(failure)
         self._failing.append(FailedItem(item, self.inputs.place(item), reason))
         self._forget(item)
@@ -283,9 +311,7 @@ class JobRun:
     def _forget(self, item: int) -> None:
         self._prefetch.forget(item)
         for stage in range(len(self.wires)):
-            self._given.discard((item, stage))
-            self._arrived.discard((item, stage))
-            self._waiting.pop((item, stage), None)
+            self._expected.pop((item, stage), None)
 
     async def _release_folders(self) -> None:
         loop = asyncio.get_running_loop()
@@ -296,34 +322,29 @@ class JobRun:
 
 
 def open_run(
-    request: SubmitJobRequest,
-    document: PartitionDocument,
-    epoch: int,
-    limits: FolderLimits,
+    request: SubmitJobRequest, document: PartitionDocument, epoch: int, crashes: CrashCount
 ) -> JobRun:
     """Count a job's inputs and take possession of its outputs.
 
-    Blocks on the file system. Raises `LocationRefused`, `InputsRefused`, `OutputsRefused`.
+    Blocks on the file system. Raises `LocationRefused`, `InputsRefused`, `OutputsRefused`, or
+    `OSError` that says nothing of the folders (`is_transient`).
     """
     source = local_folder(request.inputs_uri, what="inputs")
     target = local_folder(request.outputs_uri, what="outputs")
-    inputs = scan_inputs(source, document.inputs, limits)
-    if target.resolve() == source.resolve():
-        raise OutputsRefused(target, "are the inputs as well; choose another folder")
-    facts = (document.model_digest, inputs.digest, str(request.lossy))
-    results = ResultStore(
-        target,
-        job=request.name,
-        identity=hashlib.sha256("\0".join(facts).encode()).hexdigest(),
-        files=_result_files(inputs),
-        names=[spec.name for spec in document.outputs],
-    )
-    inputs.inflate_into(_spool(target, request.name))
-    return JobRun(request, document, epoch, inputs, results)
-
-
-def _spool(outputs: Path, job: str) -> Path:
-    return outputs / ".shoal" / job
+    with crashes.processing():
+        inputs = scan_inputs(source, document.inputs)
+        if target.resolve() == source.resolve():
+            raise OutputsRefused(target, "are the inputs as well; choose another folder")
+        facts = (document.model_digest, inputs.digest, str(request.lossy))
+        results = ResultStore(
+            target,
+            job=request.name,
+            identity=hashlib.sha256("\0".join(facts).encode()).hexdigest(),
+            files=_result_files(inputs),
+            names=[spec.name for spec in document.outputs],
+        )
+    inputs.inflate_into(target / ".shoal" / request.name)
+    return JobRun(request, document, epoch, inputs, results, crashes)
 
 
 def _result_files(inputs: InputSet) -> list[ResultFile]:

@@ -60,9 +60,9 @@ logger = logging.getLogger(__name__)
 
 GRACE_SECONDS: Final = 5.0
 OVERDUE_SECONDS: Final = 600.0
-"""When a device that lives but does not answer is given up, at the earliest."""
+"""When a device that lives but does not answer is disconnected, at the earliest."""
 ANSWER_SECONDS: Final = 60.0
-"""How much longer than a task an answer may take: the device is to say itself that it gave up."""
+"""How much longer than a task an answer may take: the device reports itself that it gave up."""
 STUCK_SECONDS: Final = 5.0
 FETCHES: Final = 64
 """Files that are read for devices at once; more wait their turn."""
@@ -82,7 +82,7 @@ class CoordinatorSettings:
     answer within `patience_seconds`. `metrics` is HOST:PORT. `clients` are the common names that
     may submit jobs where TLS is used. `task_seconds` is the longest that a task may take on a
     device, its wait for another one there included. A caller that takes less than 64 KiB of a file
-    within `stall_seconds` is given up.
+    within `stall_seconds` is disconnected.
     """
 
     listen: str
@@ -102,17 +102,17 @@ class CoordinatorSettings:
 
 
 def run_coordinator(settings: CoordinatorSettings) -> int:
-    """Run until SIGTERM or SIGINT; the exit status. Jobs go on with the next coordinator.
+    """Run until SIGTERM or SIGINT; the exit status. The next coordinator resumes the jobs.
 
     Raises `AddressRefused` or `OSError` where the address or a folder cannot be used.
     """
     if settings.exit_with_parent:
         _exit_with_parent()
     collect_rarely()
-    return asyncio.run(_serve_until_told(settings))
+    return asyncio.run(_serve_until_signalled(settings))
 
 
-async def _serve_until_told(settings: CoordinatorSettings) -> int:
+async def _serve_until_signalled(settings: CoordinatorSettings) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -139,7 +139,6 @@ class Coordinator:
 
 @contextlib.asynccontextmanager
 async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
-    """A coordinator for as long as the context lasts."""
     tls = settings.credentials is not None
     metrics = CoordinatorMetrics()
     open_sessions: dict[str, DeviceSession] = {}
@@ -214,7 +213,7 @@ def _exposition(address: str, driver: Driver, metrics: CoordinatorMetrics) -> Ex
         raise AddressRefused(address, "is no HOST:PORT for metrics")
 
     def readiness() -> str | None:
-        age = (monotonic_ns() - driver.moved_at) / 1e9
+        age = (monotonic_ns() - driver.progressed_at) / 1e9
         if age > STUCK_SECONDS:
             return f"the dispatcher has not moved for {age:.0f} s"
         return None
@@ -231,8 +230,6 @@ async def _measure(driver: Driver, hub: ExchangeHub, metrics: CoordinatorMetrics
 
 
 class _SessionService:
-    """The streams of devices, and the fragments that they fetch."""
-
     def __init__(
         self,
         sessions: Sessions,
@@ -258,7 +255,7 @@ class _SessionService:
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
         """A file of a fragment from an offset on, read in a thread as fast as it is taken. A caller
-        that takes next to nothing is given up."""
+        that takes next to nothing is disconnected."""
         await self._roles.require(context, Role.DEVICE)
         caller = peer_name(context) if is_secured(context) else None
         try:

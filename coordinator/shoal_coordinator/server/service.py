@@ -4,16 +4,16 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import grpc
 
 from shoal_coordinator.dispatch import views
-from shoal_coordinator.jobs.state import Job
 from shoal_coordinator.jobs.values import Refusal
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.jobs import JobRefused, Jobs
-from shoal_coordinator.server.roles import Role, Roles
+from shoal_coordinator.server.lives import Life
+from shoal_coordinator.server.roles import Role, Roles, abort
 from shoal_coordinator.server.sessions import Sessions
 from shoal_coordinator.server.statuses import device_status
 from shoal_protocol.fragment_store import FragmentStore
@@ -64,19 +64,17 @@ class CoordinatorService(CoordinatorServicer):
         try:
             job = await self._jobs.submit(request)
         except JobRefused as error:
-            await _abort(context, _CODES[error.refusal], str(error))
-        await self._jobs.settled(job, PREPARE_SECONDS)
-        return self._jobs.status(job)
+            await abort(context, _CODES[error.refusal], str(error))
+        await job.settled.within(PREPARE_SECONDS)
+        return job.status()
 
     async def WatchJob(
         self, request: pb.WatchJobRequest, context: _Context
     ) -> AsyncIterator[pb.JobStatus]:
         await self._roles.require(context, Role.CLIENT)
-        job = self._jobs.find(request.name)
-        if job is None:
-            await _abort(context, grpc.StatusCode.NOT_FOUND, _unknown(request.name))
+        job = await self._find(request.name, context)
         if self._watchers >= WATCHERS:
-            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already")
+            await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch already")
         self._watchers += 1
         try:
             async for status in self._statuses(job, _interval(request.interval_seconds)):
@@ -85,17 +83,15 @@ class CoordinatorService(CoordinatorServicer):
             self._watchers -= 1
         if not job.has_ended:
             gone = "the coordinator stops" if self._jobs.closed else "the job was not recorded"
-            await _abort(context, grpc.StatusCode.UNAVAILABLE, gone)
+            await abort(context, grpc.StatusCode.UNAVAILABLE, gone)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: _Context) -> pb.JobStatus:
         await self._roles.require(context, Role.CLIENT)
-        job = self._jobs.find(request.name)
-        if job is None:
-            await _abort(context, grpc.StatusCode.NOT_FOUND, _unknown(request.name))
+        job = await self._find(request.name, context)
         if not job.has_ended:
-            self._jobs.cancel(job, request.reason)
-            await self._jobs.ended(job, CANCEL_SECONDS)
-        return self._jobs.status(job)
+            self._jobs.cancel(request.name, request.reason)
+            await job.done.within(CANCEL_SECONDS)
+        return job.status()
 
     async def ListDevices(
         self, request: pb.ListDevicesRequest, context: _Context
@@ -113,7 +109,7 @@ class CoordinatorService(CoordinatorServicer):
     ) -> AsyncIterator[pb.JobStatus]:
         await self._roles.require(context, Role.CLIENT)
         for job in self._jobs.all():
-            yield self._jobs.status(job)
+            yield job.status()
 
     async def RemoveJob(
         self, request: pb.RemoveJobRequest, context: _Context
@@ -122,7 +118,7 @@ class CoordinatorService(CoordinatorServicer):
         try:
             await self._jobs.remove(request.name)
         except JobRefused as error:
-            await _abort(context, _CODES[error.refusal], str(error))
+            await abort(context, _CODES[error.refusal], str(error))
         return pb.RemoveJobResponse()
 
     async def ListFragments(
@@ -132,39 +128,33 @@ class CoordinatorService(CoordinatorServicer):
         digests = await asyncio.to_thread(self._store.digests)
         return pb.ListFragmentsResponse(digests=digests)
 
-    async def _statuses(self, job: Job, interval: float) -> AsyncIterator[pb.JobStatus]:
-        """The status now, whenever it changed, and the last one."""
+    async def _find(self, name: str, context: _Context) -> Life:
+        if (job := self._jobs.find(name)) is None:
+            await abort(context, grpc.StatusCode.NOT_FOUND, f"there is no job {name[:80]!r} here")
+        return job
+
+    async def _statuses(self, job: Life, interval: float) -> AsyncIterator[pb.JobStatus]:
         sent: pb.JobStatus | None = None
         while True:
             ended = job.has_ended
-            status = self._jobs.status(job)
+            status = job.status()
             if sent is None or ended or _differs(status, sent):
                 yield status
                 sent = status
             if ended or self._jobs.closed or job not in self._jobs.all():
                 return
-            await self._jobs.ended(job, interval)
-
-
-async def _abort(context: _Context, code: grpc.StatusCode, reason: str) -> NoReturn:
-    await context.abort(code, reason)
-    raise AssertionError("abort always raises")
+            await job.done.within(interval)
 
 
 def _differs(status: pb.JobStatus, sent: pb.JobStatus) -> bool:
     """Whether more than time has passed."""
-    now, before = pb.JobStatus(), pb.JobStatus()
-    for target, source in ((now, status), (before, sent)):
-        target.CopyFrom(source)
-        target.seconds = target.items_per_second = 0
-    return now != before
+    before = pb.JobStatus()
+    before.CopyFrom(sent)
+    before.seconds, before.items_per_second = status.seconds, status.items_per_second
+    return status != before
 
 
 def _interval(wanted: float) -> float:
     if not math.isfinite(wanted) or wanted <= 0:
         return 1.0
     return min(max(wanted, SHORTEST_INTERVAL_SECONDS), LONGEST_INTERVAL_SECONDS)
-
-
-def _unknown(name: str) -> str:
-    return f"there is no job {name[:80]!r} here"

@@ -7,19 +7,19 @@ what it floods is its own stream.
 """
 
 import asyncio
-import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
+from shoal_coordinator.server.roles import abort
 from shoal_protocol.bulk.transport import STREAM_ERRORS, GrpcTransport
 from shoal_protocol.channels import peer_name
 from shoal_protocol.frames import MalformedFrame
@@ -35,6 +35,9 @@ from shoal_protocol.v1.session_pb2 import (
     Welcome,
 )
 
+if TYPE_CHECKING:
+    from shoal_coordinator.server.driver import Driver
+
 logger = logging.getLogger(__name__)
 
 HELLO_SECONDS: Final = 10.0
@@ -43,29 +46,20 @@ UNASKED_PER_SECOND: Final = 50.0
 """Messages that answer no instruction (telemetry, mostly): a device that sends more is read at this
 rate."""
 UNASKED_AT_ONCE: Final = 200.0
-
-
-class SessionEvents(Protocol):
-    """Takes what happens on sessions: the dispatcher's driver."""
-
-    def joined(self, session: "DeviceSession") -> None: ...
-
-    def heard(self, session: "DeviceSession", message: AgentMessage) -> None: ...
-
-    def left(self, session: "DeviceSession", reason: str) -> None: ...
+_LATE: Final = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class DeviceSession:
-    """One session. `given` are the instructions that wait for their answers."""
+    """One session. `unanswered` are the instructions that wait for their answers."""
 
     number: int
     hello: Hello
-    given: dict[int, wire.Given] = field(default_factory=dict)
+    unanswered: dict[int, wire.Answerable] = field(default_factory=dict)
     link: DeviceLink | None = None
     linked: asyncio.Event = field(default_factory=asyncio.Event)
     telemetry: Telemetry = field(default_factory=Telemetry)
-    heard_at: float = field(default_factory=monotonic)
+    received_at: float = field(default_factory=monotonic)
     draining: bool = False
     ended: asyncio.Future[str] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -78,8 +72,7 @@ class DeviceSession:
     def device(self) -> str:
         return self.hello.device
 
-    def tell(self, message: CoordinatorMessage) -> None:
-        """Send a message, in order, some time."""
+    def send(self, message: CoordinatorMessage) -> None:
         if self.outbox.full:
             self.end(f"{len(self.outbox)} messages are unsent")
         else:
@@ -91,16 +84,22 @@ class DeviceSession:
             self.ended.set_result(reason)
 
     def waits_for(self, message: AgentMessage) -> bool:
-        """Whether a message answers an instruction."""
-        return message.HasField("reply") and message.reply.instruction in self.given
+        return message.HasField("reply") and message.reply.instruction in self.unanswered
 
     async def write_all(self, context: ConnectContext) -> None:
-        """Write what is in the outbox, until the stream breaks."""
-        await self.outbox.write_all(context.write, lambda: len(self.given) > 1)
+        await self.outbox.write_all(context.write, lambda: len(self.unanswered) > 1)
 
 
 def _batch(messages: Sequence[CoordinatorMessage]) -> CoordinatorMessage:
     return CoordinatorMessage(batch=CoordinatorBatch(messages=messages))
+
+
+class _Refused(Exception):
+    def __init__(
+        self, reason: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT
+    ) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class Sessions:
@@ -108,14 +107,14 @@ class Sessions:
 
     def __init__(
         self,
-        events: SessionEvents,
+        driver: "Driver",
         hub: ExchangeHub,
         by_device: dict[str, DeviceSession],
         *,
         tls: bool,
         telemetry_seconds: float,
     ) -> None:
-        self._events = events
+        self._driver = driver
         self._hub = hub
         self._tls = tls
         self._telemetry_seconds = telemetry_seconds
@@ -126,7 +125,6 @@ class Sessions:
         """The newest session of every device, also of one that is gone."""
 
     def close(self, reason: str) -> None:
-        """End every session."""
         for session in list(self.by_device.values()):
             session.end(reason)
 
@@ -134,7 +132,14 @@ class Sessions:
 
     async def connect(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> None:
         """Serve a control stream from its Hello to its end."""
-        hello = await self._greet(requests, context)
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                message = await anext(requests, None)
+            hello = self._greeted(message, context)
+        except (_Refused, TimeoutError) as error:
+            refused = error if isinstance(error, _Refused) else _Refused("no Hello came", _LATE)
+            logger.warning("refused a session: %s", refused)
+            await abort(context, refused.code, str(refused))
         session = DeviceSession(number=next(self._numbers), hello=hello)
         welcome = Welcome(
             session=session.number,
@@ -151,7 +156,7 @@ class Sessions:
         self.by_device[session.device] = session
         self._remember(session)
         logger.info("device %s joined as session %d", session.device, session.number)
-        self._events.joined(session)
+        self._driver.joined(session)
         async with self._joined:
             self._joined.notify_all()
         reason = "the stream ended"
@@ -161,38 +166,29 @@ class Sessions:
             self._leave(session, reason)
         await context.abort(grpc.StatusCode.ABORTED, reason)
 
-    async def _greet(self, requests: AsyncIterator[AgentMessage], context: ConnectContext) -> Hello:
-        """The Hello, checked; aborts the call for anything else."""
-        code = grpc.StatusCode.INVALID_ARGUMENT
+    def _greeted(self, message: AgentMessage | None, context: ConnectContext) -> Hello:
+        """The Hello of a first message, checked. Raises `_Refused`."""
+        if message is None:
+            raise _Refused("the stream ended without a Hello")
+        if message.WhichOneof("message") != "hello":
+            raise _Refused("the first message is not a Hello")
         try:
-            async with asyncio.timeout(HELLO_SECONDS):
-                message = await anext(requests)
-            if message.WhichOneof("message") != "hello":
-                raise wire.Malformed("the first message is not a Hello")
             wire.check_hello(message.hello)
-            self._identify(message.hello.device, context.peer(), peer_name(context))
-            if len(self.by_device) >= MAXIMUM_SESSIONS:
-                code = grpc.StatusCode.RESOURCE_EXHAUSTED
-                raise wire.Malformed(f"{MAXIMUM_SESSIONS} devices are connected already")
-        except TimeoutError:
-            reason, code = "no Hello came", grpc.StatusCode.DEADLINE_EXCEEDED
-        except StopAsyncIteration:
-            reason = "the stream ended without a Hello"
         except wire.Malformed as error:
-            reason = str(error)
-        except PermissionError as error:
-            reason, code = str(error), grpc.StatusCode.PERMISSION_DENIED
-        else:
-            return message.hello
-        logger.warning("refused a session: %s", reason)
-        await context.abort(code, reason)
-        raise AssertionError("abort always raises")
+            raise _Refused(str(error)) from error
+        self._identify(message.hello.device, context)
+        if len(self.by_device) >= MAXIMUM_SESSIONS:
+            reason = f"{MAXIMUM_SESSIONS} devices are connected already"
+            raise _Refused(reason, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        return message.hello
 
-    def _identify(self, device: str, peer: str, certified: str | None) -> None:
-        """Raise `PermissionError` for a device that does not prove its name. Behind a Unix socket
-        the file system is the proof."""
-        if self._tls and not peer.startswith("unix:") and certified != device:
-            raise PermissionError(f"device {device!r} came with the certificate of {certified!r}")
+    def _identify(self, device: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Raise `_Refused` for a device that does not prove its name. Behind a Unix socket the file
+        system is the proof."""
+        certified = peer_name(context)
+        if self._tls and not context.peer().startswith("unix:") and certified != device:
+            reason = f"device {device!r} came with the certificate of {certified!r}"
+            raise _Refused(reason, grpc.StatusCode.PERMISSION_DENIED)
 
     async def _serve(
         self,
@@ -200,26 +196,17 @@ class Sessions:
         requests: AsyncIterator[AgentMessage],
         context: ConnectContext,
     ) -> str:
-        """Read and write until either ends; why it ended."""
-        reader = asyncio.create_task(self._read(session, requests))
-        writer = asyncio.create_task(session.write_all(context))
-        watch = asyncio.create_task(session.outbox.watch())
-        tasks = (reader, watch, writer)
-        try:
-            waited: set[asyncio.Future[Any]] = {*tasks, session.ended}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        if session.ended.done():
-            return session.ended.result()
-        return _reason(results, session.device)
+        return await _until_first_ends(
+            session,
+            self._read(session, requests),
+            session.outbox.watch(),
+            session.write_all(context),
+        )
 
     async def _read(self, session: DeviceSession, requests: AsyncIterator[AgentMessage]) -> None:
         unasked = Allowance(UNASKED_PER_SECOND, UNASKED_AT_ONCE)
         async for message in requests:
-            session.heard_at = monotonic()
+            session.received_at = monotonic()
             messages = message.batch.messages or (message,)
             if len(messages) > BATCHED_MESSAGES:
                 raise wire.Malformed(
@@ -228,7 +215,7 @@ class Sessions:
             for each in messages:
                 if not session.waits_for(each):
                     await unasked.take()
-                self._events.heard(session, each)
+                self._driver.receive(session, each)
 
     def _remember(self, session: DeviceSession) -> None:
         self.last.pop(session.device, None)
@@ -237,7 +224,6 @@ class Sessions:
             del self.last[next(iter(self.last))]
 
     def _leave(self, session: DeviceSession, reason: str) -> None:
-        """Take a session off the books, once."""
         session.end(reason)
         if self.by_device.get(session.device) is not session:
             return
@@ -245,13 +231,16 @@ class Sessions:
         if session.link is not None:
             self._detach(session.link, reason)
         logger.info("device %s left: %s", session.device, reason)
-        self._events.left(session, reason)
+        self._driver.left(session, reason)
 
     # ---- Session.Exchange ------------------------------------------------------------------------
 
     async def exchange(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
         """Serve a device's bulk stream, which belongs to its session."""
-        session = await self._session_of(context)
+        try:
+            session = await self._session_of(device_metadata(context) or "", context)
+        except _Refused as error:
+            await abort(context, error.code, str(error))
         if session.link is not None:
             self._detach(session.link, "the device has opened another stream")
         transport = GrpcTransport(requests, context.write)
@@ -259,55 +248,62 @@ class Sessions:
         session.link = link
         session.linked.set()
         self._hub.links[session.device] = link
-        serving = asyncio.create_task(link.run())
         reason = "the stream ended"
         try:
-            waited: set[asyncio.Future[Any]] = {serving, session.ended}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            reason = await _until_first_ends(session, link.run())
         finally:
-            serving.cancel()
-            (result,) = await asyncio.gather(serving, return_exceptions=True)
-            reason = result if isinstance(result, str) else _reason([result], session.device)
             self._detach(link, reason)
             if session.link is link:
                 # What was under way on it is lost, and both sides have to agree on that.
                 session.end(f"the bulk stream broke: {reason}")
         await context.abort(grpc.StatusCode.ABORTED, reason)
 
-    async def _session_of(self, context: FrameContext) -> DeviceSession:
-        device = device_metadata(context) or ""
+    async def _session_of(self, device: str, context: FrameContext) -> DeviceSession:
+        """The session that a bulk stream belongs to. Raises `_Refused`."""
+        if not re.fullmatch(r"[a-z0-9.-]{1,63}", device):
+            raise _Refused("the stream names no device", grpc.StatusCode.PERMISSION_DENIED)
+        self._identify(device, context)
         try:
-            if not re.fullmatch(r"[a-z0-9.-]{1,63}", device):
-                raise PermissionError("the stream names no device")
-            self._identify(device, context.peer(), peer_name(context))
             async with asyncio.timeout(HELLO_SECONDS), self._joined:
                 await self._joined.wait_for(lambda: device in self.by_device)
-            return self.by_device[device]
-        except TimeoutError:
-            reason, code = f"{device} has no session", grpc.StatusCode.FAILED_PRECONDITION
-        except PermissionError as error:
-            reason, code = str(error), grpc.StatusCode.PERMISSION_DENIED
-        await context.abort(code, reason)
-        raise AssertionError("abort always raises")
+        except TimeoutError as error:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            raise _Refused(f"{device} has no session", code) from error
+        return self.by_device[device]
 
     def _detach(self, link: DeviceLink, reason: str) -> None:
         link.bulk.end(reason)
         if self._hub.links.get(link.device) is link:
-            with contextlib.suppress(KeyError):
-                del self._hub.links[link.device]
+            del self._hub.links[link.device]
 
 
-def _reason(results: Iterable[BaseException | None], device: str) -> str:
-    """Why the tasks of a stream ended."""
+async def _until_first_ends(session: DeviceSession, *acts: Coroutine[Any, Any, str | None]) -> str:
+    """Do all of these until one ends, or the session; why it ended."""
+    tasks = [asyncio.create_task(act) for act in acts]
+    waited: set[asyncio.Future[Any]] = {*tasks, session.ended}
+    try:
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    ended = session.ended.result() if session.ended.done() else None
+    stated = next((result for result in results if isinstance(result, str)), ended)
+    return stated or _reason(results, session.device)
+
+
+def _reason(results: Iterable[object], device: str) -> str:
     for result in results:
         match result:
             case wire.Malformed() | MalformedFrame():
                 return str(result)
             case TimeoutError():
                 return f"{device} has not read for {WRITE_SECONDS:g} s"
-            case None | asyncio.CancelledError() | grpc.aio.BaseError():
+            case asyncio.CancelledError() | grpc.aio.BaseError():
                 pass  # the other side hung up, at whatever moment
-            case _:
+            case BaseException():
                 logger.error("the stream of %s failed", device, exc_info=result)
                 return f"the coordinator failed: {result}"
+            case _:
+                pass
     return "the stream ended"

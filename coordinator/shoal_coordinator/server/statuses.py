@@ -77,14 +77,12 @@ def with_tally(status: pb.JobStatus, tally: Tally) -> pb.JobStatus:
 
 
 def with_end(status: pb.JobStatus, end: End) -> pb.JobStatus:
-    """The status of a job that has ended."""
     status.state = _OUTCOMES[end.outcome]
     status.reason, status.message = end.reason, end.message
     return status
 
 
 def end_of(status: pb.JobStatus) -> End:
-    """How a job ended, by its last status."""
     (outcome,) = (key for key, state in _OUTCOMES.items() if state == status.state)
     return End(outcome=outcome, reason=status.reason, message=status.message)
 
@@ -133,7 +131,6 @@ def _failed(failure: Failure) -> End:
 
 
 def tier_hits(hits: Mapping[Tier, int]) -> pb.TierHits:
-    """Tasks by tier."""
     return pb.TierHits(
         resident=hits[Tier.RESIDENT],
         cached=hits[Tier.CACHED],
@@ -171,5 +168,5 @@ def device_status(
         status.sent_bytes = telemetry.sent_bytes
         status.received_bytes = telemetry.received_bytes
         status.fetched_bytes = telemetry.fetched_bytes
-        status.silent_seconds = monotonic() - known.heard_at
+        status.silent_seconds = monotonic() - known.received_at
     return status

@@ -37,15 +37,10 @@ def plan_of(request: pb.SubmitJobRequest) -> Plan:
 
 
 def terms_of(request: pb.SubmitJobRequest) -> Terms:
-    return Terms(
-        priority=request.priority,
-        parallelism=request.parallelism,
-        active_deadline_seconds=request.active_deadline_seconds,
-    )
+    return Terms(**{name: getattr(request, name) for name in _TERMS})
 
 
 def request_of(work: pb.SubmitJobRequest, submission: Submission) -> pb.SubmitJobRequest:
-    """The request of some work, with the plan and the terms of `submission`."""
     request = pb.SubmitJobRequest()
     request.CopyFrom(work)
     request.epoch = submission.plan.number
@@ -56,10 +51,10 @@ def request_of(work: pb.SubmitJobRequest, submission: Submission) -> pb.SubmitJo
     return request
 
 
-def as_submitted(status: pb.JobStatus, plan: Plan, terms: Terms) -> pb.JobStatus:
+def as_submitted(status: pb.JobStatus, submission: Submission) -> pb.JobStatus:
     """The status, with what the job was submitted with last."""
-    status.plan = plan.number
+    status.plan = submission.plan.number
     for name in _TERMS:
-        setattr(status.terms, name, getattr(terms, name))
+        setattr(status.terms, name, getattr(submission.terms, name))
     status.terms.SetInParent()
     return status

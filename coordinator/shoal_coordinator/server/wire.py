@@ -1,4 +1,4 @@
-"""Between the protocol's messages and the dispatcher's values, both ways. No IO, no state.
+"""Between the protocol's messages and the dispatcher's values, both addresses. No IO, no state.
 
 Numbers and texts from the wire were not checked by anybody before: what cannot be is refused with
 `Malformed`, and every enum has a value for what this version does not know.
@@ -7,7 +7,7 @@ Numbers and texts from the wire were not checked by anybody before: what cannot 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, assert_never
+from typing import Final, NamedTuple
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
@@ -74,6 +74,7 @@ def device_joined(hello: pb.Hello, session: int, at: Nanoseconds) -> ev.DeviceJo
         at=at,
         device=hello.device,
         session=session,
+        incarnation=hello.incarnation,
         budget=Bytes(hello.budget_bytes),
         single=hello.residency == pb.SINGLE,
         resident={Digest(each.digest): Bytes(each.resident_bytes) for each in hello.resident},
@@ -112,18 +113,14 @@ def duration(seconds: float) -> Nanoseconds:
 
 
 def answer(  # noqa: PLR0911 - one for each kind
-    reply: pb.Reply, to: "Given", at: Nanoseconds
+    reply: pb.Reply, to: "Answerable", at: Nanoseconds
 ) -> ev.Event:
     """The event of a reply to an instruction; a reply of the wrong kind is a failure."""
     number = reply.instruction
     match reply.WhichOneof("outcome"), to:
         case "loaded", ins.Load():
-            return ev.FragmentResident(
-                at=at,
-                instruction=number,
-                resident=size(reply.loaded.resident_bytes),
-                fetched=size(reply.loaded.fetched_bytes),
-            )
+            resident = size(reply.loaded.resident_bytes)
+            return ev.FragmentResident(at=at, instruction=number, resident=resident)
         case "unloaded", ins.Unload():
             return ev.FragmentUnloaded(at=at, instruction=number)
         case "prefetched", ins.Prefetch():
@@ -178,19 +175,19 @@ def failure_of(message: pb.Failure) -> ev.Failure:
 
 # ---- to devices ----------------------------------------------------------------------------------
 
-Given = ins.Load | ins.Unload | ins.Prefetch | ins.Execute | ins.Forward
+Answerable = ins.Load | ins.Unload | ins.Prefetch | ins.Execute | ins.Forward
 """Instructions that a device answers."""
 
 
-class Way(NamedTuple):
+class Address(NamedTuple):
     """How peers reach a device: its gRPC target, and the key of its tickets."""
 
-    address: str
+    target: str
     ticket_key: bytes
 
 
-Ways = Callable[[str], Way | None]
-"""The way to a device; None: through the coordinator."""
+Addresses = Callable[[str], Address | None]
+"""The address of a device; None: through the coordinator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,32 +225,25 @@ def stage_wires(document: PartitionDocument) -> tuple[StageWires, ...]:
 
 
 def load_message(order: ins.Load, peers: tuple[str, ...]) -> pb.CoordinatorMessage:
-    return pb.CoordinatorMessage(
-        load=pb.Load(
-            instruction=order.instruction,
-            digest=order.digest,
-            resident_bytes=order.resident,
-            peers=peers,
-        )
-    )
+    number, digest, size = order.instruction, order.digest, order.resident
+    load = pb.Load(instruction=number, digest=digest, resident_bytes=size, peers=peers)
+    return pb.CoordinatorMessage(load=load)
 
 
 def unload_message(order: ins.Unload) -> pb.CoordinatorMessage:
-    return pb.CoordinatorMessage(
-        unload=pb.Unload(instruction=order.instruction, digest=order.digest)
-    )
+    unload = pb.Unload(instruction=order.instruction, digest=order.digest)
+    return pb.CoordinatorMessage(unload=unload)
 
 
 def prefetch_message(order: ins.Prefetch, peers: tuple[str, ...]) -> pb.CoordinatorMessage:
-    return pb.CoordinatorMessage(
-        prefetch=pb.Prefetch(instruction=order.instruction, digest=order.digest, peers=peers)
-    )
+    prefetch = pb.Prefetch(instruction=order.instruction, digest=order.digest, peers=peers)
+    return pb.CoordinatorMessage(prefetch=prefetch)
 
 
 def execute_message(
     order: ins.Execute,
     wires: StageWires,
-    ways: Ways,
+    addresses: Addresses,
     *,
     deadline_seconds: float,
     lossy: bool,
@@ -267,7 +257,7 @@ def execute_message(
             task=task,
             digest=order.digest,
             inputs=wires.sources,
-            routes=[_route(task, *route, wires, ways) for route in order.routes],
+            routes=[_route(task, *route, wires, addresses) for route in order.routes],
             results=wires.results,
             kept=wires.kept,
             deadline_seconds=deadline_seconds,
@@ -279,28 +269,25 @@ def execute_message(
 
 
 def forward_message(
-    order: ins.Forward, wires: StageWires, ways: Ways, *, lossy: bool
+    order: ins.Forward, wires: StageWires, addresses: Addresses, *, lossy: bool
 ) -> pb.CoordinatorMessage:
     """`wires` are the producer's."""
     task = pb.Task(job=order.job, epoch=order.epoch, item=order.item, stage=order.producer)
-    return pb.CoordinatorMessage(
-        forward=pb.Forward(
-            instruction=order.instruction,
-            task=task,
-            route=_route(task, order.consumer, order.target, wires, ways),
-            lossy=lossy,
-        )
-    )
+    route = _route(task, order.consumer, order.target, wires, addresses)
+    forward = pb.Forward(instruction=order.instruction, task=task, route=route, lossy=lossy)
+    return pb.CoordinatorMessage(forward=forward)
 
 
-def _route(task: pb.Task, consumer: int, device: str, wires: StageWires, ways: Ways) -> pb.Route:
+def _route(
+    task: pb.Task, consumer: int, device: str, wires: StageWires, addresses: Addresses
+) -> pb.Route:
     route = pb.Route(consumer=consumer, device=device, tensors=wires.outgoing[consumer])
-    if (way := ways(device)) is not None:
+    if (found := addresses(device)) is not None:
         key = ActivationKey(
             job=task.job, epoch=task.epoch, item=task.item, producer=task.stage, consumer=consumer
         )
-        route.address = way.address
-        route.ticket = make_ticket(way.ticket_key, key)
+        route.address = found.target
+        route.ticket = make_ticket(found.ticket_key, key)
     return route
 
 
@@ -385,22 +372,12 @@ def job_spec(
     )
 
 
+_PLAIN: Final = {ev.FailureKind.INVALID_INPUT, ev.FailureKind.OUTPUT, ev.FailureKind.CANCELLED}
+"""Failures whose message says what they are."""
+
+
 def failure_text(failure: ev.Failure) -> str:
-    """A failure for people: what, and for a budget how much."""
-    match failure.kind:
-        case ev.FailureKind.INVALID_INPUT | ev.FailureKind.OUTPUT | ev.FailureKind.CANCELLED:
-            return failure.message
-        case (
-            ev.FailureKind.BUDGET
-            | ev.FailureKind.UNAVAILABLE
-            | ev.FailureKind.CORRUPT
-            | ev.FailureKind.DISK_FULL
-            | ev.FailureKind.RUNTIME
-            | ev.FailureKind.MISSING_ACTIVATION
-            | ev.FailureKind.DEADLINE
-            | ev.FailureKind.UNREACHABLE
-            | ev.FailureKind.NOT_RESIDENT
-        ):
-            return f"{failure.kind.value}: {failure.message}"
-        case _:
-            assert_never(failure.kind)
+    """A failure for people."""
+    if failure.kind in _PLAIN:
+        return failure.message
+    return f"{failure.kind.value}: {failure.message}"

@@ -10,27 +10,30 @@ there. So are the rows of an array in Fortran order: it is copied in C order fir
 import io
 import math
 import os
+import shutil
 import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Final, Literal
+from typing import IO, Any, BinaryIO, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal_coordinator.storage.row_order import copy_in_c_order
+from shoal_protocol.durable_files import is_transient
 from shoal_protocol.units import format_bytes
 
 Array = npt.NDArray[Any]
 
 _HEADER_BYTES: Final = 64 * 1024
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
+_MOST_INFLATION: Final = 1032
+"""The most bytes that deflate makes of one."""
 _COPY_BYTES: Final = 1024 * 1024
 _MAX_RANK: Final = 32
 """Axes that every version of NumPy can make an array of."""
@@ -90,17 +93,22 @@ class ArrayHeader:
 
 def read_headers(path: Path, limits: Limits) -> dict[str, ArrayHeader]:
     """The arrays of a file by name, without reading their data; raises `UnreadableArrays`."""
+    with ArrayFile(path, limits=limits) as arrays:
+        return arrays.headers
+
+
+@contextmanager
+def _reading(problem: str) -> Iterator[None]:
+    """Damaged bytes make zipfile and NumPy raise nearly anything: it becomes `UnreadableArrays`. An
+    `OSError` that says nothing of the file (no descriptor is free) stays."""
     try:
-        with path.open("rb") as file:
-            if path.suffix == ".npy":
-                header = _parse_header(SOLE, file, os.fstat(file.fileno()).st_size, limits)
-                return {SOLE: header}
-            return _archive_headers(file, limits)
+        yield
     except UnreadableArrays:
         raise
-    except Exception as e:  # damaged bytes make zipfile and NumPy raise nearly anything
-        reason = str(e) or type(e).__name__
-        raise UnreadableArrays(f"is no readable {path.suffix} file: {reason}") from e
+    except Exception as e:
+        if isinstance(e, OSError) and is_transient(e):
+            raise
+        raise UnreadableArrays(f"{problem}: {str(e) or type(e).__name__}") from e
 
 
 def _archive_headers(file: BinaryIO, limits: Limits) -> dict[str, ArrayHeader]:
@@ -121,6 +129,12 @@ def _archive_headers(file: BinaryIO, limits: Limits) -> dict[str, ArrayHeader]:
                 raise UnreadableArrays(
                     f"compresses {name!r} in a way that is neither none nor deflate"
                 )
+            held = min(info.compress_size, os.fstat(file.fileno()).st_size)
+            if info.file_size > held * _MOST_INFLATION:
+                raise UnreadableArrays(
+                    f"is damaged at {name!r}: it claims {info.file_size} bytes, which {held} "
+                    "compressed ones cannot hold"
+                )
             with archive.open(info) as member:
                 header = _parse_header(name, member, info.file_size, limits)
             headers[name] = _placed(header, info, file)
@@ -128,21 +142,15 @@ def _archive_headers(file: BinaryIO, limits: Limits) -> dict[str, ArrayHeader]:
 
 
 def _placed(header: ArrayHeader, info: zipfile.ZipInfo, file: BinaryIO) -> ArrayHeader:
-    """The header with its place in the archive."""
     file.seek(info.header_offset)
     signature, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     if signature != b"PK\3\4":
         raise UnreadableArrays(f"is damaged at {header.name!r}")
     start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
-    compressed = info.compress_type == zipfile.ZIP_DEFLATED
-    return ArrayHeader(
-        name=header.name,
-        dtype=header.dtype,
-        shape=header.shape,
-        fortran=header.fortran,
-        header=header.header,
-        offset=len(header.header) + (0 if compressed else start),
-        compressed=compressed,
+    return replace(
+        header,
+        offset=start + len(header.header),
+        compressed=info.compress_type == zipfile.ZIP_DEFLATED,
         checksum=info.CRC,
     )
 
@@ -191,27 +199,25 @@ class ArrayFile:
     """An open `.npy` or `.npz` file whose arrays are read whole or row by row."""
 
     def __init__(self, path: Path, *, limits: Limits, spool: Path | None = None) -> None:
-        self._path = path
+        """Read the headers; raises `UnreadableArrays`. `spool` is where copies are made of arrays
+        that have no random access, without a name; default: /tmp."""
         self._limits = limits
         self._spool = spool
-        self._resources = ExitStack()
-        self._inflated: dict[str, BinaryIO] = {}
-        self._in_c_order: dict[str, BinaryIO] = {}
-        self.headers = read_headers(path, limits)
-        try:
-            self._file = self._resources.enter_context(path.open("rb"))
-        except OSError as e:
-            raise UnreadableArrays(f"cannot be opened: {e.strerror}") from e
+        self._copies: dict[tuple[str, bool], BinaryIO] = {}
+        with ExitStack() as resources:
+            with _reading(f"is no readable {path.suffix} file"):
+                self._file = resources.enter_context(path.open("rb"))
+                if path.suffix == ".npy":
+                    size = os.fstat(self._file.fileno()).st_size
+                    self.headers = {SOLE: _parse_header(SOLE, self._file, size, limits)}
+                else:
+                    self.headers = _archive_headers(self._file, limits)
+            self._resources = resources.pop_all()
 
-    def __enter__(self) -> "ArrayFile":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -220,25 +226,18 @@ class ArrayFile:
     def read(self, name: str, rows: slice | None = None) -> Array:
         """The array, or the run of its rows, as a fresh little-endian array in C order."""
         header = self.headers[name]
-        try:
+        with _reading("cannot be read"):  # the file may have changed since its headers were read
             if rows is None:
-                file, offset = self._data_file(header), header.offset
-                data = self._read_bytes(header, file, offset, header.data_bytes)
-                self._check(header, [data])
+                data = self._read_bytes(header, *self._source(header), header.data_bytes)
+                self._check(header, data)
                 order: Literal["C", "F"] = "F" if header.fortran else "C"
                 array = np.frombuffer(data, header.dtype).reshape(header.shape, order=order)
             else:
                 array = self._read_rows(header, *rows.indices(header.shape[0])[:2])
-        except UnreadableArrays:
-            raise
-        except Exception as e:  # as above; the file may have changed since its headers were read
-            raise UnreadableArrays(f"cannot be read: {str(e) or type(e).__name__}") from e
-        return _little_endian(np.asarray(array, order="C"))
+        return little_endian(np.asarray(array, order="C"))
 
     def _read_rows(self, header: ArrayHeader, first: int, last: int) -> Array:
-        file, offset = self._data_file(header), header.offset
-        if header.fortran:
-            file, offset = self._rows_file(header), 0
+        file, offset = self._source(header, by_rows=True)
         row_bytes = math.prod(header.shape[1:]) * header.dtype.itemsize
         start, count = offset + first * row_bytes, (last - first) * row_bytes
         data = np.frombuffer(self._read_bytes(header, file, start, count), header.dtype)
@@ -264,78 +263,80 @@ class ArrayFile:
             done += read
         return data
 
-    def _data_file(self, header: ArrayHeader) -> BinaryIO:
-        if not header.compressed:
-            return self._file
-        if header.name not in self._inflated:
-            file = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 (closed with the stack)
-            self._resources.enter_context(file)
-            # zipfile gives at most the size that the directory declares, which was held against
-            # the limit, and checks the CRC at its end.
-            with (
-                zipfile.ZipFile(self._file) as archive,
-                archive.open(f"{header.name}.npy") as member,
-            ):
-                while piece := member.read(_COPY_BYTES):
-                    file.write(piece)
-            file.flush()
-            self._inflated[header.name] = file
-        return self._inflated[header.name]
+    def _source(self, header: ArrayHeader, *, by_rows: bool = False) -> tuple[BinaryIO, int]:
+        """A file with random access to an array, or to its rows, and where it begins there."""
+        if by_rows and header.fortran:
+            return self._copied(header, self._copy_rows, by_rows=True), 0
+        if header.compressed:
+            return self._copied(header, self._copy, by_rows=False), len(header.header)
+        return self._file, header.offset
 
-    def _rows_file(self, header: ArrayHeader) -> BinaryIO:
-        """The array's rows, one after the other, from the start of an unnamed file."""
-        if header.name not in self._in_c_order:
-            try:
-                self._in_c_order[header.name] = self._copy_rows(header)
-            except OSError as error:
-                raise UnreadableArrays(
-                    f"has {header.name or 'its array'} in Fortran order, which needs up to "
-                    f"{format_bytes(2 * header.data_bytes)} of temporary disk to be read by rows "
-                    f"({error.strerror}); save it in C order (numpy.ascontiguousarray)"
-                ) from error
-        return self._in_c_order[header.name]
+    def _copied(
+        self, header: ArrayHeader, copy: Callable[[ArrayHeader, BinaryIO], None], *, by_rows: bool
+    ) -> BinaryIO:
+        key = header.name, by_rows
+        if key not in self._copies:
+            with ExitStack() as resources:
+                file = resources.enter_context(tempfile.TemporaryFile(dir=self._spool))
+                copy(header, file)
+                self._copies[key] = file
+                self._resources.push(resources.pop_all())
+        return self._copies[key]
 
-    def _copy_rows(self, header: ArrayHeader) -> BinaryIO:
-        source, offset = self._data_file(header), header.offset
+    def _copy(self, header: ArrayHeader, target: BinaryIO) -> None:
+        """Copy an array as it is in the file, its header included. In an archive, zipfile gives at
+        most the size that the directory declares, which was held against the limit, and verifies
+        the checksum."""
         with ExitStack() as resources:
-            if not header.compressed:
-                # A file that somebody can cut short must not be mapped: that would be a bus error.
-                copy = resources.enter_context(tempfile.TemporaryFile(dir=self._spool))
-                self._check(header, self._pieces(header, source, copy))
-                source, offset = copy, 0
-            target = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 (closed with the stack)
-            self._resources.enter_context(target)
-            copy_in_c_order(
-                source,
-                offset,
-                target,
-                rows=header.shape[0],
-                columns=math.prod(header.shape[1:]),
-                element_bytes=header.dtype.itemsize,
-            )
-        return target
+            source: IO[bytes] = self._file
+            if header.checksum is None:
+                self._file.seek(0)
+            else:
+                archive = resources.enter_context(zipfile.ZipFile(self._file))
+                source = resources.enter_context(archive.open(f"{header.name}.npy"))
+            try:
+                shutil.copyfileobj(source, target, _COPY_BYTES)
+            except zipfile.BadZipFile as error:
+                raise _damaged(header) from error
+            target.flush()
 
-    def _pieces(self, header: ArrayHeader, source: BinaryIO, copy: BinaryIO) -> Iterator[bytearray]:
-        """The array's data, which is written to `copy` on the way."""
-        for done in range(0, header.data_bytes, _COPY_BYTES):
-            size = min(_COPY_BYTES, header.data_bytes - done)
-            piece = self._read_bytes(header, source, header.offset + done, size)
-            copy.write(piece)
-            yield piece
-        copy.flush()
+    def _copy_rows(self, header: ArrayHeader, target: BinaryIO) -> None:
+        """Copy an array in Fortran order to the start of `target`, row by row."""
+        try:
+            with tempfile.TemporaryFile(dir=self._spool) as source:
+                # A file that somebody can cut short must not be mapped: it would be a bus error.
+                self._copy(header, source)
+                copy_in_c_order(
+                    source,
+                    len(header.header),
+                    target,
+                    rows=header.shape[0],
+                    columns=math.prod(header.shape[1:]),
+                    element_bytes=header.dtype.itemsize,
+                )
+        except OSError as error:
+            if is_transient(error):
+                raise
+            raise UnreadableArrays(
+                f"has {header.name or 'its array'} in Fortran order, which needs up to "
+                f"{format_bytes(2 * header.data_bytes)} of temporary disk to be read by rows "
+                f"({error.strerror}); save it in C order (numpy.ascontiguousarray)"
+            ) from error
 
     @staticmethod
-    def _check(header: ArrayHeader, data: Iterable[bytearray]) -> None:
-        """Against the archive's checksum, if there is one; what was inflated has been checked."""
-        checked = header.checksum is not None and not header.compressed
-        found = zlib.crc32(header.header)
-        for piece in data:
-            found = zlib.crc32(piece, found) if checked else found
-        if checked and found != header.checksum:
-            raise UnreadableArrays(f"is damaged: the checksum of {header.name!r} does not match")
+    def _check(header: ArrayHeader, data: bytearray) -> None:
+        """Against the archive's checksum, if there is one; what was copied has been checked."""
+        if header.checksum is None or header.compressed:
+            return
+        if zlib.crc32(data, zlib.crc32(header.header)) != header.checksum:
+            raise _damaged(header)
 
 
-def _little_endian(array: Array) -> Array:
+def _damaged(header: ArrayHeader) -> UnreadableArrays:
+    return UnreadableArrays(f"is damaged: the checksum of {header.name!r} does not match")
+
+
+def little_endian(array: Array) -> Array:
     if array.dtype.byteorder == ">":
         return array.astype(array.dtype.newbyteorder("<"))
     return array

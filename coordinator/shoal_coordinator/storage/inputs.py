@@ -18,9 +18,11 @@ the headers; what does not suit the model makes that file's items fail with a re
 import hashlib
 import math
 import os
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -34,8 +36,11 @@ from shoal_coordinator.storage.arrays import (
     UnreadableArrays,
     read_headers,
 )
+from shoal_protocol.durable_files import is_transient
 from shoal_protocol.partition import TensorSpec
+from shoal_protocol.tensors import DTYPES
 from shoal_protocol.units import format_bytes
+from shoal_protocol.v1.tensors_pb2 import DataType
 
 _SUFFIXES: Final = (".npy", ".npz")
 _OPEN_FILES: Final = 4
@@ -43,18 +48,8 @@ _OPEN_FILES: Final = 4
 there."""
 _WHOLE_DIGEST_BYTES: Final = 1024 * 1024
 
-_NUMPY_NAMES: Final = {
-    "float": "float32",
-    "double": "float64",
-    "bfloat16": "uint16",
-    **{
-        name: name
-        for name in (
-            *("bool", "float16", "complex64", "complex128"),
-            *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-        )
-    },
-}
+
+_DTYPES: Final = {DataType.Name(kind).lower(): dtype for kind, dtype in DTYPES.items()}
 
 
 class InputsRefused(Exception):
@@ -80,8 +75,6 @@ class InputUnsuitable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderLimits:
-    """What a folder may hold."""
-
     files: int = 200_000
     items: int = 10_000_000
     arrays: Limits = field(default_factory=Limits)
@@ -139,16 +132,8 @@ class InputSet:
 
     def locate(self, item: int) -> tuple[int, int]:
         """Number of the item's file, and its row there."""
-        low, high = 0, len(self.files)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.files[middle].first <= item:
-                low = middle
-            else:
-                high = middle
-        # Files without items share their `first` with the next one; the search ends at the last of
-        # them.
-        return low, item - self.files[low].first
+        number = bisect_right(self.files, item, key=attrgetter("first")) - 1
+        return number, item - self.files[number].first
 
     def place(self, item: int) -> str:
         """Where an item comes from: `lines.npz`, or `lines.npz[3]`."""
@@ -157,14 +142,13 @@ class InputSet:
         return file.name if file.contents.stacked is None else f"{file.name}[{row}]"
 
     def item_bytes(self, item: int) -> int:
-        """What reading an item takes in memory."""
         return self.files[self.locate(item)[0]].contents.item_bytes
 
     def read(self, item: int, names: Iterable[str] | None = None) -> dict[str, Array]:
         """The item's arrays by the model's input names (or those of `names`), in the model's
         shapes.
 
-        Raises `InputUnsuitable`.
+        Raises `InputUnsuitable`, or `OSError` that says nothing of the item (`is_transient`).
         """
         number, row = self.locate(item)
         file = self.files[number]
@@ -212,7 +196,8 @@ class InputSet:
 def scan_inputs(
     folder: Path, model_inputs: tuple[TensorSpec, ...], limits: FolderLimits | None = None
 ) -> InputSet:
-    """Number the items of a folder by reading headers only. Raises `InputsRefused`."""
+    """Number the items of a folder by reading headers only. Raises `InputsRefused`, or
+    `OSError` that says nothing of the folder (`is_transient`)."""
     limits = limits or FolderLimits()
     digest = hashlib.sha256()
     files: list[InputFile] = []
@@ -238,7 +223,6 @@ def scan_inputs(
 
 
 def _names(folder: Path, limits: FolderLimits) -> list[str]:
-    """Names of the input files in order."""
     try:
         with os.scandir(folder) as entries:
             found = [entry.name for entry in entries if entry.name[0] != "." and entry.is_file()]
@@ -247,6 +231,8 @@ def _names(folder: Path, limits: FolderLimits) -> list[str]:
     except NotADirectoryError as e:
         raise InputsRefused(folder, "is a file; give the folder that holds it") from e
     except OSError as e:
+        if is_transient(e):
+            raise
         raise InputsRefused(folder, f"cannot be listed: {e.strerror}") from e
     names = sorted(name for name in found if name.endswith(_SUFFIXES))
     if not names:
@@ -285,58 +271,41 @@ def _fingerprint(path: Path, headers: Mapping[str, ArrayHeader]) -> bytes:
 def _classify(
     headers: Mapping[str, ArrayHeader], model_inputs: tuple[TensorSpec, ...], limits: Limits
 ) -> FileContents:
-    """How a file with these arrays serves the model."""
+    try:
+        return _contents(headers, model_inputs, limits)
+    except UnreadableArrays as problem:
+        return FileContents(1, problem=str(problem))
+
+
+def _contents(
+    headers: Mapping[str, ArrayHeader], model_inputs: tuple[TensorSpec, ...], limits: Limits
+) -> FileContents:
+    """The same; raises `UnreadableArrays` where not even the number of items is known."""
     if SOLE in headers:
         if len(model_inputs) != 1:
             names = ", ".join(spec.name for spec in model_inputs)
-            return FileContents(
-                1,
-                problem=f"is an .npy file, but the model takes {names}; use an .npz of these",
+            raise UnreadableArrays(
+                f"is an .npy file, but the model takes {names}; use an .npz of these"
             )
         headers = {model_inputs[0].name: headers[SOLE]}
     missing = [spec.name for spec in model_inputs if spec.name not in headers]
     if missing:
         found = ", ".join(sorted(headers)) or "no array"
-        return FileContents(1, problem=f"lacks {', '.join(missing)}; it holds {found}")
+        raise UnreadableArrays(f"lacks {', '.join(missing)}; it holds {found}")
     lengths: dict[str, int] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for spec in model_inputs:
-        shape = headers[spec.name].shape
-        if spec.shape is None:
-            shapes[spec.name] = shape
-            continue
-        rank = len(spec.shape)
-        if len(shape) == rank + 1:
-            lengths[spec.name], shapes[spec.name] = shape[0], shape[1:]
-        elif len(shape) == rank and rank and spec.shape[0] == 1 and shape[0] != 1:
-            lengths[spec.name], shapes[spec.name] = shape[0], (1, *shape[1:])
-        elif len(shape) == rank:
-            shapes[spec.name] = shape
-        else:
-            return FileContents(
-                1, problem=_misfit(spec, headers[spec.name], "has rank", len(shape))
-            )
+        length, shapes[spec.name] = _rows(spec, headers[spec.name])
+        if length is not None:
+            lengths[spec.name] = length
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        return FileContents(1, problem=f"stacks arrays of different lengths: {listed}")
-    return _contents(headers, model_inputs, lengths, shapes, limits)
-
-
-def _contents(
-    headers: Mapping[str, ArrayHeader],
-    model_inputs: tuple[TensorSpec, ...],
-    lengths: Mapping[str, int],
-    shapes: Mapping[str, tuple[int, ...]],
-    limits: Limits,
-) -> FileContents:
-    """What a file holds whose arrays have the model's ranks: `lengths` are the rows of those that
-    are stacked, `shapes` what one item has of each."""
-    ranks = {spec.name: len(spec.shape or ()) for spec in model_inputs}
+        raise UnreadableArrays(f"stacks arrays of different lengths: {listed}")
     items = next(iter(lengths.values()), 1)
     sizes = {name: headers[name].dtype.itemsize * math.prod(shapes[name]) for name in shapes}
     if items > 1 and not any(sizes[name] for name in lengths):
         # Otherwise some hundred bytes could ask for millions of runs.
-        return FileContents(1, problem=f"stacks {items} rows, none of which holds an element")
+        raise UnreadableArrays(f"stacks {items} rows, none of which holds an element")
     problem = _unsuitable(headers, shapes, model_inputs)
     item_bytes = sum(sizes.values())
     if problem is None and item_bytes > limits.item_bytes:
@@ -344,6 +313,7 @@ def _contents(
             f"needs {format_bytes(item_bytes)} for one item, and {format_bytes(limits.item_bytes)} "
             "is the most that this coordinator reads; give it more memory, or smaller items"
         )
+    ranks = {spec.name: len(spec.shape or ()) for spec in model_inputs}
     return FileContents(
         items=items,
         stacked=tuple(lengths) if lengths else None,
@@ -351,6 +321,21 @@ def _contents(
         joined=all(len(headers[name].shape) == ranks[name] for name in lengths),
         item_bytes=item_bytes,
     )
+
+
+def _rows(spec: TensorSpec, header: ArrayHeader) -> tuple[int | None, tuple[int, ...]]:
+    """The rows of an array that is stacked (else None), and the shape that one item has of it."""
+    shape = header.shape
+    if spec.shape is None:
+        return None, shape
+    rank = len(spec.shape)
+    if len(shape) == rank + 1:
+        return shape[0], shape[1:]
+    if len(shape) != rank:
+        raise UnreadableArrays(_misfit(spec, header, "has rank", len(shape)))
+    if rank and spec.shape[0] == 1 and shape[0] != 1:
+        return shape[0], (1, *shape[1:])
+    return None, shape
 
 
 def _unsuitable(
@@ -375,12 +360,13 @@ def _unsuitable(
 
 
 def _wrong_dtype(spec: TensorSpec, header: ArrayHeader) -> str | None:
-    wanted = "str" if spec.dtype == "string" else _NUMPY_NAMES.get(spec.dtype)
     have = header.dtype.newbyteorder("=")
-    if have.kind == "U" if wanted == "str" else have == wanted:
-        return None
-    if wanted is None:
+    known = _DTYPES.get(spec.dtype)
+    if known is None:
         return f"cannot be read for {spec.name}: arrays of type {spec.dtype} are not supported"
+    if have.kind == "U" if known.kind == "O" else have == known.newbyteorder("="):
+        return None
+    wanted = "str" if known.kind == "O" else known.name
     return (
         f"has {spec.name} of type {have}, the model takes {wanted}; "
         f"convert it with .astype({wanted!r})"

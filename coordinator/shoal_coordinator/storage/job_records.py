@@ -4,20 +4,24 @@
 Ended jobs stay for their epoch: agents refuse an older one of a job that they know.
 `STATE/jobs/NAME.tally` holds the job's statistics over all its runs: it is written every few
 seconds while the job runs, and the request may be large.
+`STATE/jobs/NAME.crashes` says whether a job is being processed now (`CrashCount`).
 """
 
 import fcntl
 import json
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from google.protobuf import json_format
 
 from shoal_coordinator.jobs.values import NOTHING, Tally
-from shoal_protocol.durable_files import replace_file
+from shoal_protocol.durable_files import is_transient, replace_file
 from shoal_protocol.v1.coordinator_pb2 import JobStatus, SubmitJobRequest
 
 logger = logging.getLogger(__name__)
@@ -29,7 +33,8 @@ _VERSION: Final = 1
 class JobRecord:
     """A job: its `request` while it runs, its `status` and the digest of its `work` once it has
     ended, none of them when it was removed. `submitted_seconds` is when, since 1970 by the wall
-    clock, which is the only one that two coordinators share; None where nobody recorded it."""
+    clock, which is the only one that two coordinators share; None where nobody recorded it.
+    `crashes` is what `CrashCount` found."""
 
     name: str
     epoch: int
@@ -38,6 +43,60 @@ class JobRecord:
     work: str = ""
     submitted_seconds: float | None = None
     tally: Tally = NOTHING
+    crashes: int = 0
+
+
+class CrashCount:
+    """How many coordinators in a row have died while they processed a job, and stored no result of
+    it: whoever reads hostile bytes may be killed by a signal, and nobody is left to say of which
+    job they were.
+
+    The file holds two digits: the count, and whether the job is being processed now. It is written
+    before and after each piece of work. It survives the process, and need not survive the machine,
+    so it is not synced.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Count what the file says. Raises `OSError`."""
+        self._path = path
+        self._lock = Lock()
+        self._under_way = 0
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        self.crashes = sum(map(int, content.decode())) if content.isdigit() else 0
+
+    @contextmanager
+    def processing(self) -> Iterator[None]:
+        """What happens in the context may end this process. For any thread."""
+        self._change(1)
+        try:
+            yield
+        finally:
+            self._change(-1)
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            before, self._under_way = self._under_way, self._under_way + by
+            if not before or not self._under_way:
+                self._write()
+
+    def progress(self) -> None:
+        """A result is stored: the count begins anew."""
+        with self._lock:
+            if self.crashes:
+                self.crashes = 0
+                self._write()
+
+    def _write(self) -> None:
+        content = f"{min(self.crashes, 9)}{int(self._under_way > 0)}".encode()
+        with suppress(OSError):  # then this job is not blamed for a crash
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                os.pwrite(descriptor, content, 0)
+            finally:
+                os.close(descriptor)
 
 
 class Ledger:
@@ -60,12 +119,16 @@ class Ledger:
         os.close(self._lock)
 
     def load(self) -> dict[str, JobRecord]:
-        """All records; one that cannot be read is skipped with a warning."""
+        """All records; one that is damaged is skipped with a warning. Raises `OSError` where the
+        records cannot be read for now (`is_transient`)."""
         found: dict[str, JobRecord] = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
-                record = _parse(path.read_bytes(), self._load_tally(path.stem))
+                tally = self._load_tally(path.stem)
+                record = _parse(path.read_bytes(), tally, self.crash_count(path.stem).crashes)
             except (OSError, ValueError, json_format.ParseError) as error:
+                if isinstance(error, OSError) and is_transient(error):
+                    raise
                 logger.warning("%s is not read: %s", path, error)
                 continue
             if f"{record.name}.json" == path.name:
@@ -89,6 +152,8 @@ class Ledger:
             document["status"] = json_format.MessageToDict(record.status)
         self.put_tally(record.name, record.tally)
         replace_file(self._path(record.name), json.dumps(document).encode())
+        if record.request is None:
+            self._crashes_path(record.name).unlink(missing_ok=True)
 
     def put_tally(self, name: str, tally: Tally) -> None:
         """Record a job's statistics; they are durable on return. Raises `OSError`."""
@@ -99,8 +164,12 @@ class Ledger:
 
     def forget(self, name: str) -> None:
         """Delete the record of an ended job. Raises `OSError`."""
-        self._tally_path(name).unlink(missing_ok=True)
-        self._path(name).unlink(missing_ok=True)
+        for path in (self._tally_path(name), self._crashes_path(name), self._path(name)):
+            path.unlink(missing_ok=True)
+
+    def crash_count(self, name: str) -> CrashCount:
+        """The crashes of a job that has not ended. Raises `OSError`."""
+        return CrashCount(self._crashes_path(name))
 
     def _load_tally(self, name: str) -> Tally:
         try:
@@ -108,8 +177,13 @@ class Ledger:
         except FileNotFoundError:
             return NOTHING
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and is_transient(error):
+                raise
             logger.warning("the statistics of job %s are not read: %s", name, error)
             return NOTHING
+
+    def _crashes_path(self, name: str) -> Path:
+        return self._folder / f"{name}.crashes"
 
     def _tally_path(self, name: str) -> Path:
         return self._folder / f"{name}.tally"
@@ -140,7 +214,7 @@ def _parse_tally(content: bytes) -> Tally:
             raise ValueError("they are of another version")
 
 
-def _parse(content: bytes, tally: Tally) -> JobRecord:
+def _parse(content: bytes, tally: Tally, crashes: int) -> JobRecord:
     match json.loads(content):
         case {"version": 1, "name": str(name), "epoch": int(epoch), **rest}:
             request = status = None
@@ -160,6 +234,7 @@ def _parse(content: bytes, tally: Tally) -> JobRecord:
                 work=str(rest.get("work", "")),
                 submitted_seconds=submitted if isinstance(submitted, float) else None,
                 tally=tally,
+                crashes=crashes,
             )
         case _:
             raise ValueError("it is of another version")

@@ -32,9 +32,11 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
-from shoal_coordinator.storage.arrays import Array, ArrayStream, write_archive
+from shoal_coordinator.storage.arrays import Array, ArrayStream, little_endian, write_archive
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.journal import write_at
+from shoal_protocol.durable_files import is_transient
+from shoal_protocol.units import Bytes, format_bytes
 
 ROWS: Final = "__rows__"
 _LENGTHS: Final = struct.Struct("<IQ")
@@ -44,6 +46,8 @@ _HEAD_BYTES: Final = 16 << 20
 _DTYPE: Final = re.compile("[<|=][biufcU][0-9]{1,9}")
 _COPY_BYTES: Final = 1024 * 1024
 _TAIL_BYTES: Final = 256 * 1024
+_TEXT_BYTES: Final = 1 << 27
+"""What one array of text may take: one long element makes all of them as wide."""
 _ABSENT: Final = -1
 
 
@@ -61,8 +65,6 @@ class ResultFile:
 
 
 class _Extent(NamedTuple):
-    """Where an array of an item is in the part."""
-
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     start: int
@@ -71,8 +73,6 @@ class _Extent(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """A record as its head describes it."""
-
     row: int
     before: int
     arrays: Mapping[str, _Extent]
@@ -125,8 +125,13 @@ class Part:
     # ---- writing ---------------------------------------------------------------------------------
 
     def add(self, row: int, arrays: Mapping[str, Array]) -> None:
-        """Append some arrays of a row. `problem` reports what went wrong."""
-        written = [(name, _storable(array)) for name, array in arrays.items()]
+        """Append some arrays of a row. `problem` reports what went wrong; an `OSError` that says
+        nothing of the part (`is_transient`) is raised."""
+        try:
+            written = [(name, _storable(array)) for name, array in arrays.items()]
+        except _TooWide as e:
+            self._problems[row] = str(e)
+            return
         data = [_bytes_of(array) for _, array in written]
         before = self._pending.get(row)
         head = {
@@ -144,6 +149,8 @@ class Part:
         try:
             start = self._append(pieces)
         except OSError as e:
+            if is_transient(e):
+                raise
             self._problems[row] = e.strerror or str(e)
             return
         names = frozenset(arrays)
@@ -169,12 +176,16 @@ class Part:
             self._write_tail()
 
     def _write_tail(self) -> None:
-        """Write the tail to the file. On `OSError` it is gone, and its rows have that problem."""
+        """Write the tail to the file. On `OSError` it is gone, and its rows have that problem;
+        unless the error says nothing of the part."""
         tail, self._tail = self._tail, bytearray()
         try:
             if tail:
                 self._write([tail])
         except OSError as e:
+            if is_transient(e):
+                self._tail = tail
+                raise
             lost = [row for row, record in self._pending.items() if record.start >= self._written]
             for row in lost:
                 del self._pending[row]
@@ -230,7 +241,6 @@ class Part:
         self._settled[row] = at
 
     def fail(self, row: int) -> None:
-        """The row will have no result."""
         self._pending.pop(row, None)
         self._problems.pop(row, None)
         if row not in self.failed_rows and self._settled[row] == _ABSENT:
@@ -238,7 +248,6 @@ class Part:
             self._remaining -= 1
 
     def remove(self) -> None:
-        """Delete the part; the file is made, or will never be."""
         self.folder.remove(self.name)
 
     # ---- after a restart -------------------------------------------------------------------------
@@ -351,7 +360,6 @@ class Part:
             raise self._damaged(extent.start)
 
     def _is_sound(self, file: BinaryIO, record: _Record) -> bool:
-        """Whether the arrays' bytes have their checksums."""
         try:
             for extent in record.arrays.values():
                 for _ in self._data(file, extent):
@@ -421,10 +429,18 @@ def _bytes_of(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
 
 
+class _TooWide(ValueError):
+    """Text that its fixed width would make too large."""
+
+
 def _storable(array: Array) -> Array:
-    """As it is written: C order, little-endian, text of fixed width."""
+    """As it is written: C order, little-endian, text of fixed width. Raises `_TooWide`."""
     if array.dtype.kind == "O":
+        size = 4 * array.size * max(map(len, array.flat), default=0)
+        if size > _TEXT_BYTES:
+            raise _TooWide(
+                f"text of {array.size} elements takes {format_bytes(Bytes(size))} of fixed width; "
+                f"at most {format_bytes(Bytes(_TEXT_BYTES))} are written"
+            )
         array = array.astype(np.str_)
-    if array.dtype.byteorder == ">":
-        array = array.astype(array.dtype.newbyteorder("<"))
-    return np.ascontiguousarray(array).reshape(array.shape)
+    return np.ascontiguousarray(little_endian(array)).reshape(array.shape)

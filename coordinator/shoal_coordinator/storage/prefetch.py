@@ -13,6 +13,7 @@ from concurrent.futures import Executor, Future
 from typing import Final
 
 from shoal_coordinator.storage.inputs import InputSet
+from shoal_coordinator.storage.job_records import CrashCount
 from shoal_protocol.tensors import Array
 
 _BATCH: Final = 64
@@ -24,11 +25,14 @@ _CACHED: Final = 8 * _BATCH
 class InputPrefetch:
     """The small items that a job needs next. For one thread, which is not the reader's."""
 
-    def __init__(self, inputs: InputSet, reader: Executor, limit_bytes: int) -> None:
+    def __init__(
+        self, inputs: InputSet, reader: Executor, limit_bytes: int, crashes: CrashCount
+    ) -> None:
         """Items above `limit_bytes` are not prefetched. `reader` runs the reads."""
         self._inputs = inputs
         self._reader = reader
         self._limit_bytes = limit_bytes
+        self._crashes = crashes
         self._cached: OrderedDict[int, dict[str, Array]] = OrderedDict()
         self._scheduled = 0
         self._reading: Future[dict[int, dict[str, Array]]] | None = None
@@ -44,7 +48,6 @@ class InputPrefetch:
         return None if arrays is None else {name: arrays[name] for name in names}
 
     def forget(self, item: int) -> None:
-        """Drop an item that has ended."""
         self._cached.pop(item, None)
 
     def _collect(self) -> None:
@@ -59,8 +62,9 @@ class InputPrefetch:
         """In the reader's thread. Whatever goes wrong with an item, the ordinary way meets it again
         and refuses the item with its reason."""
         found: dict[int, dict[str, Array]] = {}
-        for item in items:
-            with contextlib.suppress(Exception):
-                if self._inputs.item_bytes(item) <= self._limit_bytes:
-                    found[item] = self._inputs.read(item)
+        with self._crashes.processing():
+            for item in items:
+                with contextlib.suppress(Exception):
+                    if self._inputs.item_bytes(item) <= self._limit_bytes:
+                        found[item] = self._inputs.read(item)
         return found

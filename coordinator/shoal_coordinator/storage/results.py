@@ -33,6 +33,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,7 @@ from shoal_coordinator.storage.arrays import Array
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.journal import Journal, Line
 from shoal_coordinator.storage.parts import Part, ResultFile, make_file
+from shoal_protocol.durable_files import is_transient
 
 _VERSION: Final = 2
 _MOST_IDENTITY_BYTES: Final = 1 << 20
@@ -84,7 +86,11 @@ class FailedItem:
 
 
 class ResultStore:
-    """The results of one job. Not for several threads at once; any method may wait for the disk."""
+    """The results of one job. Not for several threads at once; any method may wait for the disk.
+
+    Any method may raise an `OSError` that says nothing of the results (`is_transient`): call it
+    again, nothing is lost.
+    """
 
     def __init__(
         self,
@@ -100,7 +106,6 @@ class ResultStore:
         self._path = outputs
         self._job = job
         self._files = files
-        self._firsts = [file.first for file in files]
         self._names = tuple(names)
         self._made: dict[int, int] = {}
         self._made_in_part: set[int] = set()
@@ -119,16 +124,16 @@ class ResultStore:
                 undo.callback(self._journal.close)
                 self._recover()
             except OSError as e:
+                if is_transient(e):
+                    raise
                 raise OutputsRefused(outputs, f"cannot be written: {e.strerror or e}") from e
             self._makers = undo.enter_context(ThreadPoolExecutor(_MAKERS, f"files of {job}"))
             self._resources = undo.pop_all()
 
     def close(self) -> None:
-        """Release the folder. What is stored stays."""
         self._resources.close()
 
     def completed(self) -> frozenset[int]:
-        """The items whose results are safe."""
         items: set[int] = set()
         for number in self._made:
             file = self._files[number]
@@ -170,8 +175,7 @@ class ResultStore:
             try:
                 self._parts[number].sync()
             except OSError as e:
-                reason = self._unwritable(e.strerror or str(e))
-                failures |= dict.fromkeys(touched.pop(number), reason)
+                failures |= dict.fromkeys(touched.pop(number), self._reason(e))
         for number, stored in touched.items():
             for item in stored:
                 self._parts[number].settle(item - self._files[number].first)
@@ -202,12 +206,12 @@ class ResultStore:
         try:
             self._list_failures()
         except OSError as e:
-            return self._unwritable(e.strerror or str(e))
+            return self._reason(e)
         return next(iter(problems.values()), None)
 
     def _make(self, numbers: Iterable[int]) -> dict[int, str]:
         """Make the files among these whose items have all ended; the reasons where that failed."""
-        problems: dict[int, str] = {}
+        failed: dict[int, OSError] = {}
         ready: list[int] = []
         made: list[int] = []
         for number in numbers:
@@ -220,13 +224,14 @@ class ResultStore:
             ready.append(number)
         for number, size in zip(ready, self._makers.map(self._try_make, ready), strict=True):
             if isinstance(size, OSError):
-                problems[number] = self._unwritable(size.strerror or str(size))
+                failed[number] = size
             elif self._parts[number].failed_rows:
                 self._made_in_part.add(number)
             else:
                 self._made[number] = size
                 made.append(number)
-        return problems | self._note_made(made)
+        problems = self._note_made(made)
+        return problems | {number: self._reason(error) for number, error in failed.items()}
 
     def _try_make(self, number: int) -> int | OSError:
         """In a thread of its own: what takes the time is to wait for the disk."""
@@ -245,7 +250,7 @@ class ResultStore:
         except OSError as e:
             for number in numbers:
                 del self._made[number]
-            return dict.fromkeys(numbers, self._unwritable(e.strerror or str(e)))
+            return dict.fromkeys(numbers, self._reason(e))
         for number in numbers:
             self._drop(number)
         return {}
@@ -272,13 +277,19 @@ class ResultStore:
         content = json.dumps(document, indent=1).encode() + b"\n"
         self._outputs.replace("failures.json", content)
 
+    def _reason(self, error: OSError) -> str:
+        """What is wrong with the results; an error that says nothing of them is raised again."""
+        if is_transient(error):
+            raise error
+        return self._unwritable(error.strerror or str(error))
+
     def _unwritable(self, reason: str) -> str:
         return f"results cannot be written to {self._path}: {reason}"
 
     # ---- finding ---------------------------------------------------------------------------------
 
     def _file_of(self, item: int) -> int:
-        return bisect_right(self._firsts, item) - 1
+        return bisect_right(self._files, item, key=attrgetter("first")) - 1
 
     def _part_of(self, item: int) -> Part:
         number = self._file_of(item)
@@ -319,7 +330,6 @@ class ResultStore:
                 )
 
     def _identify(self, identity: str) -> None:
-        """Make sure that what exists here is of this very job."""
         mine = {"version": _VERSION, "job": self._job, "identity": identity}
         if self._folder.size("job.json") is None:
             self._folder.replace("job.json", json.dumps(mine).encode())
@@ -339,7 +349,7 @@ class ResultStore:
             )
 
     def _recover(self) -> None:
-        """Take over what the journal and the parts say, as far as the files bear it out."""
+        """Take over what the journal and the parts say, as far as the files confirm it."""
         noted: dict[int, int] = {}
         for line in self._journal.lines:
             match line:

@@ -24,7 +24,6 @@ class Scrubber:
         self._removed: dict[str, str] = {}
 
     def report(self, digest: Digest) -> None:
-        """A device fetched the fragment, and its bytes were not what the digest says."""
         if digest not in self._tasks:
             task = asyncio.create_task(self._verify(digest), name=f"verify {digest}")
             self._tasks[digest] = task
@@ -42,12 +41,10 @@ class Scrubber:
             logger.error("fragment %s was removed from the store: %s", digest, damage)
 
     def why_missing(self, digest: str) -> str | None:
-        """What was wrong with a fragment that was removed."""
         damage = self._removed.get(digest)
         return None if damage is None else f"it was removed, since {damage}; cut the model again"
 
     async def close(self) -> None:
-        """Cancel what is under way."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

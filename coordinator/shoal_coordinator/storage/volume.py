@@ -12,8 +12,8 @@ whole files and whole fragments, whenever the process dies. Names come from the 
 is not of the shapes above never reaches the file system.
 
 A fragment stays until an upload needs its room: then those are removed that no job uses and that
-were not used for an hour, longest unused first. A fragment's folder bears the time of its last use.
-A job that needs a removed fragment has it cut and uploaded again.
+were not used for an hour, longest unused first (the time of a fragment's folder is that of its
+last use). A job that needs a removed fragment has it cut and uploaded again.
 
 Everything here blocks on the disk, except `use`, which takes no lock: the event loop calls it. The
 lock of removals and publications is held in threads only. Two uploads of one file, or of one
@@ -62,7 +62,7 @@ class FileRefused(Exception):
 
 
 class ContentRefused(Exception):
-    """The file exists with another content, which stays."""
+    """The file exists with another content, which remains."""
 
 
 class FileMissing(LookupError):
@@ -221,7 +221,7 @@ class Volume:
             stored = self.describe(path)
             if stored.digest == expected:
                 return stored
-        # What came before is of use if it is certain to be of the same content.
+        # An earlier part is resumed if it is certain to be of the same content.
         same = f"{path.name}\0{size_bytes}\0{expected or ''}\0{version}".encode()
         part = self._staged(path) / f"{hexadecimal(digest_of(same))}.part"
         if expected is None and not version:
@@ -318,7 +318,7 @@ class Volume:
         """Note that fragments are used now: those that are there stay for `UNUSED_SECONDS`."""
         now = time.time()
         for digest in digests:
-            self._used[digest] = now  # before the folder is looked for: see `make_room`
+            self._used[digest] = now  # before the folder is searched: see `make_room`
             try:
                 os.utime(self._store.folder(digest))
             except OSError:
@@ -340,8 +340,8 @@ class Volume:
 
     def _remove_unused(self, digest: Digest, limit: float) -> None:
         folder = self._store.folder(digest)
-        gone = self._put_aside(folder)
-        # `use` takes no lock: it was called before the folder was put aside, or did not find it.
+        gone = self._move_away(folder)
+        # `use` takes no lock: it was called before the folder was moved away, or did not find it.
         if self._used.get(digest, 0.0) > limit:
             gone.rename(folder)
             return
@@ -364,7 +364,7 @@ class Volume:
                 return str(error)
         return None
 
-    def _put_aside(self, folder: Path) -> Path:
+    def _move_away(self, folder: Path) -> Path:
         """Rename a folder away, so that no reader finds half of it."""
         self._incoming.mkdir(parents=True, exist_ok=True)
         gone = self._incoming / f"removed-{folder.name}"
@@ -373,10 +373,10 @@ class Volume:
         return gone
 
     def _remove(self, folder: Path) -> None:
-        shutil.rmtree(self._put_aside(folder))
+        shutil.rmtree(self._move_away(folder))
 
     def sweep(self) -> None:
-        """Remove uploads that were given up long ago. Raises `OSError`."""
+        """Remove uploads that were abandoned long ago. Raises `OSError`."""
         limit = time.time() - FORGOTTEN_SECONDS
         for folder, _, names in os.walk(self._incoming, topdown=False):
             for name in names:
@@ -387,19 +387,12 @@ class Volume:
                 os.rmdir(folder)
 
     def _place(self, path: FragmentPath | JobPath) -> Path:
-        match path:
-            case FragmentPath():
-                return self._store.folder(path.digest) / path.name
-            case JobPath():
-                return self._root / "jobs" / path.job / path.folder / path.name
+        return self._root / str(path)
 
     def _staged(self, path: FragmentPath | JobPath) -> Path:
-        """The folder below `incoming` that a file waits in."""
-        match path:
-            case FragmentPath():
-                return self._incoming / "fragments" / hexadecimal(path.digest)
-            case JobPath():
-                return self._incoming / "jobs" / path.job
+        """The folder below `incoming` that a file waits in: of its fragment, or of its job."""
+        kind, owner, *_ = str(path).split("/")
+        return self._incoming / kind / owner
 
 
 def checked_digest(sha256: str) -> Digest | None:

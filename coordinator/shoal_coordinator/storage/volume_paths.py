@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_protocol.digests import Digest, from_hexadecimal, is_hexadecimal
+from shoal_protocol.digests import Digest, from_hexadecimal, hexadecimal, is_hexadecimal
 from shoal_protocol.manifest import FILES
 
 INPUTS: Final = "in"
@@ -27,6 +27,9 @@ class FragmentPath:
     digest: Digest
     name: str
 
+    def __str__(self) -> str:
+        return f"fragments/{hexadecimal(self.digest)}/{self.name}"
+
     @property
     def owner(self) -> str:
         """What one upload at a time may write: a fragment, whose files become one folder."""
@@ -41,10 +44,13 @@ class JobPath:
     folder: str
     name: str
 
+    def __str__(self) -> str:
+        return f"jobs/{self.job}/{self.folder}/{self.name}"
+
     @property
     def owner(self) -> str:
         """What one upload at a time may write: this file."""
-        return f"{self.job}/{self.name}"
+        return str(self)
 
 
 def parse_path(text: str) -> FragmentPath | JobPath:
@@ -71,5 +77,4 @@ def is_name(name: str) -> bool:
 
 
 def is_job(name: str) -> bool:
-    """Whether a job can be called like this."""
     return _JOB.fullmatch(name) is not None

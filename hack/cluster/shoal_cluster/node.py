@@ -114,11 +114,12 @@ class Node:
 
     def ready(self) -> bool:
         """Whether the API server says that the node is ready."""
-        path = '{.status.conditions[?(@.type=="Ready")].status}'
-        found = self._plane.kubectl(
-            "get", "node", self.name, "--ignore-not-found", f"--output=jsonpath={path}"
+        chosen = f"--field-selector=metadata.name={self.name}"
+        return any(
+            (condition["type"], condition["status"]) == ("Ready", "True")
+            for node in self._plane.access.get("nodes", chosen)["items"]
+            for condition in node["status"].get("conditions", ())
         )
-        return found == "True"
 
     def resident_bytes(self) -> dict[str, int]:
         """The resident memory of its own processes, in bytes."""

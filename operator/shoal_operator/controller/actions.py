@@ -7,10 +7,9 @@ that the next decision reports it in the object's conditions.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
-from shoal_api.kinds import KINDS
 from shoal_api.schema import API_VERSION
 from shoal_api.writing import write
 from shoal_operator.controller.api import Api, ApiError, Rejected, Unavailable, key_of_manifest
@@ -18,12 +17,11 @@ from shoal_operator.controller.cache import Cache, ObjectName, Own, reduce
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children, NameTaken
 from shoal_operator.controller.clock import now_text
-from shoal_operator.controller.coordinators import CallFailed, Coordinators
+from shoal_operator.controller.coordinators import CoordinatorFailed, Coordinators
 from shoal_operator.controller.events import Events
 from shoal_operator.controller.foreign import Identity
 from shoal_operator.reconcile.deciding import APPLYING, NOT_APPLIED, refused_status
 from shoal_operator.reconcile.decision import (
-    AnyStatus,
     Applied,
     CoordinatorCall,
     Decision,
@@ -35,7 +33,7 @@ from shoal_operator.reconcile.decision import (
 
 logger = logging.getLogger(__name__)
 
-Failure = ApiError | CallFailed | NameTaken
+Failure = ApiError | CoordinatorFailed | NameTaken
 _Step = tuple[str, Callable[[], Awaitable[bool]]]
 
 
@@ -77,13 +75,12 @@ class Actions:
     async def carry_out(self, own: Own, decision: Decision) -> bool:
         """Do what was decided about an object; whether something but its status has changed.
 
-        Raises the first `ApiError`, `CallFailed` or `NameTaken`, or `NotLeading`.
+        Raises the first `ApiError`, `CoordinatorFailed` or `NameTaken`, or `NotLeading`.
         """
         identity = own.identity
         assert own.value is not None, "a decision about an object that does not parse"
         if decision.status != own.value.status:
-            self._check()
-            identity = await self._write_status(identity, decision.status)
+            identity = await self._apply_status(identity, write(decision.status))
         changed, failures, refused = False, list[Failure](), list[str]()
         for what, step in self._steps(identity, decision):
             self._check()
@@ -91,7 +88,7 @@ class Actions:
                 changed |= await step()
             except Unavailable:
                 raise
-            except (ApiError, CallFailed, NameTaken) as error:
+            except (ApiError, CoordinatorFailed, NameTaken) as error:
                 failures.append(error)
                 if isinstance(error, Rejected | NameTaken):
                     refused.append(_refusal(what, error))
@@ -99,8 +96,14 @@ class Actions:
         await self._events.post(identity, decision.notes)
         if decision.delete_self and not failures:
             self._check()
+            key = ObjectKey(
+                api_version=API_VERSION,
+                kind=identity.kind,
+                namespace=identity.namespace,
+                name=identity.name,
+            )
             version = str(identity.version)
-            await self._api.delete(_key(identity), uid=identity.uid, resource_version=version)
+            await self._api.delete(key, uid=identity.uid, resource_version=version)
         if failures:
             raise failures[0]
         return changed
@@ -111,9 +114,8 @@ class Actions:
         status = refused_status(
             own.identity.kind, own.status, message, own.identity.generation, now_text()
         )
-        if status is None:
+        if status is None or status == own.status:
             return
-        self._check()
         await self._apply_status(own.identity, status)
         note = Note(reason="Invalid", message=message, warning=True)
         await self._events.post(own.identity, [note])
@@ -130,25 +132,18 @@ class Actions:
         if not self._leads():
             raise NotLeading
 
-    def _steps(self, identity: Identity, decision: Decision) -> list[_Step]:
+    def _steps(self, identity: Identity, decision: Decision) -> Iterator[_Step]:
         """What a decision asks for besides the status, in order; each with what it is about."""
-        want, apply, remove = self._certificates.want, self._children.apply, self._children.remove
-        return [
-            *((f"Secret {c.secret}", partial(want, c, identity)) for c in decision.certificates),
-            *(
-                (_named(key_of_manifest(each)), partial(apply, each, identity))
-                for each in decision.children
-            ),
-            *(
-                (_named(key_of_manifest(each.device)), partial(self._device, each, identity))
-                for each in decision.devices
-            ),
-            *((f"to delete {_named(key)}", partial(remove, key)) for key in decision.removals),
-            *(
-                (type(call).__name__, partial(self._call, identity.namespace, call))
-                for call in decision.calls
-            ),
-        ]
+        for wanted in decision.certificates:
+            yield f"Secret {wanted.secret}", partial(self._certificates.want, wanted, identity)
+        for child in decision.children:
+            yield _named(key_of_manifest(child)), partial(self._children.apply, child, identity)
+        for each in decision.devices:
+            yield _named(key_of_manifest(each.device)), partial(self._device, each, identity)
+        for key in decision.removals:
+            yield f"to delete {_named(key)}", partial(self._children.remove, key)
+        for call in decision.calls:
+            yield type(call).__name__, partial(self._call, identity.namespace, call)
 
     async def _call(self, namespace: str, call: CoordinatorCall) -> bool:
         await self._coordinators.call(namespace, call)
@@ -161,15 +156,13 @@ class Actions:
         state = self._cache.state(key.kind, key.namespace, key.name)
         assert isinstance(state, Own), "a Device that was applied is in the cache"
         if state.value is None or state.value.status != child.status:
-            await self._write_status(state.identity, child.status)
+            await self._apply_status(state.identity, write(child.status))
             changed = True
         return changed
 
-    async def _write_status(self, identity: Identity, status: AnyStatus) -> Identity:
-        return await self._apply_status(identity, write(status))
-
     async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:
         """Apply a status to exactly the object that was read; `Conflict` if it has changed."""
+        self._check()
         manifest = {
             "apiVersion": API_VERSION,
             "kind": identity.kind,
@@ -184,16 +177,6 @@ class Actions:
         state = reduce(answer)
         self._cache.put(state, by_us=True)
         return state.identity
-
-
-def _key(identity: Identity) -> ObjectKey:
-    assert identity.kind in KINDS, f"{identity.kind} is none of ours"
-    return ObjectKey(
-        api_version=API_VERSION,
-        kind=identity.kind,
-        namespace=identity.namespace,
-        name=identity.name,
-    )
 
 
 def _named(key: ObjectKey) -> str:

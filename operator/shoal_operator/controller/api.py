@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import aiohttp
 
+from shoal_operator.controller.foreign import Raw
 from shoal_operator.controller.login import Login
 from shoal_operator.controller.resources import Resource, resource_for, resource_of
-from shoal_operator.controller.traces import Telemetry, make_trace
+from shoal_operator.controller.telemetry import Telemetry, make_trace
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import MANAGER
 
@@ -93,10 +94,7 @@ class Api:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """An object, or None if it does not exist."""
-        try:
-            return await self._json("GET", resource.path(namespace, name))
-        except NotFound:
-            return None
+        return await self.raw(resource.path(namespace, name))
 
     async def list(
         self, resource: Resource, namespace: str = "", *, labels: str = "", fields: str = ""
@@ -109,12 +107,10 @@ class Api:
             query["fieldSelector"] = fields
         while True:
             page = await self._json("GET", resource.path(namespace), query=query)
-            items = page.get("items")
-            for item in items if isinstance(items, list) else []:
-                yield {"apiVersion": resource.api_version, "kind": resource.kind, **item}
-            metadata = page.get("metadata")
-            more = metadata.get("continue") if isinstance(metadata, dict) else None
-            if not isinstance(more, str) or not more:
+            for item in Raw(page).items("items"):
+                yield {"apiVersion": resource.api_version, "kind": resource.kind, **item.value}
+            more = Raw(page).table("metadata").text("continue")
+            if not more:
                 return
             query["continue"] = more
 
@@ -122,25 +118,17 @@ class Api:
         """Server-side apply, taking over fields that somebody else has set; without `force` that is
         `ApplyConflict`.
         """
-        key = key_of_manifest(manifest)
-        path = resource_for(key).path(key.namespace, key.name, subresource)
-        query = {"fieldManager": MANAGER, "force": str(force).lower()}
         kind = "application/apply-patch+yaml"
-        return await self._json("PATCH", path, query=query, body=manifest, content_type=kind)
+        forced = str(force).lower()
+        return await self._write("PATCH", manifest, subresource, content_type=kind, force=forced)
 
     async def create(self, manifest: Manifest) -> Json:
         """Create an object; `Conflict` if one of that name exists."""
-        key = key_of_manifest(manifest)
-        path = resource_for(key).path(key.namespace)
-        query = {"fieldManager": MANAGER}
-        return await self._json("POST", path, query=query, body=manifest)
+        return await self._write("POST", manifest)
 
     async def replace(self, manifest: Manifest) -> Json:
         """Replace an object that was read and changed; `Conflict` if its version is outdated."""
-        key = key_of_manifest(manifest)
-        path = resource_for(key).path(key.namespace, key.name)
-        query = {"fieldManager": MANAGER}
-        return await self._json("PUT", path, query=query, body=manifest)
+        return await self._write("PUT", manifest)
 
     async def delete(self, key: ObjectKey, *, uid: str, resource_version: str = "") -> bool:
         """Delete the object with this uid, then its children; False if it does not exist."""
@@ -167,6 +155,20 @@ class Api:
             return await self._json("GET", path)
         except NotFound:
             return None
+
+    async def _write(
+        self,
+        method: str,
+        manifest: Manifest,
+        subresource: str = "",
+        content_type: str = "application/json",
+        **query: str,
+    ) -> Json:
+        key = key_of_manifest(manifest)
+        name = "" if method == "POST" else key.name
+        path = resource_for(key).path(key.namespace, name, subresource)
+        query["fieldManager"] = MANAGER
+        return await self._json(method, path, query=query, body=manifest, content_type=content_type)
 
     async def _json(self, method: str, path: str, **arguments: Any) -> Json:
         answer = await self._request(method, path, **arguments)

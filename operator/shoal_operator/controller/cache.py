@@ -12,7 +12,7 @@ to a DevicePool, and the set of InferenceJobs, whatever they contain, to a Place
 add topics of their own.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
@@ -31,7 +31,7 @@ from shoal_operator.controller.foreign import (
     workload_state,
 )
 from shoal_operator.controller.pruning import parse_pruned
-from shoal_operator.reconcile.references import placement_of
+from shoal_operator.reconcile.names import placement_of
 
 ObjectName = tuple[str, str, str]
 """Kind, namespace, name."""
@@ -102,39 +102,23 @@ class Cache:
     def put(self, state: State, *, by_us: bool = False) -> None:
         """Store an object, unless it is not newer than the one that is stored."""
         identity = state.identity
-        states = self._states.setdefault((identity.kind, identity.namespace), {})
-        known = states.get(identity.name)
+        known = self.state(identity.kind, identity.namespace, identity.name)
         if known is not None and known.identity.uid == identity.uid:
             if known.identity.version >= identity.version:
                 return
             if _same(known, state):
-                states[identity.name] = state
+                self._states[identity.kind, identity.namespace][identity.name] = state
                 return
-        if self._removed is not None and identity.uid in self._removed:
-            return
-        states[identity.name] = state
-        is_new = known is None or known.identity.uid != identity.uid
-        left = frozenset[Topic]()
-        if known is not None:
-            self._unindex(known)
-            left = frozenset(_groups(known)) - frozenset(_groups(state))
-        for group in _groups(state):
-            self._groups.setdefault(group, set()).add(identity.name)
-        self._notify(state, membership_changed=is_new, by_us=by_us, left=left)
+        if self._removed is None or identity.uid not in self._removed:
+            self._replace(identity, known, state, by_us=by_us)
 
     def remove(self, identity: Identity) -> None:
         """An object was deleted; another one of the same name stays."""
         if self._removed is not None:
             self._removed.add(identity.uid)
-        states = self._states.get((identity.kind, identity.namespace), {})
-        known = states.get(identity.name)
-        if known is None or known.identity.uid != identity.uid:
-            return
-        del states[identity.name]
-        if not states:
-            del self._states[identity.kind, identity.namespace]
-        self._unindex(known)
-        self._notify(known, membership_changed=True)
+        known = self.state(identity.kind, identity.namespace, identity.name)
+        if known is not None and known.identity.uid == identity.uid:
+            self._replace(identity, known, None)
 
     @contextmanager
     def listing(self, kind: str) -> Iterator[set[str]]:
@@ -152,12 +136,19 @@ class Cache:
             if state.identity.uid in before - listed:
                 self.remove(state.identity)
 
-    def knows(self, identity: Identity) -> bool:
-        """Whether this version of the object, or a newer one, is stored."""
+    def put_document(self, document: Mapping[str, object]) -> Identity:
+        """Store an object as the API server has sent it; its identity. It is parsed only if this
+        version is not stored yet.
+        """
+        identity = identity_of(document)
         known = self.state(identity.kind, identity.namespace, identity.name)
-        if known is None or known.identity.uid != identity.uid:
-            return False
-        return known.identity.version >= identity.version
+        if (
+            known is None
+            or known.identity.uid != identity.uid
+            or known.identity.version < identity.version
+        ):
+            self.put(reduce(document))
+        return identity
 
     def state(self, kind: str, namespace: str, name: str) -> State | None:
         """An object, without subscribing."""
@@ -172,62 +163,85 @@ class Cache:
             if each == kind:
                 yield from states.values()
 
-    def made_for(self, kind: str, namespace: str, uid: str) -> tuple[State, ...]:
-        """The children of an object, of one kind, by name."""
-        return self._members((kind, namespace, f"@{uid}"))
+    def members(self, topic: Topic) -> tuple[State, ...]:
+        """The objects of a group, by name; the topic is of `ANY`, `made_for` or `referring`."""
+        kind, namespace, group = topic
+        states = self._states.get((kind, namespace), {})
+        names = states if group == ANY else self._groups.get(topic, ())
+        return tuple(states[name] for name in sorted(names))
 
-    def referring(self, kind: str, namespace: str, name: str) -> tuple[State, ...]:
-        """The objects of a kind that refer to an object, by name."""
-        return self._members((kind, namespace, f">{name}"))
+    def own(self, cls: type[K], namespace: str, name: str) -> K | None:
+        """One of our objects; None if it does not exist or does not parse."""
+        return _value(cls, self.state(cls.__name__, namespace, name))
+
+    def all_own(self, cls: type[K], namespace: str) -> Iterator[K]:
+        """Our objects of a kind and namespace that parse."""
+        for state in self.states(cls.__name__, namespace):
+            value = _value(cls, state)
+            if value is not None:
+                yield value
 
     def count(self, kind: str) -> int:
         """How many objects of a kind there are."""
         return sum(len(states) for (each, _), states in self._states.items() if each == kind)
 
-    def _members(self, group: Topic) -> tuple[State, ...]:
-        kind, namespace, _ = group
-        names = self._groups.get(group)
-        return tuple(self._states[kind, namespace][name] for name in sorted(names or ()))
-
-    def _unindex(self, state: State) -> None:
-        for group in _groups(state):
-            names = self._groups[group]
-            names.discard(state.identity.name)
-            if not names:
-                del self._groups[group]
-
-    def _notify(
-        self,
-        state: State,
-        *,
-        membership_changed: bool,
-        by_us: bool = False,
-        left: frozenset[Topic] = frozenset(),
+    def _replace(
+        self, identity: Identity, old: State | None, new: State | None, *, by_us: bool = False
     ) -> None:
-        kind, namespace = state.identity.kind, state.identity.namespace
-        name = (kind, namespace, state.identity.name)
-        topics: tuple[Topic, ...] = (name, (kind, namespace, ANY), *left)
-        if membership_changed:
-            topics = (*topics, (kind, namespace, WHICH))
-        if membership_changed or kind != InferenceJob.__name__:
-            topics = (*topics, *_groups(state))
-        self._changed(name, topics, by_us)
+        kind, namespace, name = identity.kind, identity.namespace, identity.name
+        before, after = ([] if each is None else _groups(each) for each in (old, new))
+        left = [group for group in before if group not in after]
+        for group in left:
+            self._groups[group].discard(name)
+            if not self._groups[group]:
+                del self._groups[group]
+        for group in after:
+            self._groups.setdefault(group, set()).add(name)
+        states = self._states.setdefault((kind, namespace), {})
+        if new is not None:
+            states[name] = new
+        else:
+            del states[name]
+            if not states:
+                del self._states[kind, namespace]
+        topics = [(kind, namespace, name), (kind, namespace, ANY), *left]
+        is_other = old is None or new is None or old.identity.uid != new.identity.uid
+        if is_other:
+            topics.append((kind, namespace, WHICH))
+        if is_other or kind != InferenceJob.__name__:
+            topics += after
+        self._changed((kind, namespace, name), tuple(topics), by_us)
 
 
-def _groups(state: State) -> Iterator[Topic]:
+def made_for(uid: str) -> str:
+    """The group of an object's children."""
+    return f"@{uid}"
+
+
+def referring(name: str) -> str:
+    """The group of objects that refer to another one."""
+    return f">{name}"
+
+
+def _groups(state: State) -> list[Topic]:
     """The groups that an object belongs to, as topics."""
     identity = state.identity
-    if identity.owner_uid:
-        yield (identity.kind, identity.namespace, f"@{identity.owner_uid}")
+    groups = [made_for(identity.owner_uid)] if identity.owner_uid else []
     match state:
         case Own(value=Partition() as partition):
-            yield (identity.kind, identity.namespace, f">{partition.spec.model_ref.name}")
+            groups.append(referring(partition.spec.model_ref.name))
         case Own(value=Device() as device):
-            yield (identity.kind, identity.namespace, f">{device.spec.pool_ref.name}")
+            groups.append(referring(device.spec.pool_ref.name))
         case Own(value=InferenceJob() as job):
-            yield (identity.kind, identity.namespace, f">{placement_of(job)}")
+            groups.append(referring(placement_of(job)))
         case _:
             pass
+    return [(identity.kind, identity.namespace, group) for group in groups]
+
+
+def _value(cls: type[K], state: State | None) -> K | None:
+    value = state.value if isinstance(state, Own) else None
+    return value if isinstance(value, cls) else None
 
 
 def _same(one: State, other: State) -> bool:
@@ -250,27 +264,21 @@ class Dependents:
     """Which readers depend on which topics."""
 
     def __init__(self) -> None:
-        self._topics: dict[ObjectName, frozenset[Topic]] = {}
+        self._topics: dict[ObjectName, set[Topic]] = {}
         self._readers: dict[Topic, set[ObjectName]] = {}
 
-    def subscribe(self, reader: ObjectName, topics: frozenset[Topic]) -> None:
+    def subscribe(self, reader: ObjectName, topics: Set[Topic]) -> None:
         """Replace the topics that a reader depends on."""
-        before = self._topics.get(reader, frozenset())
-        for topic in before - topics:
-            readers = self._readers[topic]
-            readers.discard(reader)
-            if not readers:
+        for topic in self._topics.pop(reader, set()) - topics:
+            self._readers[topic].discard(reader)
+            if not self._readers[topic]:
                 del self._readers[topic]
-        for topic in topics - before:
-            self._readers.setdefault(topic, set()).add(reader)
-        if topics:
-            self._topics[reader] = topics
-        else:
-            self._topics.pop(reader, None)
+        for topic in topics:
+            self.add(reader, topic)
 
     def add(self, reader: ObjectName, topic: Topic) -> None:
         """Add a topic that a reader is about to read."""
-        self._topics[reader] = self._topics.get(reader, frozenset()) | {topic}
+        self._topics.setdefault(reader, set()).add(topic)
         self._readers.setdefault(topic, set()).add(reader)
 
     def readers(self, topic: Topic) -> tuple[ObjectName, ...]:
@@ -279,65 +287,44 @@ class Dependents:
 
 
 class Reader:
-    """Reads for one snapshot. Calls `about_to_read` with each topic before it reads it."""
+    """Reads for one snapshot. Calls `about_to_read` with each topic before it reads it.
+
+    `topics` are those that were read. What was read may change within `requeue_seconds` without an
+    event.
+    """
 
     def __init__(self, cache: Cache, about_to_read: Callable[[Topic], None]) -> None:
         self._cache = cache
         self._about_to_read = about_to_read
-        self._topics: set[Topic] = set()
+        self.topics: set[Topic] = set()
+        self.requeue_seconds: float | None = None
 
-    @property
-    def topics(self) -> frozenset[Topic]:
-        """The topics that were read."""
-        return frozenset(self._topics)
+    def requeue(self, seconds: float) -> None:
+        """Build the snapshot again within this time."""
+        known = self.requeue_seconds
+        self.requeue_seconds = seconds if known is None else min(known, seconds)
 
     def subscribe(self, topic: Topic) -> None:
         """A topic is about to be read, here or elsewhere."""
-        if topic not in self._topics:
-            self._topics.add(topic)
+        if topic not in self.topics:
+            self.topics.add(topic)
             self._about_to_read(topic)
 
     def own(self, cls: type[K], namespace: str, name: str | None) -> K | None:
         """One of our objects; None if it does not exist or does not parse."""
-        if name is None:
-            return None
-        state = self.state(cls.__name__, namespace, name)
-        value = state.value if isinstance(state, Own) else None
-        return value if isinstance(value, cls) else None
+        return None if name is None else _value(cls, self.state(cls.__name__, namespace, name))
 
-    def all_own(self, cls: type[K], namespace: str) -> tuple[K, ...]:
-        """All our objects of a kind and namespace that parse, by name."""
-        self.subscribe((cls.__name__, namespace, ANY))
-        values = (
-            state.value
-            for state in self._cache.states(cls.__name__, namespace)
-            if isinstance(state, Own)
-        )
-        found = [value for value in values if isinstance(value, cls)]
-        return tuple(sorted(found, key=lambda value: value.metadata.name))
-
-    def own_referring(self, cls: type[K], namespace: str, name: str) -> tuple[K, ...]:
-        """Our objects of a kind that parse and refer to an object, by name."""
-        self.subscribe((cls.__name__, namespace, f">{name}"))
-        states = self._cache.referring(cls.__name__, namespace, name)
-        values = (state.value for state in states if isinstance(state, Own))
-        return tuple(value for value in values if isinstance(value, cls))
+    def all_own(self, cls: type[K], namespace: str, group: str = ANY) -> tuple[K, ...]:
+        """Our objects of a kind, namespace and group that parse, by name."""
+        values = (_value(cls, state) for state in self.members((cls.__name__, namespace, group)))
+        return tuple(value for value in values if value is not None)
 
     def state(self, kind: str, namespace: str, name: str) -> State | None:
         """Any object that is stored."""
         self.subscribe((kind, namespace, name))
         return self._cache.state(kind, namespace, name)
 
-    def states(self, kind: str, namespace: str) -> tuple[State, ...]:
-        """All objects of a kind and namespace."""
-        self.subscribe((kind, namespace, ANY))
-        return tuple(self._cache.states(kind, namespace))
-
-    def made_for(self, kind: str, namespace: str, uid: str) -> tuple[State, ...]:
-        """The children of an object, of one kind, by name."""
-        self.subscribe((kind, namespace, f"@{uid}"))
-        return self._cache.made_for(kind, namespace, uid)
-
-    def which(self, kind: str, namespace: str) -> None:
-        """Subscribe to the set of objects, whatever they contain."""
-        self.subscribe((kind, namespace, WHICH))
+    def members(self, topic: Topic) -> tuple[State, ...]:
+        """The objects of a group, by name."""
+        self.subscribe(topic)
+        return self._cache.members(topic)

@@ -3,7 +3,7 @@
 A Secret has `tls.crt`, `tls.key` and `ca.crt`. An authority that cannot be read any more, or that
 has ended, is made anew, and with it the Secrets that it had signed; agents notice by themselves
 that theirs is of no use. With cert-manager its objects are applied instead, and it makes the
-Secrets; those that it left when it is not asked any more are taken over.
+Secrets; those that are left of it when it is no longer used are taken over.
 
 A pool that was deleted and made again finds the Secrets of the old one, which Kubernetes has yet to
 collect. They are good, so they are kept, as the new pool's.
@@ -32,7 +32,7 @@ from shoal_operator.reconcile.decision import CertificateWanted
 from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
 
 KEPT_SECONDS: Final = 30.0
-"""How long a Secret that was read is taken for what is there."""
+"""How long a Secret is not read again."""
 SIGNED_FOR: Final = "shoal.dev/signed-for"
 _CERT_MANAGERS: Final = "cert-manager.io/certificate-name"
 _TLS: Final = "kubernetes.io/tls"
@@ -185,6 +185,6 @@ def _pair(document: Json) -> Pair | None:
         key=key,
         authority=authority or certificate,
         signed_for=raw.table("metadata", "annotations").text(SIGNED_FOR),
-        owner=next((each.uid for each in identity_of(document).owners if each.is_shoals), ""),
+        owner=identity_of(document).shoal_owner,
         asked_as=raw.table("metadata", "annotations").text(_CERT_MANAGERS),
     )

@@ -2,9 +2,9 @@
 
 A child carries the digest of the manifest that made it (`shoal.dev/applied`), so that defaults
 which the API server fills in are no difference. Of watched kinds the cache says what is there: when
-one is first seen its spec is compared with the manifest, and from then on a generation that moved
-without us says that somebody has edited it. Others are read once, then applied anew every
-`REPAIR_SECONDS`, which changes nothing when nothing has changed.
+one is first seen its spec must include what the manifest says (`matches`), and from then on a
+generation that moved without us says that somebody has edited it. Others are read once, then
+applied anew every `REPAIR_SECONDS`, which changes nothing when nothing has changed.
 
 A `batch/v1` Job is made and never changed: its template cannot be.
 """
@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_api.schema import API_VERSION
+from shoal_api.kinds import KINDS
+from shoal_api.schema import API_VERSION, parse
 from shoal_operator.controller.api import Api, ApplyConflict, Json, key_of_manifest
-from shoal_operator.controller.cache import Cache, State, Topic, reduce
-from shoal_operator.controller.drift import matches
-from shoal_operator.controller.foreign import APPLIED, Identity, identity_of
+from shoal_operator.controller.cache import Cache, Own, State, Topic, reduce
+from shoal_operator.controller.foreign import APPLIED, Identity, WorkloadState, identity_of
 from shoal_operator.controller.resources import JOB, WATCHED, resource_for
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
 from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
@@ -41,9 +41,16 @@ class NameTaken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
+    """The digest of a manifest as it was applied, the object that this made, and when."""
+
     digest: str
+    uid: str
     generation: int
     at: float
+
+    def is_of(self, identity: Identity) -> bool:
+        """Whether nobody has edited the object since."""
+        return (self.uid, self.generation) == (identity.uid, identity.generation)
 
 
 class Children:
@@ -69,14 +76,10 @@ class Children:
         """
         key = key_of_manifest(manifest)
         full, digest = _complete(manifest, owner)
-        if (key.api_version, key.kind) in _WATCHED:
-            wanted = self._differs_from_cache(key, manifest, digest)
-        else:
-            wanted = take_over or await self._differs_from_last(key, digest)
-        if not wanted:
+        if not take_over and await self._is_current(key, manifest, digest):
             return False
         # What the cache does not know, because it is not labelled as ours, may be somebody else's.
-        unknown = (key.api_version, key.kind) in _WATCHED and self._find(key) is None
+        unknown = _is_watched(key) and self._find(key) is None
         try:
             answer = await self._api.apply(full, force=not unknown)
         except ApplyConflict as error:
@@ -84,9 +87,9 @@ class Children:
         identity = identity_of(answer)
         if identity.leaving:
             return False  # What is being deleted is made anew once it is gone.
-        self._applied[key] = _Applied(digest, identity.generation, self._clock())
+        self._remember(key, digest, identity)
         self._removed.pop(key, None)
-        if (key.api_version, key.kind) in _WATCHED:
+        if _is_watched(key):
             self._cache.put(reduce({"apiVersion": key.api_version, "kind": key.kind, **answer}))
         else:
             self._changed(((key.kind, key.namespace, key.name),))
@@ -96,70 +99,58 @@ class Children:
         """Delete a child, if there is one; whether there was. An object that is not of Shoal stays.
         Raises `ApiError`.
         """
-        if (key.api_version, key.kind) in _WATCHED:
-            state = self._find(key)
-            identity = None if state is None else state.identity
-        elif self._clock() - self._removed.get(key, -REPAIR_SECONDS) < REPAIR_SECONDS:
+        removed_at = self._removed.get(key, -REPAIR_SECONDS)
+        if not _is_watched(key) and self._clock() - removed_at < REPAIR_SECONDS:
             return False
-        else:
-            document = await self._api.get(resource_for(key), key.namespace, key.name)
-            identity = None if document is None else identity_of(document)
+        identity = await self._look_up(key)
         self._applied.pop(key, None)
         self._removed[key] = self._clock()
-        if identity is None or not _is_ours(identity):
+        if identity is None or not identity.shoal_owner:
             return False
         return await self._api.delete(key, uid=identity.uid)
 
-    def forget(self, key: ObjectKey) -> None:
-        """A watched child is gone."""
-        self._applied.pop(key, None)
-
     def expire(self) -> None:
-        """Drop what is remembered for too long."""
+        """Forget watched children that are gone, and others after a while."""
         oldest = self._clock() - REPAIR_SECONDS
-        for key, removed_at in tuple(self._removed.items()):
-            if removed_at < oldest:
-                del self._removed[key]
-        for key, applied in tuple(self._applied.items()):
-            watched = (key.api_version, key.kind) in _WATCHED
-            if not watched and applied.at < 2 * oldest - self._clock():
-                del self._applied[key]
+        self._removed = {key: at for key, at in self._removed.items() if at >= oldest}
+        self._applied = {
+            key: applied
+            for key, applied in self._applied.items()
+            if (self._find(key) if _is_watched(key) else applied.at >= oldest - REPAIR_SECONDS)
+        }
+
+    def _remember(self, key: ObjectKey, digest: str, identity: Identity) -> None:
+        self._applied[key] = _Applied(digest, identity.uid, identity.generation, self._clock())
 
     def _find(self, key: ObjectKey) -> State | None:
         return self._cache.state(key.kind, key.namespace, key.name)
 
-    def _differs_from_cache(self, key: ObjectKey, manifest: Manifest, digest: str) -> bool:
-        state = self._find(key)
-        if state is None:
-            return True
-        identity = state.identity
-        if not _is_ours(identity):
+    async def _look_up(self, key: ObjectKey) -> Identity | None:
+        if _is_watched(key):
+            state = self._find(key)
+            return None if state is None else state.identity
+        document = await self._api.get(resource_for(key), key.namespace, key.name)
+        return None if document is None else identity_of(document)
+
+    async def _is_current(self, key: ObjectKey, manifest: Manifest, digest: str) -> bool:
+        """Whether a child is as its manifest says. Raises `NameTaken` or `ApiError`."""
+        known = self._applied.get(key)
+        if known is not None and not _is_watched(key):
+            return known.digest == digest and self._clock() - known.at <= REPAIR_SECONDS
+        identity = await self._look_up(key)
+        if identity is None:
+            return False
+        if not identity.shoal_owner:
             raise NameTaken(key)
         if key.kind == JOB.kind:
-            return False
-        known = self._applied.get(key)
-        if known is None and identity.applied == digest and matches(manifest, state):
-            known = _Applied(digest, identity.generation, self._clock())
-            self._applied[key] = known
-        return (
-            known is None or identity.applied != digest or identity.generation != known.generation
-        )
-
-    async def _differs_from_last(self, key: ObjectKey, digest: str) -> bool:
-        known = self._applied.get(key)
+            return True
         if known is not None:
-            expired = self._clock() - known.at > REPAIR_SECONDS
-            return expired or known.digest != digest
-        document = await self._api.get(resource_for(key), key.namespace, key.name)
-        if document is None:
-            return True
-        identity = identity_of(document)
-        if not _is_ours(identity):
-            raise NameTaken(key)
-        if identity.applied != digest:
-            return True
-        self._applied[key] = _Applied(digest, identity.generation, self._clock())
-        return False
+            return identity.applied == digest and known.is_of(identity)
+        state = self._find(key)
+        current = identity.applied == digest and (state is None or matches(manifest, state))
+        if current:
+            self._remember(key, digest, identity)
+        return current
 
 
 def _complete(manifest: Manifest, owner: Identity) -> tuple[Json, str]:
@@ -189,5 +180,35 @@ def _table(metadata: Mapping[str, object], name: str) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _is_ours(identity: Identity) -> bool:
-    return any(owner.is_shoals for owner in identity.owners)
+def matches(manifest: Manifest, state: State) -> bool:
+    """Whether a watched object's spec is still as in its manifest."""
+    match state:
+        case WorkloadState(spec=spec):
+            return includes(json.loads(spec), manifest.get("spec"))
+        case Own(value=value) if value is not None:
+            wanted = parse(KINDS[state.identity.kind].cls, manifest)
+            return not isinstance(wanted, tuple) and wanted.spec == value.spec
+        case _:
+            return False
+
+
+def includes(there: object, wanted: object) -> bool:
+    """Whether JSON includes all that is wanted. The API server leaves out what is empty, 0 or
+    false.
+    """
+    match wanted:
+        case Mapping():
+            table: Mapping[object, object] = there if isinstance(there, Mapping) else {}
+            return all(includes(table.get(name), value) for name, value in wanted.items())
+        case list():
+            items = there if isinstance(there, list) else []
+            same = len(items) == len(wanted)
+            return same and all(
+                includes(item, each) for item, each in zip(items, wanted, strict=True)
+            )
+        case _:
+            return there == wanted or (there is None and not wanted)
+
+
+def _is_watched(key: ObjectKey) -> bool:
+    return (key.api_version, key.kind) in _WATCHED

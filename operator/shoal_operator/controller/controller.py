@@ -1,8 +1,7 @@
-"""The workers: each takes a key from the queue, looks, has it decided, and carries that out."""
+"""The workers: each takes a key from the queue, reconciles its object, and carries that out."""
 
 import asyncio
 import logging
-from time import perf_counter
 from typing import Final
 
 from shoal_api.kinds import InferenceJob
@@ -10,10 +9,10 @@ from shoal_operator.controller.actions import Actions, NotLeading
 from shoal_operator.controller.api import ApiError, Conflict
 from shoal_operator.controller.cache import ObjectName, Own
 from shoal_operator.controller.children import NameTaken
-from shoal_operator.controller.coordinators import CallFailed
+from shoal_operator.controller.coordinators import CoordinatorFailed
 from shoal_operator.controller.event_router import EventRouter
-from shoal_operator.controller.metrics import OperatorMetrics
 from shoal_operator.controller.snapshots import Snapshots
+from shoal_operator.controller.telemetry import OperatorMetrics
 from shoal_operator.reconcile.deciding import decide
 
 logger = logging.getLogger(__name__)
@@ -24,7 +23,7 @@ CONFLICT_SECONDS: Final = 0.1
 
 
 class Controller:
-    """`run` works off the event_router."""
+    """Reconciles what the router has enqueued, `WORKERS` objects at a time."""
 
     def __init__(
         self,
@@ -37,7 +36,6 @@ class Controller:
         self._snapshots = snapshots
         self._actions = actions
         self._metrics = metrics
-        self._refused: dict[ObjectName, str] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -46,35 +44,31 @@ class Controller:
                 group.create_task(self._work(), name=f"worker {number}")
 
     async def _work(self) -> None:
-        queue = self._event_router.queue
+        queue, metrics = self._event_router.queue, self._metrics
         while True:
             name = await queue.take()
-            started, failed = perf_counter(), True
-            self._metrics.workers.inc()
+            seconds = metrics.reconcile_seconds.labels(kind=name[0])
             try:
-                failed = await self._visit(name)
+                with metrics.workers.track_inprogress(), seconds.time():
+                    failed = await self._attempt(name)
             finally:
-                self._metrics.workers.dec()
-                self._metrics.reconcile_seconds.labels(kind=name[0]).observe(
-                    perf_counter() - started
-                )
                 queue.done(name)
             if failed:
-                self._metrics.reconcile_failures.labels(kind=name[0]).inc()
+                metrics.reconcile_failures.labels(kind=name[0]).inc()
                 queue.failed(name)
             else:
                 queue.succeeded(name)
 
-    async def _visit(self, name: ObjectName) -> bool:
-        """Look at one object; whether it is to be tried again because of trouble."""
+    async def _attempt(self, name: ObjectName) -> bool:
+        """Reconcile one object; whether that failed and is to be tried again."""
         try:
-            await self._look(name)
+            await self._reconcile(name)
         except Conflict as error:
             logger.debug("%s: %s", _text(name), error)
             self._event_router.queue.add(name, CONFLICT_SECONDS)
         except NotLeading:
             logger.debug("%s: another operator leads", _text(name))
-        except (ApiError, CallFailed, NameTaken) as error:
+        except (ApiError, CoordinatorFailed, NameTaken) as error:
             logger.warning("%s: %s", _text(name), error)
             return True
         except Exception:
@@ -83,39 +77,29 @@ class Controller:
             return True
         return False
 
-    async def _look(self, name: ObjectName) -> None:
+    async def _reconcile(self, name: ObjectName) -> None:
         own = self._event_router.cache.state(*name)
         if not isinstance(own, Own):
             self._event_router.forget(name)
             self._actions.forget(name)
-            self._refused.pop(name, None)
             return
         if own.value is None:
-            await self._refuse(name, own)
+            await self._actions.refuse(own)
             return
         leaving = own.value.metadata.deletion_timestamp is not None
         if leaving and not isinstance(own.value, InferenceJob):
             # Its children are on their way out as well; a job has a run that must be stopped.
             return
         reader = self._event_router.reader(name)
-        seen = await self._snapshots.build(own.value, reader)
-        if seen is None:
-            return
+        snapshot = await self._snapshots.build(own.value, reader)
         self._event_router.has_read(name, reader)
-        snapshot, again_seconds = seen
         decision = decide(snapshot, self._actions.applied(own))
         changed = await self._actions.carry_out(own, decision)
-        for seconds in (decision.requeue_seconds, again_seconds):
+        for seconds in (decision.requeue_seconds, reader.requeue_seconds):
             if seconds is not None:
                 self._event_router.queue.add(name, max(seconds, 0.01))
         if changed:
             self._event_router.queue.add(name)
-
-    async def _refuse(self, name: ObjectName, own: Own) -> None:
-        said = "\n".join((own.identity.uid, *map(str, own.errors)))
-        if self._refused.get(name) != said:
-            await self._actions.refuse(own)
-            self._refused[name] = said
 
 
 def _text(name: ObjectName) -> str:

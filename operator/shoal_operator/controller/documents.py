@@ -12,23 +12,24 @@ from shoal_api.kinds import Partition
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.foreign import identity_of
 from shoal_operator.controller.resources import CONFIG_MAP
-from shoal_operator.reconcile.documents import read_document
 from shoal_operator.reconcile.names import document_name, namespace_of
+from shoal_operator.reconcile.partition import read_document
 from shoal_operator.reconcile.snapshot import StoredDocument
 
 MAX_KEPT: Final = 64
 MAX_KNOWN: Final = 16_384
-"""Partitions of which it is remembered what they were read as; each costs some hundred bytes."""
+"""Partitions whose last document is remembered; each costs some hundred bytes."""
 
-_Digests = tuple[str, ...]
+_Content = tuple[str, tuple[str, ...]]
+"""What a document was cut by, and the digests of its fragments."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Which ConfigMap in which state a Partition's document was read from, and what that was."""
+    """Which ConfigMap in which version a Partition's document was read from, and what that was."""
 
     config_map: tuple[str, int]
-    document: tuple[str, _Digests]
+    content: _Content
 
 
 class Documents:
@@ -36,7 +37,7 @@ class Documents:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._kept: OrderedDict[tuple[str, _Digests], StoredDocument] = OrderedDict()
+        self._kept: OrderedDict[_Content, StoredDocument] = OrderedDict()
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def read(self, partition: Partition, *, fresh: bool = False) -> StoredDocument | None:
@@ -44,48 +45,41 @@ class Documents:
         fragments of the Partition's status is taken as read before.
         """
         uid = partition.metadata.uid or ""
-        kept = None if fresh else self._find(partition, uid)
-        if kept is not None:
-            return kept
+        known = self._known.get(uid)
+        if known is not None and not fresh and known.content[1] == _fragments(partition):
+            found = self._find(known.content)
+            if found is not None:
+                return found
         name = document_name(partition.metadata.name)
-        config_map = await self._api.get(CONFIG_MAP, namespace_of(partition), name)
-        if config_map is None:
-            self._known.pop(uid, None)
-            return None
+        config_map = await self._api.get(CONFIG_MAP, namespace_of(partition), name) or {}
         identity = identity_of(config_map)
         state = (identity.uid, identity.version)
-        known = self._known.get(uid)
-        if known is not None and known.config_map == state and known.document in self._kept:
-            return self._use(known.document)
-        kept = read_document(config_map)
-        if kept is None:
+        found = self._find(known.content) if known and known.config_map == state else None
+        if found is not None:
+            return found
+        stored = read_document(config_map)
+        if stored is None:
             self._known.pop(uid, None)
             return None
-        return self._keep(uid, state, kept)
-
-    def _find(self, partition: Partition, uid: str) -> StoredDocument | None:
-        known = self._known.get(uid)
-        if partition.status is None or not partition.status.fragments or known is None:
-            return None
-        digests = tuple(fragment.digest for fragment in partition.status.fragments)
-        same = known.document[1] == digests and known.document in self._kept
-        return self._use(known.document) if same else None
-
-    def _use(self, document: tuple[str, _Digests]) -> StoredDocument:
-        self._kept.move_to_end(document)
-        return self._kept[document]
-
-    def _keep(self, uid: str, state: tuple[str, int], kept: StoredDocument) -> StoredDocument:
-        document = (kept.recipe, tuple(each.digest for each in kept.document.fragments))
-        known = self._kept.setdefault(document, kept)
-        if known != kept:
-            # The same fragments by other arguments: the newest is what is asked for.
-            self._kept[document] = kept
-        self._known[uid] = _Known(state, document)
+        content = (stored.recipe, tuple(each.digest for each in stored.document.fragments))
+        kept = self._find(content)
+        if kept != stored:
+            # The same fragments may come from other arguments: the newest count.
+            kept = self._kept[content] = stored
+        self._known[uid] = _Known(state, content)
         self._known.move_to_end(uid)
-        if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
-        used = self._use(document)
-        if len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
-        return used
+        for memory, limit in ((self._known, MAX_KNOWN), (self._kept, MAX_KEPT)):
+            if len(memory) > limit:
+                memory.popitem(last=False)
+        return kept
+
+    def _find(self, content: _Content) -> StoredDocument | None:
+        """A document that is stored, as the one that was used last."""
+        if content in self._kept:
+            self._kept.move_to_end(content)
+        return self._kept.get(content)
+
+
+def _fragments(partition: Partition) -> tuple[str, ...] | None:
+    fragments = partition.status.fragments if partition.status else ()
+    return tuple(fragment.digest for fragment in fragments) or None

@@ -9,7 +9,7 @@ Every operator serves enrolment, the one that leads and those that wait: signing
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from shoal_api.kinds import DevicePool
@@ -29,29 +29,55 @@ from shoal_operator.reconcile.names import ENROLMENT_AUDIENCE, agent_name, autho
 
 logger = logging.getLogger(__name__)
 
+AUTHORITY_SECRET: Final = "shoal-ca"  # noqa: S105 - a name
+MISSING_SECONDS: Final = 5.0
+KEPT_SECONDS: Final = 60.0
+"""How long the operator's authority is taken for what it was."""
 GRACE_SECONDS: Final = 2.0
 _ACCOUNT: Final = "system:serviceaccount:"
 _EXTRA: Final = "authentication.kubernetes.io"
 
 
 class Enrolling:
-    """Serves `Enrol` at `address` (host and port) under the name that agents dial, `host`."""
+    """Serves `Enrol` at `address` (host and port) under the name that agents dial, `host`.
+
+    `trusted` is the certificate (PEM) that agents are to trust, the operator's own authority's;
+    empty while there is none. `changed` is called when it changes.
+    """
 
     def __init__(
-        self, api: Api, certificates: Certificates, address: tuple[str, int], host: str
+        self,
+        api: Api,
+        certificates: Certificates,
+        address: tuple[str, int],
+        *,
+        host: str,
+        changed: Callable[[], None],
     ) -> None:
         self._api = api
         self._certificates = certificates
         self._address = address
         self._host = host
+        self._changed = changed
         self._authority: Authority | None = None
         self._issued: Issued | None = None
         self._known = asyncio.Event()
+        self.trusted = ""
 
-    def know(self, authority: Authority) -> None:
-        """The operator's own authority, now or anew."""
-        self._authority, self._issued = authority, None
-        self._known.set()
+    async def keep_authority(self) -> None:
+        """Have the operator's own authority, until cancelled."""
+        while True:
+            try:
+                authority = await self._certificates.own_authority(AUTHORITY_SECRET)
+            except ApiError as error:
+                logger.warning("%s", error)
+                authority = None
+            if authority is not None and authority.certificate.decode() != self.trusted:
+                self._authority, self._issued = authority, None
+                self.trusted = authority.certificate.decode()
+                self._known.set()
+                self._changed()
+            await asyncio.sleep(MISSING_SECONDS if authority is None else KEPT_SECONDS)
 
     async def serve(self) -> None:
         """Serve until cancelled, as soon as there is an authority."""

@@ -1,10 +1,11 @@
-"""What is to be looked at: the queue, fed by the cache, coordinators and time.
+"""What is to be reconciled: the queue, fed by the cache, coordinators and time.
 
-An object is looked at when it or something that its last snapshot was made of has changed, when its
-decision or snapshot asked for it, after trouble, and once in every resync.
+An object is enqueued when it or a part of its last snapshot has changed, when its decision or
+snapshot has asked for it, after a failure, and once in every resync.
 
-A DevicePool or a Model is made of hundreds of others: what changes of them is gathered for a
-second, so that a thousand changes cost one look. A change of the object itself does not wait.
+The snapshot of a DevicePool or a Model has hundreds of parts: their changes are gathered for a
+second, so that a thousand of them cost one reconciliation. A change of the object itself does not
+wait.
 """
 
 import random
@@ -22,32 +23,33 @@ DECIDED: Final = tuple(kind for kind, names in KINDS.items() if names.written)
 
 
 class EventRouter:
-    """`watchers` are told of every object that changed; they say more of what it means."""
+    """`changed` receives the name of every object that changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[ObjectName], None] = lambda name: None) -> None:
         self._dependents = Dependents()
         self.queue: WorkQueue[ObjectName] = WorkQueue(random.random)
         self.cache = Cache(self._object_changed)
-        self.watchers: list[Callable[[ObjectName], None]] = []
+        self._changed = changed
 
-    def topics_changed(self, topics: Iterable[Topic]) -> None:
-        """Look again at whatever was made of these."""
+    def topics_changed(self, topics: Iterable[Topic], *, but: ObjectName | None = None) -> None:
+        """Enqueue whatever was made of these, but this one."""
         for topic in topics:
             for reader in self._dependents.readers(topic):
-                self._look_again(reader)
+                if reader != but:
+                    self.queue.add(reader, GATHERED_SECONDS.get(reader[0], 0.0))
 
     def add_all(self) -> None:
-        """Look at every object once more."""
+        """Enqueue every object."""
         for kind in DECIDED:
             for state in self.cache.states(kind):
                 self.queue.add((kind, state.identity.namespace, state.identity.name))
 
     def reader(self, name: ObjectName) -> Reader:
-        """A look at the cache for an object's snapshot; what it reads is subscribed to."""
+        """A reader for an object's snapshot; the object subscribes to what it reads."""
         return Reader(self.cache, partial(self._dependents.add, name))
 
     def has_read(self, name: ObjectName, reader: Reader) -> None:
-        """A snapshot is whole: only what this one was made of concerns the object from now on."""
+        """A snapshot is complete: the object subscribes to its parts only."""
         self._dependents.subscribe(name, reader.topics)
 
     def forget(self, name: ObjectName) -> None:
@@ -56,14 +58,7 @@ class EventRouter:
         self.queue.drop(name)
 
     def _object_changed(self, name: ObjectName, topics: tuple[Topic, ...], by_us: bool) -> None:
-        for topic in topics:
-            for reader in self._dependents.readers(topic):
-                if not (by_us and reader == name):
-                    self._look_again(reader)
+        self.topics_changed(topics, but=name if by_us else None)
         if name[0] in DECIDED and not by_us:
             self.queue.add(name)
-        for watcher in self.watchers:
-            watcher(name)
-
-    def _look_again(self, reader: ObjectName) -> None:
-        self.queue.add(reader, GATHERED_SECONDS.get(reader[0], 0.0))
+        self._changed(name)

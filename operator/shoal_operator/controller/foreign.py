@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from shoal_api.schema import GROUP
 from shoal_operator.reconcile.names import OWNER_UID, TEMPLATE
-from shoal_operator.reconcile.snapshot import Node, WorkerPhase
+from shoal_operator.reconcile.snapshot import Node, WorkerPhase, Workload
 from shoal_protocol.units import Bytes, parse_quantity
 
 APPLIED: Final = "shoal.dev/applied"
@@ -69,25 +69,10 @@ class Raw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """Whose child something is."""
-
-    api_version: str
-    kind: str
-    name: str
-    uid: str
-    controller: bool
-
-    @property
-    def is_shoals(self) -> bool:
-        """Whether it is an object of ours."""
-        return self.api_version.partition("/")[0] == GROUP
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """Which object, and which version of it. `applied`: the digest of what we last applied to it;
-    `owner_uid`: whose child it is, by its label. `leaving`: it is being deleted.
+    `owner_uid`: whose child it is, by its label; `shoal_owner`: the uid of the first of its owners
+    that is an object of ours. `leaving`: it is being deleted.
     """
 
     kind: str
@@ -98,7 +83,7 @@ class Identity:
     generation: int = 0
     applied: str = ""
     owner_uid: str = ""
-    owners: tuple[Owner, ...] = ()
+    shoal_owner: str = ""
     leaving: bool = False
 
 
@@ -114,20 +99,14 @@ class JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadState:
-    """A Deployment or a DaemonSet; `selector` finds its pods. `updated`: the number of pods of the
-    newest template, 0 until its controller has observed that; `current`: all are. `template`: the
-    mark of what was applied. `message`: why its controller cannot create pods. `spec` is JSON:
-    it is rarely read, and parsed it takes six times the memory.
+    """A Deployment or a DaemonSet; `selector` finds its pods. `workload.message`: why its
+    controller cannot create pods. `spec` is JSON: it is rarely read, and parsed it takes six times
+    the memory.
     """
 
     identity: Identity
-    wanted: int
-    ready: int
-    current: bool
-    updated: int
+    workload: Workload
     selector: str
-    template: str = ""
-    message: str = ""
     spec: str = "{}"
 
 
@@ -153,18 +132,16 @@ def identity_of(document: Mapping[str, object]) -> Identity:
         generation=metadata.number("generation"),
         applied=metadata.table("annotations").text(APPLIED),
         owner_uid=intern(metadata.table("labels").text(OWNER_UID)),
-        owners=tuple(
-            Owner(
-                api_version=intern(owner.text("apiVersion")),
-                kind=intern(owner.text("kind")),
-                name=intern(owner.text("name")),
-                uid=intern(owner.text("uid")),
-                controller=owner.flag("controller"),
-            )
-            for owner in metadata.items("ownerReferences")
-        ),
+        shoal_owner=_shoal_owner(metadata),
         leaving=bool(metadata.text("deletionTimestamp")),
     )
+
+
+def _shoal_owner(metadata: Raw) -> str:
+    for owner in metadata.items("ownerReferences"):
+        if owner.text("apiVersion").partition("/")[0] == GROUP:
+            return intern(owner.text("uid"))
+    return ""
 
 
 def job_state(document: Mapping[str, object]) -> JobState:
@@ -200,15 +177,19 @@ def workload_state(document: Mapping[str, object]) -> WorkloadState:
         wanted = raw.table("spec").number("replicas")
         ready, updated = status.number("readyReplicas"), status.number("updatedReplicas")
     labels = raw.table("spec", "selector", "matchLabels").texts()
-    return WorkloadState(
-        identity=identity,
+    workload = Workload(
+        name=identity.name,
         wanted=wanted,
         ready=ready,
         current=seen and updated >= wanted,
         updated=updated if seen else 0,
         template=raw.table("metadata", "annotations").text(TEMPLATE),
-        selector=",".join(f"{name}={value}" for name, value in sorted(labels.items())),
         message=raw.condition("ReplicaFailure").text("message"),
+    )
+    return WorkloadState(
+        identity=identity,
+        workload=workload,
+        selector=",".join(f"{name}={value}" for name, value in sorted(labels.items())),
         spec=json.dumps(raw.table("spec").value, separators=(",", ":")),
     )
 

@@ -6,13 +6,13 @@ fails as well, and the kubelet restarts the operator.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.lease import Lease
 from shoal_operator.controller.resources import WATCHED
-from shoal_operator.controller.traces import Telemetry
+from shoal_operator.controller.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,8 @@ class HealthLimits:
 
 
 class Health:
-    """Health of one operator. `clock` counts seconds, the same as the loop's; `missing_kinds` are
-    those of ours that the API server does not know.
+    """Health of one operator. `clock` counts seconds, the same as the loop's; `unseen` says which
+    objects the informers still lack.
     """
 
     def __init__(
@@ -41,33 +41,32 @@ class Health:
         *,
         clock: Callable[[], float],
         limits: HealthLimits,
-        missing_kinds: Callable[[], Collection[str]],
+        unseen: Callable[[], str | None],
     ) -> None:
         self._event_router = event_router
         self._lease = lease
-        self._ages = telemetry.watch_ages
-        self._metrics = telemetry.metrics
+        self._telemetry = telemetry
         self._clock = clock
         self._limits = limits
-        self._missing_kinds = missing_kinds
+        self._unseen = unseen
         self._heartbeat_at = clock()
-        self.synced = False
 
     async def heartbeat(self) -> None:
         """Record that the event loop runs, and update the gauges, until cancelled."""
+        metrics, queue = self._telemetry.metrics, self._event_router.queue
         while True:
             before = self._clock()
             await asyncio.sleep(self._limits.heartbeat)
             self._heartbeat_at = self._clock()
-            self._metrics.loop_lag.set(self._heartbeat_at - before - self._limits.heartbeat)
-            self._metrics.leader.set(self._lease.leads)
-            self._metrics.queue_depth.set(self._event_router.queue.depth)
-            self._metrics.queue_waiting.set(self._event_router.queue.waiting)
+            metrics.loop_lag.set(self._heartbeat_at - before - self._limits.heartbeat)
+            metrics.leader.set(self._lease.leads)
+            metrics.queue_depth.set(queue.depth)
+            metrics.queue_waiting.set(queue.waiting)
             for resource in WATCHED:
                 count = self._event_router.cache.count(resource.kind)
-                self._metrics.objects.labels(kind=resource.kind).set(count)
-            for kind, seconds in self._ages.seconds().items():
-                self._metrics.watch_age.labels(kind=kind).set(seconds)
+                metrics.objects.labels(kind=resource.kind).set(count)
+            for kind, seconds in self._telemetry.watch_ages().items():
+                metrics.watch_age.labels(kind=kind).set(seconds)
 
     def hung(self) -> str | None:
         """Why the operator must be restarted; None while it need not."""
@@ -83,20 +82,14 @@ class Health:
         silent = now - self._lease.answered_at
         if silent > limits.lease:
             return f"the API server has not answered about the lease for {silent:.0f} s"
-        ages = self._ages.seconds()
+        ages = self._telemetry.watch_ages()
         old = max(ages, key=lambda kind: ages[kind], default=None)
         if old is not None and ages[old] > limits.watch_age:
             return f"the watch of {old} has been silent for {ages[old]:.0f} s"
         if not self._lease.leads:
             # One that waits for its turn is as ready as it can be; one that lost it is not.
             return "it has lost the lease" if ages else None
-        return self._stuck() if self.synced else self._unseen()
-
-    def _unseen(self) -> str:
-        missing = ", ".join(sorted(self._missing_kinds()))
-        if missing:
-            return f"the API server does not know {missing}: install the CRDs of Shoal"
-        return "it has not seen all objects yet"
+        return self._unseen() or self._stuck()
 
     def _stuck(self) -> str | None:
         queue, limits = self._event_router.queue, self._limits

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal_operator.controller.api import Api, ApiError, Conflict, Json
+from shoal_operator.controller.clock import now_micro_text
 from shoal_operator.controller.foreign import Raw
 from shoal_operator.controller.resources import LEASE
 
@@ -74,7 +75,7 @@ class Observation:
 
 
 class Lease:
-    """One candidate. `clock` counts seconds and never goes back; `now` is the time in RFC 3339."""
+    """One candidate. `clock` counts seconds and never goes back."""
 
     def __init__(
         self,
@@ -84,29 +85,21 @@ class Lease:
         identity: str,
         times: LeaseTimes,
         clock: Callable[[], float],
-        now: Callable[[], str],
     ) -> None:
         self._api = api
         self._name = name
-        self._namespace = api.namespace
-        self.identity = identity
+        self._identity = identity
         self._times = times
         self._clock = clock
-        self._now = now
         self._observation = Observation()
         self._leads_until = clock()
+        self._transitions = 0
         self.answered_at: float = clock()
-        self.transitions = 0
 
     @property
     def leads(self) -> bool:
         """Whether this candidate leads now; the operator checks it before every write."""
         return self._clock() < self._leads_until
-
-    @property
-    def holder(self) -> str:
-        """Who held it when it was last read."""
-        return self._observation.record.holder
 
     async def run(
         self, started_leading: Callable[[], None], stopped_leading: Callable[[], Awaitable[None]]
@@ -116,11 +109,12 @@ class Lease:
         while True:
             await self._acquire_or_renew()
             if self.leads and not led:
-                logger.info("%s leads (transition %d)", self.identity, self.transitions)
+                logger.info("%s leads (transition %d)", self._identity, self._transitions)
                 led = True
                 started_leading()
             elif led and not self.leads:
-                logger.warning("%s leads no more; %s does", self.identity, self.holder or "nobody")
+                holder = self._observation.record.holder or "nobody"
+                logger.warning("%s leads no more; %s does", self._identity, holder)
                 led = False
                 await stopped_leading()
             # A leader that could not renew checks again no later than its deadline.
@@ -130,11 +124,13 @@ class Lease:
 
     async def release(self) -> None:
         """Let the next candidate lead at once, not after the lease duration. `run` has ended."""
-        if not self.leads:
-            return
-        for _ in range(_RELEASE_TRIES):
+        for _ in range(_RELEASE_TRIES if self.leads else 0):
             try:
-                await self._write_released()
+                document = await self._read()
+                if self._observation.record.holder == self._identity:
+                    now = now_micro_text()
+                    record = replace(RELEASED, acquired=now, renewed=now)
+                    await self._write(replace(record, transitions=self._transitions), document)
                 break
             except Conflict:
                 continue  # the last renewal, which `run` did not wait for, came first
@@ -143,14 +139,6 @@ class Lease:
                 break
         self._leads_until = self._clock()
 
-    async def _write_released(self) -> None:
-        document = await self._api.get(LEASE, self._namespace, self._name)
-        if document is None or _record(document).holder != self.identity:
-            return
-        now = self._now()
-        released = replace(RELEASED, acquired=now, renewed=now, transitions=self.transitions)
-        await self._api.replace(self._document(released, document))
-
     async def _acquire_or_renew(self) -> None:
         """Read the lease, and acquire or renew it if allowed; its time starts with the request."""
         asked_at = self._clock()
@@ -158,7 +146,7 @@ class Lease:
         left = self._leads_until - asked_at
         try:
             async with asyncio.timeout(min(longest, left) if left > 0 else longest):
-                written = await self._write()
+                written = await self._try()
             self._leads_until = asked_at + self._times.renew_deadline if written else asked_at
             self.answered_at = self._clock()
         except Conflict:
@@ -169,36 +157,35 @@ class Lease:
         except ApiError as error:
             logger.warning("%s", error)
 
-    async def _write(self) -> bool:
-        document = await self._api.get(LEASE, self._namespace, self._name)
-        if document is None:
-            self._observation.observe(RELEASED, self._clock())
-            await self._api.create(self._document(self._acquired(RELEASED), None))
-            return True
-        record = _record(document)
-        self._observation.observe(record, self._clock())
-        if not self._observation.may_acquire(self.identity, self._clock()):
+    async def _try(self) -> bool:
+        document = await self._read()
+        if not self._observation.may_acquire(self._identity, self._clock()):
             return False
-        await self._api.replace(self._document(self._acquired(record), document))
+        before = self._observation.record
+        mine, now = before.holder == self._identity, now_micro_text()
+        self._transitions = before.transitions if mine else before.transitions + 1
+        record = Record(
+            holder=self._identity,
+            duration_seconds=self._times.lease_duration,
+            acquired=before.acquired if mine else now,
+            renewed=now,
+            transitions=self._transitions,
+        )
+        await self._write(record, document)
         return True
 
-    def _acquired(self, record: Record) -> Record:
-        """The record with this candidate in it."""
-        mine = record.holder == self.identity
-        self.transitions = record.transitions if mine else record.transitions + 1
-        return Record(
-            holder=self.identity,
-            duration_seconds=self._times.lease_duration,
-            acquired=record.acquired if mine else self._now(),
-            renewed=self._now(),
-            transitions=self.transitions,
-        )
+    async def _read(self) -> Json | None:
+        document = await self._api.get(LEASE, self._api.namespace, self._name)
+        record = RELEASED if document is None else _record(document)
+        self._observation.observe(record, self._clock())
+        return document
 
-    def _document(self, record: Record, before: Json | None) -> Json:
-        metadata: Json = {"name": self._name, "namespace": self._namespace}
+    async def _write(self, record: Record, before: Json | None) -> None:
+        """Create the lease, or replace exactly the one that was read."""
+        metadata: Json = {"name": self._name, "namespace": self._api.namespace}
         if before is not None:
             metadata["resourceVersion"] = Raw(before).table("metadata").text("resourceVersion")
-        return {
+        document = {
             "apiVersion": LEASE.api_version,
             "kind": LEASE.kind,
             "metadata": metadata,
@@ -210,6 +197,7 @@ class Lease:
                 "leaseTransitions": record.transitions,
             },
         }
+        await (self._api.create if before is None else self._api.replace)(document)
 
 
 def _record(document: Json) -> Record:

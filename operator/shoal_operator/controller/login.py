@@ -6,6 +6,7 @@ a service account's token is read again every minute besides, because an old one
 """
 
 import asyncio
+import functools
 import logging
 import os
 import ssl
@@ -119,34 +120,34 @@ async def log_in(kubeconfig: Path | None) -> Login:
             raise LoginRefused(str(_SERVICE_ACCOUNT), "this is no pod; give --kubeconfig FILE")
         login = Login(str(_SERVICE_ACCOUNT), load_incluster_config)
     else:
-        login = Login(str(kubeconfig), _Kubeconfig(kubeconfig).load)
+        login = Login(str(kubeconfig), _loader(kubeconfig))
     await login.load()
     return login
 
 
-class _Kubeconfig:
-    """One kubeconfig, or several with `:` between them, as kubectl merges them.
+def _loader(path: Path) -> Callable[[Configuration], None]:
+    """Reads one kubeconfig, or several with `:` between them, as kubectl merges them: the files
+    once, and the credentials that they lead to every time.
 
-    The loader is the blocking one of the official client, run in a thread: the other one hands an
-    `exec` plugin no cluster, and verifies no OIDC issuer.
+    The official client's blocking loader runs in a thread: the other one hands an `exec` plugin no
+    cluster, and verifies no OIDC issuer.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._loader: KubeConfigLoader | None = None
+    @functools.cache
+    def read() -> KubeConfigLoader:
+        merged = KubeConfigMerger(os.path.expanduser(path)).config
+        if merged is None:
+            raise FileNotFoundError("there is no such file")
+        for user in merged.value["users"]:
+            _verify_issuer(user.value)
+        return KubeConfigLoader(merged, config_base_path=None)  # each file's own folder
 
-    def load(self, configuration: Configuration) -> None:
-        """Read the files once, and the credentials that they lead to every time."""
-        if self._loader is None:
-            merged = KubeConfigMerger(os.path.expanduser(self._path)).config
-            if merged is None:
-                raise FileNotFoundError("there is no such file")
-            for user in merged.value["users"]:
-                _verify_issuer(user.value)
-            self._loader = KubeConfigLoader(merged, config_base_path=None)  # each file's own folder
-        self._loader.load_and_set(configuration)
+    def load(configuration: Configuration) -> None:
+        read().load_and_set(configuration)
         # It would run an `exec` plugin in the event loop.
         configuration.refresh_api_key_hook = None
+
+    return load
 
 
 def _verify_issuer(user: dict[str, dict[str, dict[str, dict[str, str]]]]) -> None:

@@ -4,40 +4,35 @@
     once it leads   watches (for good), a resync now and then
     while it leads  the workers
 
-An operator that loses the Lease stops its workers and keeps its watches, so that it goes on at once
-when it leads again. Whatever else ends by itself ends the process with status 1; it starts anew.
+An operator that loses the Lease stops its workers but not its watches, so that it resumes at once
+when it leads again. Whatever else ends by itself ends the process with status 1; it is restarted.
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from shoal_api.kinds import DevicePool, InferenceJob
 from shoal_operator.controller.actions import Actions
 from shoal_operator.controller.api import Api, ApiError
-from shoal_operator.controller.cache import ObjectName, Own
+from shoal_operator.controller.cache import ObjectName
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children
-from shoal_operator.controller.clock import now_micro_text
 from shoal_operator.controller.controller import Controller
-from shoal_operator.controller.coordinators import Coordinators
-from shoal_operator.controller.dialling import Dialler
+from shoal_operator.controller.coordinators import Coordinators, dial
 from shoal_operator.controller.enrolling import Enrolling
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.health import Health, HealthLimits
 from shoal_operator.controller.lease import Lease, LeaseTimes
 from shoal_operator.controller.login import log_in
-from shoal_operator.controller.metrics import OperatorMetrics
-from shoal_operator.controller.resources import CHILDREN
 from shoal_operator.controller.snapshots import Snapshots
-from shoal_operator.controller.traces import Telemetry
-from shoal_operator.controller.watches import Watches, WatchTimes
-from shoal_operator.reconcile.decision import ObjectKey
+from shoal_operator.controller.telemetry import Telemetry
+from shoal_operator.controller.watches import Watches
 from shoal_operator.reconcile.job_status import has_ended
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.exposition import ExpositionServer
@@ -45,30 +40,25 @@ from shoal_protocol.exposition import ExpositionServer
 logger = logging.getLogger(__name__)
 
 LEASE_NAME: Final = "shoal-operator"
-AUTHORITY_SECRET: Final = "shoal-ca"  # noqa: S105 - a name
-AUTHORITY_SECONDS: Final = 5.0
 FIRST_ANSWERS_SECONDS: Final = 5.0
-"""How long a new leader waits for coordinators before it tells what it knows of them."""
-_CHILDREN: Final = {each.kind: each.api_version for each in CHILDREN}
+"""How long a new leader waits for coordinators before it reports what it knows of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorConfig:
-    """How one operator is run. `namespaces`: those that it looks at, none means all.
+    """How one operator is run. `namespaces`: those that it reconciles, none means all.
     `coordinators`: targets of pools (NAMESPACE/POOL) that are not reached by their Service.
     """
 
     settings: OperatorSettings
     identity: str
-    kubeconfig: Path | None = None
-    namespaces: tuple[str, ...] = ()
-    metrics: tuple[str, int] = ("0.0.0.0", 8080)  # noqa: S104 - what a pod's probes ask
-    enrolment: tuple[str, int] = ("0.0.0.0", 8443)  # noqa: S104 - what agents ask
-    coordinators: Mapping[str, str] = field(default_factory=dict)
-    resync_seconds: float = 600.0
-    watch: WatchTimes = field(default_factory=lambda: WatchTimes.every(45))
-    lease: LeaseTimes = field(default_factory=LeaseTimes)
-    limits: HealthLimits = field(default_factory=HealthLimits)
+    kubeconfig: Path | None
+    namespaces: tuple[str, ...]
+    metrics: tuple[str, int]
+    enrolment: tuple[str, int]
+    coordinators: Mapping[str, str]
+    resync_seconds: float
+    watch_seconds: int
 
 
 def run_operator(config: OperatorConfig) -> int:
@@ -77,122 +67,110 @@ def run_operator(config: OperatorConfig) -> int:
 
 
 async def _run(config: OperatorConfig) -> int:
-    async with _operator(config) as operator:
-        return await operator.run()
-
-
-@contextlib.asynccontextmanager
-async def _operator(config: OperatorConfig) -> AsyncIterator["_Operator"]:
-    """All parts, joined; they are closed in the opposite order."""
-    clock = asyncio.get_running_loop().time
-    telemetry, event_router = Telemetry(clock), EventRouter()
-    metrics = telemetry.metrics
+    telemetry = Telemetry(asyncio.get_running_loop().time)
     login = await log_in(config.kubeconfig)
-    async with contextlib.AsyncExitStack() as stack:
-        api = Api(login, telemetry, namespace=config.settings.namespace)
-        stack.push_async_callback(api.close)
-        watches = Watches(api, event_router.cache, telemetry, config.namespaces, times=config.watch)
-        lease = Lease(
-            api,
-            name=LEASE_NAME,
-            identity=config.identity,
-            times=config.lease,
-            clock=clock,
-            now=now_micro_text,
-        )
-        health = Health(
-            event_router,
-            lease,
-            telemetry,
-            clock=clock,
-            limits=config.limits,
-            missing_kinds=lambda: watches.missing_kinds,
-        )
-        host, port = config.metrics
-        exposition = ExpositionServer(
-            health.problem, host=host, port=port, registry=metrics.registry, liveness=health.hung
-        )
-        stack.enter_context(exposition)
-        logger.info("metrics and probes at %s", exposition.url)
-        yield _Operator(config, api, event_router, watches, lease, health, metrics)
+    api = Api(login, telemetry, namespace=config.settings.namespace)
+    try:
+        return await _Operator(config, api, telemetry).run()
+    finally:
+        await api.close()
 
 
 class _Operator:
     """The parts, and their life."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts
-        self,
-        config: OperatorConfig,
-        api: Api,
-        event_router: EventRouter,
-        watches: Watches,
-        lease: Lease,
-        health: Health,
-        metrics: OperatorMetrics,
-    ) -> None:
-        clock = asyncio.get_running_loop().time
+    def __init__(self, config: OperatorConfig, api: Api, telemetry: Telemetry) -> None:
+        settings, clock = config.settings, asyncio.get_running_loop().time
         self._config = config
-        self._event_router = event_router
-        self._watches = watches
-        self._lease = lease
-        self._health = health
-        self._authority = ""
-        self._children = Children(api, event_router.cache, clock, event_router.topics_changed)
-        self._certificates = Certificates(
-            api, self._children, clock, cert_manager=config.settings.cert_manager
+        self._metrics = telemetry.metrics
+        self._leading = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._workers: asyncio.Task[None] | None = None
+        self._event_router = router = EventRouter(self._object_changed)
+        self._watches = Watches(
+            api, router.cache, telemetry, config.namespaces, watch_seconds=config.watch_seconds
         )
-        enrolment_host = config.settings.enrolment.rpartition(":")[0]
-        self._enrolling = Enrolling(api, self._certificates, config.enrolment, enrolment_host)
-        self._dialler = Dialler(self._certificates, config.coordinators)
+        self._lease = lease = Lease(
+            api,
+            name=LEASE_NAME,
+            identity=config.identity,
+            times=LeaseTimes(),
+            clock=clock,
+        )
+        self._health = Health(
+            router,
+            lease,
+            telemetry,
+            clock=clock,
+            limits=HealthLimits(watch_age=config.watch_seconds * 2.5),
+            unseen=self._watches.unseen,
+        )
+        self._children = Children(api, router.cache, clock, router.topics_changed)
+        self._certificates = Certificates(
+            api, self._children, clock, cert_manager=settings.cert_manager
+        )
+        self._enrolling = enrolling = Enrolling(
+            api,
+            self._certificates,
+            config.enrolment,
+            host=settings.enrolment.rpartition(":")[0],
+            changed=router.add_all,
+        )
         self._coordinators = Coordinators(
-            self._dialler.dial,
-            metrics,
+            partial(dial, self._certificates),
+            self._metrics,
             has_work=self._has_work,
-            changed=event_router.topics_changed,
+            changed=router.topics_changed,
         )
         snapshots = Snapshots(
             api,
-            event_router.cache,
+            router.cache,
             self._certificates,
             self._coordinators,
-            config.settings,
-            enrolment_authority=lambda: self._authority,
+            settings,
+            enrolment_authority=lambda: enrolling.trusted,
         )
         actions = Actions(
             api,
-            event_router.cache,
+            router.cache,
             self._children,
             self._certificates,
             self._coordinators,
             leads=lambda: lease.leads,
         )
-        self._controller = Controller(event_router, snapshots, actions, metrics)
-        self._leading = asyncio.Event()
-        self._stopping = asyncio.Event()
-        self._workers: asyncio.Task[None] | None = None
-        event_router.watchers.append(self._object_changed)
+        self._controller = Controller(router, snapshots, actions, self._metrics)
 
     async def run(self) -> int:
-        """Run until told to stop; the exit status."""
+        """Run until SIGTERM or SIGINT; the exit status."""
+        host, port = self._config.metrics
+        exposition = ExpositionServer(
+            self._health.problem,
+            host=host,
+            port=port,
+            registry=self._metrics.registry,
+            liveness=self._health.hung,
+        )
+        with exposition:
+            logger.info("metrics and probes at %s", exposition.url)
+            return await self._run_tasks()
+
+    async def _run_tasks(self) -> int:
         self._take_signals()
         tasks = [
             asyncio.create_task(work, name=name)
             for name, work in (
-                ("lease", self._lease.run(self._won, self._lost)),
+                ("lease", self._lease.run(self._leading.set, self._lost)),
                 ("heartbeat", self._health.heartbeat()),
-                ("authority", self._keep_authority()),
+                ("authority", self._enrolling.keep_authority()),
                 ("enrolment", self._enrolling.serve()),
                 ("lead", self._lead()),
                 ("stop", self._wait_for_stop()),
             )
         ]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        status = 0
-        for task in done:
-            error = None if task.cancelled() else task.exception()
-            if error is not None:
-                logger.error("%s has failed", task.get_name(), exc_info=error)
-                status = 1
+        failed = [task for task in done if not task.cancelled() and task.exception()]
+        for task in failed:
+            logger.error("%s has failed", task.get_name(), exc_info=task.exception())
         await self._lost()
         await self._coordinators.close()
         for task in tasks:
@@ -200,7 +178,7 @@ class _Operator:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._lease.release()
         self._event_router.queue.close()
-        return status
+        return int(bool(failed))
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -211,11 +189,8 @@ class _Operator:
         await self._stopping.wait()
         logger.info("told to stop")
 
-    def _won(self) -> None:
-        self._leading.set()
-
     async def _lost(self) -> None:
-        """Stop the workers, whatever they are at."""
+        """Stop the workers, whatever they do."""
         self._leading.clear()
         if self._workers is not None:
             self._workers.cancel()
@@ -226,13 +201,10 @@ class _Operator:
         await self._leading.wait()
         await self._watches.wait_for_kinds()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watches.run(self._synced, self._take_signals), name="watches")
+            group.create_task(self._watches.run(self._take_signals), name="watches")
             group.create_task(self._watches.follow_relists(), name="relists")
             group.create_task(self._resync(), name="resync")
             group.create_task(self._work(), name="work")
-
-    def _synced(self) -> None:
-        self._health.synced = True
 
     async def _work(self) -> None:
         while True:
@@ -256,43 +228,21 @@ class _Operator:
             self._children.expire()
             self._event_router.add_all()
 
-    async def _keep_authority(self) -> None:
-        """Have the operator's own authority, and let pools know what agents are to trust."""
-        while True:
-            try:
-                authority = await self._certificates.own_authority(AUTHORITY_SECRET)
-            except ApiError as error:
-                logger.warning("%s", error)
-                authority = None
-            if authority is not None and authority.certificate.decode() != self._authority:
-                self._authority = authority.certificate.decode()
-                self._enrolling.know(authority)
-                self._event_router.add_all()
-            await asyncio.sleep(AUTHORITY_SECONDS if authority is None else 60.0)
-
     def _object_changed(self, name: ObjectName) -> None:
-        """Follow the coordinators of pools; forget what is gone."""
+        """Follow the coordinators of pools."""
         kind, namespace, own = name
-        state = self._event_router.cache.state(kind, namespace, own)
-        if kind in _CHILDREN and state is None:
-            key = ObjectKey(api_version=_CHILDREN[kind], kind=kind, namespace=namespace, name=own)
-            self._children.forget(key)
         if kind != DevicePool.__name__:
             return
-        pool = state.value if isinstance(state, Own) else None
-        endpoint = None
-        if isinstance(pool, DevicePool) and pool.status is not None:
-            endpoint = pool.status.coordinator_endpoint
-        target = self._dialler.target(namespace, own, endpoint)
-        if state is None:
+        if self._event_router.cache.state(*name) is None:
             self._coordinators.leave(namespace, own)
-        elif target is not None:
+            return
+        pool = self._event_router.cache.own(DevicePool, namespace, own)
+        endpoint = pool.status.coordinator_endpoint if pool and pool.status else None
+        target = self._config.coordinators.get(f"{namespace}/{own}", endpoint)
+        if target is not None:
             self._coordinators.follow(namespace, own, target)
 
     def _has_work(self, namespace: str, pool: str) -> bool:
         """Whether a job of the namespace has not ended; it may be this pool's."""
-        for state in self._event_router.cache.states(InferenceJob.__name__, namespace):
-            job = state.value if isinstance(state, Own) else None
-            if isinstance(job, InferenceJob) and not (job.status and has_ended(job.status)):
-                return True
-        return False
+        jobs = self._event_router.cache.all_own(InferenceJob, namespace)
+        return any(not (job.status and has_ended(job.status)) for job in jobs)

@@ -1,7 +1,7 @@
-"""What only pods say: a worker's answer, why it failed, why a workload is not ready.
+"""What only pods and claims say: a worker's answer, why it failed, why something is not ready.
 
-Pods are not watched, they are read when a decision needs it. A pod that waits causes no
-event, so an object with such a pod is requeued after `REQUEUE_SECONDS`.
+They are not watched, but read when a decision needs it. One that waits causes no event, so an
+object with such a pod or claim is requeued after `REQUEUE_SECONDS`.
 """
 
 import asyncio
@@ -9,16 +9,17 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from shoal_operator.controller.api import Api, ApiError
-from shoal_operator.controller.foreign import JobState, Raw, WorkloadState
-from shoal_operator.controller.resources import POD
+from shoal_operator.controller.api import Api, NotFound, Rejected
+from shoal_operator.controller.foreign import JobState, Raw, WorkloadState, identity_of
+from shoal_operator.controller.resources import CLAIM, EVENT, POD
 from shoal_operator.controller.watches import OURS
 from shoal_operator.reconcile.names import AGENTS, OWNER_UID
-from shoal_operator.reconcile.snapshot import Worker, WorkerPhase, Workload
+from shoal_operator.reconcile.snapshot import Claim, Worker, WorkerPhase, Workload
 from shoal_operator.reconcile.workers import REFUSED_STATUS
+from shoal_protocol.units import Bytes, parse_quantity
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ LISTED_SECONDS: Final = 3.0
 MAX_LOG_BYTES: Final = 16 << 20
 MAX_KEPT_BYTES: Final = 8 << 20
 MAX_SEEN: Final = 16_384
+_BOUND: Final = "Bound"
 _JOB: Final = "batch.kubernetes.io/job-name"
 _UNREADY: Final = "status.phase!=Running,status.phase!=Succeeded"
 _USUAL: Final = frozenset({"ContainerCreating", "PodInitializing"})
@@ -37,9 +39,9 @@ _USUAL: Final = frozenset({"ContainerCreating", "PodInitializing"})
 class _WorkerEnd:
     """What was found out about a worker that has ended; it does not change any more."""
 
-    output: bytes | None
-    message: str
-    refused: bool
+    output: bytes | None = None
+    message: str = ""
+    refused: bool = False
 
     @property
     def size(self) -> int:
@@ -62,7 +64,7 @@ class Pods:
         which is two requests less for each that has ended well.
         """
         identity = job.identity
-        ended, message = _WorkerEnd(output=None, message="", refused=False), ""
+        ended, message = _WorkerEnd(), ""
         match job.phase:
             case WorkerPhase.SUCCEEDED if not answers:
                 pass
@@ -71,7 +73,7 @@ class Pods:
                 message = ended.message
             case WorkerPhase.PENDING:
                 unready = await self._unready(identity.namespace)
-                message = trouble(unready.get(identity.name, ()))
+                message = problem(unready.get(identity.name, ()))
             case WorkerPhase.RUNNING:
                 pass
         return Worker(
@@ -94,23 +96,25 @@ class Pods:
         return seen
 
     async def workload(self, state: WorkloadState) -> Workload:
-        """A Deployment or DaemonSet, with what the trouble is when it is not ready."""
-        pods = list[Raw]()
-        if _is_behind(state):
-            pods = await self._pods(state.identity.namespace, state.selector)
-        return _workload(state, pods)
+        """A Deployment or DaemonSet, with the reason when it is not ready."""
+        if not state.workload.is_behind:
+            return state.workload
+        return _explained(
+            state.workload, await self._pods(state.identity.namespace, state.selector)
+        )
 
     async def agents(self, states: Sequence[WorkloadState]) -> tuple[Workload, ...]:
         """The DaemonSets of one pool. Their pods are listed once, however many of them there are:
         each node may have one.
         """
+        behind = next((state.identity for state in states if state.workload.is_behind), None)
         found: dict[str, list[Raw]] = {}
-        behind = next((state.identity for state in states if _is_behind(state)), None)
         if behind is not None:
-            for pod in await self._pods(behind.namespace, f"{OWNER_UID}={behind.owner_uid}"):
-                name = pod.table("metadata", "labels").text(AGENTS)
-                found.setdefault(name, []).append(pod)
-        return tuple(_workload(each, found.get(each.identity.name, ())) for each in states)
+            labels = f"{OWNER_UID}={behind.owner_uid}"
+            found = await self._pods_by(AGENTS, behind.namespace, labels)
+        return tuple(
+            _explained(each.workload, found.get(each.identity.name, ())) for each in states
+        )
 
     async def _unready(self, namespace: str) -> Mapping[str, Sequence[Raw]]:
         """The workers' pods of a namespace that neither run nor have ended well, by worker, newest
@@ -121,10 +125,7 @@ class Pods:
             now = asyncio.get_running_loop().time()
             if now - at < LISTED_SECONDS:
                 return known
-            found: dict[str, list[Raw]] = {}
-            for pod in await self._pods(namespace, f"{OURS},{_JOB}", _UNREADY):
-                name = pod.table("metadata", "labels").text(_JOB)
-                found.setdefault(name, []).append(pod)
+            found = await self._pods_by(_JOB, namespace, f"{OURS},{_JOB}", _UNREADY)
             self._waiting[namespace] = (now, found)
             return found
 
@@ -132,6 +133,15 @@ class Pods:
         """The pods with these labels, newest first."""
         listed = self._api.list(POD, namespace, labels=labels, fields=fields)
         return sorted([Raw(each) async for each in listed], key=_made_at, reverse=True)
+
+    async def _pods_by(
+        self, label: str, namespace: str, labels: str, fields: str = ""
+    ) -> dict[str, list[Raw]]:
+        """Such pods by their value of one label."""
+        found: dict[str, list[Raw]] = {}
+        for pod in await self._pods(namespace, labels, fields):
+            found.setdefault(pod.table("metadata", "labels").text(label), []).append(pod)
+        return found
 
     async def _read_end(self, job: JobState) -> _WorkerEnd:
         identity = job.identity
@@ -149,58 +159,92 @@ class Pods:
 
     async def _read_answer(self, namespace: str, pods: Sequence[Raw]) -> _WorkerEnd:
         if not pods:
-            return _WorkerEnd(output=None, message="its pod is gone", refused=False)
+            return _WorkerEnd(message="its pod is gone")
         name = pods[0].table("metadata").text("name")
         try:
             log = await self._api.log(namespace, name, limit_bytes=MAX_LOG_BYTES)
-        except ApiError as error:
-            if error.status == 404:
-                return _WorkerEnd(output=None, message="its log is gone", refused=False)
-            raise
-        return _WorkerEnd(output=_answer(log), message="", refused=False)
+        except NotFound:
+            return _WorkerEnd(message="its log is gone")
+        return _WorkerEnd(output=_answer(log))
 
 
-def _is_behind(state: WorkloadState) -> bool:
-    return state.ready < state.wanted or not state.current
+class Claims:
+    """Reads claims, a bound one once for each pool: a pool that is made again has another."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._bound: dict[tuple[str, str], tuple[str, Claim]] = {}
+
+    async def claim(self, namespace: str, name: str, pool: str) -> Claim | None:
+        """The claim of the pool with this uid; None if it is not there, or about to go."""
+        uid, known = self._bound.get((namespace, name), ("", None))
+        if known is not None and uid == pool:
+            return known
+        document = await self._api.get(CLAIM, namespace, name)
+        if document is None or identity_of(document).leaving:
+            self._bound.pop((namespace, name), None)
+            return None
+        raw = Raw(document)
+        status, spec = raw.table("status"), raw.table("spec")
+        bound = status.text("phase") == _BOUND
+        # A volume may be larger than its claim.
+        size = spec.table("resources", "requests").text("storage")
+        claim = Claim(
+            name=name,
+            bound=bound,
+            size=Bytes(int(parse_quantity(size)) if size else 0),
+            storage_class=spec.text("storageClassName") or None,
+            message="" if bound else await self._problem(namespace, identity_of(document).uid),
+        )
+        if bound:
+            self._bound[namespace, name] = (pool, claim)
+        return claim
+
+    async def _problem(self, namespace: str, uid: str) -> str:
+        """The last event of a claim that is not bound."""
+        fields = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.uid={uid}"
+        try:
+            events = [Raw(each) async for each in self._api.list(EVENT, namespace, fields=fields)]
+        except Rejected:
+            return ""  # A role may not allow it; only the reason is lost.
+        if not events:
+            return ""
+        last = max(events, key=lambda event: event.text("lastTimestamp"))
+        return f"{last.text('reason')}: {last.text('message')}"
 
 
-def _workload(state: WorkloadState, pods: Sequence[Raw]) -> Workload:
-    return Workload(
-        name=state.identity.name,
-        wanted=state.wanted,
-        ready=state.ready,
-        current=state.current,
-        updated=state.updated,
-        template=state.template,
-        message=state.message or (trouble(pods) if _is_behind(state) else ""),
-    )
+def _explained(workload: Workload, pods: Sequence[Raw]) -> Workload:
+    """A workload that is behind, with what its pods say of that."""
+    if not workload.is_behind or workload.message:
+        return workload
+    return replace(workload, message=problem(pods))
 
 
-def trouble(pods: Sequence[Raw]) -> str:
+def problem(pods: Sequence[Raw]) -> str:
     """Why pods, newest first, do not get ready; empty where nothing is known to be wrong."""
     for pod in pods:
-        name = pod.table("metadata").text("name")
-        for container in _containers(pod):
-            state, before = container.table("state"), container.table("lastState", "terminated")
-            waiting, ended = state.table("waiting"), state.table("terminated")
-            for died in (before, ended):
-                if died.text("reason") not in ("", "Completed"):
-                    return (
-                        f"pod {name}: {_end_text(died)}, {container.number('restartCount')} times"
-                    )
-            if waiting.text("reason") not in ("", *_USUAL):
-                return f"pod {name}: {waiting.text('reason')}: {waiting.text('message')}"
-        scheduled = pod.condition("PodScheduled")
-        if scheduled.text("status") == "False":
-            return f"pod {name}: {scheduled.text('reason')}: {scheduled.text('message')}"
-        if pod.table("status").text("phase") == "Failed":
-            status = pod.table("status")
-            return f"pod {name}: {status.text('reason')}: {status.text('message')}"
+        why = _problem(pod)
+        if why:
+            return f"pod {pod.table('metadata').text('name')}: {why}"
     return ""
 
 
+def _problem(pod: Raw) -> str:
+    for container in _containers(pod):
+        state = container.table("state")
+        for ended in (container.table("lastState", "terminated"), state.table("terminated")):
+            if ended.text("reason") not in ("", "Completed"):
+                return f"{_end_text(ended)}, {container.number('restartCount')} times"
+        if state.table("waiting").text("reason") not in ("", *_USUAL):
+            return _reason_text(state.table("waiting"))
+    scheduled, status = pod.condition("PodScheduled"), pod.table("status")
+    if scheduled.text("status") == "False":
+        return _reason_text(scheduled)
+    return _reason_text(status) if status.text("phase") == "Failed" else ""
+
+
 def _read_failure(job: JobState, pods: Sequence[Raw]) -> _WorkerEnd:
-    """The last words of the newest pod that has some; else those of the Job controller."""
+    """Why the newest pod that says so has ended; else what the Job controller says."""
     for pod in pods:
         for container in _containers(pod):
             ended = container.table("state", "terminated")
@@ -209,12 +253,14 @@ def _read_failure(job: JobState, pods: Sequence[Raw]) -> _WorkerEnd:
             refused = ended.number("exitCode") == REFUSED_STATUS
             said = ended.text("message").strip()
             message = said if said and refused else _end_text(ended)
-            return _WorkerEnd(output=None, message=message, refused=refused)
-        status = pod.table("status")
-        if status.text("reason"):
-            message = f"{status.text('reason')}: {status.text('message')}"
-            return _WorkerEnd(output=None, message=message, refused=False)
-    return _WorkerEnd(output=None, message=job.message, refused=False)
+            return _WorkerEnd(message=message, refused=refused)
+        if pod.table("status").text("reason"):
+            return _WorkerEnd(message=_reason_text(pod.table("status")))
+    return _WorkerEnd(message=job.message)
+
+
+def _reason_text(table: Raw) -> str:
+    return f"{table.text('reason')}: {table.text('message')}"
 
 
 def _end_text(ended: Raw) -> str:

@@ -4,7 +4,6 @@ A status that does not parse loses its invalid fields and no others: after a dow
 must still know that a job has ended, or the job would run again.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -14,50 +13,39 @@ from shoal_api.shapes import FieldError
 R = TypeVar("R")
 _STATUS: Final = "status"
 _ROUNDS: Final = 32
+_INVALID: Final = object()
 
 
 def parse_pruned(cls: type[R], document: Mapping[str, object]) -> R | tuple[FieldError, ...]:
     """Parse an object without its status' invalid fields; the errors outside of the status."""
-    pruned = dict(document)
+    pruned = document
     value = parse(cls, pruned)
     for _ in range(_ROUNDS):
-        wrong = [error.path for error in _errors(value) if error.path[:1] == (_STATUS,)]
+        errors = value if isinstance(value, tuple) else ()
+        wrong = [error.path[1:] for error in errors if error.path[:1] == (_STATUS,)]
         if not wrong:
             return value
-        pruned = copy.deepcopy(pruned)
-        # From the end, so that the indices of earlier items stay valid.
-        for path in sorted(wrong, key=_order, reverse=True):
-            _drop(pruned, path)
+        status = _without(pruned.get(_STATUS), wrong)
+        if status is _INVALID:
+            break
+        pruned = {**pruned, _STATUS: status}
         value = parse(cls, pruned)
     return parse(cls, {name: each for name, each in document.items() if name != _STATUS})
 
 
-def _errors(value: object) -> tuple[FieldError, ...]:
-    return value if isinstance(value, tuple) else ()
-
-
-def _order(path: Sequence[str | int]) -> list[tuple[int, str]]:
-    return [(step, "") if isinstance(step, int) else (-1, step) for step in path]
-
-
-def _drop(document: dict[str, object], path: Sequence[str | int]) -> None:
-    """Remove the value at a path; of a missing value, the innermost parent that exists."""
-    place: object = document
-    above: list[tuple[object, str | int]] = []
-    for step in path:
-        above.append((place, step))
-        match place, step:
-            case dict(), str() if step in place:
-                place = place[step]
-            case list(), int() if step < len(place):
-                place = place[step]
-            case _:
-                above.pop()
-                break
-    match above[-1]:
-        case dict() as table, name:
-            table.pop(name, None)
-        case list() as items, int(index):
-            del items[index]
+def _without(value: object, paths: Sequence[Sequence[str | int]]) -> object:
+    """JSON without the values at these paths; where one is missing, without its parent."""
+    if not paths:
+        return value
+    below = {
+        path[0]: [each[1:] for each in paths if each[:1] == path[:1]] for path in paths if path
+    }
+    match value:
+        case dict() if all(paths) and below.keys() <= value.keys():
+            kept = {name: _without(each, below.get(name, ())) for name, each in value.items()}
+            return {name: each for name, each in kept.items() if each is not _INVALID}
+        case list() if all(paths):
+            items = [_without(each, below.get(index, ())) for index, each in enumerate(value)]
+            return [each for each in items if each is not _INVALID]
         case _:
-            raise AssertionError(f"nothing at {path}")
+            return _INVALID

@@ -1,16 +1,16 @@
-"""What is to be looked at: keys, each at most once in the queue and with one worker at a time.
+"""The work queue: keys, each at most once in the queue and with one worker at a time.
 
     add -> waiting (until due) -> ready -> taken -> done
                                     ^        | added meanwhile: ready again, once
                                     +--------+
 
 Invariant: a key is in at most one of waiting and ready, and taken by at most one worker. Of several
-times to look again the earliest counts.
+due times the earliest counts.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -19,50 +19,42 @@ FIRST_BACKOFF_SECONDS: Final = 0.5
 LAST_BACKOFF_SECONDS: Final = 120.0
 
 
-@dataclass(slots=True)
-class _Timer:
-    due: float
-    handle: asyncio.TimerHandle
-
-
 class WorkQueue(Generic[K]):
     """`chance` gives numbers from 0 up to 1, for jitter."""
 
     def __init__(self, chance: Callable[[], float]) -> None:
         self._loop = asyncio.get_running_loop()
         self._chance = chance
-        self._ready: asyncio.Queue[K] = asyncio.Queue()
-        self._queued: dict[K, float] = {}
-        self._waiting: dict[K, _Timer] = {}
+        self._ready: OrderedDict[K, float] = OrderedDict()
+        self._filled = asyncio.Event()
+        self._waiting: dict[K, asyncio.TimerHandle] = {}
         self._taken: dict[K, float] = {}
         self._again: set[K] = set()
         self._failures: dict[K, int] = {}
         self.moved_at = self._loop.time()
 
     def add(self, key: K, delay_seconds: float = 0.0) -> None:
-        """Look at it, now or after a delay; an earlier time wins over a later one."""
+        """Enqueue it, now or after a delay; an earlier time wins over a later one."""
         if delay_seconds <= 0:
             self._make_ready(key)
             return
-        if key in self._queued:
+        if key in self._ready:
             return
         due = self._loop.time() + delay_seconds
         timer = self._waiting.get(key)
-        if timer is not None:
-            if timer.due <= due:
-                return
-            timer.handle.cancel()
-        handle = self._loop.call_at(due, self._make_ready, key)
-        self._waiting[key] = _Timer(due, handle)
+        if timer is not None and timer.when() <= due:
+            return
+        self._stop_timer(key)
+        self._waiting[key] = self._loop.call_at(due, self._make_ready, key)
 
     async def take(self) -> K:
         """The next key; `done` must follow."""
-        while True:
-            key = await self._ready.get()
-            if self._queued.pop(key, None) is None:
-                continue  # Dropped while it waited here.
-            self._taken[key] = self._loop.time()
-            return key
+        while not self._ready:
+            self._filled.clear()
+            await self._filled.wait()
+        key, _ = self._ready.popitem(last=False)
+        self._taken[key] = self._loop.time()
+        return key
 
     def done(self, key: K) -> None:
         """The worker has finished with it, well or not."""
@@ -77,58 +69,58 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
 
     def failed(self, key: K) -> float:
-        """Look again later, each time after twice as long; the delay in seconds."""
+        """Enqueue it again with backoff; the delay in seconds."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         longest = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(count, 16), LAST_BACKOFF_SECONDS)
-        # Half of it is chance, so that what failed together does not come back together.
+        # Jitter, so that what failed together is not retried together.
         delay = longest * (0.5 + 0.5 * self._chance())
         self.add(key, delay)
         return delay
 
     def drop(self, key: K) -> None:
-        """The object is gone: nothing is left to look at, unless a worker is at it."""
-        timer = self._waiting.pop(key, None)
-        if timer is not None:
-            timer.handle.cancel()
-        self._queued.pop(key, None)
+        """The object is gone; a worker that has taken the key finishes."""
+        self._stop_timer(key)
+        self._ready.pop(key, None)
         self._failures.pop(key, None)
         self._again.discard(key)
 
     def close(self) -> None:
         """Cancel all timers."""
-        for timer in self._waiting.values():
-            timer.handle.cancel()
-        self._waiting.clear()
+        for key in tuple(self._waiting):
+            self._stop_timer(key)
 
     @property
     def depth(self) -> int:
-        """Keys that could be looked at now."""
-        return len(self._queued)
+        """Keys that are ready."""
+        return len(self._ready)
 
     @property
     def waiting(self) -> int:
-        """Keys that are to be looked at later."""
+        """Keys that become ready later."""
         return len(self._waiting)
 
     def longest_taken_seconds(self) -> float:
-        """How long the slowest worker has been at its key."""
+        """How long the slowest worker has had its key."""
         oldest = min(self._taken.values(), default=None)
         return 0.0 if oldest is None else self._loop.time() - oldest
 
     def stuck_seconds(self) -> float:
         """How long keys have been ready without any worker finishing anything."""
-        oldest = min(self._queued.values(), default=None)
+        oldest = min(self._ready.values(), default=None)
         if oldest is None:
             return 0.0
         return self._loop.time() - max(oldest, self.moved_at)
 
-    def _make_ready(self, key: K) -> None:
+    def _stop_timer(self, key: K) -> None:
         timer = self._waiting.pop(key, None)
         if timer is not None:
-            timer.handle.cancel()
+            timer.cancel()
+
+    def _make_ready(self, key: K) -> None:
+        self._stop_timer(key)
         if key in self._taken:
             self._again.add(key)
-        elif key not in self._queued:
-            self._queued[key] = self._loop.time()
-            self._ready.put_nowait(key)
+        elif key not in self._ready:
+            self._ready[key] = self._loop.time()
+            self._filled.set()

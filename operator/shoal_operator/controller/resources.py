@@ -11,7 +11,7 @@ from shoal_api.schema import API_VERSION
 from shoal_operator.reconcile.decision import ObjectKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Resource:
     """A kind, with what its URL is made of."""
 
@@ -34,22 +34,18 @@ class Resource:
         return "/".join(parts)
 
 
-def _resource(api_version: str, kind: str, plural: str, *, namespaced: bool = True) -> Resource:
-    return Resource(api_version=api_version, kind=kind, plural=plural, namespaced=namespaced)
-
-
-SHOAL: Final = {kind: _resource(API_VERSION, kind, names.plural) for kind, names in KINDS.items()}
-JOB: Final = _resource("batch/v1", "Job", "jobs")
-DEPLOYMENT: Final = _resource("apps/v1", "Deployment", "deployments")
-DAEMON_SET: Final = _resource("apps/v1", "DaemonSet", "daemonsets")
-NODE: Final = _resource("v1", "Node", "nodes", namespaced=False)
-POD: Final = _resource("v1", "Pod", "pods")
-EVENT: Final = _resource("v1", "Event", "events")
-SECRET: Final = _resource("v1", "Secret", "secrets")
-CLAIM: Final = _resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
-CONFIG_MAP: Final = _resource("v1", "ConfigMap", "configmaps")
-LEASE: Final = _resource("coordination.k8s.io/v1", "Lease", "leases")
-TOKEN_REVIEW: Final = _resource(
+SHOAL: Final = {kind: Resource(API_VERSION, kind, names.plural) for kind, names in KINDS.items()}
+JOB: Final = Resource("batch/v1", "Job", "jobs")
+DEPLOYMENT: Final = Resource("apps/v1", "Deployment", "deployments")
+DAEMON_SET: Final = Resource("apps/v1", "DaemonSet", "daemonsets")
+NODE: Final = Resource("v1", "Node", "nodes", namespaced=False)
+POD: Final = Resource("v1", "Pod", "pods")
+EVENT: Final = Resource("v1", "Event", "events")
+SECRET: Final = Resource("v1", "Secret", "secrets")
+CLAIM: Final = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+CONFIG_MAP: Final = Resource("v1", "ConfigMap", "configmaps")
+LEASE: Final = Resource("coordination.k8s.io/v1", "Lease", "leases")
+TOKEN_REVIEW: Final = Resource(
     "authentication.k8s.io/v1", "TokenReview", "tokenreviews", namespaced=False
 )
 
@@ -69,12 +65,12 @@ _KNOWN: Final = {
         CLAIM,
         LEASE,
         TOKEN_REVIEW,
-        _resource("cert-manager.io/v1", "Certificate", "certificates"),
-        _resource("cert-manager.io/v1", "Issuer", "issuers"),
-        _resource("v1", "Service", "services"),
-        _resource("v1", "ServiceAccount", "serviceaccounts"),
-        _resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
-        _resource("monitoring.coreos.com/v1", "PodMonitor", "podmonitors"),
+        Resource("cert-manager.io/v1", "Certificate", "certificates"),
+        Resource("cert-manager.io/v1", "Issuer", "issuers"),
+        Resource("v1", "Service", "services"),
+        Resource("v1", "ServiceAccount", "serviceaccounts"),
+        Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+        Resource("monitoring.coreos.com/v1", "PodMonitor", "podmonitors"),
     )
 }
 

@@ -6,20 +6,28 @@ where it may still change, the object is requeued.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, assert_never
 
 from shoal_api.kinds import AnyKind, Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_operator.controller import views
 from shoal_operator.controller.api import Api
-from shoal_operator.controller.cache import Cache, Own, Reader, State
+from shoal_operator.controller.cache import (
+    ANY,
+    WHICH,
+    Cache,
+    Own,
+    Reader,
+    State,
+    made_for,
+    referring,
+)
 from shoal_operator.controller.certificates import Certificates
-from shoal_operator.controller.claims import Claims
 from shoal_operator.controller.clock import now_text
 from shoal_operator.controller.coordinators import Coordinators
 from shoal_operator.controller.documents import Documents
 from shoal_operator.controller.foreign import JobState, NodeState, WorkloadState
-from shoal_operator.controller.pods import REQUEUE_SECONDS, Pods
+from shoal_operator.controller.pods import REQUEUE_SECONDS, Claims, Pods
 from shoal_operator.controller.resources import CONFIG_MAP, DAEMON_SET, DEPLOYMENT, JOB, NODE
 from shoal_operator.reconcile.certificates import secrets_needed
 from shoal_operator.reconcile.job_status import has_ended
@@ -27,10 +35,13 @@ from shoal_operator.reconcile.names import (
     coordinator_name,
     document_name,
     job_id,
+    model_of,
     namespace_of,
+    partition_of,
+    placement_of,
+    pool_of,
     uid_of,
 )
-from shoal_operator.reconcile.references import model_of, partition_of, placement_of, pool_of
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import (
     CoordinatorView,
@@ -50,19 +61,6 @@ from shoal_operator.reconcile.snapshot import (
 )
 
 CORDONED_SECONDS: Final = 30.0
-
-
-@dataclass(slots=True)
-class _Context:
-    """A snapshot that is being built."""
-
-    reader: Reader
-    requeue_seconds: float | None = None
-
-    def requeue(self, seconds: float) -> None:
-        """What was read may change within this time without an event."""
-        known = self.requeue_seconds
-        self.requeue_seconds = seconds if known is None else min(known, seconds)
 
 
 class Snapshots:
@@ -87,116 +85,112 @@ class Snapshots:
         self._claims = Claims(api)
         self._documents = Documents(api)
 
-    async def build(self, value: AnyKind, reader: Reader) -> tuple[Snapshot, float | None] | None:
-        """What is to be decided with about an object, and when it is out of date by itself, in
-        seconds; None where nothing is ever decided (Devices). Raises `ApiError`.
-        """
-        context = _Context(reader)
+    async def build(self, value: AnyKind, reader: Reader) -> Snapshot:
+        """What is to be decided with about an object. Raises `ApiError`."""
         match value:
             case Model():
-                snapshot: Snapshot = await self._model(context, value)
+                return await self._model(reader, value)
             case Partition():
-                snapshot = await self._partition(context, value)
+                return await self._partition(reader, value)
             case DevicePool():
-                snapshot = await self._pool(context, value)
+                return await self._pool(reader, value)
             case Placement():
-                snapshot = await self._placement(context, value)
+                return await self._placement(reader, value)
             case InferenceJob():
-                snapshot = await self._job(context, value)
+                return await self._job(reader, value)
             case Device():
-                return None
+                raise AssertionError("nothing is ever decided about a Device by itself")
             case _:
                 assert_never(value)
-        return snapshot, context.requeue_seconds
 
-    async def _model(self, context: _Context, model: Model) -> ModelSnapshot:
-        partitions = context.reader.own_referring(
-            Partition, namespace_of(model), model.metadata.name
-        )
+    async def _model(self, reader: Reader, model: Model) -> ModelSnapshot:
         return ModelSnapshot(
             now=now_text(),
             settings=self._settings,
             model=model,
-            workers=await self._workers(context, model),
-            partitions=partitions,
+            workers=await self._workers(reader, model),
+            partitions=reader.all_own(
+                Partition, namespace_of(model), referring(model.metadata.name)
+            ),
         )
 
-    async def _partition(self, context: _Context, partition: Partition) -> PartitionSnapshot:
+    async def _partition(self, reader: Reader, partition: Partition) -> PartitionSnapshot:
         namespace = namespace_of(partition)
         return PartitionSnapshot(
             now=now_text(),
             settings=self._settings,
             partition=partition,
-            model=context.reader.own(Model, namespace, partition.spec.model_ref.name),
-            workers=await self._workers(context, partition),
-            document=await self._document(context, partition, fresh=True),
-            pools=context.reader.all_own(DevicePool, namespace)
-            if _cut_for_pools(partition)
-            else (),
+            model=reader.own(Model, namespace, partition.spec.model_ref.name),
+            workers=await self._workers(reader, partition),
+            document=await self._document(reader, partition, fresh=True),
+            pools=reader.all_own(DevicePool, namespace) if _cut_for_pools(partition) else (),
         )
 
-    async def _pool(self, context: _Context, pool: DevicePool) -> DevicePoolSnapshot:
+    async def _pool(self, reader: Reader, pool: DevicePool) -> DevicePoolSnapshot:
         namespace, name = namespace_of(pool), pool.metadata.name
-        coordinator = context.reader.state(DEPLOYMENT.kind, namespace, coordinator_name(name))
         claim = await self._claims.claim(namespace, coordinator_name(name), uid_of(pool))
         if claim is None or not claim.bound:
-            context.requeue(REQUEUE_SECONDS)
-        agents = context.reader.made_for(DAEMON_SET.kind, namespace, uid_of(pool))
+            reader.requeue(REQUEUE_SECONDS)
+        coordinator, agents = await self._workloads(
+            reader,
+            reader.state(DEPLOYMENT.kind, namespace, coordinator_name(name)),
+            reader.members((DAEMON_SET.kind, namespace, made_for(uid_of(pool)))),
+        )
         return DevicePoolSnapshot(
             now=now_text(),
             settings=self._settings,
             pool=pool,
-            nodes=self._nodes(context),
-            secrets=await self._secrets(context, pool),
-            coordinator=await self._workload(context, coordinator),
+            nodes=self._nodes(reader),
+            secrets=await self._secrets(reader, pool),
+            coordinator=coordinator,
             claim=claim,
-            agents=await self._agents(context, agents),
-            view=self._view(context, namespace, name, views.DEVICES, views.RUNS),
-            devices=context.reader.own_referring(Device, namespace, name),
-            jobs=self._jobs(context, namespace),
+            agents=agents,
+            view=self._view(reader, namespace, name, views.DEVICES, views.RUNS),
+            devices=reader.all_own(Device, namespace, referring(name)),
+            jobs=self._jobs(reader, namespace),
             own_jobs=tuple(self._jobs_on(namespace, name)),
             enrolment_authority=self._enrolment_authority(),
         )
 
-    async def _placement(self, context: _Context, placement: Placement) -> PlacementSnapshot:
+    async def _placement(self, reader: Reader, placement: Placement) -> PlacementSnapshot:
         namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
-        partition = context.reader.own(Partition, namespace, placement.spec.partition_ref.name)
-        view = self._view(context, namespace, pool, views.FLEET)
+        partition = reader.own(Partition, namespace, placement.spec.partition_ref.name)
+        view = self._view(reader, namespace, pool, views.FLEET)
         return PlacementSnapshot(
             now=now_text(),
             settings=self._settings,
             placement=placement,
             partition=partition,
-            document=await self._document(context, partition),
-            pool=context.reader.own(DevicePool, namespace, pool),
+            document=await self._document(reader, partition),
+            pool=reader.own(DevicePool, namespace, pool),
             view=view,
-            measured=self._measured(context, placement, view),
-            cordoned=self._cordoned(context, view),
+            measured=self._measured(reader, placement, view),
+            cordoned=self._cordoned(reader, view),
         )
 
-    async def _job(self, context: _Context, job: InferenceJob) -> InferenceJobSnapshot:
-        namespace, reader = namespace_of(job), context.reader
+    async def _job(self, reader: Reader, job: InferenceJob) -> InferenceJobSnapshot:
+        namespace = namespace_of(job)
         placement = reader.own(Placement, namespace, placement_of(job))
         partition = reader.own(Partition, namespace, partition_of(job, placement))
         pool = reader.own(DevicePool, namespace, pool_of(job, placement))
         over = job.status is not None and has_ended(job.status)
-        run = f"run/{job_id(job)}"
+        run = views.run_part(job_id(job))
         name = pool_of(job, placement)
-        workers = await self._workers(context, job, answers=False)
+        workers = await self._workers(reader, job, answers=False)
         if partition is not None and not over:
-            workers += await self._workers(context, partition, answers=False)
+            workers += await self._workers(reader, partition, answers=False)
         view: views.View = Unreachable(reason="the job's pool is not known yet")
         if name is not None:
             # Of a job that has ended only its run is left to be removed.
             parts = () if over else (views.LOST, views.FRAGMENTS)
-            view = self._view(context, namespace, name, run, *parts)
+            view = self._view(reader, namespace, name, run, *parts)
         return InferenceJobSnapshot(
             now=now_text(),
             settings=self._settings,
             job=job,
             model=reader.own(Model, namespace, model_of(job, partition)),
             partition=partition,
-            document=None if over else await self._document(context, partition),
+            document=None if over else await self._document(reader, partition),
             placement=placement,
             pool=pool,
             view=view,
@@ -205,13 +199,13 @@ class Snapshots:
             rivals=() if over or name is None else self._rivals(job, name, view),
         )
 
-    def _view(self, context: _Context, namespace: str, pool: str, *parts: str) -> views.View:
+    def _view(self, reader: Reader, namespace: str, pool: str, *parts: str) -> views.View:
         """What a pool's coordinator says; reconciled again when one of these parts changes."""
         for part in (views.REACH, *parts):
-            context.reader.subscribe(views.topic(namespace, pool, part))
+            reader.subscribe(views.topic(namespace, pool, part))
         return self._coordinators.view(namespace, pool)
 
-    def _cordoned(self, context: _Context, view: views.View) -> frozenset[str]:
+    def _cordoned(self, reader: Reader, view: views.View) -> frozenset[str]:
         """The devices of a pool whose nodes are cordoned. Nobody subscribes to nodes here: a
         thousand Placements would reconcile for each of them. While there is one, this is asked
         again.
@@ -221,25 +215,23 @@ class Snapshots:
         nodes = (state.node for state in states if isinstance(state, NodeState))
         found = frozenset(node.name for node in nodes if node.is_cordoned)
         if found:
-            context.requeue(CORDONED_SECONDS)
+            reader.requeue(CORDONED_SECONDS)
         return found
 
-    def _measured(self, context: _Context, placement: Placement, view: views.View) -> Run | None:
+    def _measured(self, reader: Reader, placement: Placement, view: views.View) -> Run | None:
         """The run of the newest job on a Placement; reconciled again when one of them ends."""
         namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
-        jobs = context.reader.own_referring(InferenceJob, namespace, placement.metadata.name)
-        newest: tuple[str, Run | None] = ("", None)
+        jobs = reader.all_own(InferenceJob, namespace, referring(placement.metadata.name))
+        runs: list[tuple[str, Run]] = []
         for job in jobs:
-            context.reader.subscribe(views.end_topic(namespace, pool, job_id(job)))
-            run = view.runs.get(job_id(job)) if isinstance(view, CoordinatorView) else None
-            made = job.metadata.creation_timestamp or ""
-            if run is not None and made >= newest[0]:
-                newest = (made, run)
-        return newest[1]
+            reader.subscribe(views.topic(namespace, pool, views.end_part(job_id(job))))
+            if isinstance(view, CoordinatorView) and job_id(job) in view.runs:
+                runs.append((job.metadata.creation_timestamp or "", view.runs[job_id(job)]))
+        return max(reversed(runs), key=itemgetter(0), default=("", None))[1]
 
-    def _jobs(self, context: _Context, namespace: str) -> frozenset[str] | None:
+    def _jobs(self, reader: Reader, namespace: str) -> frozenset[str] | None:
         """The names of the namespace's jobs; None if there is one that cannot be read."""
-        context.reader.which(InferenceJob.__name__, namespace)
+        reader.subscribe((InferenceJob.__name__, namespace, WHICH))
         names = set[str]()
         for state in self._cache.states(InferenceJob.__name__, namespace):
             job = state.value if isinstance(state, Own) else None
@@ -263,62 +255,52 @@ class Snapshots:
         to them: a pool reconciles when their runs come and end, and a job that waits for another
         asks again.
         """
-        for state in self._cache.states(InferenceJob.__name__, namespace):
-            job = state.value if isinstance(state, Own) else None
-            if isinstance(job, InferenceJob) and (above is None or job.spec.priority > above):
-                found = self._cache.state(Placement.__name__, namespace, placement_of(job))
-                placement = found.value if isinstance(found, Own) else None
-                known = placement if isinstance(placement, Placement) else None
-                if pool_of(job, known) == pool:
+        for job in self._cache.all_own(InferenceJob, namespace):
+            if above is None or job.spec.priority > above:
+                placement = self._cache.own(Placement, namespace, placement_of(job))
+                if pool_of(job, placement) == pool:
                     yield job
 
-    def _nodes(self, context: _Context) -> tuple[Node, ...]:
-        states = context.reader.states(NODE.kind, "")
-        nodes = [state.node for state in states if isinstance(state, NodeState)]
-        return tuple(sorted(nodes, key=lambda node: node.name))
+    def _nodes(self, reader: Reader) -> tuple[Node, ...]:
+        states = reader.members((NODE.kind, "", ANY))
+        return tuple(state.node for state in states if isinstance(state, NodeState))
 
-    async def _secrets(self, context: _Context, pool: DevicePool) -> frozenset[str]:
-        wanted = secrets_needed(pool)
-        found = set[str]()
-        for secret in wanted:
-            if await self._certificates.pair(namespace_of(pool), secret) is not None:
-                found.add(secret)
+    async def _secrets(self, reader: Reader, pool: DevicePool) -> frozenset[str]:
+        wanted, pair = secrets_needed(pool), self._certificates.pair
+        found = {each for each in wanted if await pair(namespace_of(pool), each) is not None}
         if len(found) < len(wanted):
-            context.requeue(REQUEUE_SECONDS)
+            reader.requeue(REQUEUE_SECONDS)
         return frozenset(found)
 
     async def _workers(
-        self, context: _Context, owner: AnyKind, *, answers: bool = True
+        self, reader: Reader, owner: AnyKind, *, answers: bool = True
     ) -> tuple[Worker, ...]:
-        states = context.reader.made_for(JOB.kind, namespace_of(owner), uid_of(owner))
+        states = reader.members((JOB.kind, namespace_of(owner), made_for(uid_of(owner))))
         jobs = [each for each in states if isinstance(each, JobState)]
         workers = [await self._pods.worker(each, answers=answers) for each in jobs]
         if any(worker.phase is WorkerPhase.PENDING for worker in workers):
-            context.requeue(REQUEUE_SECONDS)
+            reader.requeue(REQUEUE_SECONDS)
         return tuple(workers)
 
-    async def _workload(self, context: _Context, state: State | None) -> Workload | None:
-        if not isinstance(state, WorkloadState):
-            return None
-        workload = await self._pods.workload(state)
-        if workload.is_behind:
-            context.requeue(REQUEUE_SECONDS)
-        return workload
-
-    async def _agents(self, context: _Context, states: Sequence[State]) -> tuple[Workload, ...]:
-        sets = [state for state in states if isinstance(state, WorkloadState)]
-        agents = await self._pods.agents(sets)
-        if any(each.is_behind for each in agents):
-            context.requeue(REQUEUE_SECONDS)
-        return agents
+    async def _workloads(
+        self, reader: Reader, coordinator: State | None, agents: Sequence[State]
+    ) -> tuple[Workload | None, tuple[Workload, ...]]:
+        deployed = None
+        if isinstance(coordinator, WorkloadState):
+            deployed = await self._pods.workload(coordinator)
+        sets = [state for state in agents if isinstance(state, WorkloadState)]
+        found = await self._pods.agents(sets)
+        if any(each is not None and each.is_behind for each in (deployed, *found)):
+            reader.requeue(REQUEUE_SECONDS)
+        return deployed, found
 
     async def _document(
-        self, context: _Context, partition: Partition | None, *, fresh: bool = False
+        self, reader: Reader, partition: Partition | None, *, fresh: bool = False
     ) -> StoredDocument | None:
         if partition is None:
             return None
         namespace, name = namespace_of(partition), document_name(partition.metadata.name)
-        context.reader.subscribe((CONFIG_MAP.kind, namespace, name))
+        reader.subscribe((CONFIG_MAP.kind, namespace, name))
         return await self._documents.read(partition, fresh=fresh)
 
 

@@ -6,8 +6,9 @@ have results, and which have ended), `run/JOB` (one of them), `end/JOB` (whether
 whether it has ended).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Final
 
 from shoal_operator.controller.cache import Topic
@@ -32,19 +33,8 @@ FRAGMENTS: Final = "fragments"
 RUNS: Final = "runs"
 MAX_FAILURES: Final = 8
 
-_STATES: Final = {
-    pb.JobStatus.PENDING: RunState.PENDING,
-    pb.JobStatus.RUNNING: RunState.RUNNING,
-    pb.JobStatus.COMPLETE: RunState.COMPLETE,
-    pb.JobStatus.FAILED: RunState.FAILED,
-    pb.JobStatus.CANCELLED: RunState.CANCELLED,
-}
-_DEVICES: Final = {
-    pb.DeviceStatus.READY: DeviceState.READY,
-    pb.DeviceStatus.SILENT: DeviceState.SILENT,
-    pb.DeviceStatus.DRAINING: DeviceState.DRAINING,
-    pb.DeviceStatus.LOST: DeviceState.LOST,
-}
+_STATES: Final = {pb.JobStatus.State.Value(each.name): each for each in RunState}
+_DEVICES: Final = {pb.DeviceStatus.State.Value(each.name): each for each in DeviceState}
 
 View = CoordinatorView | Unreachable
 
@@ -75,6 +65,8 @@ def run_of(status: pb.JobStatus) -> Run:
             (each.item, each.input, each.reason) for each in status.failures[:MAX_FAILURES]
         ),
         reason=status.reason,
+        completing=status.completing,
+        started_seconds=status.started_seconds,
     )
 
 
@@ -92,62 +84,44 @@ def device_of(status: pb.DeviceStatus) -> ConnectedDevice:
     )
 
 
-def run_topic(namespace: str, pool: str, job: str) -> Topic:
-    """One run of a pool's coordinator."""
-    return (VIEW, namespace, f"{pool}/run/{job}")
-
-
-def end_topic(namespace: str, pool: str, job: str) -> Topic:
-    """Whether a run is there, and how it has ended."""
-    return (VIEW, namespace, f"{pool}/end/{job}")
-
-
 def topic(namespace: str, pool: str, part: str) -> Topic:
     """A part of what a pool's coordinator says."""
     return (VIEW, namespace, f"{pool}/{part}")
 
 
-def differences(namespace: str, pool: str, old: View, new: View) -> frozenset[Topic]:
-    """The topics that changed; time that has passed is no change."""
+def run_part(job: str) -> str:
+    """One run."""
+    return f"run/{job}"
+
+
+def end_part(job: str) -> str:
+    """Whether a run is there, and how it has ended."""
+    return f"end/{job}"
+
+
+def differences(old: View, new: View) -> frozenset[str]:
+    """The parts that changed; time that has passed is no change."""
     if isinstance(old, Unreachable) or isinstance(new, Unreachable):
-        if isinstance(old, Unreachable) and isinstance(new, Unreachable):
-            same = old == new
-        else:
-            same = False
-        return frozenset() if same else frozenset({topic(namespace, pool, REACH)})
-    return frozenset(_differences(namespace, pool, old, new))
-
-
-def _differences(
-    namespace: str, pool: str, old: CoordinatorView, new: CoordinatorView
-) -> Iterator[Topic]:
-    if _still(old.devices) != _still(new.devices):
-        yield topic(namespace, pool, DEVICES)
-    if _fleet(old.devices) != _fleet(new.devices):
-        yield topic(namespace, pool, FLEET)
-    if _lost(old.devices) != _lost(new.devices):
-        yield topic(namespace, pool, LOST)
-    if old.fragments != new.fragments:
-        yield topic(namespace, pool, FRAGMENTS)
+        return frozenset() if old == new else frozenset({REACH})
+    changed = {part for part, read in _PARTS.items() if read(old) != read(new)}
     for job in old.runs.keys() | new.runs.keys():
-        yield from run_differences(namespace, pool, job, old.runs.get(job), new.runs.get(job))
+        changed.update(run_differences(job, old.runs.get(job), new.runs.get(job)))
+    return frozenset(changed)
 
 
-def run_differences(
-    namespace: str, pool: str, job: str, old: Run | None, new: Run | None
-) -> Iterator[Topic]:
-    """The topics that changed with one run."""
+def run_differences(job: str, old: Run | None, new: Run | None) -> Iterator[str]:
+    """The parts that changed with one run."""
     ended = _end(old) != _end(new)
     if ended or _has_results(old) != _has_results(new):
-        yield topic(namespace, pool, RUNS)
+        yield RUNS
     if ended:
-        yield end_topic(namespace, pool, job)
+        yield end_part(job)
     if _timeless(old) != _timeless(new):
-        yield run_topic(namespace, pool, job)
+        yield run_part(job)
 
 
-def progress(namespace: str, pool: str, old: View, new: View) -> Iterator[Topic]:
-    """The topics of runs that have only come further: more items, and nothing that failed."""
+def progress(old: View, new: View) -> Iterator[str]:
+    """The parts of runs that have only come further: more items, and nothing that failed."""
     if isinstance(old, Unreachable) or isinstance(new, Unreachable):
         return
     for job, run in new.runs.items():
@@ -155,7 +129,7 @@ def progress(namespace: str, pool: str, old: View, new: View) -> Iterator[Topic]
         if before is None or _timeless(before) == _timeless(run):
             continue
         if before.succeeded and _milestone(before) == _milestone(run):
-            yield run_topic(namespace, pool, job)
+            yield run_part(job)
 
 
 def _milestone(run: Run) -> Run:
@@ -171,18 +145,26 @@ def _milestone(run: Run) -> Run:
     )
 
 
-def _still(devices: tuple[ConnectedDevice, ...]) -> tuple[ConnectedDevice, ...]:
-    return tuple(replace(device, silent_seconds=0.0) for device in devices)
+def _still(view: CoordinatorView) -> list[ConnectedDevice]:
+    return [replace(device, silent_seconds=0.0) for device in view.devices]
 
 
-def _fleet(devices: tuple[ConnectedDevice, ...]) -> tuple[tuple[str, int], ...]:
+def _fleet(view: CoordinatorView) -> list[tuple[str, int]]:
     """Devices that a plan may use; one that is silent for a moment still counts."""
     there = (DeviceState.READY, DeviceState.SILENT)
-    return tuple((each.name, each.budget_bytes) for each in devices if each.state in there)
+    return [(each.name, each.budget_bytes) for each in view.devices if each.state in there]
 
 
-def _lost(devices: tuple[ConnectedDevice, ...]) -> frozenset[str]:
-    return frozenset(each.name for each in devices if each.state is DeviceState.LOST)
+def _lost(view: CoordinatorView) -> set[str]:
+    return {each.name for each in view.devices if each.state is DeviceState.LOST}
+
+
+_PARTS: Final[Mapping[str, Callable[[CoordinatorView], object]]] = {
+    DEVICES: _still,
+    FLEET: _fleet,
+    LOST: _lost,
+    FRAGMENTS: attrgetter("fragments"),
+}
 
 
 def _has_results(run: Run | None) -> bool:

@@ -11,22 +11,26 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
 import kopf
 
 from shoal_operator.controller.api import PAGE, Api, ApiError
-from shoal_operator.controller.cache import Cache, reduce
+from shoal_operator.controller.cache import Cache
 from shoal_operator.controller.foreign import identity_of
 from shoal_operator.controller.resources import CHILDREN, SHOAL, WATCHED, Resource
-from shoal_operator.controller.traces import Telemetry
+from shoal_operator.controller.telemetry import Telemetry
 from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
 
 logger = logging.getLogger(__name__)
 
 OURS: Final = f"{MANAGED_BY}={MANAGER}"
+_CONNECT_SECONDS: Final = 10.0
+_LATE_SECONDS: Final = 15.0
+"""The API server may be so late to end a watch."""
+_SILENT_SECONDS: Final = 10.0
+"""A watch without any event, bookmarks included, is renewed so long after its time."""
 _CRD_SECONDS: Final = 2.0
 _LOGIN_SECONDS: Final = 2.0
 _SETTLE_SECONDS: Final = 1.0
@@ -34,25 +38,10 @@ _IDLE_SECONDS: Final = 0.1
 """kopf stores an object in full until no event of it has come for so long."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchTimes:
-    """How long watches live. `server`: the API server ends a watch after this; `inactive`: a watch
-    without any event, bookmarks included, is abandoned and renewed after this. In seconds.
-    """
-
-    server: int
-    client: float
-    inactive: float
-    connect: float = 10.0
-
-    @classmethod
-    def every(cls, seconds: int) -> "WatchTimes":
-        """Watches that the API server ends after so many seconds, with time for it to be late."""
-        return cls(server=seconds, client=seconds + 15, inactive=seconds + 10)
-
-
 class Watches:
-    """Updates the cache from the API server until cancelled. `namespaces`: none means all."""
+    """Updates the cache from the API server until cancelled. `namespaces`: none means all. The API
+    server ends each watch after `watch_seconds`.
+    """
 
     def __init__(
         self,
@@ -60,28 +49,32 @@ class Watches:
         cache: Cache,
         telemetry: Telemetry,
         namespaces: Sequence[str],
-        *,
-        times: WatchTimes,
+        watch_seconds: int,
     ) -> None:
         self._api = api
         self._cache = cache
-        self._ages = telemetry.watch_ages
-        self._relists = telemetry.relists
-        self._metrics = telemetry.metrics
+        self._telemetry = telemetry
         self._namespaces = tuple(namespaces)
-        self._times = times
+        self._watch_seconds = watch_seconds
         self._listing = asyncio.Lock()
         self._login_at = -_LOGIN_SECONDS
         self.first_list = asyncio.Event()
-        self.missing_kinds = frozenset[str]()
+        self._missing_kinds = frozenset[str]()
+
+    def unseen(self) -> str | None:
+        """Why the cache does not have every object yet; None when it has."""
+        if self._missing_kinds:
+            missing = ", ".join(sorted(self._missing_kinds))
+            return f"the API server does not know {missing}: install the CRDs of Shoal"
+        return None if self.first_list.is_set() else "it has not seen all objects yet"
 
     async def wait_for_kinds(self) -> None:
         """Return when the API server knows our kinds; kopf would not ask a second time."""
         while True:
             missing = await self._find_missing()
-            if missing and missing != self.missing_kinds:
+            if missing and missing != self._missing_kinds:
                 logger.warning("waiting for the CRDs of %s", ", ".join(sorted(missing)))
-            self.missing_kinds = missing
+            self._missing_kinds = missing
             if not missing:
                 return
             await asyncio.sleep(_CRD_SECONDS)
@@ -97,16 +90,15 @@ class Watches:
         known = resources if isinstance(resources, list) else []
         return frozenset(SHOAL) - {each.get("kind") for each in known if isinstance(each, dict)}
 
-    async def run(self, ready: Callable[[], None], take_signals: Callable[[], None]) -> None:
-        """Watch; calls `ready` once the cache has every object, and `take_signals` when kopf has
-        installed its own handler of SIGTERM. Ends only by cancellation, or with the error of a
-        watch that cannot resume.
+    async def run(self, take_signals: Callable[[], None]) -> None:
+        """Watch; sets `first_list` once the cache has every object, and calls `take_signals` when
+        kopf has installed its own handler of SIGTERM. Ends only by cancellation, or with the error
+        of a watch that cannot resume.
         """
         for resource in WATCHED:
             for namespace in self._scopes(resource):
-                self._ages.expect(resource.kind, namespace)
+                self._telemetry.expect_watch(resource.kind, namespace)
         await self._initial_list()
-        ready()
         self.first_list.set()
         others = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
@@ -137,16 +129,19 @@ class Watches:
 
     async def follow_relists(self) -> None:
         """List what kopf has listed again: it reports no object that was deleted meanwhile."""
+        relists = self._telemetry.relists
         while True:
-            relisted = await self._relists.take()
+            relisted = {await relists.get()}
             # Time for what kopf has listed to reach the cache, or it would all be parsed twice.
             await asyncio.sleep(_SETTLE_SECONDS)
+            while not relists.empty():
+                relisted.add(relists.get_nowait())
             for resource in relisted:
                 try:
                     await self._list(resource)
                 except ApiError as error:
                     logger.warning("%s; %s will be listed again", error, resource.plural)
-                    self._relists.add(resource)
+                    relists.put_nowait(resource)
 
     async def _list(self, resource: Resource) -> None:
         labels = OURS if resource in CHILDREN else ""
@@ -154,10 +149,7 @@ class Watches:
             with self._cache.listing(resource.kind) as listed:
                 for namespace in self._scopes(resource):
                     async for document in self._api.list(resource, namespace, labels=labels):
-                        identity = identity_of(document)
-                        listed.add(identity.uid)
-                        if not self._cache.knows(identity):
-                            self._cache.put(reduce(document))
+                        listed.add(self._cache.put_document(document).uid)
 
     def _scopes(self, resource: Resource) -> tuple[str, ...]:
         """The namespaces to list and watch; "" is all of them, or the cluster's own objects."""
@@ -184,18 +176,18 @@ class Watches:
 
     def _handler(self, resource: Resource) -> Callable[..., Any]:
         async def on_event(event: kopf.RawEvent, **_: object) -> None:
-            self._metrics.events.labels(kind=resource.kind).inc()
+            self._telemetry.metrics.events.labels(kind=resource.kind).inc()
             document: Mapping[str, object] = {
                 **event["object"],
                 "apiVersion": resource.api_version,
                 "kind": resource.kind,
             }
-            identity = identity_of(document)
-            self._ages.renew(resource.kind, identity.namespace)
             if event["type"] == "DELETED":
+                identity = identity_of(document)
                 self._cache.remove(identity)
-            elif not self._cache.knows(identity):
-                self._cache.put(reduce(document))
+            else:
+                identity = self._cache.put_document(document)
+            self._telemetry.renew_watch(resource.kind, identity.namespace)
 
         return on_event
 
@@ -203,13 +195,13 @@ class Watches:
         settings = kopf.OperatorSettings()
         settings.posting.enabled = False
         settings.scanning.disabled = True
-        settings.networking.request_timeout = self._times.client
-        settings.networking.connect_timeout = self._times.connect
+        settings.networking.request_timeout = self._watch_seconds + _LATE_SECONDS
+        settings.networking.connect_timeout = _CONNECT_SECONDS
         settings.networking.error_backoffs = _Backoff()
-        settings.watching.server_timeout = self._times.server
-        settings.watching.client_timeout = self._times.client
-        settings.watching.connect_timeout = self._times.connect
-        settings.watching.inactivity_timeout = self._times.inactive
+        settings.watching.server_timeout = self._watch_seconds
+        settings.watching.client_timeout = self._watch_seconds + _LATE_SECONDS
+        settings.watching.connect_timeout = _CONNECT_SECONDS
+        settings.watching.inactivity_timeout = self._watch_seconds + _SILENT_SECONDS
         settings.watching.chunk_size = PAGE
         settings.queueing.idle_timeout = _IDLE_SECONDS
         for resource in CHILDREN:

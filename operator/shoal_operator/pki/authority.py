@@ -8,6 +8,7 @@ Time enters as data: `now` is an aware datetime. Certificates hold from five min
 since the clocks of nodes differ.
 """
 
+import hashlib
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,18 +66,11 @@ class Authority:
     ) -> "Authority":
         """A new authority that trusts itself."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = _name(name)
-        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        subject, public = _name(name), key.public_key()
+        identifier = x509.SubjectKeyIdentifier.from_public_key(public)
         parsed = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
+            _builder(subject, public, now, now + lifetime, authority=True)
             .issuer_name(subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _BEFORE)
-            .not_valid_after(now + lifetime)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_key_usage(authority=True), critical=True)
             .add_extension(identifier, critical=False)
             .sign(key, hashes.SHA256())
         )
@@ -97,7 +91,7 @@ class Authority:
         try:
             basic = parsed.extensions.get_extension_for_class(x509.BasicConstraints).value
         except x509.ExtensionNotFound:
-            raise CertificateRefused("the certificate is no authority's") from None
+            basic = x509.BasicConstraints(ca=False, path_length=None)
         if not basic.ca:
             raise CertificateRefused("the certificate is no authority's")
         return cls(certificate, parsed, private)
@@ -127,8 +121,8 @@ class Authority:
     ) -> bytes:
         """The certificate (PEM) of a device that asks for exactly this name.
 
-        Of the request (PKCS #10 in DER) only the name and the key are looked at: what else it asks
-        for is not granted. Raises `CertificateRefused`.
+        Of the request (PKCS #10 in DER) only the name and the key count: what else it asks for is
+        not granted. Raises `CertificateRefused`.
         """
         parsed = parse_request(request)
         if parsed.name != name:
@@ -148,15 +142,8 @@ class Authority:
         if end <= now:
             raise CertificateRefused("the authority itself has expired")
         certificate = (
-            x509.CertificateBuilder()
-            .subject_name(_name(name))
+            _builder(_name(name), key, now, end, authority=False)
             .issuer_name(self._parsed.subject)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _BEFORE)
-            .not_valid_after(end)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(authority=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(use.value), critical=False)
             .add_extension(_alternative_names((name, *hosts)), critical=False)
             .add_extension(
@@ -208,9 +195,7 @@ def parse_request(request: bytes) -> Request:
     der = key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    digest = hashes.Hash(hashes.SHA256())
-    digest.update(der)
-    return Request(name, key, digest.finalize())
+    return Request(name, key, hashlib.sha256(der).digest())
 
 
 def renewal_time(certificate: bytes) -> datetime:
@@ -236,6 +221,34 @@ def is_issued_by(certificate: bytes, authority: bytes) -> bool:
     return True
 
 
+def _builder(
+    subject: x509.Name, key: PublicKey, now: datetime, end: datetime, *, authority: bool
+) -> x509.CertificateBuilder:
+    """What an authority's certificate and those that it signs have in common."""
+    constraints = x509.BasicConstraints(ca=authority, path_length=0 if authority else None)
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BEFORE)
+        .not_valid_after(end)
+        .add_extension(constraints, critical=True)
+        .add_extension(usage, critical=True)
+    )
+
+
 def _name(name: str) -> x509.Name:
     if not 0 < len(name) <= LONGEST_NAME:
         raise CertificateRefused(
@@ -253,20 +266,6 @@ def _alternative_names(names: Sequence[str]) -> x509.SubjectAlternativeName:
         except ValueError:
             found.append(x509.DNSName(name))
     return x509.SubjectAlternativeName(found)
-
-
-def _key_usage(*, authority: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

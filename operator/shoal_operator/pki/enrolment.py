@@ -58,6 +58,9 @@ _ADDRESSES: Final = 10_000
 _TOKENS: Final = 20_000
 _TOKENS_LAST: Final = timedelta(days=1)
 _REVIEW_SECONDS: Final = 10.0
+_NOT_ACCEPTED: Final = (
+    "the token is not accepted: expired, not of this cluster, or of a pod that is gone"
+)
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -84,24 +87,22 @@ Find = Callable[[Reviewed], Awaitable[Authority | None]]
 class RateLimiter:
     """A token bucket per address: `BURST` requests at once, and `PER_SECOND` after that.
 
-    Addresses that have their whole burst again are forgotten. When too many are known, the one that
-    asked longest ago is forgotten, whatever it has left.
+    Of each address it stores when its bucket is full again, and forgets those that are full. When
+    too many are known, the one that asked longest ago is forgotten, whatever it has left.
     """
 
     def __init__(self) -> None:
-        self._buckets: OrderedDict[str, tuple[float, datetime]] = OrderedDict()
+        self._buckets: OrderedDict[str, datetime] = OrderedDict()
 
     def admit(self, address: str, now: datetime) -> bool:
         """Whether the rate of an address allows one more request."""
-        left, at = self._buckets.pop(address, (float(BURST), now))
-        passed = max(0.0, (now - at).total_seconds())
-        left = min(float(BURST), left + passed * PER_SECOND)
-        admitted = left >= 1
-        self._buckets[address] = (left - 1 if admitted else left, now)
-        refilled = now - timedelta(seconds=BURST / PER_SECOND)
+        full_at = max(now, self._buckets.pop(address, now))
+        missing = (full_at - now).total_seconds() * PER_SECOND
+        admitted = missing <= BURST - 1
+        self._buckets[address] = full_at + timedelta(seconds=admitted / PER_SECOND)
         while len(self._buckets) > 1:
-            _, oldest = next(iter(self._buckets.values()))
-            if oldest > refilled and len(self._buckets) <= _ADDRESSES:
+            oldest = next(iter(self._buckets.values()))
+            if oldest > now and len(self._buckets) <= _ADDRESSES:
                 break
             self._buckets.popitem(last=False)
         return admitted
@@ -142,9 +143,7 @@ class EnrolmentService(EnrolmentServicer):
             async with asyncio.timeout(_REVIEW_SECONDS), self._reviews.turn(address):
                 reviewed = await self._review(request.token)
                 if reviewed is None:
-                    reason = "the token is not accepted: expired, not of this cluster, or of a pod "
-                    reason += "that is gone"
-                    await _refuse(context, grpc.StatusCode.UNAUTHENTICATED, reason)
+                    await _refuse(context, grpc.StatusCode.UNAUTHENTICATED, _NOT_ACCEPTED)
                 authority = await self._find(reviewed)
         except (ReviewFailed, TooManyCalls, TimeoutError) as error:
             reason = f"the token cannot be reviewed now: {str(error) or 'no answer'}"

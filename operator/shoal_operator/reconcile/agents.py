@@ -17,8 +17,21 @@ from typing import Final
 
 from shoal_api.kinds import DevicePool
 from shoal_api.kinds.device_pool import TaintEffect, Toleration, TolerationOperator
+from shoal_api.writing import write
 from shoal_operator.reconcile.coordinators import pool_selector, service_account
-from shoal_operator.reconcile.decision import Manifest, ObjectKey
+from shoal_operator.reconcile.decision import Manifest
+from shoal_operator.reconcile.manifests import (
+    METRICS_PORT,
+    PEER_PORT,
+    TMP_MOUNT,
+    Json,
+    container,
+    labels_of,
+    manifest,
+    pod,
+    scratch,
+    served,
+)
 from shoal_operator.reconcile.names import (
     AGENTS,
     ENROLMENT_AUDIENCE,
@@ -28,19 +41,6 @@ from shoal_operator.reconcile.names import (
     fingerprint,
     namespace_of,
     trust_name,
-)
-from shoal_operator.reconcile.pods import (
-    METRICS_PORT,
-    PEER_PORT,
-    TMP_MOUNT,
-    Json,
-    container,
-    labels_of,
-    metadata_of,
-    pod,
-    probe,
-    scratch,
-    startup_probe,
 )
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, Node, Unreachable, Workload
@@ -56,7 +56,9 @@ _GRACE_SECONDS: Final = 40
 _CACHE: Final = "/var/cache/shoal"
 _TOKEN: Final = "/var/run/secrets/shoal.dev"  # noqa: S105 - a folder
 _TRUST: Final = "/etc/shoal/enrolment"
-_IDENTITY: Final = "/run/shoal/identity"
+_RUN: Final = "/run/shoal"
+_IDENTITY: Final = f"{_RUN}/identity"
+"""Made by the agent, for a volume's own folder is everybody's."""
 _IDENTITY_BYTES: Final = 1 << 20
 _OF_KUBERNETES: Final = "node.kubernetes.io/"
 """Taints that say how a node is; DaemonSets tolerate them by themselves."""
@@ -74,11 +76,6 @@ class AgentSet:
     away: int
     template: str
     manifest: Manifest
-
-
-def daemon_set_key(namespace: str, name: str) -> ObjectKey:
-    """Where a DaemonSet is, to remove it."""
-    return ObjectKey(api_version="apps/v1", kind="DaemonSet", namespace=namespace, name=name)
 
 
 # ---- which nodes ---------------------------------------------------------------------------------
@@ -117,12 +114,10 @@ def _repelling(pool: DevicePool, node: Node) -> str | None:
 def _tolerates(toleration: Toleration, key: str, value: str, effect: str) -> bool:
     if toleration.effect is not None and toleration.effect.value != effect:
         return False
-    if toleration.key is None:
-        return toleration.operator is TolerationOperator.EXISTS
-    if toleration.key != key:
-        return False
     exists = toleration.operator is TolerationOperator.EXISTS
-    return exists or (toleration.value or "") == value
+    if toleration.key is None:
+        return exists
+    return toleration.key == key and (exists or (toleration.value or "") == value)
 
 
 # ---- with what budget ----------------------------------------------------------------------------
@@ -136,19 +131,13 @@ def agent_sets(
     if budget.memory is not None:
         return (_agent_set(pool, settings, agent_name(name), budget.memory, nodes),)
     assert budget.percent is not None, "the schema asks for one of the two"
-    sizes = ((node, _percent_of(node, budget.percent, settings)) for node in nodes)
-    return tuple(
-        _agent_set(
-            pool,
-            settings,
-            agents_name(name, node.name),
-            Bytes(size),
-            [node],
-            affinity=_on_node(node.name),
-        )
-        for node, size in sizes
-        if size >= _LEAST_BYTES
-    )
+    sets = []
+    for node in nodes:
+        size = _percent_of(node, budget.percent, settings)
+        if size >= _LEAST_BYTES:
+            own, place = agents_name(name, node.name), _on_node(node.name)
+            sets.append(_agent_set(pool, settings, own, Bytes(size), [node], affinity=place))
+    return tuple(sets)
 
 
 def _percent_of(node: Node, percent: int, settings: OperatorSettings) -> int:
@@ -168,16 +157,11 @@ def agent_workloads(snapshot: DevicePoolSnapshot, sets: Sequence[AgentSet]) -> t
     only collect warnings of what it cannot mount, and of a probe that finds no session.
     """
     pool, there = snapshot.pool, snapshot.agents
-    labels = labels_of(pool, "agent", pool=pool.metadata.name)
-    account = service_account(pool, agent_name(pool.metadata.name), labels)
+    account = service_account(pool, agent_name(pool.metadata.name), "agent")
     if not snapshot.enrolment_authority:
         return (account,)
-    trust: Manifest = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata_of(pool, trust_name(pool.metadata.name), labels),
-        "data": {"ca.crt": snapshot.enrolment_authority},
-    }
+    name, data = trust_name(pool.metadata.name), {"ca.crt": snapshot.enrolment_authority}
+    trust = manifest(pool, "ConfigMap", name, labels_of(pool, "agent"), data=data)
     turn = _whose_turn(sets, there)
     if isinstance(snapshot.view, Unreachable):
         turn &= {each.name for each in there}
@@ -212,39 +196,37 @@ def _agent_set(
     **more: object,
 ) -> AgentSet:
     """The DaemonSet of these nodes; `more` is of its pods' spec."""
-    labels = labels_of(pool, "agent", pool=pool.metadata.name, agents=name)
+    labels = labels_of(pool, "agent") | {AGENTS: name}
     # Two DaemonSets of one pool must not take each other's pods for theirs.
     selector = pool_selector(pool, "agent") | {AGENTS: name}
-    spec = pod(
-        settings.images,
-        [_container(pool, budget_bytes, settings)],
-        _volumes(pool, labels),
-        serviceAccountName=agent_name(pool.metadata.name),
-        terminationGracePeriodSeconds=_GRACE_SECONDS,
-        nodeSelector=dict(pool.spec.node_selector),
-        tolerations=[_toleration(each) for each in pool.spec.tolerations],
-        **more,
-    )
-    template = {"metadata": {"labels": labels}, "spec": spec}
+    template = {
+        "metadata": {"labels": labels},
+        "spec": pod(
+            settings.images,
+            [_container(pool, budget_bytes, settings)],
+            _volumes(pool, labels),
+            serviceAccountName=agent_name(pool.metadata.name),
+            terminationGracePeriodSeconds=_GRACE_SECONDS,
+            nodeSelector=dict(pool.spec.node_selector),
+            tolerations=[write(each) for each in pool.spec.tolerations],
+            **more,
+        ),
+    }
     mark, away = fingerprint([template]), sum(not node.ready for node in nodes)
     rolling = {"maxUnavailable": away + _at_once(len(nodes))}
-    manifest = {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": metadata_of(pool, name, labels, annotations={TEMPLATE: mark}),
-        "spec": {
-            "selector": {"matchLabels": selector},
-            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": rolling},
-            "template": template,
-        },
+    spec = {
+        "selector": {"matchLabels": selector},
+        "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": rolling},
+        "template": template,
     }
+    annotations = {"annotations": {TEMPLATE: mark}}
     return AgentSet(
         name=name,
         budget_bytes=budget_bytes,
         nodes=tuple(node.name for node in nodes),
         away=away,
         template=mark,
-        manifest=manifest,
+        manifest=manifest(pool, "DaemonSet", name, labels, annotations, spec=spec),
     )
 
 
@@ -269,22 +251,16 @@ def _container(pool: DevicePool, budget_bytes: Bytes, settings: OperatorSettings
         settings.images,
         command,
         settings.agent_floor + budget_bytes,
-        keeps_memory=True,
+        True,
         env=[_field("NODE_NAME", "spec.nodeName"), _field("POD_IP", "status.podIP")],
-        ports=[
-            {"name": "peers", "containerPort": PEER_PORT, "protocol": "TCP"},
-            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
-        ],
-        startupProbe=startup_probe(),
-        livenessProbe=probe("/healthz", periodSeconds=10, failureThreshold=6),
-        readinessProbe=probe("/readyz", periodSeconds=5, failureThreshold=2),
         volumeMounts=[
             TMP_MOUNT,
             {"name": "cache", "mountPath": _CACHE},
-            {"name": "identity", "mountPath": _IDENTITY},
+            {"name": "identity", "mountPath": _RUN},
             {"name": "token", "mountPath": _TOKEN, "readOnly": True},
             {"name": "trust", "mountPath": _TRUST, "readOnly": True},
         ],
+        **served("peers", PEER_PORT),
     )
 
 
@@ -293,17 +269,13 @@ def _field(name: str, path: str) -> Json:
 
 
 def _volumes(pool: DevicePool, labels: dict[str, str]) -> list[Json]:
-    token = {
-        "audience": ENROLMENT_AUDIENCE,
-        "expirationSeconds": _TOKEN_SECONDS,
-        "path": "token",
-    }
+    source = {"audience": ENROLMENT_AUDIENCE, "expirationSeconds": _TOKEN_SECONDS, "path": "token"}
     return [
         scratch(_SCRATCH_BYTES),
         {"name": "cache", **_cache(pool, labels)},
         # The key never touches a disk.
         {"name": "identity", "emptyDir": {"medium": "Memory", "sizeLimit": str(_IDENTITY_BYTES)}},
-        {"name": "token", "projected": {"sources": [{"serviceAccountToken": token}]}},
+        {"name": "token", "projected": {"sources": [{"serviceAccountToken": source}]}},
         {"name": "trust", "configMap": {"name": trust_name(pool.metadata.name)}},
     ]
 
@@ -329,14 +301,3 @@ def _on_node(name: str) -> Json:
     field = {"key": "metadata.name", "operator": "In", "values": [name]}
     required = {"nodeSelectorTerms": [{"matchFields": [field]}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-
-
-def _toleration(toleration: Toleration) -> Json:
-    fields: Json = {
-        "key": toleration.key,
-        "operator": toleration.operator.value,
-        "value": toleration.value,
-        "effect": None if toleration.effect is None else toleration.effect.value,
-        "tolerationSeconds": toleration.toleration_seconds,
-    }
-    return {name: value for name, value in fields.items() if value is not None}

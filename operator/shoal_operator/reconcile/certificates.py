@@ -4,6 +4,7 @@ from typing import Final
 
 from shoal_api.kinds import DevicePool
 from shoal_operator.reconcile.decision import CertificateWanted, Manifest
+from shoal_operator.reconcile.manifests import Json, labels_of, manifest
 from shoal_operator.reconcile.names import (
     authority_secret,
     child_name,
@@ -13,11 +14,9 @@ from shoal_operator.reconcile.names import (
     namespace_of,
     worker_secret,
 )
-from shoal_operator.reconcile.pods import Json, labels_of, metadata_of
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.identities import WORKER
 
-_API: Final = "cert-manager.io/v1"
 _AUTHORITY_LIFE: Final = "87600h"
 _LIFE: Final = "2160h"
 _RENEWED_BEFORE: Final = "720h"
@@ -58,21 +57,17 @@ def certificate_children(pool: DevicePool, settings: OperatorSettings) -> tuple[
         return ()
     authority = authority_secret(pool.metadata.name)
     first = child_name(pool.metadata.name, "self-signed")
+    spec: Json = {
+        "isCA": True,
+        "commonName": authority,
+        "secretName": authority,
+        "duration": _AUTHORITY_LIFE,
+        "privateKey": {"algorithm": "ECDSA", "size": 256},
+        "issuerRef": {"name": first, "kind": "Issuer"},
+    }
     return (
         _object(pool, "Issuer", first, {"selfSigned": {}}),
-        _object(
-            pool,
-            "Certificate",
-            authority,
-            {
-                "isCA": True,
-                "commonName": authority,
-                "secretName": authority,
-                "duration": _AUTHORITY_LIFE,
-                "privateKey": {"algorithm": "ECDSA", "size": 256},
-                "issuerRef": {"name": first, "kind": "Issuer"},
-            },
-        ),
+        _object(pool, "Certificate", authority, spec),
         _object(pool, "Issuer", authority, {"ca": {"secretName": authority}}),
         *(_leaf(pool, each, authority) for each in _leaves(pool)),
     )
@@ -94,6 +89,4 @@ def _leaf(pool: DevicePool, wanted: CertificateWanted, authority: str) -> Manife
 
 
 def _object(pool: DevicePool, kind: str, name: str, spec: Json) -> Manifest:
-    labels = labels_of(pool, "certificates", pool=pool.metadata.name)
-    metadata = metadata_of(pool, name, labels)
-    return {"apiVersion": _API, "kind": kind, "metadata": metadata, "spec": spec}
+    return manifest(pool, kind, name, labels_of(pool, "certificates"), spec=spec)

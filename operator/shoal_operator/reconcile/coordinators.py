@@ -9,17 +9,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from shoal_api.kinds import DevicePool, InferenceJob
-from shoal_api.schema import API_VERSION
 from shoal_operator.reconcile.decision import Manifest
 from shoal_operator.reconcile.job_status import has_results_on_volume
-from shoal_operator.reconcile.names import (
-    COMPONENT,
-    POOL,
-    coordinator_name,
-    coordinator_secret,
-    uid_of,
-)
-from shoal_operator.reconcile.pods import (
+from shoal_operator.reconcile.manifests import (
     GRPC_PORT,
     METRICS_PORT,
     TLS_ARGUMENTS,
@@ -28,12 +20,19 @@ from shoal_operator.reconcile.pods import (
     Json,
     container,
     labels_of,
-    metadata_of,
+    manifest,
+    owner_reference,
     pod,
-    probe,
     scratch,
-    startup_probe,
+    served,
     tls_volume,
+)
+from shoal_operator.reconcile.names import (
+    COMPONENT,
+    POOL,
+    coordinator_name,
+    coordinator_secret,
+    uid_of,
 )
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import Claim
@@ -52,23 +51,18 @@ def coordinator_objects(
 ) -> tuple[Manifest, ...]:
     """Everything of the coordinator but its certificate."""
     name = coordinator_name(pool.metadata.name)
-    labels = labels_of(pool, "coordinator", pool=pool.metadata.name)
     return (
-        service_account(pool, name, labels),
-        _claim(pool, name, labels, claim, own_jobs),
-        _service(pool, name, labels),
-        _deployment(pool, name, labels, settings),
+        service_account(pool, name, "coordinator"),
+        _claim(pool, name, claim, own_jobs),
+        _service(pool, name),
+        _deployment(pool, name, settings),
     )
 
 
-def service_account(pool: DevicePool, name: str, labels: dict[str, str]) -> Manifest:
-    """An account that may do nothing: it keeps pods from being the namespace's default one."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": metadata_of(pool, name, labels),
-        "automountServiceAccountToken": False,
-    }
+def service_account(pool: DevicePool, name: str, component: str) -> Manifest:
+    """An account that may do nothing, so that pods are not the namespace's default one."""
+    labels = labels_of(pool, component)
+    return manifest(pool, "ServiceAccount", name, labels, automountServiceAccountToken=False)
 
 
 def pool_selector(pool: DevicePool, component: str) -> dict[str, str]:
@@ -77,13 +71,9 @@ def pool_selector(pool: DevicePool, component: str) -> dict[str, str]:
 
 
 def _claim(
-    pool: DevicePool,
-    name: str,
-    labels: dict[str, str],
-    there: Claim | None,
-    own_jobs: Sequence[InferenceJob],
+    pool: DevicePool, name: str, there: Claim | None, own_jobs: Sequence[InferenceJob]
 ) -> Manifest:
-    """The claim. Of one that is there, the class stays, and the size does not shrink."""
+    """The claim. Of one that exists, the class stays, and the size does not shrink."""
     storage = pool.spec.coordinator.storage
     size = storage.size if there is None else max(storage.size, there.size)
     storage_class = storage.storage_class_name if there is None else there.storage_class
@@ -93,12 +83,8 @@ def _claim(
     }
     if storage_class is not None:
         spec["storageClassName"] = storage_class
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": metadata_of(pool, name, labels, **_owners(pool, own_jobs)),
-        "spec": spec,
-    }
+    labels, owners = labels_of(pool, "coordinator"), _owners(pool, own_jobs)
+    return manifest(pool, "PersistentVolumeClaim", name, labels, owners, spec=spec)
 
 
 def _owners(pool: DevicePool, own_jobs: Sequence[InferenceJob]) -> Json:
@@ -106,41 +92,25 @@ def _owners(pool: DevicePool, own_jobs: Sequence[InferenceJob]) -> Json:
     jobs = sorted(filter(has_results_on_volume, own_jobs), key=uid_of)
     if not jobs:
         return {}
-    owners: list[DevicePool | InferenceJob] = [pool, *jobs]
-    return {
-        "ownerReferences": [
-            {
-                "apiVersion": API_VERSION,
-                "kind": type(owner).__name__,
-                "name": owner.metadata.name,
-                "uid": uid_of(owner),
-                "controller": owner is pool,
-            }
-            for owner in owners
-        ]
-    }
+    owners = [owner_reference(job, controller=False) for job in jobs]
+    return {"ownerReferences": [owner_reference(pool, controller=True), *owners]}
 
 
-def _service(pool: DevicePool, name: str, labels: dict[str, str]) -> Manifest:
+def _service(pool: DevicePool, name: str) -> Manifest:
     ports = (("grpc", GRPC_PORT), ("metrics", METRICS_PORT))
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata_of(pool, name, labels),
-        "spec": {
-            "type": "ClusterIP",
-            "selector": pool_selector(pool, "coordinator"),
-            "ports": [
-                {"name": port, "port": number, "targetPort": port, "protocol": "TCP"}
-                for port, number in ports
-            ],
-        },
+    spec = {
+        "type": "ClusterIP",
+        "selector": pool_selector(pool, "coordinator"),
+        "ports": [
+            {"name": port, "port": number, "targetPort": port, "protocol": "TCP"}
+            for port, number in ports
+        ],
     }
+    return manifest(pool, "Service", name, labels_of(pool, "coordinator"), spec=spec)
 
 
-def _deployment(
-    pool: DevicePool, name: str, labels: dict[str, str], settings: OperatorSettings
-) -> Manifest:
+def _deployment(pool: DevicePool, name: str, settings: OperatorSettings) -> Manifest:
+    images, labels = settings.images, labels_of(pool, "coordinator")
     command = (
         *("python", "-m", "shoal_coordinator", "--listen", f"0.0.0.0:{GRPC_PORT}"),
         *("--store", _STORE, "--state", f"{_STORE}/state"),
@@ -148,44 +118,33 @@ def _deployment(
         *("--client", OPERATOR, "--log-level", "info"),
         *TLS_ARGUMENTS,
     )
-    store = {"name": "store", "mountPath": _STORE}
     coordinator = container(
         "coordinator",
-        settings.images.coordinator,
-        settings.images,
+        images.coordinator,
+        images,
         command,
         settings.coordinator_memory,
-        ports=[
-            {"name": "grpc", "containerPort": GRPC_PORT, "protocol": "TCP"},
-            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
-        ],
-        startupProbe=startup_probe(),
-        livenessProbe=probe("/healthz", periodSeconds=10, failureThreshold=6),
-        readinessProbe=probe("/readyz", periodSeconds=5, failureThreshold=2),
-        volumeMounts=[TMP_MOUNT, TLS_MOUNT, store],
+        volumeMounts=[TMP_MOUNT, TLS_MOUNT, {"name": "store", "mountPath": _STORE}],
+        **served("grpc", GRPC_PORT),
     )
     volumes: list[Json] = [
         scratch(_SCRATCH_BYTES),
         tls_volume(coordinator_secret(pool.metadata.name)),
         {"name": "store", "persistentVolumeClaim": {"claimName": name}},
     ]
-    spec = pod(
-        settings.images,
+    template = pod(
+        images,
         [coordinator],
         volumes,
         serviceAccountName=name,
         terminationGracePeriodSeconds=GRACE_SECONDS,
         **settings.coordinator_place.fields(),
     )
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": metadata_of(pool, name, labels),
-        "spec": {
-            "replicas": 1,
-            # Two coordinators must not write on one volume.
-            "strategy": {"type": "Recreate"},
-            "selector": {"matchLabels": pool_selector(pool, "coordinator")},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
-        },
+    spec = {
+        "replicas": 1,
+        # Two coordinators must not write on one volume.
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": pool_selector(pool, "coordinator")},
+        "template": {"metadata": {"labels": labels}, "spec": template},
     }
+    return manifest(pool, "Deployment", name, labels, spec=spec)

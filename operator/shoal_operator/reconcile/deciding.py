@@ -11,16 +11,17 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 from shoal_api.conditions import holds
-from shoal_api.fields import Condition
 from shoal_api.kinds import AnyKind, DevicePool, InferenceJob
-from shoal_operator.reconcile.condition_updates import (
+from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
     ConditionUpdate,
-    conditions,
+    conditions_of,
     find,
+    generation_of,
+    renewed,
 )
-from shoal_operator.reconcile.decision import AnyStatus, Applied, Decision, Manifest, Note
+from shoal_operator.reconcile.decision import Applied, Decision, Manifest, Note
 from shoal_operator.reconcile.device_pool import pool_notes, reconcile_device_pool
 from shoal_operator.reconcile.inference_job import reconcile_inference_job
 from shoal_operator.reconcile.model import reconcile_model
@@ -57,18 +58,14 @@ def decide(snapshot: Snapshot, applied: Applied | None) -> Decision:
 
 def _instead(decision: Decision, about: AnyKind, update: ConditionUpdate, now: str) -> Decision:
     """The decision with one condition replaced."""
-    generation, known = about.metadata.generation or 0, _conditions(about.status)
-    (changed,) = conditions(known, [update], generation=generation, now=now)
-    status = replace(
-        decision.status,
-        conditions=tuple(
-            changed if each.type == update.type else each for each in decision.status.conditions
-        ),
+    changed = renewed(about, update, now)
+    known = tuple(
+        changed if each.type == update.type else each for each in decision.status.conditions
     )
     notes = decision.notes
     if update.reason == NOT_APPLIED:
-        notes = (*notes, Note(reason=NOT_APPLIED, message=update.message, warning=True))
-    return replace(decision, status=status, notes=notes)
+        notes = (*notes, Note(NOT_APPLIED, update.message, warning=True))
+    return replace(decision, status=replace(decision.status, conditions=known), notes=notes)
 
 
 def reconcile(snapshot: Snapshot) -> Decision:
@@ -90,17 +87,16 @@ def reconcile(snapshot: Snapshot) -> Decision:
 
 def subject(snapshot: Snapshot) -> AnyKind:
     """The object that a snapshot is about."""
+    about: AnyKind
     match snapshot:
-        case ModelSnapshot():
-            return snapshot.model
-        case PartitionSnapshot():
-            return snapshot.partition
-        case DevicePoolSnapshot():
-            return snapshot.pool
-        case PlacementSnapshot():
-            return snapshot.placement
-        case InferenceJobSnapshot():
-            return snapshot.job
+        case (
+            ModelSnapshot(model=about)
+            | PartitionSnapshot(partition=about)
+            | DevicePoolSnapshot(pool=about)
+            | PlacementSnapshot(placement=about)
+            | InferenceJobSnapshot(job=about)
+        ):
+            return about
         case _:
             assert_never(snapshot)
 
@@ -110,11 +106,10 @@ def _override(
 ) -> ConditionUpdate | None:
     """What replaces the decision's own condition; None: nothing does."""
     type_ = "Complete" if isinstance(about, InferenceJob) else "Ready"
-    after = decision.status.conditions
+    after, generation = decision.status.conditions, generation_of(about)
     if any(holds(after, end) for end in ("Complete", "Failed")):
         return None
-    generation = about.metadata.generation or 0
-    before = find(_conditions(about.status), type_)
+    before = find(conditions_of(about), type_)
     is_new = before is None or before.observed_generation != generation
     if applied is None and before is not None and not is_new and before.reason == NOT_APPLIED:
         return ConditionUpdate(type_, FALSE, NOT_APPLIED, before.message)
@@ -150,7 +145,3 @@ def refused_status(
         "lastTransitionTime": since or now,
     }
     return {**status, "conditions": list(known.values())}
-
-
-def _conditions(status: AnyStatus | None) -> tuple[Condition, ...]:
-    return () if status is None else status.conditions

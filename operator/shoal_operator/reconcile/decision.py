@@ -8,24 +8,11 @@ last the object's own deletion.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shoal_api.fields import Status
 from shoal_api.kinds.device import DeviceStatus
-from shoal_api.kinds.device_pool import DevicePoolStatus
-from shoal_api.kinds.inference_job import InferenceJobStatus
-from shoal_api.kinds.model import ModelStatus
-from shoal_api.kinds.partition import PartitionStatus
-from shoal_api.kinds.placement import PlacementStatus
 
 Manifest = Mapping[str, object]
 """A Kubernetes object as JSON: apiVersion, kind, metadata, spec."""
-
-AnyStatus = (
-    ModelStatus
-    | PartitionStatus
-    | DevicePoolStatus
-    | DeviceStatus
-    | PlacementStatus
-    | InferenceJobStatus
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +25,7 @@ class ObjectKey:
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Note:
     """An Event on the object itself. `warning`: of type Warning instead of Normal.
 
@@ -124,7 +111,7 @@ class Decision:
     its time.
     """
 
-    status: AnyStatus
+    status: Status
     children: tuple[Manifest, ...] = ()
     devices: tuple[DeviceChild, ...] = ()
     removals: tuple[ObjectKey, ...] = ()

@@ -8,9 +8,9 @@ There is no PodDisruptionBudget: of one coordinator it would only keep nodes fro
 the pods of a DaemonSet are not evicted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, assert_never
+from typing import Final
 
 from shoal_api.columns import print_device_pool
 from shoal_api.fields import Condition
@@ -20,7 +20,6 @@ from shoal_operator.reconcile.agents import (
     AgentSet,
     agent_sets,
     agent_workloads,
-    daemon_set_key,
     selected_nodes,
     selector_text,
     untolerated,
@@ -30,12 +29,13 @@ from shoal_operator.reconcile.certificates import (
     certificates_wanted,
     secrets_needed,
 )
-from shoal_operator.reconcile.condition_updates import (
+from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
+    Cause,
     ConditionUpdate,
-    conditions,
-    holds_for,
+    holds_now,
+    reported,
 )
 from shoal_operator.reconcile.coordinators import coordinator_objects
 from shoal_operator.reconcile.decision import (
@@ -47,18 +47,12 @@ from shoal_operator.reconcile.decision import (
     ObjectKey,
     RemoveJob,
 )
-from shoal_operator.reconcile.devices import device_children, device_key, devices_gone
+from shoal_operator.reconcile.devices import device_children, devices_gone
+from shoal_operator.reconcile.manifests import child_key, key_of
 from shoal_operator.reconcile.names import namespace_of, why_no_device
 from shoal_operator.reconcile.networks import network_policies, pod_monitor
 from shoal_operator.reconcile.settings import OperatorSettings
-from shoal_operator.reconcile.snapshot import (
-    CoordinatorView,
-    DevicePoolSnapshot,
-    DeviceState,
-    Node,
-    Unreachable,
-    Workload,
-)
+from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, DeviceState, Node, Unreachable
 from shoal_operator.reconcile.workers import coordinator_address
 
 REQUEUE_SECONDS: Final = 30.0
@@ -73,24 +67,21 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
     pool, settings = snapshot.pool, snapshot.settings
     nodes = selected_nodes(pool, snapshot.nodes)
     sets = agent_sets(pool, nodes, settings)
-    children = [
-        *coordinator_objects(pool, settings, snapshot.claim, snapshot.own_jobs),
-        *agent_workloads(snapshot, sets),
-        *_optional(pool, settings),
-    ]
-    wanted = {each.name for each in sets}
-    stale = [each.name for each in snapshot.agents if each.name not in wanted]
-    namespace = namespace_of(pool)
-    status = _status(snapshot, nodes, sets)
     gone = devices_gone(snapshot, frozenset(node.name for node in nodes))
+    wanted = {each.name for each in sets}
+    stale = (each.name for each in snapshot.agents if each.name not in wanted)
     return Decision(
-        status=status,
-        children=tuple(children),
+        status=_status(snapshot, nodes, sets),
+        children=(
+            *coordinator_objects(pool, settings, snapshot.claim, snapshot.own_jobs),
+            *agent_workloads(snapshot, sets),
+            *_optional(pool, settings),
+        ),
         devices=device_children(snapshot, gone),
         removals=(
-            *(daemon_set_key(namespace, name) for name in stale),
+            *(child_key(pool, "DaemonSet", name) for name in stale),
             *_switched_off(pool, settings),
-            *(device_key(pool, name) for name in sorted(gone)),
+            *(child_key(pool, "Device", name) for name in sorted(gone)),
         ),
         calls=_orphans(snapshot),
         certificates=certificates_wanted(pool, settings),
@@ -110,22 +101,11 @@ def _optional(pool: DevicePool, settings: OperatorSettings) -> tuple[Manifest, .
 def _switched_off(pool: DevicePool, settings: OperatorSettings) -> tuple[ObjectKey, ...]:
     """Where that would be which this installation does without; it may have been another."""
     everything = replace(settings, cert_manager=True, network_policies=True, pod_monitors=True)
-    wanted = {_key(each) for each in _optional(pool, settings)}
+    wanted = {key_of(each) for each in _optional(pool, settings)}
     known = (_POLICIES, *settings.other_groups)
-    keys = (_key(each) for each in _optional(pool, everything))
+    keys = (key_of(each) for each in _optional(pool, everything))
     return tuple(
         key for key in keys if key not in wanted and key.api_version.partition("/")[0] in known
-    )
-
-
-def _key(child: Manifest) -> ObjectKey:
-    metadata = child["metadata"]
-    assert isinstance(metadata, Mapping), "a manifest without metadata"
-    return ObjectKey(
-        api_version=str(child["apiVersion"]),
-        kind=str(child["kind"]),
-        namespace=str(metadata["namespace"]),
-        name=str(metadata["name"]),
     )
 
 
@@ -133,16 +113,14 @@ def _orphans(snapshot: DevicePoolSnapshot) -> tuple[CoordinatorCall, ...]:
     """Runs whose InferenceJob is gone are stopped, then forgotten."""
     if isinstance(snapshot.view, Unreachable) or snapshot.jobs is None:
         return ()
-    name = snapshot.pool.metadata.name
-    calls: list[CoordinatorCall] = []
-    for job, run in sorted(snapshot.view.runs.items()):
-        if job in snapshot.jobs:
-            continue
-        if run.state.is_over:
-            calls.append(RemoveJob(pool=name, job=job))
-        else:
-            calls.append(CancelJob(pool=name, job=job, reason="its InferenceJob was deleted"))
-    return tuple(calls)
+    name, gone = snapshot.pool.metadata.name, "its InferenceJob was deleted"
+    return tuple(
+        RemoveJob(pool=name, job=job)
+        if run.state.is_over
+        else CancelJob(pool=name, job=job, reason=gone)
+        for job, run in sorted(snapshot.view.runs.items())
+        if job not in snapshot.jobs
+    )
 
 
 # ---- the status ----------------------------------------------------------------------------------
@@ -151,52 +129,41 @@ def _orphans(snapshot: DevicePoolSnapshot) -> tuple[CoordinatorCall, ...]:
 def _updates(
     snapshot: DevicePoolSnapshot, nodes: Sequence[Node], sets: Sequence[AgentSet]
 ) -> list[ConditionUpdate]:
-    coordinator = _coordinator(snapshot)
+    coordinator = ConditionUpdate("CoordinatorReady", TRUE, "Answers", "the coordinator answers")
+    if (problem := _coordinator_problem(snapshot)) is not None:
+        coordinator = ConditionUpdate("CoordinatorReady", FALSE, *problem)
     agents = _agents(snapshot, nodes, sets)
-    bad = next((each for each in (coordinator, agents) if each.status is not TRUE), None)
     ready = ConditionUpdate("Ready", TRUE, "Ready", agents.message)
-    if bad is not None:
-        ready = ConditionUpdate("Ready", FALSE, bad.reason, bad.message)
+    for each in (agents, coordinator):
+        if each.status is not TRUE:
+            ready = replace(each, type="Ready")
     return [coordinator, agents, ready]
 
 
-def _coordinator(snapshot: DevicePoolSnapshot) -> ConditionUpdate:
-    problem = _coordinator_problem(snapshot)
-    if problem is not None:
-        return ConditionUpdate("CoordinatorReady", FALSE, *problem)
-    match snapshot.view:
-        case Unreachable(reason=reason):
-            message = f"the coordinator does not answer: {reason}"
-            return ConditionUpdate("CoordinatorReady", FALSE, "CoordinatorUnreachable", message)
-        case CoordinatorView():
-            return ConditionUpdate("CoordinatorReady", TRUE, "Answers", "the coordinator answers")
-        case _:
-            assert_never(snapshot.view)
-
-
-def _coordinator_problem(snapshot: DevicePoolSnapshot) -> tuple[str, str] | None:
-    """What keeps the coordinator's pod from being ready: reason and message."""
+def _coordinator_problem(snapshot: DevicePoolSnapshot) -> Cause | None:
+    """What keeps the coordinator from being ready."""
+    workload, claim, view = snapshot.coordinator, snapshot.claim, snapshot.view
     lacking = [name for name in secrets_needed(snapshot.pool) if name not in snapshot.secrets]
-    workload, claim = snapshot.coordinator, snapshot.claim
+    cause = None
     if workload is None:
-        return "Creating", "the coordinator is being made"
-    if lacking:
+        cause = Cause("Creating", "the coordinator is being made")
+    elif lacking:
         by = "; cert-manager was asked for it" if snapshot.settings.cert_manager else ""
-        return "WaitingForCertificates", f"Secret {lacking[0]} is not there yet{by}"
-    if claim is not None and not claim.bound:
+        cause = Cause("WaitingForCertificates", f"Secret {lacking[0]} is not there yet{by}")
+    elif claim is not None and not claim.bound:
         why = claim.message or "no volume was provisioned yet"
-        return "VolumePending", f"the coordinator's volume claim {claim.name} is pending: {why}"
-    return _workload_problem(workload)
-
-
-def _workload_problem(workload: Workload) -> tuple[str, str] | None:
-    if workload.message:
-        return "CoordinatorFailing", workload.message
-    if not workload.ready:
-        return "Starting", "the coordinator's pod is starting"
-    if not workload.current:
-        return UPDATING, "the coordinator is being replaced by one of the newest template"
-    return None
+        text = f"the coordinator's volume claim {claim.name} is pending: {why}"
+        cause = Cause("VolumePending", text)
+    elif workload.message:
+        cause = Cause("CoordinatorFailing", workload.message)
+    elif not workload.ready:
+        cause = Cause("Starting", "the coordinator's pod is starting")
+    elif not workload.current:
+        cause = Cause(UPDATING, "the coordinator is being replaced by one of the newest template")
+    elif isinstance(view, Unreachable):
+        text = f"the coordinator does not answer: {view.reason}"
+        cause = Cause("CoordinatorUnreachable", text)
+    return cause
 
 
 def _agents(
@@ -216,10 +183,12 @@ def _agents(
     text = f"{total - len(away)} of {total} agents connected"
     if old:
         text += f", {len(served) - old} of {len(served)} updated"
-    if not away and not old:
-        return ConditionUpdate("AgentsReady", TRUE, "AllConnected", text)
     if not away:
-        return no(UPDATING, text)
+        return (
+            no(UPDATING, text)
+            if old
+            else ConditionUpdate("AgentsReady", TRUE, "AllConnected", text)
+        )
     trouble = next((each.message for each in snapshot.agents if each.message), "")
     details = [f"node {node.name} NotReady" for node in away if not node.ready]
     details += [trouble] if trouble else []
@@ -276,35 +245,30 @@ def _status(
 ) -> DevicePoolStatus:
     pool, updates = snapshot.pool, _updates(snapshot, nodes, sets)
     before = pool.status or DevicePoolStatus()
-    generation = pool.metadata.generation or 0
     budgets = {name: each.budget_bytes for each in sets for name in each.nodes}
     ready = 0
-    if isinstance(snapshot.view, CoordinatorView):
+    if not isinstance(snapshot.view, Unreachable):
         for device in snapshot.view.devices:
             if device.name in budgets and device.state is DeviceState.READY:
                 ready += 1
     elif before.devices is not None:
         ready = min(before.devices.ready, len(budgets))
     status = DevicePoolStatus(
-        observed_generation=generation,
-        conditions=conditions(before.conditions, updates, generation=generation, now=snapshot.now),
         devices=DeviceCounts(total=len(nodes), ready=ready),
         budget_bytes=sum(budgets.values()),
         smallest_budget_bytes=min(budgets.values(), default=pool.spec.budget.memory),
         coordinator_endpoint=coordinator_address(pool.metadata.name, namespace_of(pool)),
     )
-    return print_device_pool(status)
+    return print_device_pool(reported(status, pool, updates, snapshot.now))
 
 
 def pool_notes(pool: DevicePool, ready: Condition) -> tuple[Note, ...]:
     """That a pool became Ready, or is no longer."""
-    before = pool.status or DevicePoolStatus()
-    was_ready = holds_for(before.conditions, "Ready", pool.metadata.generation or 0)
+    was_ready = holds_now(pool, "Ready")
     since = f"{ready.last_transition_time}, generation {pool.metadata.generation}"
     if ready.status is TRUE and not was_ready:
-        return (Note(reason="PoolReady", message=ready.message, since=since),)
+        return (Note("PoolReady", ready.message, since=since),)
     if ready.status is FALSE and was_ready:
         warning = ready.reason != UPDATING
-        note = Note(reason=ready.reason, message=ready.message, warning=warning, since=since)
-        return (note,)
+        return (Note(ready.reason, ready.message, warning=warning, since=since),)
     return ()

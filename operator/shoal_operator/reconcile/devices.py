@@ -4,27 +4,25 @@ A device that is silent is Ready Unknown; so are all while the coordinator does 
 is not connected stays as long as its node is selected, since its agent will be back.
 """
 
-from dataclasses import replace
-from typing import Final, assert_never
+from typing import Final
 
 from shoal_api.columns import print_device
-from shoal_api.kinds import Device, DevicePool
-from shoal_api.kinds.device import CachedFragments, DeviceStatus
-from shoal_api.schema import API_VERSION
-from shoal_operator.reconcile.condition_updates import (
+from shoal_api.fields import Metadata, Reference
+from shoal_api.kinds import Device
+from shoal_api.kinds.device import CachedFragments, DeviceSpec, DeviceStatus
+from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
     UNKNOWN,
     ConditionUpdate,
-    conditions,
+    reported,
     shortened,
 )
-from shoal_operator.reconcile.decision import DeviceChild, Manifest, ObjectKey
-from shoal_operator.reconcile.names import device_object_name, namespace_of
-from shoal_operator.reconcile.pods import labels_of, metadata_of
+from shoal_operator.reconcile.decision import DeviceChild
+from shoal_operator.reconcile.manifests import labels_of, manifest
+from shoal_operator.reconcile.names import device_object_name
 from shoal_operator.reconcile.snapshot import (
     ConnectedDevice,
-    CoordinatorView,
     DevicePoolSnapshot,
     DeviceState,
     Unreachable,
@@ -36,11 +34,19 @@ _THERE_SECONDS: Final = 300.0
 """How often a device is written only because it is there: all that a pool at rest writes."""
 
 
-def device_key(pool: DevicePool, name: str) -> ObjectKey:
-    """Where a Device is, to remove it."""
-    return ObjectKey(
-        api_version=API_VERSION, kind="Device", namespace=namespace_of(pool), name=name
-    )
+_STATES: Final = {
+    DeviceState.READY: ConditionUpdate("Ready", TRUE, "Connected", "its session is alive"),
+    DeviceState.SILENT: ConditionUpdate(
+        "Ready", UNKNOWN, "Silent", "it does not answer, and is not given up yet"
+    ),
+    DeviceState.DRAINING: ConditionUpdate(
+        "Ready", FALSE, "Draining", "it finishes what it runs, and leaves"
+    ),
+    DeviceState.LOST: ConditionUpdate("Ready", FALSE, "Lost", "it was given up"),
+}
+_NOT_CONNECTED: Final = ConditionUpdate(
+    "Ready", FALSE, "NotConnected", "the coordinator has no session of it"
+)
 
 
 def devices_gone(snapshot: DevicePoolSnapshot, selected: frozenset[str]) -> frozenset[str]:
@@ -58,40 +64,35 @@ def devices_gone(snapshot: DevicePoolSnapshot, selected: frozenset[str]) -> froz
 def device_children(snapshot: DevicePoolSnapshot, gone: frozenset[str]) -> tuple[DeviceChild, ...]:
     """A Device for each that is connected, and for those that were and are not gone."""
     known = {each.metadata.name: each for each in snapshot.devices}
-    pool = snapshot.pool.metadata.name
-    match snapshot.view:
-        case Unreachable(reason=reason):
-            update = ConditionUpdate("Ready", UNKNOWN, "CoordinatorUnreachable", reason)
-            return tuple(_as_before(snapshot, each, update) for _, each in sorted(known.items()))
-        case CoordinatorView(devices=reported):
-            connected = {device_object_name(pool, each.name): each for each in reported}
-            update = ConditionUpdate(
-                "Ready", FALSE, "NotConnected", "the coordinator has no session of it"
-            )
-            shown = {
-                name: _reported(snapshot, name, each, known.get(name))
-                for name, each in connected.items()
-                if each.state is not DeviceState.LOST or name in known
-            } | {
-                name: _as_before(snapshot, device, update)
-                for name, device in known.items()
-                if name not in connected
-            }
-            return tuple(shown[name] for name in sorted(shown.keys() - gone))
-        case _:
-            assert_never(snapshot.view)
+    pool, view = snapshot.pool.metadata.name, snapshot.view
+    if isinstance(view, Unreachable):
+        update = ConditionUpdate("Ready", UNKNOWN, "CoordinatorUnreachable", view.reason)
+        return tuple(_child(snapshot, known[name], update) for name in sorted(known))
+    connected = {device_object_name(pool, each.name): each for each in view.devices}
+    shown = []
+    for name in sorted((known.keys() | connected.keys()) - gone):
+        device, each = known.get(name), connected.get(name)
+        if each is not None and (device is not None or each.state is not DeviceState.LOST):
+            device = device or _new(pool, name)
+            seen = _seen(snapshot, device, each)
+            shown.append(_child(snapshot, device, _STATES[each.state], seen))
+        elif each is None and device is not None:
+            shown.append(_child(snapshot, device, _NOT_CONNECTED))
+    return tuple(shown)
 
 
-def _reported(
-    snapshot: DevicePoolSnapshot, name: str, each: ConnectedDevice, before: Device | None
-) -> DeviceChild:
-    old = DeviceStatus() if before is None or before.status is None else before.status
+def _new(pool: str, name: str) -> Device:
+    spec = DeviceSpec(pool_ref=Reference(name=pool))
+    return Device(metadata=Metadata(name=name, generation=1), spec=spec)
+
+
+def _seen(snapshot: DevicePoolSnapshot, device: Device, each: ConnectedDevice) -> DeviceStatus:
+    before = device.status or DeviceStatus()
     seen = earlier(snapshot.now, each.silent_seconds)
     stays = _THERE_SECONDS if each.state is DeviceState.READY else _SEEN_SECONDS
-    if old.last_seen_time is not None and seconds_since(old.last_seen_time, seen) < stays:
-        seen = old.last_seen_time
-    status = DeviceStatus(
-        conditions=old.conditions,
+    if before.last_seen_time is not None and seconds_since(before.last_seen_time, seen) < stays:
+        seen = before.last_seen_time
+    return DeviceStatus(
         node=shortened(each.name, 253),
         architecture=shortened(each.architecture, 32) or None,
         budget_bytes=each.budget_bytes,
@@ -99,51 +100,23 @@ def _reported(
         cached_fragments=CachedFragments(count=each.cached_fragments, bytes=each.cached_bytes),
         last_seen_time=seen,
     )
-    return _child(snapshot, name, before, status, _state_update(each))
-
-
-def _as_before(
-    snapshot: DevicePoolSnapshot, device: Device, update: ConditionUpdate
-) -> DeviceChild:
-    status = device.status or DeviceStatus()
-    return _child(snapshot, device.metadata.name, device, status, update)
-
-
-def _state_update(each: ConnectedDevice) -> ConditionUpdate:
-    match each.state:
-        case DeviceState.READY:
-            return ConditionUpdate("Ready", TRUE, "Connected", "its session is alive")
-        case DeviceState.SILENT:
-            return ConditionUpdate(
-                "Ready", UNKNOWN, "Silent", "it does not answer, and is not given up yet"
-            )
-        case DeviceState.DRAINING:
-            return ConditionUpdate(
-                "Ready", FALSE, "Draining", "it finishes what it runs, and leaves"
-            )
-        case DeviceState.LOST:
-            return ConditionUpdate("Ready", FALSE, "Lost", "it was given up")
-        case _:
-            assert_never(each.state)
 
 
 def _child(
     snapshot: DevicePoolSnapshot,
-    name: str,
-    before: Device | None,
-    status: DeviceStatus,
+    device: Device,
     update: ConditionUpdate,
+    status: DeviceStatus | None = None,
 ) -> DeviceChild:
-    generation = 1 if before is None else before.metadata.generation or 0
-    known = conditions(status.conditions, [update], generation=generation, now=snapshot.now)
-    pool = snapshot.pool
-    labels = labels_of(pool, "device", pool=pool.metadata.name)
-    manifest: Manifest = {
-        "apiVersion": API_VERSION,
-        "kind": "Device",
-        "metadata": metadata_of(pool, name, labels),
-        "spec": {"poolRef": {"name": pool.metadata.name}},
-    }
-    status = replace(status, observed_generation=generation, conditions=known)
-    status = print_device(status)
-    return DeviceChild(device=manifest, status=status)
+    """A Device; its status is as it was, but for what is given."""
+    status = status or device.status or DeviceStatus()
+    return DeviceChild(
+        device=manifest(
+            snapshot.pool,
+            "Device",
+            device.metadata.name,
+            labels_of(snapshot.pool, "device"),
+            spec={"poolRef": {"name": snapshot.pool.metadata.name}},
+        ),
+        status=print_device(reported(status, device, [update], snapshot.now)),
+    )

@@ -21,29 +21,23 @@ transferred again and the job is submitted again; stored results are not made ag
 from dataclasses import replace
 from typing import assert_never
 
-from shoal_api.conditions import holds
+from shoal_api.conditions import TRANSFERRING_RESULTS, holds
 from shoal_api.kinds.inference_job import InferenceJobStatus
-from shoal_operator.reconcile.condition_updates import (
+from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
     UNKNOWN,
+    Cause,
     ConditionUpdate,
+    conditions_of,
     find,
-    message_of,
 )
 from shoal_operator.reconcile.decision import (
     CancelJob,
     CoordinatorCall,
     Decision,
+    RemoveJob,
     SubmitJob,
-)
-from shoal_operator.reconcile.job_ending import (
-    end,
-    key,
-    over,
-    pool_name,
-    transfer_results,
-    verdict_so_far,
 )
 from shoal_operator.reconcile.job_preparation import (
     Ready,
@@ -51,43 +45,51 @@ from shoal_operator.reconcile.job_preparation import (
     deliver,
     own_children,
     plan_for,
+    preceded_by,
     refused_cut,
     transfer_inputs,
     unusable,
 )
 from shoal_operator.reconcile.job_status import (
+    LATER_SECONDS,
     NOT_FAILED,
+    RESULT_TRANSFER_FAILED,
+    RUNNING_SECONDS,
+    SOON_SECONDS,
     Verdict,
-    Waits,
     decision,
+    ended,
     has_ended,
     in_progress,
     lost_devices,
     missing_pool,
+    pending_verdict,
     planned_before,
+    pool_name,
     progress,
+    run_of,
     status_before,
     terms_of,
     unreachable,
+    verdict_of,
     with_run,
 )
 from shoal_operator.reconcile.names import job_id
-from shoal_operator.reconcile.priorities import preceded_by
 from shoal_operator.reconcile.snapshot import (
-    CoordinatorView,
     InferenceJobSnapshot,
     Run,
     Unreachable,
+    Worker,
+    WorkerPhase,
 )
 from shoal_operator.reconcile.times import seconds_since
-from shoal_operator.reconcile.waiting import (
-    LATER_SECONDS,
-    RUNNING_SECONDS,
-    SOON_SECONDS,
-    worker_named,
-)
 from shoal_operator.reconcile.workers import (
     input_transfer_worker,
+    result_transfer_worker,
+    worker_job,
+    worker_key,
+    worker_named,
+    worker_text,
 )
 from shoal_protocol.choices import Precision
 from shoal_protocol.partition import document_to_json
@@ -95,33 +97,147 @@ from shoal_protocol.partition import document_to_json
 
 def reconcile_inference_job(snapshot: InferenceJobSnapshot) -> Decision:
     """What is to be done about an InferenceJob."""
-    before, run = status_before(snapshot), run_of(snapshot)
-    if has_ended(before) or snapshot.job.metadata.deletion_timestamp is not None:
-        return over(snapshot, run)
-    verdict = verdict_so_far(snapshot, run)
+    run = run_of(snapshot)
+    deleted = snapshot.job.metadata.deletion_timestamp is not None
+    if has_ended(status_before(snapshot)) or deleted:
+        return _over(snapshot, run)
+    verdict = _verdict_so_far(snapshot, run)
     if verdict is not None:
-        return transfer_results(snapshot, verdict, run)
-    overdue = _overdue(snapshot)
-    if overdue is not None:
-        return _stop(snapshot, overdue, run)
+        return _transfer(snapshot, verdict, run)
+    left = _seconds_left(snapshot)
+    if left is not None and left <= 0:
+        return _stop(snapshot, run)
     if snapshot.job.spec.suspend:
         return _suspend(snapshot, run)
     wanted = _proceed(snapshot, run)
-    deadline = _seconds_left(snapshot)
-    if deadline is not None:
-        wanted = replace(wanted, requeue_seconds=min(wanted.requeue_seconds or deadline, deadline))
-    return wanted
+    if left is None:
+        return wanted
+    return replace(wanted, requeue_seconds=min(wanted.requeue_seconds or left, left))
 
 
-def run_of(snapshot: InferenceJobSnapshot) -> Run | None:
-    """The run as the coordinator knows it; None where it does not, or does not answer."""
-    match snapshot.view:
-        case Unreachable():
-            return None
-        case CoordinatorView(runs=runs):
-            return runs.get(job_id(snapshot.job))
+# ---- 1. it has ended, or is being deleted --------------------------------------------------------
+
+
+def _over(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
+    """The status stays; the run is removed, and the job itself when its time is up."""
+    before, job, pool = status_before(snapshot), snapshot.job, pool_name(snapshot)
+    failed = find(before.conditions, "Failed")
+    has_results = failed is not None and failed.reason == RESULT_TRANSFER_FAILED
+    has_results = has_results and job.metadata.deletion_timestamp is None
+    own = {input_transfer_worker(job, pool).name, result_transfer_worker(job, pool).name}
+    active = (WorkerPhase.PENDING, WorkerPhase.RUNNING)
+    result = replace(
+        decision(snapshot, before, ()),
+        calls=() if has_results else _clear(snapshot, run),
+        removals=tuple(
+            worker_key(job, worker.name)
+            for worker in snapshot.workers
+            if worker.name in own and worker.phase in active
+        ),
+        notes=(),
+    )
+    seconds = job.spec.ttl_seconds_after_finished
+    if seconds is None or not has_ended(before):
+        return result
+    ended_at = max(
+        condition.last_transition_time
+        for condition in before.conditions
+        if condition.type in ("Complete", "Failed") and condition.status is TRUE
+    )
+    left = seconds - seconds_since(ended_at, snapshot.now)
+    if left <= 0:
+        return replace(result, delete_self=True)
+    return replace(result, requeue_seconds=max(1.0, left))
+
+
+def _clear(snapshot: InferenceJobSnapshot, run: Run | None) -> tuple[CoordinatorCall, ...]:
+    if run is None:
+        return ()
+    pool, name = pool_name(snapshot), job_id(snapshot.job)
+    if not run.state.is_over:
+        return (CancelJob(pool=pool, job=name, reason="its InferenceJob has ended"),)
+    return (RemoveJob(pool=pool, job=name),)
+
+
+# ---- 2. its run has ended ------------------------------------------------------------------------
+
+
+def _result_transfer(snapshot: InferenceJobSnapshot) -> Worker | None:
+    worker_spec = result_transfer_worker(snapshot.job, pool_name(snapshot))
+    return worker_named(snapshot.workers, worker_spec.name)
+
+
+def _verdict_so_far(snapshot: InferenceJobSnapshot, run: Run | None) -> Verdict | None:
+    """How the job ended: as the coordinator says, or as its status says during the transfer."""
+    pending = pending_verdict(status_before(snapshot))
+    if pending is None:
+        return None if run is None else verdict_of(run, terms_of(snapshot.job))
+    away = isinstance(snapshot.view, Unreachable)
+    return pending if run is not None or away or _result_transfer(snapshot) is not None else None
+
+
+def _transfer(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> Decision:
+    """The results are transferred to where the user wants them, then the verdict is reported."""
+    status, worker = with_run(snapshot, run), _result_transfer(snapshot)
+    if run is not None and not run.state.is_over:
+        stopping = _transferring(snapshot, status, verdict, "the run is being stopped")
+        return replace(stopping, calls=_clear(snapshot, run), requeue_seconds=SOON_SECONDS)
+    if not _may_have_results(snapshot, status):
+        return _end(snapshot, status, verdict, run)
+    if worker is None:
+        return _start_result_transfer(snapshot, status, verdict)
+    match worker.phase:
+        case WorkerPhase.PENDING | WorkerPhase.RUNNING:
+            text = worker_text(worker, "results are being transferred")
+            return _transferring(snapshot, status, verdict, text)
+        case WorkerPhase.SUCCEEDED:
+            return _end(snapshot, status, verdict, run)
+        case WorkerPhase.FAILED:
+            text = worker_text(worker, "results could not be transferred")
+            where = f"jobs/{job_id(snapshot.job)}/out on the coordinator's volume"
+            text = f"{text}; until this job is deleted, the results are in {where}"
+            verdict = Verdict(RESULT_TRANSFER_FAILED, text)
+            return ended(snapshot, status, verdict)
         case _:
-            assert_never(snapshot.view)
+            assert_never(worker.phase)
+
+
+def _start_result_transfer(
+    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict
+) -> Decision:
+    away, job = unreachable(snapshot), snapshot.job
+    if away is not None:
+        return _transferring(snapshot, status, verdict, away.message)
+    text = f"results are about to be transferred to {job.spec.outputs.uri}"
+    child = worker_job(job, result_transfer_worker(job, pool_name(snapshot)), snapshot.settings)
+    return replace(_transferring(snapshot, status, verdict, text), children=(child,))
+
+
+def _may_have_results(snapshot: InferenceJobSnapshot, status: InferenceJobStatus) -> bool:
+    """Whether items have ended, or may have since the coordinator's last answer."""
+    items = status.items
+    if items is None:
+        return False
+    return items.succeeded + items.failed > 0 or isinstance(snapshot.view, Unreachable)
+
+
+def _transferring(
+    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict, text: str
+) -> Decision:
+    """The verdict is known, and not reported yet."""
+    reason = NOT_FAILED.reason if verdict.complete else verdict.reason
+    complete, failed = Cause(TRANSFERRING_RESULTS, text), Cause(reason, verdict.message)
+    return in_progress(snapshot, status, complete, failed=failed, requeue=LATER_SECONDS)
+
+
+def _end(
+    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict, run: Run | None
+) -> Decision:
+    """The verdict is reported, and the run removed."""
+    seconds = snapshot.job.spec.ttl_seconds_after_finished
+    requeue = None if seconds is None else max(1.0, float(seconds))
+    result = ended(snapshot, status, verdict)
+    return replace(result, calls=_clear(snapshot, run), requeue_seconds=requeue)
 
 
 # ---- 3. the deadline -----------------------------------------------------------------------------
@@ -131,7 +247,7 @@ def _seconds_left(snapshot: InferenceJobSnapshot) -> float | None:
     """Until the deadline. It counts from when the job began not to be suspended, as in
     `batch/v1`."""
     seconds = snapshot.job.spec.active_deadline_seconds
-    known = find(status_before(snapshot).conditions, "Suspended")
+    known = find(conditions_of(snapshot.job), "Suspended")
     if seconds is None or snapshot.job.spec.suspend:
         return None
     if known is None or known.status is not FALSE:
@@ -139,25 +255,17 @@ def _seconds_left(snapshot: InferenceJobSnapshot) -> float | None:
     return seconds - seconds_since(known.last_transition_time, snapshot.now)
 
 
-def _overdue(snapshot: InferenceJobSnapshot) -> Verdict | None:
-    left = _seconds_left(snapshot)
-    if left is None or left > 0:
-        return None
-    seconds = snapshot.job.spec.active_deadline_seconds
-    message = f"the job was active for longer than {seconds} s"
-    return Verdict(complete=False, reason="DeadlineExceeded", message=message)
-
-
-def _stop(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> Decision:
+def _stop(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
     """The run is stopped; finished results are transferred once the coordinator answers."""
+    seconds = snapshot.job.spec.active_deadline_seconds
+    text = f"the job was active for longer than {seconds} s"
+    verdict = Verdict("DeadlineExceeded", text)
     if run is None and not isinstance(snapshot.view, Unreachable):
-        return end(snapshot, status_before(snapshot), verdict, None)
+        return _end(snapshot, status_before(snapshot), verdict, None)
     if run is None or run.state.is_over:
-        return transfer_results(snapshot, verdict, run)
-    result = in_progress(
-        snapshot, with_run(snapshot, run), "Stopping", verdict.message, requeue=SOON_SECONDS
-    )
-    call = CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason=verdict.message)
+        return _transfer(snapshot, verdict, run)
+    result = in_progress(snapshot, with_run(snapshot, run), Cause("Stopping", text))
+    call = CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason=text)
     return replace(result, calls=(call,))
 
 
@@ -165,8 +273,7 @@ def _stop(snapshot: InferenceJobSnapshot, verdict: Verdict, run: Run | None) -> 
 
 
 def _suspend(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
-    before = status_before(snapshot)
-    status = before if run is None else with_run(snapshot, run)
+    status = with_run(snapshot, run)
     away, missing = unreachable(snapshot), missing_pool(snapshot)
     calls: tuple[CoordinatorCall, ...] = ()
     requeue: float | None = None
@@ -174,8 +281,8 @@ def _suspend(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
         suspended = ConditionUpdate("Suspended", FALSE, "Suspending", "the run is being stopped")
         calls = (CancelJob(pool=pool_name(snapshot), job=job_id(snapshot.job), reason="suspended"),)
         requeue = SOON_SECONDS
-    elif away is not None and missing is None and holds(before.conditions, "Planned"):
-        suspended = ConditionUpdate("Suspended", UNKNOWN, away.reason, away.message)
+    elif away is not None and missing is None and holds(status.conditions, "Planned"):
+        suspended = ConditionUpdate("Suspended", UNKNOWN, *away)
         requeue = LATER_SECONDS
     else:
         text = "" if away is None or missing is None else f"; {away.message}"
@@ -186,138 +293,87 @@ def _suspend(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
         planned_before(snapshot),
         suspended,
         ConditionUpdate("Complete", FALSE, "Suspended", "spec.suspend is true"),
-        ConditionUpdate("Failed", FALSE, NOT_FAILED),
+        ConditionUpdate("Failed", FALSE, *NOT_FAILED),
     ]
-    return replace(decision(snapshot, status, updates, requeue=requeue), calls=calls)
+    return replace(decision(snapshot, status, updates), calls=calls, requeue_seconds=requeue)
 
 
 # ---- 5. in progress ------------------------------------------------------------------------------
 
 
 def _proceed(snapshot: InferenceJobSnapshot, run: Run | None) -> Decision:
+    before = status_before(snapshot)
     hopeless = unusable(snapshot) or refused_cut(snapshot)
     if hopeless is not None and run is None:
-        return end(snapshot, status_before(snapshot), hopeless, None)
+        return _end(snapshot, before, hopeless, None)
     if run is not None and not run.state.is_over:
         return _running(snapshot, run)
-    ready = plan_for(snapshot)
-    if isinstance(ready, Waits):
-        return _waiting(snapshot, ready)
-    match snapshot.view:
-        case Unreachable():
-            away = unreachable(snapshot)
-            assert away is not None, "it does not answer"
-            result = in_progress(
-                snapshot,
-                status_before(snapshot),
-                away.reason,
-                away.message,
-                planned=_planned(ready),
-                requeue=LATER_SECONDS,
-            )
-            return replace(result, children=own_children(snapshot))
-        case CoordinatorView():
-            prepared = _prepare(snapshot, snapshot.view, ready, run)
-            return replace(prepared, children=(*own_children(snapshot), *prepared.children))
-        case _:
-            assert_never(snapshot.view)
+    ready, away = plan_for(snapshot), unreachable(snapshot)
+    if isinstance(ready, Cause):
+        result = _waiting(snapshot, ready)
+    elif away is not None:
+        result = in_progress(snapshot, before, away, planned=ready.planned, requeue=LATER_SECONDS)
+    else:
+        result = _prepare(snapshot, ready, run)
+    return replace(result, children=(*own_children(snapshot), *result.children))
 
 
-def _waiting(snapshot: InferenceJobSnapshot, waits: Waits) -> Decision:
+def _waiting(snapshot: InferenceJobSnapshot, missing: Cause) -> Decision:
     """Waits for an object that the job refers to. The counts of a run that was seen stay."""
-    status = status_before(snapshot)
-    planned = ConditionUpdate("Planned", FALSE, waits.reason, waits.message)
-    reason, message, away = "Waiting", waits.message, unreachable(snapshot)
+    status, away = status_before(snapshot), unreachable(snapshot)
+    planned = ConditionUpdate("Planned", FALSE, *missing)
+    complete = Cause("Waiting", missing.message)
     if away is not None and status.items is not None:
-        reason, message = away.reason, away.message
+        complete = away
         if missing_pool(snapshot) is None:
             planned = planned_before(snapshot)
-    result = in_progress(snapshot, status, reason, message, planned=planned, requeue=LATER_SECONDS)
-    return replace(result, children=own_children(snapshot))
-
-
-def _planned(ready: Ready) -> ConditionUpdate:
-    status = ready.placement.status
-    message = "" if status is None else message_of(status.conditions, "Planned")
-    return ConditionUpdate("Planned", TRUE, "Planned", message)
+    return in_progress(snapshot, status, complete, planned=planned, requeue=LATER_SECONDS)
 
 
 def _running(snapshot: InferenceJobSnapshot, run: Run) -> Decision:
-    ready = plan_for(snapshot)
+    ready, complete, planned = plan_for(snapshot), progress(run), planned_before(snapshot)
+    calls: tuple[CoordinatorCall, ...] = ()
+    if isinstance(ready, Ready):
+        planned = ready.planned
+        if ready.plan > run.plan or terms_of(snapshot.job) != run.terms:
+            refusal = _refusal(snapshot, ready)
+            if refusal is None:
+                calls = (_submission(snapshot, ready),)
+            else:
+                text = f"the coordinator refuses the newest plan or terms: {refusal}"
+                complete = Cause(complete.reason, f"{complete.message}; {text}")
     status = with_run(snapshot, run)
-    planned = _planned(ready) if isinstance(ready, Ready) else planned_before(snapshot)
-    reason, message = progress(run)
-    calls = tuple[CoordinatorCall, ...]()
-    if isinstance(ready, Ready) and _is_behind(snapshot, ready, run):
-        if _refused(snapshot, ready):
-            assert snapshot.refusal is not None, "`_refused` has checked"
-            refusal = snapshot.refusal.message
-            message += f"; the coordinator refuses the newest plan or terms: {refusal}"
-        else:
-            calls = (_submission(snapshot, ready),)
-    result = in_progress(
-        snapshot, status, reason, message, planned=planned, requeue=RUNNING_SECONDS
-    )
+    result = in_progress(snapshot, status, complete, planned=planned, requeue=RUNNING_SECONDS)
     return replace(result, notes=(*result.notes, *lost_devices(snapshot)), calls=calls)
 
 
-def _is_behind(snapshot: InferenceJobSnapshot, ready: Ready, run: Run) -> bool:
-    """Whether the coordinator uses an older plan, or other terms than those wanted."""
-    return ready.plan > run.plan or terms_of(snapshot.job) != run.terms
-
-
-def _prepare(
-    snapshot: InferenceJobSnapshot, view: CoordinatorView, ready: Ready, run: Run | None
-) -> Decision:
+def _prepare(snapshot: InferenceJobSnapshot, ready: Ready, run: Run | None) -> Decision:
     """Fragments and inputs are brought, both at once; then the job is submitted."""
-    before = status_before(snapshot)
-    pool = ready.placement.spec.pool_ref.name
-    if run is None and before.items is not None:
-        inputs = input_transfer_worker(snapshot.job, pool).name
-        if worker_named(snapshot.workers, inputs) is not None:
-            return _run_lost(snapshot, ready, inputs)
-        before = _as_new(before)
-    queued = preceded_by(snapshot) if run is None else None
-    if queued is not None:
-        return in_progress(
-            snapshot,
-            before,
-            queued.reason,
-            queued.message,
-            planned=_planned(ready),
-            requeue=SOON_SECONDS,
-        )
-    steps = [deliver(snapshot, view, ready)]
+    status, pool = with_run(snapshot, run), pool_name(snapshot)
+    steps = [deliver(snapshot, ready)]
     if run is None:
-        steps.append(transfer_inputs(snapshot, pool))
-    undone: list[Step] = []
-    for step in steps:
-        match step:
-            case Verdict():
-                return end(snapshot, before, step, run)
-            case Step(done=False):
-                undone.append(step)
-    status = before if run is None else with_run(snapshot, run)
+        inputs = input_transfer_worker(snapshot.job, pool).name
+        if status.items is not None and worker_named(snapshot.workers, inputs) is not None:
+            return _run_lost(snapshot, ready, inputs)
+        # Without what was seen of a run that is lost.
+        status = InferenceJobStatus(conditions=status.conditions, start_time=status.start_time)
+        if (queued := preceded_by(snapshot)) is not None:
+            return in_progress(snapshot, status, queued, planned=ready.planned)
+        steps.append(transfer_inputs(snapshot))
+    failed = next((step for step in steps if isinstance(step, Verdict)), None)
+    if failed is not None:
+        return _end(snapshot, status, failed, run)
+    undone = [step for step in steps if isinstance(step, Step)]
     if undone:
-        result = in_progress(
-            snapshot,
-            status,
-            undone[0].reason,
-            undone[0].message,
-            planned=_planned(ready),
-            requeue=SOON_SECONDS,
-        )
+        result = in_progress(snapshot, status, undone[0].cause, planned=ready.planned)
         children = tuple(step.child for step in undone if step.child is not None)
         return replace(result, children=children)
-    if _refused(snapshot, ready):
-        assert snapshot.refusal is not None, "`_refused` has checked"
-        message = snapshot.refusal.message
-        verdict = Verdict(complete=False, reason="SubmissionRefused", message=message)
-        return end(snapshot, status, verdict, run)
-    text = f"the job is being submitted to the coordinator of {pool}"
-    result = in_progress(
-        snapshot, status, "Submitting", text, planned=_planned(ready), requeue=SOON_SECONDS
-    )
+    refusal = _refusal(snapshot, ready)
+    if refusal is not None:
+        verdict = Verdict("SubmissionRefused", refusal)
+        return _end(snapshot, status, verdict, run)
+    submitting = Cause("Submitting", f"the job is being submitted to the coordinator of {pool}")
+    result = in_progress(snapshot, status, submitting, planned=ready.planned)
     return replace(result, calls=(_submission(snapshot, ready),))
 
 
@@ -325,31 +381,23 @@ def _run_lost(snapshot: InferenceJobSnapshot, ready: Ready, inputs: str) -> Deci
     """The coordinator does not know a run that was seen: its inputs may be gone as well, so the
     worker that brought them goes first, and then all begins again.
     """
-    message = "the coordinator does not know the run any more; the job starts again"
-    before = status_before(snapshot)
-    result = in_progress(
-        snapshot, before, "RunLost", message, planned=_planned(ready), requeue=SOON_SECONDS
-    )
-    return replace(result, removals=(key(snapshot, inputs),))
+    lost = Cause("RunLost", "the coordinator does not know the run any more; the job starts again")
+    result = in_progress(snapshot, status_before(snapshot), lost, planned=ready.planned)
+    return replace(result, removals=(worker_key(snapshot.job, inputs),))
 
 
-def _as_new(before: InferenceJobStatus) -> InferenceJobStatus:
-    """The status without what was seen of a run."""
-    return InferenceJobStatus(conditions=before.conditions, start_time=before.start_time)
-
-
-def _refused(snapshot: InferenceJobSnapshot, ready: Ready) -> bool:
-    """Whether the coordinator has refused just this already."""
+def _refusal(snapshot: InferenceJobSnapshot, ready: Ready) -> str | None:
+    """Why the coordinator has refused just this already; None: it has not."""
     refusal = snapshot.refusal
-    if refusal is None:
-        return False
-    return (refusal.plan, refusal.terms) == (ready.plan, terms_of(snapshot.job))
+    if refusal is None or (refusal.plan, refusal.terms) != (ready.plan, terms_of(snapshot.job)):
+        return None
+    return refusal.message
 
 
 def _submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
     spec = snapshot.job.spec
     return SubmitJob(
-        pool=ready.placement.spec.pool_ref.name,
+        pool=pool_name(snapshot),
         job=job_id(snapshot.job),
         partition=document_to_json(ready.document).encode(),
         stages=ready.stages,

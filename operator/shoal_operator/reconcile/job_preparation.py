@@ -1,34 +1,64 @@
-"""What an InferenceJob needs before it can run: the objects it refers to, fragments in the pool's
-store, and its inputs on the coordinator's volume. Pure.
+"""What an InferenceJob needs before it can run: the objects it refers to, its turn, fragments in
+the pool's store, and its inputs on the coordinator's volume. Pure.
+
+The coordinator's dispatcher orders tasks by priority, but only of the jobs that it has. So a job is
+prepared and submitted after those of its pool with a higher priority that are about to start. It
+waits for none that waits itself for something that may never come, and for none longer than
+`PATIENCE_SECONDS`: a job that cannot start holds up nobody.
 """
 
 from dataclasses import dataclass
+from typing import Final, assert_never
 
-from shoal_api.fields import Condition
 from shoal_api.kinds import InferenceJob, Partition, Placement
-from shoal_api.schema import API_VERSION
 from shoal_operator.reconcile.addresses import offline_text, outside, unsuitable
-from shoal_operator.reconcile.condition_updates import FALSE, find, holds_for, message_of
-from shoal_operator.reconcile.decision import Manifest
-from shoal_operator.reconcile.job_status import Verdict, Waits, missing_pool
-from shoal_operator.reconcile.names import OWNER_UID, uid_of
-from shoal_operator.reconcile.partition import current_document, pool_budget
-from shoal_operator.reconcile.pods import labels_of, metadata_of
-from shoal_operator.reconcile.references import model_of, partition_of, placement_of, pool_of
-from shoal_operator.reconcile.snapshot import (
-    CoordinatorView,
-    InferenceJobSnapshot,
-    Worker,
-    WorkerPhase,
+from shoal_operator.reconcile.conditions import (
+    FALSE,
+    TRUE,
+    Cause,
+    ConditionUpdate,
+    conditions_of,
+    find,
+    generation_of,
+    holds_now,
+    message_of,
+    not_ready,
 )
-from shoal_operator.reconcile.waiting import worker_named, worker_text
+from shoal_operator.reconcile.decision import Manifest
+from shoal_operator.reconcile.job_status import (
+    POOL_NOT_FOUND,
+    Verdict,
+    has_ended,
+    missing_pool,
+    pool_name,
+)
+from shoal_operator.reconcile.manifests import labels_of, manifest, owner_reference
+from shoal_operator.reconcile.names import (
+    OWNER_UID,
+    model_of,
+    partition_of,
+    placement_of,
+    pool_of,
+    uid_of,
+)
+from shoal_operator.reconcile.partition import current_document, pool_budget
+from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, Unreachable, Worker, WorkerPhase
+from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.workers import (
     WorkerSpec,
     deliver_worker,
     input_transfer_worker,
     worker_job,
+    worker_named,
+    worker_text,
 )
 from shoal_protocol.partition import PartitionDocument
+
+PATIENCE_SECONDS: Final = 300.0
+_PASSING: Final = frozenset(
+    {"Waiting", "Planning", "ModelNotReady", "PartitionNotReady", "PlacementNotPlanned"}
+)
+"""Reasons of Planned for a job that gets its plan by itself soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +70,18 @@ class Ready:
     stages: tuple[tuple[str, ...], ...]
     plan: int
 
+    @property
+    def planned(self) -> ConditionUpdate:
+        """The job's condition of it."""
+        return ConditionUpdate("Planned", TRUE, "Planned", message_of(self.placement, "Planned"))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """How far a worker is: `child` is to be created; where `done`, nothing is left to do."""
+    """A worker that is not done; `child` is to be created."""
 
-    done: bool = False
+    cause: Cause
     child: Manifest | None = None
-    reason: str = ""
-    message: str = ""
 
 
 # ---- what the job refers to ----------------------------------------------------------------------
@@ -63,18 +96,17 @@ def own_children(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
         if size is None:
             return ()
         model_ref = {"name": job.spec.model_ref.name}
-        spec = {"modelRef": model_ref, "maxFragmentSize": size}
-        children.append(_child(job, "Partition", spec))
+        children.append(_child(job, "Partition", modelRef=model_ref, maxFragmentSize=size))
     if job.spec.placement_ref is None and _is_ours(job, snapshot.placement):
-        pool, partition = pool_of(job, None), partition_of(job, None)
         if snapshot.pool is None:
             return ()
-        spec = {
-            "partitionRef": {"name": partition},
-            "poolRef": {"name": pool},
-            "objective": job.spec.objective.value,
-        }
-        children.append(_child(job, "Placement", spec))
+        partition_ref = {"name": partition_of(job, None)}
+        pool_ref, objective = {"name": pool_of(job, None)}, job.spec.objective.value
+        children.append(
+            _child(
+                job, "Placement", partitionRef=partition_ref, poolRef=pool_ref, objective=objective
+            )
+        )
     return tuple(children)
 
 
@@ -91,14 +123,8 @@ def _is_ours(job: InferenceJob, there: Partition | Placement | None) -> bool:
     return there is None or there.metadata.labels.get(OWNER_UID) == uid_of(job)
 
 
-def _child(job: InferenceJob, kind: str, spec: dict[str, object]) -> Manifest:
-    labels = labels_of(job, kind.lower())
-    return {
-        "apiVersion": API_VERSION,
-        "kind": kind,
-        "metadata": metadata_of(job, job.metadata.name, labels),
-        "spec": spec,
-    }
+def _child(job: InferenceJob, kind: str, **spec: object) -> Manifest:
+    return manifest(job, kind, job.metadata.name, labels_of(job, kind.lower()), spec=spec)
 
 
 def unusable(snapshot: InferenceJobSnapshot) -> Verdict | None:
@@ -110,7 +136,7 @@ def unusable(snapshot: InferenceJobSnapshot) -> Verdict | None:
     problem = next((each for each in problems if each is not None), None)
     if problem is None:
         return None
-    return Verdict(complete=False, reason="UnsuitableAddress", message=problem)
+    return Verdict("UnsuitableAddress", problem)
 
 
 def refused_cut(snapshot: InferenceJobSnapshot) -> Verdict | None:
@@ -118,179 +144,183 @@ def refused_cut(snapshot: InferenceJobSnapshot) -> Verdict | None:
     job, partition = snapshot.job, snapshot.partition
     if job.spec.model_ref is None or partition is None or not _is_ours(job, partition):
         return None
-    known = partition.status.conditions if partition.status is not None else ()
-    cut = find(known, "Cut")
+    cut = find(conditions_of(partition), "Cut")
     if cut is None or cut.status is not FALSE or cut.reason != "Refused":
         return None
-    if cut.observed_generation != partition.metadata.generation:
+    if cut.observed_generation != generation_of(partition):
         return None
-    return Verdict(complete=False, reason="PartitionRefused", message=cut.message)
+    return Verdict("PartitionRefused", cut.message)
 
 
-def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Waits:
+def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
     """The plan to run by, or what it waits for."""
-    waits = _addresses(snapshot) or _references(snapshot)
+    waits = _addresses(snapshot) or _references(snapshot) or _unready(snapshot)
     if waits is not None:
         return waits
     placement = snapshot.placement
     assert placement is not None, "`_references` has checked"
     status, name = placement.status, placement.metadata.name
-    known: tuple[Condition, ...] = () if status is None else status.conditions
-    if status is None or not holds_for(known, "Planned", placement.metadata.generation or 0):
-        planned = find(known, "Planned")
+    if status is None or not holds_now(placement, "Planned"):
+        planned = find(conditions_of(placement), "Planned")
         if planned is None or planned.status is not FALSE:
-            return Waits("PlacementNotPlanned", f"Placement {name} is not planned yet")
-        return Waits(planned.reason, planned.message)
+            return Cause("PlacementNotPlanned", f"Placement {name} is not planned yet")
+        return Cause(planned.reason, planned.message)
     document = current_document(snapshot.partition, snapshot.document)
     if document is None:
         partition = partition_of(snapshot.job, placement)
-        return Waits("PartitionNotReady", f"Partition {partition} is not cut yet")
+        return Cause("PartitionNotReady", f"Partition {partition} is not cut yet")
     homes = {index: stage.devices for stage in status.stages for index in stage.fragments}
     if sorted(homes) != list(range(len(document.fragments))):
-        return Waits("PlacementNotPlanned", f"Placement {name} still plans other fragments")
-    return Ready(
-        document=document,
-        placement=placement,
-        stages=tuple(homes[index] for index in range(len(homes))),
-        plan=status.epoch or 1,
-    )
+        return Cause("PlacementNotPlanned", f"Placement {name} still plans other fragments")
+    stages = tuple(homes[index] for index in range(len(homes)))
+    return Ready(document=document, placement=placement, stages=stages, plan=status.epoch or 1)
 
 
-def _addresses(snapshot: InferenceJobSnapshot) -> Waits | None:
+def _addresses(snapshot: InferenceJobSnapshot) -> Cause | None:
     spec = snapshot.job.spec
     if snapshot.settings.offline:
         for uri in (spec.inputs.uri, spec.outputs.uri):
             if outside(uri):
-                return Waits("Offline", offline_text(uri))
+                return Cause("Offline", offline_text(uri))
     return None
 
 
-def _references(snapshot: InferenceJobSnapshot) -> Waits | None:
+def _references(snapshot: InferenceJobSnapshot) -> Cause | None:
     """What the job refers to and does not exist."""
     job, placement, partition = snapshot.job, snapshot.placement, snapshot.partition
-    taken = [
-        kind
-        for kind, made, there in (
-            ("Partition", job.spec.model_ref is not None, partition),
-            ("Placement", job.spec.placement_ref is None, placement),
-        )
-        if made and not _is_ours(job, there)
-    ]
-    if taken:
-        text = f"there is a {taken[0]} {job.metadata.name} already that is not this job's"
-        return Waits("NameTaken", f"{text}; name the job otherwise, or refer to that one")
-    model, pool = model_of(job, partition), pool_of(job, placement)
-    looked_for = (
-        ("Placement", placement_of(job), placement, job.spec.placement_ref is not None),
-        ("DevicePool", pool, snapshot.pool, True),
-        ("Partition", partition_of(job, placement), partition, job.spec.model_ref is None),
-        ("Model", model, snapshot.model, True),
+    made = {
+        "Partition": job.spec.model_ref is not None,
+        "Placement": job.spec.placement_ref is None,
+    }
+    for kind, there in (("Partition", partition), ("Placement", placement)):
+        if made[kind] and not _is_ours(job, there):
+            text = f"there is a {kind} {job.metadata.name} already that is not this job's"
+            return Cause("NameTaken", f"{text}; name the job otherwise, or refer to that one")
+    wanted = (
+        ("Placement", placement_of(job), placement),
+        ("DevicePool", pool_of(job, placement), snapshot.pool),
+        ("Partition", partition_of(job, placement), partition),
+        ("Model", model_of(job, partition), snapshot.model),
     )
-    missing = [
-        (kind, f"no {kind} {name}")
-        for kind, name, there, given in looked_for
-        if there is None and given
-    ]
+    missing = [(kind, name) for kind, name, there in wanted if there is None and not made.get(kind)]
     if missing:
         reason = f"{missing[0][0].removeprefix('Device')}NotFound"
-        return Waits(reason, f"there is {', and '.join(text for _, text in missing)}")
+        names = ", and ".join(f"no {kind} {name}" for kind, name in missing)
+        return Cause(reason, f"there is {names}")
     leaving = missing_pool(snapshot)
-    if leaving is not None:
-        return Waits("PoolNotFound", leaving)
+    return None if leaving is None else Cause(POOL_NOT_FOUND, leaving)
+
+
+def _unready(snapshot: InferenceJobSnapshot) -> Cause | None:
+    """What exists and is not ready."""
+    partition = snapshot.partition
     if partition is None and _cut_for(snapshot) is None:
-        return Waits("PoolNotReady", f"the budget of DevicePool {pool} is not known yet")
-    return _unready(snapshot) or (
-        Waits("Planning", "the plan is being made") if None in (placement, partition) else None
-    )
-
-
-def _unready(snapshot: InferenceJobSnapshot) -> Waits | None:
-    """What is there, and says itself why it is not ready."""
-    model, partition = snapshot.model, snapshot.partition
-    for kind, there in (("Model", model), ("Partition", partition)):
-        if there is None:
-            continue
-        known = there.status.conditions if there.status is not None else ()
-        if not holds_for(known, "Ready", there.metadata.generation or 0):
-            said = message_of(known, "Ready") or "waiting"
-            return Waits(f"{kind}NotReady", f"{kind} {there.metadata.name} is not ready: {said}")
+        text = f"the budget of DevicePool {pool_name(snapshot)} is not known yet"
+        return Cause("PoolNotReady", text)
+    for there in (snapshot.model, partition):
+        if there is not None and (cause := not_ready(there)) is not None:
+            return cause
+    if snapshot.placement is None or partition is None:
+        return Cause("Planning", "the plan is being made")
     return None
+
+
+# ---- its turn ------------------------------------------------------------------------------------
+
+
+def preceded_by(snapshot: InferenceJobSnapshot) -> Cause | None:
+    """The job that starts before this one; None: it is this one's turn."""
+    own = snapshot.job.spec.priority
+    ahead = [
+        job for job in snapshot.rivals if job.spec.priority > own and _starts(job, snapshot.now)
+    ]
+    if not ahead:
+        return None
+    first = min(ahead, key=lambda job: (-job.spec.priority, job.metadata.name))
+    which = f"InferenceJob {first.metadata.name} on DevicePool {pool_name(snapshot)}"
+    return Cause("Queued", f"{which} has priority {first.spec.priority} and starts first")
+
+
+def _starts(job: InferenceJob, now: str) -> bool:
+    """Whether a job is about to start: nothing but its own preparation is missing."""
+    if job.spec.suspend or job.metadata.deletion_timestamp is not None:
+        return False
+    if job.status is not None and (job.status.items is not None or has_ended(job.status)):
+        return False
+    planned, resumed = (find(conditions_of(job), type_) for type_ in ("Planned", "Suspended"))
+    if planned is not None and planned.status is FALSE and planned.reason not in _PASSING:
+        return False
+    since = job.metadata.creation_timestamp
+    if resumed is not None and resumed.status is FALSE:
+        since = resumed.last_transition_time
+    return since is not None and seconds_since(since, now) < PATIENCE_SECONDS
 
 
 # ---- what is transferred to the coordinator ------------------------------------------------------
 
 
-def deliver(snapshot: InferenceJobSnapshot, view: CoordinatorView, ready: Ready) -> Step | Verdict:
+def deliver(snapshot: InferenceJobSnapshot, ready: Ready) -> Step | Verdict | None:
     """Fragments that the pool's store lacks are cut into it; many jobs share one worker."""
+    view, partition, model = snapshot.view, snapshot.partition, snapshot.model
+    assert not isinstance(view, Unreachable), "nothing is prepared for a silent coordinator"
     lacking = {fragment.digest for fragment in ready.document.fragments} - view.fragments
     if not lacking:
-        return Step(done=True)
-    partition, model, stored = snapshot.partition, snapshot.model, snapshot.document
+        return None
     assert partition is not None, "`plan_for` has checked"
     assert model is not None, "`plan_for` has checked"
-    assert stored is not None, "`plan_for` has checked"
-    if snapshot.settings.offline and outside(model.spec.source.uri):
-        return Step(reason="Offline", message=offline_text(model.spec.source.uri))
-    pool = ready.placement.spec.pool_ref.name
-    worker_spec = deliver_worker(partition, model, stored.arguments, pool)
+    assert snapshot.document is not None, "`plan_for` has checked"
+    uri, pool = model.spec.source.uri, pool_name(snapshot)
+    if snapshot.settings.offline and outside(uri):
+        return Step(Cause("Offline", offline_text(uri)))
+    worker_spec = deliver_worker(partition, model, snapshot.document.arguments, pool)
     worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
-        return Step(
-            child=_owned_by(partition, worker_job(partition, worker_spec, snapshot.settings)),
-            reason="Delivering",
-            message=f"{len(lacking)} fragments are about to be delivered to the store of {pool}",
-        )
+        text = f"{len(lacking)} fragments are about to be delivered to the store of {pool}"
+        child = _owned_by(partition, worker_job(partition, worker_spec, snapshot.settings))
+        return Step(Cause("Delivering", text), child)
     if worker.phase is not WorkerPhase.SUCCEEDED:
         return _step(worker, worker_spec, "Delivering", "DeliveryFailed")
     if worker.end_seen is None or view.begun <= worker.end_seen:
         # The coordinator's last answer may be older than the delivery.
-        return Step(
-            reason="Delivering",
-            message="the fragments are delivered; the coordinator is asked whether it has them",
-        )
-    return Verdict(
-        complete=False,
-        reason="FragmentsMissing",
-        message=f"the store of {pool} lacks {len(lacking)} fragments after they were delivered: "
-        f"its volume was replaced, or another version of Shoal cut {partition.metadata.name}; "
-        "make that anew",
+        text = "the fragments are delivered; the coordinator is asked whether it has them"
+        return Step(Cause("Delivering", text))
+    text = (
+        f"the store of {pool} lacks {len(lacking)} fragments after they were delivered: its volume "
+        f"was replaced, or another version of Shoal cut {partition.metadata.name}; make that anew"
     )
+    return Verdict("FragmentsMissing", text)
 
 
-def transfer_inputs(snapshot: InferenceJobSnapshot, pool: str) -> Step | Verdict:
+def transfer_inputs(snapshot: InferenceJobSnapshot) -> Step | Verdict | None:
     """The inputs are transferred to the coordinator's volume."""
-    worker_spec = input_transfer_worker(snapshot.job, pool)
+    job = snapshot.job
+    worker_spec = input_transfer_worker(job, pool_name(snapshot))
     worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
-        return Step(
-            child=worker_job(snapshot.job, worker_spec, snapshot.settings),
-            reason="TransferringInputs",
-            message=f"inputs are about to be transferred from {snapshot.job.spec.inputs.uri}",
-        )
+        text = f"inputs are about to be transferred from {job.spec.inputs.uri}"
+        child = worker_job(job, worker_spec, snapshot.settings)
+        return Step(Cause("TransferringInputs", text), child)
     return _step(worker, worker_spec, "TransferringInputs", "InputTransferFailed")
 
 
-def _step(worker: Worker, worker_spec: WorkerSpec, reason: str, failure: str) -> Step | Verdict:
+def _step(
+    worker: Worker, worker_spec: WorkerSpec, reason: str, failure: str
+) -> Step | Verdict | None:
     match worker.phase:
         case WorkerPhase.SUCCEEDED:
-            return Step(done=True)
+            return None
         case WorkerPhase.FAILED:
             text = worker_text(worker, f"{' '.join(worker_spec.command[:3])} failed")
-            return Verdict(complete=False, reason=failure, message=text)
+            return Verdict(failure, text)
+        case WorkerPhase.PENDING | WorkerPhase.RUNNING:
+            return Step(Cause(reason, worker_text(worker, f"{worker_spec.component} runs")))
         case _:
-            return Step(reason=reason, message=worker_text(worker, f"{worker_spec.component} runs"))
+            assert_never(worker.phase)
 
 
-def _owned_by(owner: Partition, manifest: Manifest) -> Manifest:
+def _owned_by(owner: Partition, child: Manifest) -> Manifest:
     """A child of another object than the one that is reconciled: it outlives the job."""
-    metadata = manifest["metadata"]
+    metadata = child["metadata"]
     assert isinstance(metadata, dict), "made just before"
-    reference = {
-        "apiVersion": API_VERSION,
-        "kind": "Partition",
-        "name": owner.metadata.name,
-        "uid": uid_of(owner),
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }
-    return {**manifest, "metadata": {**metadata, "ownerReferences": [reference]}}
+    reference = owner_reference(owner, controller=True, blockOwnerDeletion=False)
+    return {**child, "metadata": {**metadata, "ownerReferences": [reference]}}

@@ -14,49 +14,46 @@ from shoal_api.columns import as_rate, print_job
 from shoal_api.conditions import COMPLETING, TRANSFERRING_RESULTS, holds
 from shoal_api.kinds import InferenceJob
 from shoal_api.kinds.inference_job import InferenceJobStatus, ItemCounts, ItemFailure, TierHits
-from shoal_operator.reconcile.condition_updates import (
+from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
+    Cause,
     ConditionUpdate,
-    conditions,
+    conditions_of,
     find,
+    generation_of,
+    reported,
     shortened,
 )
 from shoal_operator.reconcile.decision import Decision, Note, Terms
-from shoal_operator.reconcile.names import coordinator_name
-from shoal_operator.reconcile.references import model_of, pool_of
+from shoal_operator.reconcile.names import coordinator_name, job_id, model_of, pool_of
 from shoal_operator.reconcile.snapshot import (
-    CoordinatorView,
     DeviceState,
     InferenceJobSnapshot,
     Run,
     RunState,
     Unreachable,
 )
-from shoal_operator.reconcile.times import earlier
+from shoal_operator.reconcile.times import as_time, instant
 
-NOT_FAILED: Final = "NotFailed"
+SOON_SECONDS: Final = 2.0
+LATER_SECONDS: Final = 15.0
+RUNNING_SECONDS: Final = 60.0
+"""While a job runs, its coordinator reports changes; this is for the rate, which always changes."""
+NOT_FAILED: Final = Cause("NotFailed")
 RESULT_TRANSFER_FAILED: Final = "ResultTransferFailed"
 POOL_NOT_FOUND: Final = "PoolNotFound"
 _FAILURES: Final = 8
 _DEADLINE: Final = "DeadlineExceeded"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """How a job ends: Complete, or Failed with a reason."""
 
-    complete: bool
     reason: str
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """What a job waits for: a reason in one word, and a message for people."""
-
-    reason: str
-    message: str
+    complete: bool = False
 
 
 def status_before(snapshot: InferenceJobSnapshot) -> InferenceJobStatus:
@@ -96,12 +93,23 @@ def terms_of(job: InferenceJob) -> Terms:
 # ---- the coordinator -----------------------------------------------------------------------------
 
 
+def pool_name(snapshot: InferenceJobSnapshot) -> str:
+    """The job's DevicePool; empty while that is not known."""
+    return pool_of(snapshot.job, snapshot.placement) or ""
+
+
+def run_of(snapshot: InferenceJobSnapshot) -> Run | None:
+    """The run as the coordinator knows it; None where it does not, or does not answer."""
+    view = snapshot.view
+    return None if isinstance(view, Unreachable) else view.runs.get(job_id(snapshot.job))
+
+
 def missing_pool(snapshot: InferenceJobSnapshot) -> str | None:
     """That the job's pool does not exist or is being deleted; None: it exists, or nobody knows yet
     which one it is.
     """
-    name = pool_of(snapshot.job, snapshot.placement)
-    if name is None:
+    name = pool_name(snapshot)
+    if not name:
         return None
     if snapshot.pool is None:
         return f"there is no DevicePool {name}"
@@ -109,22 +117,22 @@ def missing_pool(snapshot: InferenceJobSnapshot) -> str | None:
     return f"DevicePool {name} is being deleted" if leaves else None
 
 
-def unreachable(snapshot: InferenceJobSnapshot) -> Waits | None:
+def unreachable(snapshot: InferenceJobSnapshot) -> Cause | None:
     """Why the coordinator does not answer; None: it does."""
     if not isinstance(snapshot.view, Unreachable):
         return None
     missing, items = missing_pool(snapshot), status_before(snapshot).items
     if missing is None:
         text = f"the coordinator does not answer: {snapshot.view.reason}"
-        return Waits("CoordinatorUnreachable", text)
-    pool, stored = pool_of(snapshot.job, snapshot.placement) or "", ""
+        return Cause("CoordinatorUnreachable", text)
+    pool, stored = pool_name(snapshot), ""
     if items is not None and items.succeeded:
         stored = (
             f"; the {items.succeeded} finished items of {items.total} stay on the volume claim "
             f"{coordinator_name(pool)} as long as this job exists"
         )
     advice = f"; create DevicePool {pool} again to resume, or delete the job"
-    return Waits(POOL_NOT_FOUND, missing + stored + advice)
+    return Cause(POOL_NOT_FOUND, missing + stored + advice)
 
 
 # ---- the verdict ---------------------------------------------------------------------------------
@@ -141,7 +149,7 @@ def verdict_of(run: Run, terms: Terms) -> Verdict | None:
         case RunState.COMPLETE if not run.failed:
             rate = f"; {as_rate(run.items_per_second)}" if run.items_per_second > 0 else ""
             text = f"{run.items} items in {run.seconds:.3g} s{rate}"
-            return Verdict(complete=True, reason="AllItemsSucceeded", message=text)
+            return Verdict("AllItemsSucceeded", text, complete=True)
         case RunState.COMPLETE | RunState.FAILED if run.failed:
             text = f"{run.failed} of {run.items} items failed"
             if run.failures:
@@ -151,10 +159,10 @@ def verdict_of(run: Run, terms: Terms) -> Verdict | None:
             reason = "ItemsFailed" if run.reason in ("", "ItemsFailed") else run.reason
             if reason != "ItemsFailed":
                 text = f"{run.message}; {text}"
-            return Verdict(complete=False, reason=_word(reason), message=text)
+            return Verdict(_word(reason), text)
         case RunState.FAILED:
             text = run.message or "the coordinator gives no reason"
-            return Verdict(complete=False, reason=_word(run.reason or "RunFailed"), message=text)
+            return Verdict(_word(run.reason or "RunFailed"), text)
         case _:
             return None
 
@@ -164,9 +172,9 @@ def pending_verdict(status: InferenceJobStatus) -> Verdict | None:
     complete, failed = find(status.conditions, "Complete"), find(status.conditions, "Failed")
     if complete is None or failed is None or complete.reason != TRANSFERRING_RESULTS:
         return None
-    if failed.reason == NOT_FAILED:
-        return Verdict(complete=True, reason="AllItemsSucceeded", message=failed.message)
-    return Verdict(complete=False, reason=failed.reason, message=failed.message)
+    if failed.reason == NOT_FAILED.reason:
+        return Verdict("AllItemsSucceeded", failed.message, complete=True)
+    return Verdict(failed.reason, failed.message)
 
 
 def _word(text: str) -> str:
@@ -178,12 +186,14 @@ def _word(text: str) -> str:
 # ---- the status ----------------------------------------------------------------------------------
 
 
-def with_run(snapshot: InferenceJobSnapshot, run: Run) -> InferenceJobStatus:
-    """The status before, with what the coordinator says of the run."""
+def with_run(snapshot: InferenceJobSnapshot, run: Run | None) -> InferenceJobStatus:
+    """The status before, with what the coordinator says of the run, if it says anything."""
     before = status_before(snapshot)
+    if run is None:
+        return before
     started = before.start_time
-    if started is None and (run.seconds > 0 or run.succeeded + run.failed > 0):
-        started = earlier(snapshot.now, run.seconds)
+    if started is None and run.started_seconds > 0:
+        started = as_time(min(run.started_seconds, instant(snapshot.now)))
     resident, cached, idle, evict = run.tier_hits
     return replace(
         before,
@@ -208,82 +218,72 @@ def with_run(snapshot: InferenceJobSnapshot, run: Run) -> InferenceJobStatus:
 def in_progress(
     snapshot: InferenceJobSnapshot,
     status: InferenceJobStatus,
-    reason: str,
-    message: str = "",
+    complete: Cause,
     *,
+    failed: Cause = NOT_FAILED,
     planned: ConditionUpdate | None = None,
-    requeue: float | None = None,
+    requeue: float = SOON_SECONDS,
 ) -> Decision:
-    """A job in progress: `reason` says how far it is. `planned`: the condition of its plan."""
+    """A job in progress: `complete` says how far it is. `planned`: the condition of its plan, where
+    that is not the one that was written last.
+    """
     updates = [
         planned or planned_before(snapshot),
         not_suspended(snapshot),
-        ConditionUpdate("Complete", FALSE, reason, message),
-        ConditionUpdate("Failed", FALSE, NOT_FAILED),
+        ConditionUpdate("Complete", FALSE, *complete),
+        ConditionUpdate("Failed", FALSE, *failed),
     ]
-    return decision(snapshot, status, updates, requeue=requeue)
+    return replace(decision(snapshot, status, updates), requeue_seconds=requeue)
 
 
 def decision(
-    snapshot: InferenceJobSnapshot,
-    status: InferenceJobStatus,
-    updates: Sequence[ConditionUpdate],
-    requeue: float | None = None,
+    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, updates: Sequence[ConditionUpdate]
 ) -> Decision:
-    """The status with conditions and columns."""
-    before, generation = status_before(snapshot), snapshot.job.metadata.generation or 0
-    known = before.conditions
+    """The status with conditions (without updates, as they are) and columns."""
+    job = snapshot.job
     if updates:
-        known = conditions(known, updates, generation=generation, now=snapshot.now)
-    status = replace(status, conditions=known, observed_generation=generation)
-    model = model_of(snapshot.job, snapshot.partition)
-    status = print_job(status, model, pool_of(snapshot.job, snapshot.placement))
-    notes = _started(before, status) + _pool_deleted(status)
-    return Decision(status=status, notes=notes, requeue_seconds=requeue)
+        status = reported(status, job, updates, snapshot.now)
+    status = replace(status, observed_generation=generation_of(job))
+    status = print_job(status, model_of(job, snapshot.partition), pool_of(job, snapshot.placement))
+    notes = _started(status_before(snapshot), status) + _pool_deleted(status)
+    return Decision(status=status, notes=notes)
 
 
 def planned_before(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
     """The condition of the plan that was written last."""
-    known = find(status_before(snapshot).conditions, "Planned")
+    known = find(conditions_of(snapshot.job), "Planned")
     if known is None:
         return ConditionUpdate("Planned", FALSE, "Waiting", "there is no plan yet")
     return ConditionUpdate("Planned", known.status, known.reason, known.message)
 
 
 def not_suspended(snapshot: InferenceJobSnapshot) -> ConditionUpdate:
-    known = find(status_before(snapshot).conditions, "Suspended")
+    known = find(conditions_of(snapshot.job), "Suspended")
     resumed = known is not None and (known.status is not FALSE or known.reason == "Resumed")
     return ConditionUpdate("Suspended", FALSE, "Resumed" if resumed else "NotSuspended")
 
 
-def ended(
-    snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict, run: Run | None
-) -> Decision:
+def ended(snapshot: InferenceJobSnapshot, status: InferenceJobStatus, verdict: Verdict) -> Decision:
     """The terminal condition."""
+    cause = Cause(verdict.reason, verdict.message)
+    failed = ConditionUpdate("Failed", TRUE, *cause)
+    text = f"{verdict.reason}: {verdict.message}"
     if verdict.complete:
-        complete = ConditionUpdate("Complete", TRUE, verdict.reason, verdict.message)
-        failed = ConditionUpdate("Failed", FALSE, NOT_FAILED)
-    else:
-        complete = ConditionUpdate("Complete", FALSE, verdict.reason, verdict.message)
-        failed = ConditionUpdate("Failed", TRUE, verdict.reason, verdict.message)
+        failed, text = ConditionUpdate("Failed", FALSE, *NOT_FAILED), verdict.message
+    complete = ConditionUpdate("Complete", TRUE if verdict.complete else FALSE, *cause)
     status = replace(status, completion_time=snapshot.now)
     if status.items is not None:
         status = replace(status, items=replace(status.items, active=0))
     updates = [planned_before(snapshot), not_suspended(snapshot), complete, failed]
     result = decision(snapshot, status, updates)
-    word = "" if verdict.complete else f"{verdict.reason}: "
-    note = Note(
-        reason="FinishedJob", message=f"{word}{verdict.message}", warning=not verdict.complete
-    )
+    note = Note("FinishedJob", text, warning=not verdict.complete)
     return replace(result, notes=(*result.notes, note))
 
 
 def _started(before: InferenceJobStatus, after: InferenceJobStatus) -> tuple[Note, ...]:
     if before.start_time is not None or after.start_time is None or after.items is None:
         return ()
-    return (
-        Note(reason="StartedJob", message=f"{after.items.total} items", since=after.start_time),
-    )
+    return (Note("StartedJob", f"{after.items.total} items", since=after.start_time),)
 
 
 def _pool_deleted(status: InferenceJobStatus) -> tuple[Note, ...]:
@@ -291,36 +291,28 @@ def _pool_deleted(status: InferenceJobStatus) -> tuple[Note, ...]:
     complete = find(status.conditions, "Complete")
     if complete is None or complete.reason != POOL_NOT_FOUND or status.items is None:
         return ()
-    return (Note(reason=POOL_NOT_FOUND, message=complete.message, warning=True),)
+    return (Note(POOL_NOT_FOUND, complete.message, warning=True),)
 
 
-def progress(run: Run) -> tuple[str, str]:
-    """How far a run is that has not ended: reason and message of Complete."""
+def progress(run: Run) -> Cause:
+    """How far a run is that has not ended."""
     if run.state is RunState.PENDING:
-        return "Starting", "the coordinator has the job and starts it"
+        return Cause("Starting", "the coordinator has the job and starts it")
     failed = f", {run.failed} failed" if run.failed else ""
     text = f"{run.succeeded} of {run.items} items succeeded{failed}"
-    if run.items and run.succeeded + run.failed >= run.items:
-        return COMPLETING, f"{text}; the coordinator completes their results"
-    return "Running", f"{text}, {run.active} are active"
+    if run.completing:
+        return Cause(COMPLETING, f"{text}; the coordinator completes their results")
+    return Cause("Running", f"{text}, {run.active} are active")
 
 
 def lost_devices(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:
     """Devices of the plan that the coordinator has given up."""
     placement, view = snapshot.placement, snapshot.view
-    if placement is None or placement.status is None or not isinstance(view, CoordinatorView):
+    if placement is None or placement.status is None or isinstance(view, Unreachable):
         return ()
     used = {name for stage in placement.status.stages for name in stage.devices}
-    lost = sorted(
-        device.name
-        for device in view.devices
-        if device.state is DeviceState.LOST and device.name in used
-    )
+    lost = {device.name for device in view.devices if device.state is DeviceState.LOST}
     return tuple(
-        Note(
-            reason="LostDevice",
-            message=f"{name} is lost; its tasks go to other devices",
-            warning=True,
-        )
-        for name in lost
+        Note("LostDevice", f"{name} is lost; its tasks go to other devices", warning=True)
+        for name in sorted(used & lost)
     )

@@ -3,15 +3,19 @@
 A name is `BASE-SUFFIX`. Where that would be longer than 63 characters, or BASE has letters that a
 label may not have (a node's name has dots), BASE is shortened and a digest of it keeps it apart
 from others.
+
+An InferenceJob that names a Model gets a Partition of its own, and one without a Placement gets a
+Placement of its own; both are called as the job is.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
-from shoal_api.kinds import AnyKind, InferenceJob
+from shoal_api.kinds import AnyKind, InferenceJob, Partition, Placement
 from shoal_protocol.identities import RESERVED
 
 MAX_NAME: Final = 63
@@ -53,6 +57,22 @@ def fingerprint(value: Sequence[object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+coordinator_name = partial(child_name, suffix="coordinator")
+"""Deployment, Service, claim, service account and common name of a pool's coordinator."""
+agent_name = partial(child_name, suffix="agent")
+"""Service account of a pool's agents, and their DaemonSet where all nodes have one budget."""
+trust_name = partial(child_name, suffix="trust")
+"""ConfigMap of a pool with the authority of Enrol, in `ca.crt`."""
+authority_secret = partial(child_name, suffix="ca")
+"""Secret of a pool's own authority."""
+coordinator_secret = partial(child_name, suffix="coordinator-tls")
+"""Secret of the certificate of a pool's coordinator."""
+worker_secret = partial(child_name, suffix="worker-tls")
+"""Secret of the certificate of a pool's workers."""
+document_name = partial(child_name, suffix="partition")
+"""ConfigMap with a Partition's document."""
+
+
 def uid_of(value: AnyKind) -> str:
     """An object's uid; objects that are not in a cluster have none."""
     return value.metadata.uid or ""
@@ -66,11 +86,6 @@ def namespace_of(value: AnyKind) -> str:
 def job_id(job: InferenceJob) -> str:
     """What the coordinator calls a job: its name and the first eight digits of its uid."""
     return f"{job.metadata.name}-{uid_of(job)[:8]}"
-
-
-def coordinator_name(pool: str) -> str:
-    """Deployment, Service, claim, service account and common name of a pool's coordinator."""
-    return child_name(pool, "coordinator")
 
 
 def coordinator_host(pool: str, namespace: str) -> str:
@@ -91,11 +106,6 @@ def why_no_device(node: str) -> str | None:
     return None
 
 
-def agent_name(pool: str) -> str:
-    """Service account of a pool's agents, and their DaemonSet where all nodes have one budget."""
-    return child_name(pool, "agent")
-
-
 def agents_name(pool: str, node: str) -> str:
     """DaemonSet of one node's agent, where each has a budget of its own."""
     return child_name(pool, f"agent-{_of_node(node)}")
@@ -111,26 +121,31 @@ def _of_node(name: str) -> str:
     return name if _LABEL.fullmatch(name) else f"{_as_label(name)[:40]}-{fingerprint([name])}"
 
 
-def authority_secret(pool: str) -> str:
-    """Secret of the pool's own authority."""
-    return child_name(pool, "ca")
+# ---- what an InferenceJob refers to --------------------------------------------------------------
 
 
-def coordinator_secret(pool: str) -> str:
-    """Secret of the coordinator's certificate."""
-    return child_name(pool, "coordinator-tls")
+def placement_of(job: InferenceJob) -> str:
+    """The name of the job's Placement."""
+    reference = job.spec.placement_ref
+    return job.metadata.name if reference is None else reference.name
 
 
-def worker_secret(pool: str) -> str:
-    """Secret of the certificate of workers."""
-    return child_name(pool, "worker-tls")
+def partition_of(job: InferenceJob, placement: Placement | None) -> str | None:
+    """The name of the job's Partition; None while that is not known."""
+    if job.spec.placement_ref is not None:
+        return None if placement is None else placement.spec.partition_ref.name
+    return job.metadata.name if job.spec.partition_ref is None else job.spec.partition_ref.name
 
 
-def trust_name(pool: str) -> str:
-    """ConfigMap with the authority of Enrol, in `ca.crt`."""
-    return child_name(pool, "trust")
+def model_of(job: InferenceJob, partition: Partition | None) -> str | None:
+    """The name of the job's Model; None while that is not known."""
+    if job.spec.model_ref is not None:
+        return job.spec.model_ref.name
+    return None if partition is None else partition.spec.model_ref.name
 
 
-def document_name(partition: str) -> str:
-    """ConfigMap with a Partition's document."""
-    return child_name(partition, "partition")
+def pool_of(job: InferenceJob, placement: Placement | None) -> str | None:
+    """The name of the job's DevicePool; None while that is not known."""
+    if job.spec.pool_ref is not None:
+        return job.spec.pool_ref.name
+    return None if placement is None else placement.spec.pool_ref.name

@@ -5,10 +5,16 @@ With none of fragments, maxFragmentSize and cuts, the fragments are made for the
 the namespace's pools at that time; a pool that comes later cuts nothing anew, because jobs run.
 
 A Partition is ready when the stored document was made by its recipe and its status describes that
-document. Everything else leads there: a worker, its answer, the ConfigMap.
+document. Everything else leads there: a worker, its answer, the ConfigMap. That holds the document
+as gzip in binaryData, with what made it; it holds at most 1 MiB, so a document is refused that is
+larger even when it is packed.
 """
 
-from collections.abc import Iterable, Sequence
+import base64
+import gzip
+import json
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, assert_never
 
@@ -17,36 +23,30 @@ from shoal_api.fields import MAX_FRAGMENTS
 from shoal_api.kinds import DevicePool, Model, Partition
 from shoal_api.kinds.partition import FragmentStatus, PartitionStatus
 from shoal_operator.reconcile.addresses import offline_text, outside
-from shoal_operator.reconcile.condition_updates import (
+from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
+    Cause,
     ConditionUpdate,
-    conditions,
-    holds_for,
-    message_of,
+    holds_now,
+    not_ready,
+    reported,
     shortened,
 )
 from shoal_operator.reconcile.decision import Decision, Manifest, Note
-from shoal_operator.reconcile.documents import MAX_PACKED_BYTES, config_map, pack
-from shoal_operator.reconcile.names import fingerprint, namespace_of
-from shoal_operator.reconcile.snapshot import (
-    PartitionSnapshot,
-    StoredDocument,
-    Worker,
-    WorkerPhase,
-)
-from shoal_operator.reconcile.waiting import (
-    retry_in,
-    worker_named,
-    worker_text,
-)
+from shoal_operator.reconcile.manifests import labels_of, manifest
+from shoal_operator.reconcile.names import document_name, fingerprint
+from shoal_operator.reconcile.snapshot import PartitionSnapshot, StoredDocument, Worker, WorkerPhase
 from shoal_operator.reconcile.workers import (
     cut_worker,
     delivers,
     given_digest,
+    retry_in,
     shape_arguments,
     worker_job,
     worker_key,
+    worker_named,
+    worker_text,
 )
 from shoal_protocol.partition import (
     MODEL,
@@ -54,9 +54,16 @@ from shoal_protocol.partition import (
     PartitionDocument,
     TensorSpec,
     document_from_json,
+    document_to_json,
 )
 from shoal_protocol.units import format_bytes
 
+KEY: Final = "partition.json.gz"
+RECIPE: Final = "shoal.dev/recipe"
+ARGUMENTS: Final = "shoal.dev/arguments"
+MAX_PACKED_BYTES: Final = 1_000_000
+MAX_DOCUMENT_BYTES: Final = 64 << 20
+"""Unpacked: a ConfigMap that anyone may have written must not fill the operator's memory."""
 _NAMES: Final = 256
 _NAME_LENGTH: Final = 512
 _ALL_NAMES: Final = 256 << 10
@@ -65,19 +72,14 @@ _ALL_NAMES: Final = 256 << 10
 
 def reconcile_partition(snapshot: PartitionSnapshot) -> Decision:
     """What is to be done about a Partition."""
-    model = snapshot.model
+    model, stored = snapshot.model, snapshot.document
     if model is None:
         name = snapshot.partition.spec.model_ref.name
-        return _waits(snapshot, "ModelNotFound", f"there is no Model {name}")
-    if not holds_for(
-        model.status.conditions if model.status else (), "Ready", model.metadata.generation or 0
-    ):
-        said = message_of(model.status.conditions if model.status else (), "Ready")
-        name = model.metadata.name
-        return _waits(snapshot, "ModelNotReady", f"Model {name} is not ready: {said or 'waiting'}")
-    stored = snapshot.document
+        return _waits(snapshot, Cause("ModelNotFound", f"there is no Model {name}"))
+    if (cause := not_ready(model)) is not None:
+        return _waits(snapshot, cause)
     if stored is not None and stored.recipe == recipe_of(snapshot.partition, model):
-        return _cut(snapshot, stored, notes=())
+        return _cut(snapshot, stored.document)
     return _cutting(snapshot, model)
 
 
@@ -86,12 +88,6 @@ def recipe_of(partition: Partition, model: Model) -> str:
     spec = partition.spec
     how = [spec.fragments, spec.max_fragment_size, list(spec.cuts or ())]
     return fingerprint([given_digest(model), *shape_arguments(model), *how])
-
-
-def smallest_budget(pools: Iterable[DevicePool]) -> int | None:
-    """The least that a device of these pools may use; None while no pool says."""
-    budgets = [budget for pool in pools if (budget := pool_budget(pool)) is not None]
-    return min(budgets, default=None)
 
 
 def pool_budget(pool: DevicePool) -> int | None:
@@ -107,7 +103,7 @@ def current_document(
     """The stored document, if the Partition is ready and its status describes that one."""
     if partition is None or partition.status is None or stored is None:
         return None
-    if not holds_for(partition.status.conditions, "Ready", partition.metadata.generation or 0):
+    if not holds_now(partition, "Ready"):
         return None
     shown = [fragment.digest for fragment in partition.status.fragments]
     is_current = shown == [fragment.digest for fragment in stored.document.fragments]
@@ -118,23 +114,23 @@ def current_document(
 
 
 def _cutting(snapshot: PartitionSnapshot, model: Model) -> Decision:
-    partition, settings = snapshot.partition, snapshot.settings
+    partition, settings, name = snapshot.partition, snapshot.settings, model.metadata.name
     uri = model.spec.source.uri
     if settings.offline and outside(uri):
-        return _waits(snapshot, "Offline", offline_text(uri))
+        return _waits(snapshot, Cause("Offline", offline_text(uri)))
     arguments = _arguments(partition, model, snapshot.pools)
     if arguments is None:
-        message = "no DevicePool here has a known budget to cut for; make one, or give fragments"
-        return _waits(snapshot, "WaitingForPool", message)
+        text = "no DevicePool here has a known budget to cut for; make one, or give fragments"
+        return _waits(snapshot, Cause("WaitingForPool", text))
     worker_spec = cut_worker(partition, model, arguments)
     worker = worker_named(snapshot.workers, worker_spec.name)
     if worker is None:
-        decision = _waits(snapshot, "Cutting", f"{model.metadata.name} is about to be cut")
+        decision = _waits(snapshot, Cause("Cutting", f"{name} is about to be cut"))
         return replace(decision, children=(worker_job(partition, worker_spec, settings),))
     match worker.phase:
         case WorkerPhase.PENDING | WorkerPhase.RUNNING:
-            text = worker_text(worker, f"{model.metadata.name} is being cut")
-            return _waits(snapshot, "Cutting", text, keep=worker.name)
+            text = worker_text(worker, f"{name} is being cut")
+            return _waits(snapshot, Cause("Cutting", text), keep=worker.name)
         case WorkerPhase.SUCCEEDED:
             return _answered(snapshot, model, worker, arguments)
         case WorkerPhase.FAILED:
@@ -155,10 +151,10 @@ def _arguments(
     elif spec.cuts is not None:
         how = ["--cuts", ",".join(spec.cuts)]
     else:
-        budget = smallest_budget(pools)
-        if budget is None:
+        budgets = [budget for pool in pools if (budget := pool_budget(pool)) is not None]
+        if not budgets:
             return None
-        how = ["--max-bytes", str(budget)]
+        how = ["--max-bytes", str(min(budgets))]
     digest = given_digest(model)
     assert digest is not None, "a Model that is ready has a digest"
     return (*how, "--digest", digest, *shape_arguments(model))
@@ -167,74 +163,63 @@ def _arguments(
 def _answered(
     snapshot: PartitionSnapshot, model: Model, worker: Worker, arguments: tuple[str, ...]
 ) -> Decision:
-    """The worker has cut: keep what it says."""
+    """The worker has cut: store what it says."""
     partition = snapshot.partition
     if worker.output is None:
-        # Nobody knows any more what it said: it says it again.
-        return _waits(snapshot, "Cutting", "what the worker printed is gone; it starts again")
+        # Its log is gone, so it runs again.
+        text = "what the worker printed is gone; it starts again"
+        return _waits(snapshot, Cause("Cutting", text))
     try:
         document = document_from_json(worker.output)
     except DocumentRefused as error:
-        message = f"worker {worker.name} answers what this operator does not read: {error}"
-        return _waits(snapshot, "DocumentUnreadable", message, keep=worker.name)
-    recipe = recipe_of(partition, model)
-    stored = StoredDocument(recipe=recipe, arguments=arguments, document=document)
+        text = f"worker {worker.name} answers what this operator does not read: {error}"
+        return _waits(snapshot, Cause("DocumentUnreadable", text), keep=worker.name)
     count = len(document.fragments)
     if count > MAX_FRAGMENTS:
-        message = f"{count} fragments; at most {MAX_FRAGMENTS} are kept: cut coarser"
-        return _waits(snapshot, "TooManyFragments", message, keep=worker.name)
-    packed = pack(stored)
+        text = f"{count} fragments; at most {MAX_FRAGMENTS} are kept: cut coarser"
+        return _waits(snapshot, Cause("TooManyFragments", text), keep=worker.name)
+    recipe = recipe_of(partition, model)
+    stored = StoredDocument(recipe=recipe, arguments=arguments, document=document)
+    packed = _pack(stored)
     if len(packed) > MAX_PACKED_BYTES:
-        message = (
+        text = (
             f"its description takes {format_bytes(len(packed))} when it is packed, and a ConfigMap "
             f"holds {format_bytes(MAX_PACKED_BYTES)}: cut coarser"
         )
-        return _waits(snapshot, "DocumentTooLarge", message, keep=worker.name)
-    note = Note(reason="CutModel", message=_summary(stored.document), since=worker.ended_at or "")
-    child = config_map(partition, stored, packed)
-    return _cut(snapshot, stored, notes=(note,), children=(child,), keep=worker.name)
+        return _waits(snapshot, Cause("DocumentTooLarge", text), keep=worker.name)
+    note = Note(reason="CutModel", message=_summary(document), since=worker.ended_at or "")
+    child = _config_map(partition, stored, packed)
+    decision = _cut(snapshot, document, keep=worker.name)
+    return replace(decision, notes=(note,), children=(child,))
 
 
 def _failed(snapshot: PartitionSnapshot, worker: Worker) -> Decision:
-    name = snapshot.partition.spec.model_ref.name
-    text = worker_text(worker, f"{name} could not be cut")
-    reason = "Refused" if worker.refused else "CuttingFailed"
-    note = Note(reason=reason, message=text, warning=True, since=worker.ended_at or "")
-    remaining = None if worker.refused else retry_in(worker, snapshot.now)
-    keep = None if remaining == 0 else worker.name
-    decision = _waits(snapshot, reason, text, keep=keep)
-    seconds = None if remaining is None else max(1.0, remaining)
-    return replace(decision, notes=(note,), requeue_seconds=seconds)
+    text = worker_text(worker, f"{snapshot.partition.spec.model_ref.name} could not be cut")
+    cause = Cause("Refused" if worker.refused else "CuttingFailed", text)
+    note = Note(*cause, warning=True, since=worker.ended_at or "")
+    if worker.refused:
+        return replace(_waits(snapshot, cause, keep=worker.name), notes=(note,))
+    remaining = retry_in(worker, snapshot.now)
+    decision = _waits(snapshot, cause, keep=worker.name if remaining else None)
+    return replace(decision, notes=(note,), requeue_seconds=max(1.0, remaining))
 
 
 # ---- the status ----------------------------------------------------------------------------------
 
 
-def _waits(
-    snapshot: PartitionSnapshot, reason: str, message: str, keep: str | None = None
-) -> Decision:
+def _waits(snapshot: PartitionSnapshot, cause: Cause, keep: str | None = None) -> Decision:
     """Not cut (yet); fragments of another recipe are not shown any more."""
-    updates = [ConditionUpdate(type_, FALSE, reason, message) for type_ in ("Cut", "Ready")]
+    updates = [ConditionUpdate(type_, FALSE, *cause) for type_ in ("Cut", "Ready")]
     return _decision(snapshot, PartitionStatus(), updates, keep)
 
 
 def _cut(
-    snapshot: PartitionSnapshot,
-    stored: StoredDocument,
-    notes: tuple[Note, ...],
-    children: tuple[Manifest, ...] = (),
-    keep: str | None = None,
+    snapshot: PartitionSnapshot, document: PartitionDocument, keep: str | None = None
 ) -> Decision:
-    summary = _summary(stored.document)
-    updates = [
-        ConditionUpdate("Cut", TRUE, "Cut", summary),
-        ConditionUpdate("Ready", TRUE, "Ready", summary),
-    ]
-    status = PartitionStatus(
-        fragments=_fragments(stored.document), boundary_bytes=_boundary(stored.document)
-    )
-    decision = _decision(snapshot, status, updates, keep)
-    return replace(decision, notes=notes, children=children)
+    summary = _summary(document)
+    updates = [ConditionUpdate(type_, TRUE, type_, summary) for type_ in ("Cut", "Ready")]
+    status = PartitionStatus(fragments=_fragments(document), boundary_bytes=_boundary(document))
+    return _decision(snapshot, status, updates, keep)
 
 
 def _decision(
@@ -243,14 +228,11 @@ def _decision(
     updates: Sequence[ConditionUpdate],
     keep: str | None,
 ) -> Decision:
+    """All workers but `keep` and those that deliver are removed."""
     partition = snapshot.partition
-    before = partition.status or PartitionStatus()
-    generation = partition.metadata.generation or 0
-    known = conditions(before.conditions, updates, generation=generation, now=snapshot.now)
-    status = replace(status, conditions=known, observed_generation=generation)
-    namespace = namespace_of(partition)
+    status = reported(status, partition, updates, snapshot.now)
     removals = tuple(
-        worker_key(namespace, worker.name)
+        worker_key(partition, worker.name)
         for worker in snapshot.workers
         if worker.name != keep and not delivers(worker.name)
     )
@@ -266,7 +248,7 @@ def _summary(document: PartitionDocument) -> str:
 
 def _boundary(document: PartitionDocument) -> int | None:
     """What one item sends between fragments; None where a shape is unknown."""
-    inner = [edge for edge in document.edges if MODEL not in (edge.producer, edge.consumer)]
+    inner = (edge for edge in document.edges if MODEL not in (edge.producer, edge.consumer))
     total = 0
     for edge in inner:
         if edge.bytes_per_item is None:
@@ -301,3 +283,49 @@ def _fragments(document: PartitionDocument) -> tuple[FragmentStatus, ...]:
 
 def _names(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
     return tuple(shortened(spec.name, _NAME_LENGTH) for spec in specs[:_NAMES])
+
+
+# ---- the document in its ConfigMap ---------------------------------------------------------------
+
+
+def _pack(stored: StoredDocument) -> bytes:
+    """The document as the ConfigMap holds it; the same bytes every time."""
+    return gzip.compress(document_to_json(stored.document).encode(), mtime=0)
+
+
+def _config_map(partition: Partition, stored: StoredDocument, packed: bytes) -> Manifest:
+    """The ConfigMap of a Partition's document."""
+    annotations = {RECIPE: stored.recipe, ARGUMENTS: json.dumps(list(stored.arguments))}
+    return manifest(
+        partition,
+        "ConfigMap",
+        document_name(partition.metadata.name),
+        labels_of(partition, "document"),
+        {"annotations": annotations},
+        binaryData={KEY: base64.b64encode(packed).decode()},
+    )
+
+
+def read_document(config_map: Mapping[str, object]) -> StoredDocument | None:
+    """What a ConfigMap of ours holds; None where somebody has made it useless: it is made again."""
+    match config_map:
+        case {
+            "metadata": {
+                "annotations": {
+                    "shoal.dev/recipe": str(recipe),
+                    "shoal.dev/arguments": str(arguments),
+                }
+            },
+            "binaryData": {"partition.json.gz": str(packed)},
+        }:
+            try:
+                unpacker = zlib.decompressobj(wbits=31)
+                text = unpacker.decompress(base64.b64decode(packed), MAX_DOCUMENT_BYTES)
+                given = json.loads(arguments)
+                document = document_from_json(text)
+            except (ValueError, zlib.error, DocumentRefused):
+                return None
+            if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+                return None
+            return StoredDocument(recipe=recipe, arguments=tuple(given), document=document)
+    return None

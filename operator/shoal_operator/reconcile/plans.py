@@ -14,7 +14,7 @@ from typing import Final, assert_never
 
 from shoal_api.kinds import Placement
 from shoal_api.kinds.placement import Cost, Pin, PlacementStatus, Rejected, StageStatus
-from shoal_operator.reconcile.condition_updates import shortened
+from shoal_operator.reconcile.conditions import shortened
 from shoal_planner.costs import Costs, Division, PoolDevice, Span
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
 from shoal_planner.placement import MAX_REJECTED, plan

@@ -62,10 +62,7 @@ class OperatorSettings:
     operator_labels: Mapping[str, str] = member(
         _LABELS,
         "Labels of the operator's pods, so that others let them in.",
-        default={
-            "app.kubernetes.io/name": "shoal",
-            "app.kubernetes.io/component": "operator",
-        },
+        default={"app.kubernetes.io/name": "shoal", "app.kubernetes.io/component": "operator"},
     )
     coordinator_memory: Bytes = member(
         MEMORY, "Memory limit of a coordinator's pod.", unit="bytes", default="512Mi"

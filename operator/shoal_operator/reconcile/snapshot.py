@@ -157,7 +157,9 @@ class Run:
     """A job as its coordinator reports it. `failures`: item, input, reason; the first eight.
 
     `reason` is the coordinator's one word for why it failed or was cancelled. `plan` and `terms`
-    are what it was submitted with last.
+    are what it was submitted with last. `completing`: every item has ended, and the results are
+    being completed. `started_seconds`: when its first task started, by the coordinator's clock,
+    since 1970; 0: none has.
     """
 
     job: str
@@ -175,6 +177,8 @@ class Run:
     tier_hits: tuple[int, int, int, int]
     failures: tuple[tuple[int, str, str], ...] = ()
     reason: str = ""
+    completing: bool = False
+    started_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,27 +213,31 @@ class CoordinatorView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSnapshot:
+class _Snapshot:
+    """What every reconciler sees: the time, and how the operator was installed."""
+
+    now: str
+    settings: OperatorSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSnapshot(_Snapshot):
     """A Model, the workers that carry its uid as the label `shoal.dev/owner-uid`, and the
     Partitions of it.
     """
 
-    now: str
-    settings: OperatorSettings
     model: Model
     workers: tuple[Worker, ...] = ()
     partitions: tuple[Partition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionSnapshot:
+class PartitionSnapshot(_Snapshot):
     """A Partition with its Model and the workers that carry its uid as the label
     `shoal.dev/owner-uid`; `document` is what its ConfigMap (`names.document_name`) holds. `pools`
     are those of the namespace.
     """
 
-    now: str
-    settings: OperatorSettings
     partition: Partition
     model: Model | None
     workers: tuple[Worker, ...] = ()
@@ -238,7 +246,7 @@ class PartitionSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePoolSnapshot:
+class DevicePoolSnapshot(_Snapshot):
     """A DevicePool and everything that it consists of.
 
     `nodes` are the cluster's. `secrets`: those of `certificates` that are there. `agents`: every
@@ -250,8 +258,6 @@ class DevicePoolSnapshot:
     while there is none.
     """
 
-    now: str
-    settings: OperatorSettings
     pool: DevicePool
     nodes: tuple[Node, ...]
     secrets: frozenset[str]
@@ -266,15 +272,13 @@ class DevicePoolSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementSnapshot:
+class PlacementSnapshot(_Snapshot):
     """A Placement with what is to be placed and where.
 
     `measured` is the newest Run on it that its coordinator knows; the controller reconciles again
     when such a Run ends. `cordoned` are the nodes where nothing new is to be placed.
     """
 
-    now: str
-    settings: OperatorSettings
     placement: Placement
     partition: Partition | None
     document: StoredDocument | None
@@ -285,7 +289,7 @@ class PlacementSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceJobSnapshot:
+class InferenceJobSnapshot(_Snapshot):
     """An InferenceJob, the objects it refers to, its workers, and what its coordinator says of it.
 
     The objects have the names of `references`: `placement_of`, `partition_of`, `model_of`,
@@ -293,8 +297,6 @@ class InferenceJobSnapshot:
     `rivals` are the jobs on the same pool with a higher priority, as long as this one has no run.
     """
 
-    now: str
-    settings: OperatorSettings
     job: InferenceJob
     model: Model | None
     partition: Partition | None

@@ -1,4 +1,4 @@
-"""The workers: `batch/v1` Jobs of one pod each, which handle all data from outside. Pure builders.
+"""The workers: `batch/v1` Jobs of one pod each, which handle all data from outside. Pure.
 
 A worker's name says what it is given, so an edit of that makes another worker. A worker that
 refuses its input ends with status 2 and is not tried again; one whose node goes away is, at no cost
@@ -6,7 +6,7 @@ of its tries; one that fails otherwise is tried a few times, later and later.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +15,22 @@ from shoal_api.kinds import AnyKind, InferenceJob, Model, Partition
 from shoal_api.kinds.inference_job import Inputs, Outputs
 from shoal_operator.reconcile.addresses import claim_of, outside
 from shoal_operator.reconcile.decision import Manifest, ObjectKey
+from shoal_operator.reconcile.manifests import (
+    GRPC_PORT,
+    TLS_ARGUMENTS,
+    TLS_MOUNT,
+    TMP_MOUNT,
+    Json,
+    child_key,
+    container,
+    labels_of,
+    manifest,
+    pod,
+    scratch,
+    tls_volume,
+)
 from shoal_operator.reconcile.names import (
+    POOL,
     child_name,
     coordinator_host,
     fingerprint,
@@ -23,20 +38,9 @@ from shoal_operator.reconcile.names import (
     namespace_of,
     worker_secret,
 )
-from shoal_operator.reconcile.pods import (
-    GRPC_PORT,
-    TLS_ARGUMENTS,
-    TLS_MOUNT,
-    TMP_MOUNT,
-    Json,
-    container,
-    labels_of,
-    metadata_of,
-    pod,
-    scratch,
-    tls_volume,
-)
 from shoal_operator.reconcile.settings import OperatorSettings
+from shoal_operator.reconcile.snapshot import Worker
+from shoal_operator.reconcile.times import seconds_since
 
 REFUSED_STATUS: Final = 2
 TRIES_BEYOND_THE_FIRST: Final = 4
@@ -45,78 +49,66 @@ DEADLINE_SECONDS: Final = 6 * 3600
 RECORD_SECONDS: Final = 7 * 86_400
 """How long an ended worker stays whose end is a record: what it refused is not tried again."""
 FINISHED_SECONDS: Final = 300
-"""How long the others stay: to transfer or deliver once more does no harm."""
+"""How long one stays that worked for a coordinator: to do that once more does no harm."""
+RETRY_SECONDS: Final = 600.0
+"""After so long, a worker that failed without refusing its input is created again."""
 _DELIVERS: Final = re.compile(r"-deliver-[0-9a-f]{8}$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """What a worker does: its command, the addresses that it opens, the Secret for them, the pool
+    """What a worker does: its command, the address that it opens, the Secret for that, the pool
     whose coordinator it talks to. `fetches`: what it opens comes to lie on its own disk;
-    `writes`: it puts something there. `ttl_seconds`: how long it stays after its end.
+    `writes`: it puts something there.
     """
 
     name: str
     component: str
     command: tuple[str, ...]
-    uris: tuple[str, ...]
+    uri: str
     secret: str | None = None
     pool: str | None = None
     fetches: bool = False
     writes: bool = False
-    ttl_seconds: int = RECORD_SECONDS
 
 
-def worker_key(namespace: str, name: str) -> ObjectKey:
+def worker_key(owner: AnyKind, name: str) -> ObjectKey:
     """Where a worker is, to remove it."""
-    return ObjectKey(api_version="batch/v1", kind="Job", namespace=namespace, name=name)
+    return child_key(owner, "Job", name)
 
 
 def worker_job(owner: AnyKind, worker_spec: WorkerSpec, settings: OperatorSettings) -> Manifest:
     """The `batch/v1` Job of a worker."""
     labels = labels_of(owner, worker_spec.component)
     if worker_spec.pool is not None:
-        labels["shoal.dev/pool"] = worker_spec.pool
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": metadata_of(owner, worker_spec.name, labels),
-        "spec": {
-            "backoffLimit": TRIES_BEYOND_THE_FIRST,
-            "activeDeadlineSeconds": DEADLINE_SECONDS,
-            "ttlSecondsAfterFinished": worker_spec.ttl_seconds,
-            "podFailurePolicy": {"rules": _failure_rules()},
-            "template": {"metadata": {"labels": labels}, "spec": _pod(worker_spec, settings)},
-        },
-    }
-
-
-def _failure_rules() -> list[Json]:
-    refused: Json = {
-        "containerName": "worker",
-        "operator": "In",
-        "values": [REFUSED_STATUS],
-    }
+        labels[POOL] = worker_spec.pool
+    refused = {"containerName": "worker", "operator": "In", "values": [REFUSED_STATUS]}
     disrupted = {"type": "DisruptionTarget", "status": "True"}
-    return [
-        {"action": "Ignore", "onPodConditions": [disrupted]},
-        {"action": "FailJob", "onExitCodes": refused},
-    ]
+    spec = {
+        "backoffLimit": TRIES_BEYOND_THE_FIRST,
+        "activeDeadlineSeconds": DEADLINE_SECONDS,
+        "ttlSecondsAfterFinished": RECORD_SECONDS if worker_spec.pool is None else FINISHED_SECONDS,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "Ignore", "onPodConditions": [disrupted]},
+                {"action": "FailJob", "onExitCodes": refused},
+            ]
+        },
+        "template": {"metadata": {"labels": labels}, "spec": _pod(worker_spec, settings)},
+    }
+    return manifest(owner, "Job", worker_spec.name, labels, spec=spec)
 
 
 def _pod(worker_spec: WorkerSpec, settings: OperatorSettings) -> Json:
-    claims = sorted({claim for uri in worker_spec.uris if (claim := claim_of(uri)) is not None})
-    names = {claim: f"claim-{place}" for place, claim in enumerate(claims)}
     command = [*worker_spec.command]
     mounts: list[Mapping[str, object]] = [TMP_MOUNT]
     volumes = [scratch(settings.worker_disk)]
-    for claim in claims:
+    if (claim := claim_of(worker_spec.uri)) is not None:
         command += ["--volume", f"{claim}=/volumes/{claim}"]
         # What is only read is not handed to our group either, as what is written is.
         only = {} if worker_spec.writes else {"readOnly": True}
-        mounts.append({"name": names[claim], "mountPath": f"/volumes/{claim}", **only})
-        of = {"claimName": claim, **only}
-        volumes.append({"name": names[claim], "persistentVolumeClaim": of})
+        mounts.append({"name": "claim-0", "mountPath": f"/volumes/{claim}", **only})
+        volumes.append({"name": "claim-0", "persistentVolumeClaim": {"claimName": claim, **only}})
     if worker_spec.fetches:
         # Half, because what is cut lies there twice.
         command += ["--max-download", str(settings.worker_disk // 2)]
@@ -127,16 +119,32 @@ def _pod(worker_spec: WorkerSpec, settings: OperatorSettings) -> Json:
     more: Json = {"env": [{"name": "HOME", "value": "/tmp"}]}  # noqa: S108 - a volume of its own
     if worker_spec.secret is not None:
         more["envFrom"] = [{"secretRef": {"name": worker_spec.secret}}]
+    images, memory = settings.images, settings.worker_memory
     worker = container(
-        "worker",
-        settings.images.worker,
-        settings.images,
-        command,
-        settings.worker_memory,
-        volumeMounts=mounts,
+        "worker", images.worker, images, command, memory, volumeMounts=mounts, **more
     )
-    place = settings.worker_place.fields()
-    return pod(settings.images, [{**worker, **more}], volumes, restartPolicy="Never", **place)
+    return pod(images, [worker], volumes, restartPolicy="Never", **settings.worker_place.fields())
+
+
+# ---- how far a worker is -------------------------------------------------------------------------
+
+
+def worker_named(workers: Iterable[Worker], name: str) -> Worker | None:
+    """The worker of that name; None if it does not exist."""
+    return next((worker for worker in workers if worker.name == name), None)
+
+
+def worker_text(worker: Worker, otherwise: str) -> str:
+    """What a worker or the scheduler said last, else what can be said without them."""
+    message = " ".join(worker.message.split())
+    return message or f"{otherwise} (worker {worker.name})"
+
+
+def retry_in(worker: Worker, now: str) -> float:
+    """In how many seconds a worker that failed is made again; 0: now."""
+    if worker.ended_at is None:
+        return RETRY_SECONDS
+    return max(0.0, RETRY_SECONDS - seconds_since(worker.ended_at, now))
 
 
 # ---- the specs of workers ------------------------------------------------------------------------
@@ -149,55 +157,56 @@ def given_digest(model: Model) -> str | None:
     return None if model.status is None else model.status.digest
 
 
-def inspect_worker(model: Model) -> WorkerSpec:
-    """Fetch, verify and profile a model; named after address, Secret, digest and shapes."""
-    source, digest = model.spec.source, given_digest(model)
-    options = ["--digest", digest] if digest is not None else []
-    options += shape_arguments(model)
-    return WorkerSpec(
-        name=child_name(model.metadata.name, f"inspect-{fingerprint([*_source(model), *options])}"),
-        component="inspect",
-        command=("shoal", "inspect", source.uri, *options, "--json"),
-        uris=(source.uri,),
-        secret=_name(model.spec.source.secret_ref),
-        fetches=outside(source.uri),
-    )
-
-
 def shape_arguments(model: Model) -> list[str]:
     """The shapes of inputs with dynamic axes."""
     shapes = ((each.input, ",".join(map(str, each.shape))) for each in model.spec.shapes)
     return [text for name, sizes in shapes for text in ("--shape", f"{name}={sizes}")]
 
 
+def inspect_worker(model: Model) -> WorkerSpec:
+    """Fetch, verify and profile a model."""
+    digest = given_digest(model)
+    options = [] if digest is None else ["--digest", digest]
+    options += shape_arguments(model)
+    command = ("inspect", model.spec.source.uri, *options, "--json")
+    return _on_model(model, model, "inspect", options, command)
+
+
 def cut_worker(partition: Partition, model: Model, arguments: Sequence[str]) -> WorkerSpec:
     """Cut a model and describe the fragments; `arguments` say how."""
-    mark = fingerprint([*_source(model), *arguments])
-    return WorkerSpec(
-        name=child_name(partition.metadata.name, f"cut-{mark}"),
-        component="cut",
-        command=("shoal", "partition", model.spec.source.uri, *arguments, "--document"),
-        uris=(model.spec.source.uri,),
-        secret=_name(model.spec.source.secret_ref),
-        fetches=outside(model.spec.source.uri),
-    )
+    command = ("partition", model.spec.source.uri, *arguments, "--document")
+    return _on_model(partition, model, "cut", arguments, command)
 
 
 def deliver_worker(
     partition: Partition, model: Model, arguments: Sequence[str], pool: str
 ) -> WorkerSpec:
     """Cut a model as it was cut, into a pool's store; many jobs share one."""
-    mark = fingerprint([pool, *_source(model), *arguments])
     target = coordinator_address(pool, namespace_of(partition))
+    command = ("partition", model.spec.source.uri, *arguments, "--to", target)
+    return _on_model(partition, model, "deliver", arguments, command, pool)
+
+
+def _on_model(
+    owner: Model | Partition,
+    model: Model,
+    component: str,
+    options: Sequence[str],
+    command: Sequence[str],
+    pool: str | None = None,
+) -> WorkerSpec:
+    """A worker that opens a model; named after pool, address, Secret and options."""
+    source, secret = model.spec.source, _name(model.spec.source.secret_ref)
+    place = [] if pool is None else [pool]
+    mark = fingerprint([*place, source.uri, secret or "", *options])
     return WorkerSpec(
-        name=child_name(partition.metadata.name, f"deliver-{mark}"),
-        component="deliver",
-        command=("shoal", "partition", model.spec.source.uri, *arguments, "--to", target),
-        uris=(model.spec.source.uri,),
-        secret=_name(model.spec.source.secret_ref),
-        fetches=outside(model.spec.source.uri),
+        name=child_name(owner.metadata.name, f"{component}-{mark}"),
+        component=component,
+        command=("shoal", *command),
+        uri=source.uri,
+        secret=secret,
         pool=pool,
-        ttl_seconds=FINISHED_SECONDS,
+        fetches=outside(source.uri),
     )
 
 
@@ -227,11 +236,10 @@ def _transfer(
         name=child_name(job_id(job), component),
         component=component,
         command=("shoal", "copy", *ways),
-        uris=(place.uri,),
+        uri=place.uri,
         secret=_name(place.secret_ref),
         pool=pool,
         writes=place is job.spec.outputs,
-        ttl_seconds=FINISHED_SECONDS,
     )
 
 
@@ -242,7 +250,3 @@ def coordinator_address(pool: str, namespace: str) -> str:
 
 def _name(reference: Reference | None) -> str | None:
     return None if reference is None else reference.name
-
-
-def _source(model: Model) -> list[str]:
-    return [model.spec.source.uri, _name(model.spec.source.secret_ref) or ""]

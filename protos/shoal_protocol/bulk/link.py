@@ -262,7 +262,8 @@ class BulkLink:
             frame_bytes=self._transport.frame_bytes,
         )
         size = sum(tensor.nbytes for tensor in outbound.tensors.values())
-        quick = fast or size < _ENCODE_IN_THREAD_FROM_BYTES
+        text = any(tensor.dtype.kind in "OU" for tensor in outbound.tensors.values())
+        quick = (fast and not text) or size < _ENCODE_IN_THREAD_FROM_BYTES
         encoded = encode() if quick and not outbound.on_disk else await in_thread(encode)
         encoded.header.activation.ticket = outbound.ticket
         return encoded

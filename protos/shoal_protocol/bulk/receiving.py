@@ -43,8 +43,9 @@ class ReceiveBuffer(Protocol):
 class Receiver(Protocol):
     """Decides which activations are taken, and takes them."""
 
-    def admit(self, activation: Activation, decoded_bytes: int) -> ReceiveBuffer:
-        """A buffer for an activation whose header has been checked. Raises `TransferError`."""
+    def admit(self, activation: Activation, memory_bytes: int) -> ReceiveBuffer:
+        """A buffer for an activation whose header has been checked, and which will take so much
+        memory. Raises `TransferError`."""
         ...
 
     async def take(self, received: ReceivedActivation, buffer: ReceiveBuffer) -> None:
@@ -110,8 +111,8 @@ class Intake:
             buffer.settle()
         return received
 
-    def _admit(self, activation: Activation, decoded_bytes: int) -> ReceiveBuffer:
-        self._buffer = self._receiver.admit(activation, decoded_bytes)
+    def _admit(self, activation: Activation, memory_bytes: int) -> ReceiveBuffer:
+        self._buffer = self._receiver.admit(activation, memory_bytes)
         return self._buffer
 
 

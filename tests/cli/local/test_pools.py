@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from shoal_api.kinds.device_pool import LocalDevice
 from shoal_cli.local.manifests import load_manifests
-from shoal_cli.local.observer import joined
-from shoal_cli.local.pool import PoolRun, PoolSettings
+from shoal_cli.local.pool import PoolRun
+from shoal_cli.local.runner import snapshot
 from shoal_cli.local.supervisor import Supervisor
 from shoal_cli.local.watch import DeviceTally
 from shoal_cli.local.workspace import Workspace, open_workspace
@@ -24,18 +23,8 @@ spec:
 def pool_run(name: str, folder: Path, workspace: Workspace) -> PoolRun:
     (folder / f"{name}.yaml").write_text(POOL.format(name=name))
     pool = load_manifests([folder / f"{name}.yaml"]).pools[name]
-    assert pool.spec.local is not None
-    devices: tuple[LocalDevice, ...] = pool.spec.local.devices
-    settings = PoolSettings(
-        workspace=workspace,
-        groups=None,
-        relay=False,
-        threads=None,
-        task_seconds=540.0,
-        log_level="info",
-        prefix=f"{name}.",
-    )
-    return PoolRun(pool, devices, [], settings, Supervisor(lambda _: None))
+    supervisor = Supervisor(lambda _: None)
+    return PoolRun(pool=pool, workspace=workspace, supervisor=supervisor, prefix=f"{name}.")
 
 
 async def test_devices_of_one_name_in_two_pools_are_told_apart(tmp_path: Path) -> None:
@@ -45,13 +34,11 @@ async def test_devices_of_one_name_in_two_pools_are_told_apart(tmp_path: Path) -
             tally = DeviceTally()
             tally.add(pb.DeviceStatus(name="one", queued=number))
             run.watch.devices["one"] = tally
-            run.limits["one"] = 100 + number
-        shown = joined([run.snapshot() for run in runs])
+        shown = snapshot(runs)
         assert {device.name: device.queued for device in shown.devices} == {
             "shelf.one": 0,
             "loft.one": 1,
         }
-        assert shown.limits == {"shelf.one": 100, "loft.one": 101}
         assert shown.restarts == {"shelf.one": 0, "loft.one": 0}
         for run in runs:
             await run.close()

@@ -25,6 +25,8 @@ def work(request, progress):
     if request["do"] == "hang":
         open(request["note"], "w").write(str(os.getpid()))
         time.sleep(600)
+    if request["do"] == "list the environment":
+        return {"names": list(os.environ)}
     progress(1, 2)
     progress(2, 2)
     return {"echo": request["do"]}
@@ -46,6 +48,15 @@ async def test_a_step_answers_and_says_how_far_it_is(module: str) -> None:
     result = await run_step("s", module, {"do": "work"}, lambda *done: heard.append(done))
     assert result == {"echo": "work"}
     assert heard == [(1, 2), (2, 2)]
+
+
+async def test_a_step_inherits_no_secrets(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    result = await run_step("s", module, {"do": "list the environment"}, lambda *done: None)
+    names = result["names"]
+    assert isinstance(names, list)
+    assert "PATH" in names
+    assert "AWS_SECRET_ACCESS_KEY" not in names
 
 
 async def test_a_refusal_comes_over_with_its_text(module: str) -> None:

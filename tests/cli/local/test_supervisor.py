@@ -142,3 +142,17 @@ async def test_stopping_while_a_child_waits_to_be_started_again_starts_nothing(
     await stops
     await supervisor.stop()
     assert supervisor.process_id("short") is None
+
+
+async def test_a_child_inherits_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = ("AWS_SECRET_ACCESS_KEY", "HTTP_BEARER_TOKEN", "OCI_PASSWORD", "HTTPS_PROXY")
+    for name in (*secrets, "LC_TIME", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "C")
+    supervisor = Supervisor(lambda death: None)
+    agent = spec("agent", tmp_path, "import os; print(*os.environ, 'end', sep='\\n', flush=True)")
+    await supervisor.start(agent)
+    await until(lambda: agent.log.exists() and "end" in agent.log.read_text().split())
+    await supervisor.stop()
+    inherited = set(agent.log.read_text().split())
+    assert inherited >= {"PATH", "LC_TIME", "OMP_NUM_THREADS"}
+    assert not inherited & set(secrets)

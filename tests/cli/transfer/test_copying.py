@@ -10,10 +10,9 @@ import pytest
 from cli.transfer.carrying import LARGE, Shaky, carry, fill, read
 from cli.transfer.conftest import volume_settings
 from cli.transfer.servers import S3
-from shoal_cli.transfer.addresses import Access
+from shoal_cli.transfer.addresses import Access, AddressRefused
 from shoal_cli.transfer.copying import Copied, Progress, copy
 from shoal_cli.transfer.folders import FolderSource
-from shoal_cli.transfer.local_paths import AddressRefused
 from shoal_cli.transfer.places import Entry, TransferBroken, TransferRefused
 from shoal_coordinator.server import serving
 from shoal_protocol import coordinator_client

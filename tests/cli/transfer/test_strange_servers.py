@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from yarl import URL
 
+from cli.local.workbench import MANIFEST, save_model
 from cli.transfer.carrying import LARGE, carry, fill, read
 from cli.transfer.web_server import Web
+from shoal_cli.local.manifests import ManifestErrors, load_manifests
+from shoal_cli.local.remote import bring, deliver
 from shoal_cli.transfer import web as module
-from shoal_cli.transfer.addresses import Access
+from shoal_cli.transfer.addresses import Access, AddressRefused
 from shoal_cli.transfer.copying import copy
-from shoal_cli.transfer.local_paths import AddressRefused
 from shoal_cli.transfer.places import TransferBroken, TransferRefused, redacted
 from shoal_cli.transfer.web import open_session, why_not_redirect
 from shoal_protocol import transfers
@@ -76,6 +78,17 @@ async def test_link_local_addresses_are_neither_read_nor_followed_to(
         await carry(f"{web.url}/a.npz", "out", access)
     with pytest.raises(TransferRefused, match="is a link-local address"):
         await carry(location, "out", access)
+
+
+@pytest.mark.parametrize("host", ["[fd00:ec2::254]", "100.100.100.200", "168.63.129.16"])
+async def test_metadata_services_of_clouds_are_neither_read_nor_followed_to(
+    web: Web, access: Access, host: str
+) -> None:
+    web.redirects["/a.npz"] = f"https://{host}/latest/meta-data"
+    with pytest.raises(TransferRefused, match=r"redirects to .* address of a cloud's metadata"):
+        await carry(f"{web.url}/a.npz", "out", access)
+    with pytest.raises(TransferRefused, match="address of a cloud's metadata"):
+        await carry(f"https://{host}/a.npz", "out", access)
 
 
 async def test_a_name_of_a_link_local_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +162,45 @@ async def test_no_error_shows_a_signature(web: Web, access: Access, path: str) -
     with pytest.raises(TransferRefused) as caught:
         await carry(f"{web.url}/{path}?X-Amz-Signature=secret", "out", access)
     assert path in str(caught.value) or "169.254" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+async def test_notes_of_a_run_show_no_signature(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    save_model(tmp_path / "small.onnx")
+    web.files["/small.onnx"] = (tmp_path / "small.onnx").read_bytes()
+    web.files["/a.npz"] = b"items"
+    text = MANIFEST.format(fragments=3, budget="32Mi")
+    for local, path in (("small.onnx", "small.onnx"), ("lines/in", "a.npz"), ("lines/out", "out")):
+        text = text.replace(f"uri: pvc://{local}", f"uri: {local}")
+        text = text.replace(f"uri: {local}", f'uri: "https://a.example/{path}?sig=secret"')
+    (tmp_path / "job.yaml").write_text(text)
+    manifests = load_manifests([tmp_path / "job.yaml"])
+    (model,), (job,) = manifests.models.values(), manifests.jobs.values()
+    for place in (model.spec.source, job.spec.inputs, job.spec.outputs):
+        here = place.uri.replace("https://a.example", web.url)  # loopback needs no TLS
+        object.__setattr__(place, "uri", here)
+    notes: list[str] = []
+    brought = await bring(manifests, tmp_path / "work", notes.append)
+    results = tmp_path / "work/outputs/job"
+    results.mkdir(parents=True)
+    (results / "a.npz").write_bytes(b"result")
+    await deliver(brought, notes.append)
+    assert len(notes) == 3
+    assert all(f"{web.url}/" in note for note in notes)
+    assert not [note for note in notes if "secret" in note]
+
+
+def test_a_manifest_that_is_refused_shows_no_signature(tmp_path: Path) -> None:
+    text = MANIFEST.format(fragments=3, budget="32Mi")
+    text = text.replace("uri: small.onnx", 'uri: "ftp://a.example/m.onnx?sig=secret"')
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(
+        ManifestErrors, match=r'"ftp://a\.example/m\.onnx\?\.\.\." is not'
+    ) as caught:
+        load_manifests([tmp_path / "job.yaml"])
     assert "secret" not in str(caught.value)
 
 

@@ -129,16 +129,18 @@ class Table:
         mib: float = 24,
         *,
         single: bool = False,
+        incarnation: int | None = None,
         resident: tuple[str, ...] = (),
         cached: tuple[str, ...] = (),
     ) -> list[Instruction]:
-        """A device joins; what it has resident is 10 MiB each."""
+        """A device joins, by default in a new process; what it has resident is 10 MiB each."""
         self.sessions += 1
         return self.tell(
             DeviceJoined(
                 at=self.at(),
                 device=name,
                 session=self.sessions,
+                incarnation=self.sessions if incarnation is None else incarnation,
                 budget=Bytes(int(mib * MIB)),
                 single=single,
                 resident={digest(one): Bytes(10 * MIB) for one in resident},

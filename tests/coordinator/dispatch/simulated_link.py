@@ -62,6 +62,7 @@ class Link:
         self.cached: set[str] = set()
         self.queue = execution.TaskQueue()
         self.session = 0
+        self.incarnation = 1
         self.connected = False
         self.alive = True
         self.hung = False
@@ -87,6 +88,7 @@ class Link:
                 at=Nanoseconds(self.world.now),
                 device=self.name,
                 session=self.session,
+                incarnation=self.incarnation,
                 budget=Bytes(self.model.budget),
                 single=self.model.single,
                 resident={Digest(key): size for key, size in self.ledger.resident.items()},
@@ -117,6 +119,7 @@ class Link:
         self.alive = False
         self.break_session(tell=not self.hung)
         self.ledger = self.model.empty_ledger()
+        self.incarnation += 1
         self.world.later(away, self._start)
 
     def _start(self) -> None:

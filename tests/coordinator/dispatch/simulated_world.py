@@ -7,7 +7,7 @@ carries.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from heapq import heappop, heappush
 
 from coordinator.dispatch.simulated_agent import Agent
@@ -60,7 +60,7 @@ class World:
         self.chance = random.Random(seed)  # noqa: S311 (not for secrets)
         self.now = 0
         turnaround = nanoseconds(self.chance.choice((0.003, 0.1)))
-        self.state = new_state(Limits(history=64, turnaround=turnaround))
+        self.state = new_state(Limits(turnaround=turnaround))
         self.trouble = trouble
         self.calm = False
         self.transcript: list[str] = []
@@ -213,7 +213,7 @@ class World:
 def _line(value: Event | give.Instruction) -> str:
     """The kind, then what is not the same everywhere."""
     words = [type(value).__name__]
-    for name in type(value).__annotations__:
+    for name in [each.name for each in fields(value)]:
         content = getattr(value, name)
         if name in {"at", "telemetry", "why"} or content in ((), {}, frozenset(), "", None):
             continue

@@ -130,3 +130,30 @@ def test_a_suspect_and_another_fragment_are_not_tried_together(suspect: str) -> 
     assert some(table.wait(250), Load) == []
     table.answer(execute)
     assert len(some(table.wait(250), Load)) == 1
+
+
+def test_a_device_that_reconnects_did_not_crash() -> None:
+    table = Table()
+    table.submit(job(chain("a"), 50))
+    for _ in range(20):
+        for name in ("d1", "d2", "d3"):
+            table.join(name, incarnation=1)
+            table.now += 1_000_000_000
+            table.lose(name)
+    assert "job" in table.state.jobs
+
+
+def test_a_session_that_replaces_another_of_the_same_process_is_no_crash() -> None:
+    table = Table()
+    table.submit(job(chain("a"), 50))
+    for _ in range(table.state.limits.load_losses - 1):
+        table.join("d1")
+        table.lose("d1")
+        table.now += 1_000_000_000
+    table.join("d2", incarnation=1)
+    table.now += 1_000_000_000
+    table.join("d2", incarnation=1)
+    assert "job" in table.state.jobs
+    table.now += 1_000_000_000
+    table.join("d2", incarnation=2)
+    assert "job" not in table.state.jobs

@@ -24,6 +24,7 @@ from shoal_coordinator.dispatch.state import (
     Crashes,
     Job,
     Loading,
+    Loss,
     Service,
     StageQueue,
     State,
@@ -100,7 +101,8 @@ class Facts:
             failure = Failure(kind=FailureKind.CORRUPT, message="it went wrong")
             device.health.record_failure(digest("c"), failure, Nanoseconds(NOW + 1))
         if self.suspect:
-            self.state.crashes[digest("a")] = Crashes(loading=2)
+            losses = [Loss("other", incarnation, loading=True) for incarnation in (1, 2)]
+            self.state.crashes[digest("a")] = Crashes(losses=losses)
         if self.moving:
             device.memory.loading = Loading(device, digest("z"), Bytes(1), Tier.IDLE, NOW)
 
@@ -138,11 +140,11 @@ class Facts:
 
     def sparing(self) -> SparingCase:
         """Can the user spare the device?"""
-        return SparingCase(self.state, self.user, self.claimant, self.device)
+        return SparingCase(self.state, self.claimant, self.device, self.user)
 
     def eviction(self) -> EvictionCase:
         """May `a` go for `c`?"""
-        return EvictionCase(self.state, digest("a"), self.claimant, self.device)
+        return EvictionCase(self.state, self.claimant, self.device, digest("a"))
 
     def loading(self) -> LoadCase:
         """How can `c` be loaded?"""

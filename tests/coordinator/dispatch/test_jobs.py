@@ -159,9 +159,7 @@ def test_other_terms_are_taken_over_and_nothing_starts_over() -> None:
     given = table.submit(replace(spec, parallelism=2, priority=4))
     assert [one.item for one in some(given, Execute)] == [1]
     assert some(given, Cancel) == []
-    view = views.job(table.state, "job")
-    assert view is not None
-    assert view.priority == 4
+    assert table.state.jobs["job"].spec.priority == 4
     table.play([*first, *given])
     assert sorted(one.item for one in table.all(FinishItem)) == list(range(20))
 
@@ -231,41 +229,20 @@ def test_a_view_shows_a_device_s_ledger_and_outlives_it() -> None:
     table = Table()
     table.join("d1", 24)
     table.play(table.submit(job(chain("a"), 3)))
-    view = views.device(table.state, "d1")
-    assert view is not None
+    (view,) = views.devices(table.state)
     assert (view.phase, view.resident_bytes, view.loads) == ("Ready", 10 << 20, 1)
     assert view.tasks == 3
     table.lose("d1")
-    view = views.device(table.state, "d1")
-    assert view is not None
-    assert (view.phase, view.session, view.tasks, view.loads) == ("Lost", None, 3, 1)
-    assert [one.name for one in views.devices(table.state)] == ["d1"]
+    (view,) = views.devices(table.state)
+    assert (view.name, view.phase, view.tasks, view.loads) == ("d1", "Lost", 3, 1)
+    assert view.resident_bytes == len(view.resident) == len(view.cached) == 0
 
 
-def test_a_story_tells_what_happened_to_an_item_and_why() -> None:
-    table = Table()
-    table.join("d1", resident=("a",))
-    table.join("d2", resident=("b",))
-    given = table.submit(job(chain("a", "b"), 2))
-    table.play(given)
-    told = [
-        (type(chapter.cause).__name__, type(chapter.instruction).__name__)
-        for chapter in views.story(table.state, "job", 0)
-    ]
-    assert told == [
-        ("JobSubmitted", "Execute"),
-        ("TaskFinished", "Execute"),
-        ("TaskFinished", "Release"),
-        ("TaskFinished", "FinishItem"),
-    ]
-
-
-def test_the_memory_of_stories_and_of_ended_jobs_is_bounded() -> None:
-    table = Table(Limits(history=50, ended_jobs=3))
+def test_the_memory_of_ended_jobs_is_bounded() -> None:
+    table = Table(Limits(ended_jobs=3))
     table.join("d1", resident=("a",))
     for index in range(10):
         table.play(table.submit(job(chain("a"), 20, name=f"job-{index}")))
-    assert len(table.state.log) == 50
     assert list(table.state.ended) == ["job-7", "job-8", "job-9"]
     assert table.state.services == {}
     assert table.state.by_digest == {}

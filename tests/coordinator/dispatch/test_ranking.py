@@ -185,7 +185,7 @@ def test_the_index_names_the_device_that_looking_at_all_would(
                 delist(fleet.service, device)
             case "give":
                 device.work.occupy(digest("a"), reserved=False)
-                device.work.note_given(digest("a"), count, Nanoseconds(count))
+                device.work.last_given = count
             case "end":
                 if device.work.queued:
                     device.work.vacate(digest("a"))

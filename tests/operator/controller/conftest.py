@@ -7,17 +7,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from cluster_fixtures import or_skip
 from operator_processes import Operators, operators, prepare
 from shoal_cluster import ControlPlane
 from simulated_world import World, making_world
 
 
 @pytest.fixture(scope="module")
-def plane() -> Iterator[ControlPlane]:
-    """A control plane of the module's own, whose writes are counted."""
-    with or_skip(lambda: ControlPlane(audit=True)) as plane:
-        yield plane
+def plane(control_plane: ControlPlane) -> ControlPlane:
+    """The shared control plane; a module whose nodes are played has one of its own."""
+    return control_plane
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ are reached over a Unix socket.
 
 import asyncio
 import base64
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from pool import read_results
 
+from cluster_fixtures import or_skip
 from operator_processes import Operators, wait_until
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from real_models import MODELS, find
@@ -31,6 +33,13 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    """One of its own, with played nodes."""
+    with or_skip(lambda: ControlPlane(audit=True)) as made:
+        yield made
 
 
 async def test_a_job_runs_from_apply_to_complete(world: World, running: Operators) -> None:

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_api.kinds import InferenceJob, Model, Partition
-from shoal_operator.controller.cache import Cache, Dependents, ObjectName, Own, Reader, reduce
+from shoal_operator.controller.cache import (
+    Cache,
+    Dependents,
+    ObjectName,
+    Own,
+    Reader,
+    made_for,
+    reduce,
+)
 from shoal_operator.controller.foreign import JobState
 from shoal_operator.reconcile.job_status import has_ended
 
@@ -156,6 +164,18 @@ def test_of_a_status_of_another_version_all_that_can_be_read_stands() -> None:
     assert (own.value.status.parameters, own.value.status.digest) == (7, None)
 
 
+def test_an_item_of_a_status_with_two_faults_is_lost_alone() -> None:
+    ready = {"type": "Ready", "status": "True", "reason": "Ready", "lastTransitionTime": NOW}
+    strange = {"type": "Glad", "status": "Maybe", "lastTransitionTime": "yesterday"}
+    told = ConditionUpdate()
+    told.put({**model("m", 1), "status": {"conditions": [ready, strange]}})
+    own = told.cache.state("Model", "here", "m")
+    assert isinstance(own, Own)
+    assert isinstance(own.value, Model)
+    assert own.value.status is not None
+    assert [each.type for each in own.value.status.conditions] == ["Ready"]
+
+
 def test_a_job_that_ended_under_a_newer_operator_has_ended() -> None:
     done = {"type": "Complete", "status": "True", "reason": "R", "lastTransitionTime": NOW}
     document = {
@@ -182,10 +202,13 @@ def test_children_are_found_by_the_uid_that_they_were_made_for() -> None:
     told.put(job("one", 1, "x"))
     told.put(job("two", 2, "x"))
     told.put(job("three", 3, "y"))
-    found = told.cache.made_for("Job", "here", "x")
+    children = ("Job", "here", made_for("x"))
+    found = told.cache.members(children)
     assert [state.identity.name for state in found] == ["one", "two"]
     told.cache.remove(reduce(job("one", 4, "x")).identity)
-    assert [each.identity.name for each in told.cache.made_for("Job", "here", "x")] == ["two"]
+    assert [each.identity.name for each in told.cache.members(("Job", "here", made_for("x")))] == [
+        "two"
+    ]
     assert isinstance(found[0], JobState)
 
 
@@ -195,7 +218,7 @@ def test_a_reader_is_told_of_exactly_what_it_read_also_of_what_was_not_there() -
     reader = Reader(told.cache, lambda topic: dependents.add(name, topic))
     assert reader.own(Model, "here", "m") is None
     assert reader.all_own(Partition, "here") == ()
-    assert reader.made_for("Job", "here", "x") == ()
+    assert reader.members(("Job", "here", made_for("x"))) == ()
 
     def touched(document: Mapping[str, object]) -> bool:
         told.topics.clear()

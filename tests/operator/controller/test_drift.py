@@ -4,7 +4,7 @@ import pytest
 
 from reconcile.test_device_pool import children, see
 from shoal_operator.controller.cache import reduce
-from shoal_operator.controller.drift import includes, matches
+from shoal_operator.controller.children import includes, matches
 from shoal_operator.reconcile.decision import Manifest
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal_operator.controller.foreign import Raw, job_state, node_state, workload_state
-from shoal_operator.controller.pods import trouble
+from shoal_operator.controller.pods import problem
 from shoal_operator.reconcile.snapshot import WorkerPhase
 
 
@@ -47,11 +47,11 @@ def test_a_workload_is_current_only_when_its_controller_has_seen_the_newest_temp
         "spec": {"replicas": 1, "selector": {"matchLabels": {"b": "2", "a": "1"}}},
         "status": {"observedGeneration": 1, "readyReplicas": 1, "updatedReplicas": 1},
     }
-    stale = workload_state(document)
+    assert workload_state(document).selector == "a=1,b=2"
+    stale = workload_state(document).workload
     assert (stale.wanted, stale.ready, stale.current, stale.updated) == (1, 1, False, 0)
-    assert stale.selector == "a=1,b=2"
     seen = {"observedGeneration": 2, "readyReplicas": 1, "updatedReplicas": 1}
-    assert workload_state({**document, "status": seen}).current
+    assert workload_state({**document, "status": seen}).workload.current
 
 
 def test_a_node_gives_what_pods_may_allocate_and_its_taints() -> None:
@@ -120,4 +120,4 @@ def pod(**status: object) -> Raw:
     ],
 )
 def test_a_pod_that_does_not_get_ready_says_why(status: dict[str, object], said: str) -> None:
-    assert trouble([pod(**status)]) == said
+    assert problem([pod(**status)]) == said

@@ -11,7 +11,7 @@ from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.health import Health, HealthLimits
 from shoal_operator.controller.lease import Lease, LeaseTimes
 from shoal_operator.controller.login import log_in
-from shoal_operator.controller.traces import Telemetry
+from shoal_operator.controller.telemetry import Telemetry
 
 
 class Clock:
@@ -32,16 +32,14 @@ async def watched(tmp_path: Path) -> AsyncIterator[tuple[Clock, Health]]:
     (tmp_path / "token").write_text("t")
     login = await log_in(kubeconfig(tmp_path, server="https://127.0.0.1:1", tokenFile="token"))
     api = Api(login, telemetry, namespace="shoal-system")
-    lease = Lease(
-        api, name="l", identity="me", times=LeaseTimes(), clock=clock, now=lambda: "12:00"
-    )
+    lease = Lease(api, name="l", identity="me", times=LeaseTimes(), clock=clock)
     health = Health(
         EventRouter(),
         lease,
         telemetry,
         clock=clock,
         limits=HealthLimits(),
-        missing_kinds=lambda: (),
+        unseen=lambda: None,
     )
     try:
         yield clock, health

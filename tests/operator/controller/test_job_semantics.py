@@ -6,6 +6,7 @@ The last tests look at what the ones before have left.
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,11 +14,13 @@ import numpy as np
 import pytest
 from pool import read_results, write_items
 
+from cluster_fixtures import or_skip
 from operator_processes import ACCOUNT, Operators
 from operator_processes import NAMESPACE as HOME
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from real_models import MODELS, find
 from rights import by_resource, of_rules, used, without
+from shoal_cluster import ControlPlane
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from simulated_world import DEVICES, ITEMS, MODEL, NAMESPACE, World, job_spec, operating
 
@@ -28,6 +31,14 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
 ]
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    """One of its own, with played nodes."""
+    with or_skip(lambda: ControlPlane(audit=True)) as made:
+        yield made
+
 
 MANY = 400
 KINDS = (

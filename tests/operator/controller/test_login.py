@@ -19,7 +19,7 @@ from shoal_cluster.certificates import Authority
 from shoal_operator.controller.api import Api, ApiError
 from shoal_operator.controller.login import Login, LoginRefused, log_in
 from shoal_operator.controller.resources import CONFIG_MAP
-from shoal_operator.controller.traces import Telemetry
+from shoal_operator.controller.telemetry import Telemetry
 
 pytestmark = [pytest.mark.cluster, pytest.mark.real, pytest.mark.slow]
 
@@ -113,7 +113,7 @@ def test_the_tests_own_access_runs_an_exec_plugin(
     plugin = Plugin(tmp_path)
     plugin.answer(token=token)
     access = Access(with_user(account, tmp_path, exec=plugin.user))
-    assert access.get("models", "--all-namespaces")["items"] == []
+    assert access.get("models", f"--namespace={NAMESPACE}")["items"] == []
     assert "shoal-operator" in access.kubectl("auth", "whoami")
     assert plugin.runs == 2
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_operator.controller.settings import SettingsRefused, read_settings
+from shoal_operator.command import SettingsRefused, read_settings
 
 WHOLE = """
 images:

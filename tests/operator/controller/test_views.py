@@ -35,7 +35,7 @@ VIEW = CoordinatorView(
 
 
 def parts(old: views.View, new: views.View) -> set[str]:
-    return {topic[2] for topic in views.differences("ns", "shelf", old, new)}
+    return {views.topic("ns", "shelf", part)[2] for part in views.differences(old, new)}
 
 
 def test_time_that_passes_is_no_change() -> None:
@@ -64,9 +64,9 @@ def test_more_items_are_progress_but_the_first_a_failure_and_the_end_are_news() 
     def progress(old: Run, **changed: object) -> list[str]:
         new = replace(old, **changed)  # type: ignore[arg-type]
         before, after = (replace(VIEW, runs=MappingProxyType({"j": each})) for each in (old, new))
-        return [topic[2] for topic in views.progress("ns", "shelf", before, after)]
+        return list(views.progress(before, after))
 
-    assert progress(RUN, succeeded=2, seconds=3.0) == ["shelf/run/j"]
+    assert progress(RUN, succeeded=2, seconds=3.0) == ["run/j"]
     assert progress(replace(RUN, succeeded=0), succeeded=1) == []
     assert progress(RUN, succeeded=2, failed=1) == []
     assert progress(RUN, succeeded=9, state=RunState.COMPLETE) == []
@@ -103,6 +103,18 @@ def test_a_state_that_only_a_newer_coordinator_knows_is_a_run_that_goes_on() -> 
     status = pb.JobStatus(name="ocr", items=24, succeeded=24)
     status.state = 99  # type: ignore[assignment]  # a value of a later version
     assert views.run_of(status).state is RunState.RUNNING
+
+
+def test_a_run_says_since_when_it_runs_and_whether_it_completes_its_results() -> None:
+    run = views.run_of(pb.JobStatus(name="ocr", completing=True, started_seconds=1.75e9))
+    assert (run.completing, run.started_seconds) == (True, 1.75e9)
+
+
+def test_a_run_that_begins_to_complete_its_results_is_reported_at_once() -> None:
+    runs = MappingProxyType({"j": replace(RUN, completing=True)})
+    completing = replace(VIEW, runs=runs)
+    assert parts(VIEW, completing) == {"shelf/run/j"}
+    assert set(views.progress(VIEW, completing)) == set()
 
 
 def test_a_pool_hears_of_the_first_result_of_a_run_and_not_of_the_next() -> None:

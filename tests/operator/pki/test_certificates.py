@@ -3,14 +3,13 @@
 import asyncio
 import base64
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from cluster_fixtures import or_skip
 from shoal_cluster import ControlPlane
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.certificates import Certificates
@@ -18,7 +17,7 @@ from shoal_operator.controller.children import Children, NameTaken
 from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.foreign import Identity
 from shoal_operator.controller.login import log_in
-from shoal_operator.controller.traces import Telemetry
+from shoal_operator.controller.telemetry import Telemetry
 from shoal_operator.pki.authority import Authority, is_issued_by
 from shoal_operator.reconcile.decision import CertificateWanted
 
@@ -27,13 +26,6 @@ pytestmark = [pytest.mark.real, pytest.mark.cluster]
 CA, TLS = "shelf-ca", "shelf-tls"
 AUTHORITY = CertificateWanted(secret=CA, authority=None, common_name=CA)
 LEAF = CertificateWanted(secret=TLS, authority=CA, common_name="shelf-coordinator")
-
-
-@pytest.fixture(scope="module")
-def plane() -> Iterator[ControlPlane]:
-    """A control plane of the module's own."""
-    with or_skip(ControlPlane) as made:
-        yield made
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +72,12 @@ class Place:
 
 
 @pytest.fixture
-async def place(plane: ControlPlane) -> AsyncIterator[Place]:
+async def place(control_plane: ControlPlane) -> AsyncIterator[Place]:
     name = f"test-{uuid.uuid4().hex[:8]}"
-    plane.kubectl("create", "namespace", name)
+    control_plane.kubectl("create", "namespace", name)
     telemetry = Telemetry(asyncio.get_running_loop().time)
-    api = Api(await log_in(plane.kubeconfig), telemetry, namespace=name)
-    yield Place(plane, api, name)
+    api = Api(await log_in(control_plane.kubeconfig), telemetry, namespace=name)
+    yield Place(control_plane, api, name)
     await api.close()
 
 

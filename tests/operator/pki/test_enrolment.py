@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -294,6 +295,42 @@ async def test_an_identity_of_another_name_is_not_gone_on_with(operator: Operato
     await obtained(Identity(device))
     parsed = x509.load_pem_x509_certificate(device.credentials.certificate.read_bytes())
     assert parsed.subject.rfc4514_string() == "CN=jetson"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+async def test_a_planted_key_gets_no_certificate(operator: Operator) -> None:
+    device = operator.device("pi-4", "token-of-pi-4")
+    planted = Identity(device)
+    await obtained(planted)  # somebody else's key and certificate for this name
+    os.chown(device.folder, 65534, 65534)
+    before = device.credentials.certificate.read_bytes()
+    identity = Identity(device, shortest_pause_seconds=0.1)
+    waiting = asyncio.create_task(identity.obtain())
+    while identity.why != (
+        f"{device.folder} belongs to user 65534; "
+        "name a folder of this user's own with --identity-folder"
+    ):
+        await asyncio.sleep(0.05)
+        assert not waiting.done(), "uses the identity of a folder that belongs to somebody else"
+    waiting.cancel()
+    assert device.credentials.certificate.read_bytes() == before
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+async def test_a_folder_that_others_may_write_to_holds_no_identity(
+    operator: Operator, mode: int
+) -> None:
+    device = operator.device("pi-4", "token-of-pi-4")
+    device.folder.mkdir()
+    device.folder.chmod(mode)
+    identity = Identity(device, shortest_pause_seconds=0.1)
+    waiting = asyncio.create_task(identity.obtain())
+    while not identity.why.endswith(f"may be written by other users; chmod 700 {device.folder}"):
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+    device.folder.chmod(0o700)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await waiting
 
 
 async def test_a_device_that_nobody_lets_in_asks_again_with_the_same_token(

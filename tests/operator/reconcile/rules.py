@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 
 from reconcile.values import passes_its_schema
 from shoal_api.conditions import holds
+from shoal_api.fields import Status
 from shoal_api.kinds import AnyKind, Device, InferenceJob
 from shoal_api.schema import parse
 from shoal_operator.reconcile import deciding
 from shoal_operator.reconcile.deciding import subject
-from shoal_operator.reconcile.decision import AnyStatus, Applied, Decision, Manifest
+from shoal_operator.reconcile.decision import Applied, Decision, Manifest
 from shoal_operator.reconcile.snapshot import (
     ModelSnapshot,
     PartitionSnapshot,
@@ -30,7 +31,7 @@ CONDITIONS = {
 }
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
-_SOUND: set[tuple[str, AnyStatus]] = set()
+_SOUND: set[tuple[str, Status]] = set()
 """Statuses that passed their schema already: asking again takes most of the time."""
 _FOREIGN = {"status", "managedFields", "resourceVersion", "uid", "generation", "finalizers"}
 

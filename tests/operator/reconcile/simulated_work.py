@@ -19,17 +19,19 @@ class SimulatedJob:
     finished: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     seconds: float = 0.0
+    started_seconds: float = 0.0
     message: str = ""
     reason: str = ""
 
-    def advance(self, seconds: float, bad_items: AbstractSet[int]) -> list[int]:
-        """Go on for a while; the items that have finished meanwhile."""
+    def advance(self, seconds: float, now: float, bad_items: AbstractSet[int]) -> list[int]:
+        """Run for so long until now; the items that have finished meanwhile."""
         if self.state is RunState.PENDING:
             self.state = RunState.RUNNING
             return []
         if self.state is not RunState.RUNNING:
             return []
         self.seconds += seconds
+        self.started_seconds = self.started_seconds or now - seconds
         ended = sorted(set(range(ITEMS)) - self.finished - self.failed)[:2]
         good = [item for item in ended if item not in bad_items]
         self.finished.update(good)

@@ -24,10 +24,18 @@ from shoal_operator.reconcile.decision import (
     RemoveJob,
     SubmitJob,
 )
-from shoal_operator.reconcile.documents import read_document
 from shoal_operator.reconcile.job_status import has_ended
-from shoal_operator.reconcile.names import OWNER_UID, TEMPLATE, document_name, job_id
-from shoal_operator.reconcile.references import model_of, partition_of, placement_of, pool_of
+from shoal_operator.reconcile.names import (
+    OWNER_UID,
+    TEMPLATE,
+    document_name,
+    job_id,
+    model_of,
+    partition_of,
+    placement_of,
+    pool_of,
+)
+from shoal_operator.reconcile.partition import read_document
 from shoal_operator.reconcile.snapshot import (
     Claim,
     ConnectedDevice,
@@ -126,6 +134,7 @@ class Cluster:
             succeeded=len(job.finished),
             failed=len(job.failed),
             seconds=job.seconds,
+            started_seconds=job.started_seconds,
             items_per_second=len(job.finished) / job.seconds if job.seconds else 0.0,
             latency_p50_seconds=0.5,
             tier_hits=(1, 2, 3, 4),
@@ -382,7 +391,7 @@ class Cluster:
             self._work(worker)
         if self.reachable and any(s is DeviceState.READY for s in self.connected.values()):
             for name, job in self.runs.items():
-                for item in job.advance(seconds, self.bad_items):
+                for item in job.advance(seconds, self.now, self.bad_items):
                     self.finished[name, item] = self.finished.get((name, item), 0) + 1
 
     def _work(self, worker: SimulatedWorker) -> None:

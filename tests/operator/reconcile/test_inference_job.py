@@ -24,6 +24,7 @@ from shoal_operator.reconcile.snapshot import (
     Worker,
     WorkerPhase,
 )
+from shoal_operator.reconcile.times import instant
 from shoal_operator.reconcile.workers import (
     input_transfer_worker,
     result_transfer_worker,
@@ -79,6 +80,7 @@ def run(state: RunState, succeeded: int = 0, failed: int = 0, **more: object) ->
         latency_p50_seconds=0.2,
         tier_hits=(1, 2, 3, 4),
         failures=tuple((item, f"{item:02}.npz", "no such shape") for item in range(failed)),
+        started_seconds=instant(NOW) - 4 if succeeded + failed else 0.0,
     )
     return replace(base, **more)  # type: ignore[arg-type]
 

@@ -16,6 +16,7 @@ from shoal_operator.reconcile.snapshot import (
     RunState,
     WorkerPhase,
 )
+from shoal_operator.reconcile.times import instant
 
 RUNNING = knows(PLANNED, run(RunState.RUNNING, succeeded=8))
 LATER = "2026-03-01T12:20:00Z"
@@ -103,6 +104,36 @@ def test_a_job_that_runs_says_how_far_it_is() -> None:
     assert message(decide(RUNNING)) == "8 of 24 items succeeded, 2 are active"
     failing = knows(PLANNED, run(RunState.RUNNING, succeeded=8, failed=1))
     assert message(decide(failing)) == "8 of 24 items succeeded, 1 failed, 2 are active"
+
+
+def test_a_job_completes_its_results_when_the_coordinator_says_so() -> None:
+    """Counts do not say it: an item that has ended may be withdrawn and run again."""
+    counted = run(RunState.RUNNING, succeeded=24, active=0)
+    assert word(decide(knows(PLANNED, counted)).status, "Complete") == "False Running"
+    decision = decide(knows(PLANNED, replace(counted, completing=True)))
+    assert word(decision.status, "Complete") == "False Completing"
+    text = "24 of 24 items succeeded; the coordinator completes their results"
+    assert message(decision) == text
+    assert status_of(decision).columns.status == "Completing"  # type: ignore[union-attr]
+
+
+def test_a_job_started_when_the_coordinator_says_its_first_task_did() -> None:
+    """It ran for four seconds, and was suspended for a minute."""
+    first = instant("2026-03-01T11:58:56Z")
+    decision = decide(knows(PLANNED, run(RunState.RUNNING, succeeded=8, started_seconds=first)))
+    assert status_of(decision).start_time == "2026-03-01T11:58:56Z"
+
+
+@pytest.mark.parametrize("never", [0.0, -1.0, float("nan")])
+def test_a_job_whose_results_all_exist_never_started_a_task(never: float) -> None:
+    decision = decide(knows(PLANNED, run(RunState.COMPLETE, succeeded=24, started_seconds=never)))
+    assert status_of(decision).start_time is None
+
+
+@pytest.mark.parametrize("ahead", [instant(LATER), float("inf")])
+def test_a_coordinator_whose_clock_is_ahead_starts_a_job_now(ahead: float) -> None:
+    decision = decide(knows(PLANNED, run(RunState.RUNNING, succeeded=8, started_seconds=ahead)))
+    assert status_of(decision).start_time == NOW
 
 
 def test_a_job_that_only_transfers_its_results_does_not_say_that_it_runs() -> None:

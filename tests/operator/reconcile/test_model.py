@@ -7,7 +7,6 @@ import pytest
 
 from reconcile.values import (
     DIGEST,
-    NAMESPACE,
     NOW,
     OTHER_DIGEST,
     SETTINGS,
@@ -93,7 +92,7 @@ def test_what_the_worker_found_is_told_and_the_worker_goes() -> None:
     assert {each.status.value for each in status.conditions} == {"True"}
     assert (status.digest, status.size_bytes, status.opset) == (DIGEST, 10 << 20, 17)
     assert status.inputs[0].shape == ("1", "width", "?")
-    assert decision.removals == (worker_key(NAMESPACE, done.name),)
+    assert decision.removals == (worker_key(model(), done.name),)
     assert [note.reason for note in decision.notes] == ["FetchedModel"]
 
 
@@ -123,7 +122,7 @@ def test_an_edit_makes_a_new_worker_and_removes_the_old_one() -> None:
     old = worker(model(), WorkerPhase.RUNNING)
     edited = model(shapes=[{"input": "x", "shape": [1, 3, 48, 320]}], generation=2)
     decision = see(edited, old)
-    assert decision.removals == (worker_key(NAMESPACE, old.name),)
+    assert decision.removals == (worker_key(model(), old.name),)
     assert len(decision.children) == 1
 
 

@@ -27,8 +27,7 @@ from shoal_api.kinds.device_pool import DevicePoolStatus
 from shoal_api.kinds.model import ModelStatus
 from shoal_api.kinds.partition import PartitionStatus
 from shoal_operator.reconcile.decision import Decision, Manifest
-from shoal_operator.reconcile.documents import read_document
-from shoal_operator.reconcile.partition import current_document, reconcile_partition
+from shoal_operator.reconcile.partition import current_document, read_document, reconcile_partition
 from shoal_operator.reconcile.snapshot import (
     PartitionSnapshot,
     StoredDocument,

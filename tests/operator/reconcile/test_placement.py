@@ -12,7 +12,7 @@ from reconcile.values import MIB, NOW, SETTINGS, condition, make, pool, word
 from shoal_api.kinds import Partition, Placement
 from shoal_api.kinds.placement import Cost, PlacementStatus
 from shoal_operator.reconcile.decision import Decision, Terms
-from shoal_operator.reconcile.documents import read_document
+from shoal_operator.reconcile.partition import read_document
 from shoal_operator.reconcile.snapshot import (
     ConnectedDevice,
     CoordinatorView,

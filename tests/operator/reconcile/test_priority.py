@@ -12,8 +12,8 @@ from reconcile.test_inference_job import PLANNED, SPEC, knows, run, status_of, w
 from reconcile.test_walks import check_the_end, look, settle
 from reconcile.values import condition, make, word
 from shoal_api.kinds import InferenceJob
+from shoal_operator.reconcile.job_preparation import PATIENCE_SECONDS
 from shoal_operator.reconcile.names import job_id
-from shoal_operator.reconcile.priorities import PATIENCE_SECONDS
 from shoal_operator.reconcile.snapshot import RunState, WorkerPhase
 from shoal_operator.reconcile.times import earlier
 

@@ -108,7 +108,7 @@ def test_models(data: st.DataObject, of: object, offline: bool) -> None:
             )
         )
         digest = of.status.digest if of.status is not None else None  # type: ignore[attr-defined]
-        assert digest is None or decision.status.digest == digest  # type: ignore[union-attr]
+        assert digest is None or decision.status.digest == digest  # type: ignore[attr-defined]
         of = replace(of, status=decision.status)  # type: ignore[type-var]
 
 
@@ -135,7 +135,7 @@ def test_partitions(data: st.DataObject, how: dict[str, Any], kept: object, pool
         seen = data.draw(workers([*made, "rec-3-cut-00000000"], outputs))
         decision = decide(replace(base, now=now, workers=seen))
         ready = holds(decision.status.conditions, "Ready")
-        assert ready == bool(decision.status.fragments)  # type: ignore[union-attr]
+        assert ready == bool(decision.status.fragments)  # type: ignore[attr-defined]
         status: Any = decision.status
         base = replace(base, partition=replace(of, status=status))
 
@@ -274,6 +274,8 @@ RUNS = st.builds(
     terms=TERMS,
     items_per_second=RATES,
     seconds=st.floats(0, 1e6),
+    completing=st.booleans(),
+    started_seconds=st.floats(),
     tier_hits=st.tuples(COUNTS, COUNTS, COUNTS, COUNTS),
     failures=st.lists(st.tuples(COUNTS, TEXTS, TEXTS), max_size=20).map(tuple),
 )

@@ -3,11 +3,17 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from shoal_api.fields import Condition
-from shoal_api.kinds import AnyKind, DevicePool, InferenceJob, Model, Partition, Placement
+from shoal_api.fields import Condition, Status
+from shoal_api.kinds import (
+    AnyKind,
+    DevicePool,
+    InferenceJob,
+    Model,
+    Partition,
+    Placement,
+)
 from shoal_api.schema import API_VERSION, parse
 from shoal_api.writing import write
-from shoal_operator.reconcile.decision import AnyStatus
 from shoal_operator.reconcile.settings import Images, OperatorSettings
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec
@@ -116,12 +122,12 @@ def document(fragments: int = 3, resident: int = 20 * MIB) -> PartitionDocument:
     )
 
 
-def condition(status: AnyStatus, type_: str) -> Condition:
+def condition(status: Status, type_: str) -> Condition:
     """A status's condition."""
     return next(each for each in status.conditions if each.type == type_)
 
 
-def word(status: AnyStatus, type_: str) -> str:
+def word(status: Status, type_: str) -> str:
     """`True Ready`: a condition's status and reason."""
     found = condition(status, type_)
     return f"{found.status.value} {found.reason}"

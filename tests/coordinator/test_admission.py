@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.scripted import Arrays, ScriptedDevice, Stage, connected
 from coordinator.world import World
-from shoal_coordinator.server.claims import DYNAMIC_TENSOR_BYTES, check_tensors
+from shoal_coordinator.server.admission import DYNAMIC_TENSOR_BYTES, check_tensors
 from shoal_protocol.frames import MalformedFrame
 from shoal_protocol.partition import MODEL, TensorSpec
 from shoal_protocol.tensors import ActivationKey, encode_activation

@@ -28,28 +28,25 @@ size: a dynamic axis, an unknown rank, or text."""
 
 def check_result_given(given: Iterable[object], activation: Activation) -> None:
     """Raise `TransferError` unless one of these instructions has the result of `activation`."""
-    key = activation.key
-    wanted = (key.job, key.epoch, key.item, key.producer)
-    for order in given:
-        if isinstance(order, ins.Execute) and _task(order) == wanted:
-            return
-    raise _not_given(f"item {key.item} of {key.job[:80]} was not given to this device")
+    wanted = _task_of(activation)
+    if not any(isinstance(order, ins.Execute) and _task(order) == wanted for order in given):
+        key = activation.key
+        raise _not_given(f"item {key.item} of {key.job[:80]} was not given to this device")
 
 
 def check_route_given(given: Iterable[object], activation: Activation) -> None:
     """Raise `TransferError` unless one of these instructions sends `activation` to its device."""
-    key = activation.key
-    wanted = (key.job, key.epoch, key.item, key.producer)
+    key, wanted = activation.key, _task_of(activation)
     route = (key.consumer, activation.device)
     for order in given:
         match order:
             case ins.Execute() if _task(order) == wanted and route in order.routes:
                 return
-            case ins.Forward() if (
-                order.job,
-                order.epoch,
-                order.item,
-                order.producer,
+            case ins.Forward(job=job, epoch=epoch, item=item, producer=producer) if (
+                job,
+                epoch,
+                item,
+                producer,
             ) == wanted and (order.consumer, order.target) == route:
                 return
             case _:
@@ -104,6 +101,11 @@ def _check_tensor(tensor: TensorHeader, spec: TensorSpec, most_bytes: int) -> No
 
 def _task(order: ins.Execute) -> tuple[str, int, int, int]:
     return order.job, order.epoch, order.item, order.stage
+
+
+def _task_of(activation: Activation) -> tuple[str, int, int, int]:
+    key = activation.key
+    return key.job, key.epoch, key.item, key.producer
 
 
 def _not_given(reason: str) -> TransferError:

@@ -1,0 +1,130 @@
+"""What the operator measures about itself, and what HTTP requests to the API server show, ours and
+kopf's. No object is named in any label.
+
+An open connection does not prove that a watch is alive: its age is counted from the API server's
+last response to a watch request, or from the last event. kopf renews a watch after
+`server_timeout`, so a quiet watch stays young, and a frozen one grows old.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+import aiohttp
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.process_collector import ProcessCollector
+from yarl import URL
+
+from shoal_operator.controller.resources import WATCHED, Resource
+
+_BY_PLURAL: Final = {each.plural: each for each in WATCHED}
+_VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_NAMESPACE: Final = "shoal_operator"
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class OperatorMetrics:
+    """All metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        counter = partial(Counter, namespace=_NAMESPACE, registry=self.registry)
+        gauge = partial(Gauge, namespace=_NAMESPACE, registry=self.registry)
+        self.reconcile_seconds = Histogram(
+            "reconcile_seconds",
+            "Time from taking an object to having carried out what was decided.",
+            ["kind"],
+            namespace=_NAMESPACE,
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.reconcile_failures = counter(
+            "reconcile_failures", "Reconciliations that failed.", ["kind"]
+        )
+        self.requests = counter("api_requests", "Requests to the API server.", ["verb", "code"])
+        self.events = counter("watch_events", "Changes seen in watches.", ["kind"])
+        self.calls = counter("coordinator_calls", "Calls of coordinators.", ["method", "code"])
+        self.queue_depth = gauge("queue_depth", "Objects that wait for a worker.")
+        self.queue_waiting = gauge("queue_waiting", "Objects to be reconciled later.")
+        self.workers = gauge("workers_busy", "Workers that reconcile an object.")
+        self.leader = gauge("leader", "1 while this operator leads.")
+        self.loop_lag = gauge("loop_lag_seconds", "How late the event loop was last.")
+        self.objects = gauge("objects", "Objects by kind.", ["kind"])
+        self.watch_age = gauge(
+            "watch_age_seconds", "Since the watch of a kind was last known to be alive.", ["kind"]
+        )
+
+
+class Telemetry:
+    """What is measured about requests and watches. `clock` counts seconds and never goes back.
+    `relists` has each kind that kopf has listed again.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.metrics = OperatorMetrics()
+        self.relists: asyncio.Queue[Resource] = asyncio.Queue()
+        self._clock = clock
+        self._listed: set[tuple[Resource, str]] = set()
+        self._alive_at: dict[tuple[str, str], float] = {}
+
+    def expect_watch(self, kind: str, namespace: str) -> None:
+        """A watch is about to start in a namespace ("" for all); its age counts from this call."""
+        self._alive_at.setdefault((kind, namespace), self._clock())
+
+    def renew_watch(self, kind: str, namespace: str) -> None:
+        """The API server has responded to this watch."""
+        for key in ((kind, namespace), (kind, "")):
+            if key in self._alive_at:
+                self._alive_at[key] = self._clock()
+
+    def watch_ages(self) -> Mapping[str, float]:
+        """By kind, the age of its oldest watch in seconds."""
+        now, ages = self._clock(), dict[str, float]()
+        for (kind, _), alive_at in tuple(self._alive_at.items()):
+            ages[kind] = max(ages.get(kind, 0.0), now - alive_at)
+        return ages
+
+    def listed(self, resource: Resource, namespace: str) -> None:
+        """kopf begins to list a kind in a namespace."""
+        if (resource, namespace) in self._listed:
+            self.relists.put_nowait(resource)
+        self._listed.add((resource, namespace))
+
+
+def make_trace(telemetry: Telemetry, *, of_kopf: bool) -> aiohttp.TraceConfig:
+    """Counts a session's requests; of kopf's session it also renews ages and records relists."""
+    requests = telemetry.metrics.requests
+
+    async def ended(_: object, __: object, request: aiohttp.TraceRequestEndParams) -> None:
+        resource, namespace, verb = _target(request.method, request.url)
+        requests.labels(verb=verb, code=str(request.response.status)).inc()
+        if not of_kopf or resource is None or request.response.status != 200:
+            return
+        if verb == "watch":
+            telemetry.renew_watch(resource.kind, namespace)
+        elif "continue" not in request.url.query:
+            telemetry.listed(resource, namespace)
+
+    async def failed(_: object, __: object, request: aiohttp.TraceRequestExceptionParams) -> None:
+        requests.labels(verb=_target(request.method, request.url)[2], code="error").inc()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_end.append(ended)
+    trace.on_request_exception.append(failed)
+    return trace
+
+
+def _target(method: str, url: URL) -> tuple[Resource | None, str, str]:
+    """The watched kind that a list or a watch is of, its namespace, and the request's verb."""
+    *rest, last = url.path.strip("/").split("/")
+    resource = _BY_PLURAL.get(last)
+    if (
+        method != "GET"
+        or resource is None
+        or not url.path.startswith(resource.path().rsplit("/", 1)[0])
+    ):
+        return None, "", _VERBS.get(method, method.lower())
+    namespace = rest[-1] if len(rest) > 1 and rest[-2] == "namespaces" else ""
+    return resource, namespace, "watch" if url.query.get("watch") == "true" else "list"

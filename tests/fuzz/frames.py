@@ -1,0 +1,125 @@
+"""Frames of bulk streams, and tensors put together from them."""
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuzz.scratch import event_loop
+from shoal_protocol.assembly import Limits, ReceivedActivation
+from shoal_protocol.bulk.link import BulkLink
+from shoal_protocol.bulk.receiving import Intake
+from shoal_protocol.frames import (
+    MAXIMUM_PAYLOAD_BYTES,
+    MalformedFrame,
+    TransferError,
+    frames_in,
+    join_frame,
+    join_frames,
+    ping,
+    split_frame,
+)
+from shoal_protocol.tensors import DTYPES, ActivationKey, encode_activation
+from shoal_protocol.v1 import tensors_pb2 as pb
+
+LIMITS = Limits(decoded_bytes=16 << 20)
+CODECS = (pb.NONE, pb.LZ4, pb.ZSTD, pb.ZLIB, pb.FP16)
+
+
+def split(data: bytes) -> None:
+    """What is read as a frame is the same when it is written again."""
+    try:
+        frames = [split_frame(frame) for frame in frames_in(data)]
+    except MalformedFrame:
+        return
+    for header, payload in frames:
+        again, same = split_frame(join_frame(header, payload))
+        assert again == header
+        assert same == payload
+
+
+def receive(data: bytes) -> None:
+    """A link takes whatever comes; what it receives has the types and sizes of its headers."""
+    event_loop().run(_receive(data))
+
+
+async def _receive(data: bytes) -> None:
+    with contextlib.suppress(MalformedFrame):  # the stream ends
+        await BulkLink(_OneMessage(data), Intake(_Receiver(), LIMITS)).run()
+
+
+class _OneMessage:
+    """A stream with one message on it (a `Transport`)."""
+
+    frame_bytes = MAXIMUM_PAYLOAD_BYTES
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        yield self._data
+
+    async def write(self, message: bytes) -> None:
+        for frame in frames_in(message):
+            split_frame(frame)
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class _Memory:
+    """Memory for one activation (a `ReceiveBuffer`)."""
+
+    blocks = False
+
+    def allocate(self, size: int) -> NDArray[np.uint8]:
+        assert size <= LIMITS.decoded_bytes + 128 * LIMITS.tensors
+        return np.empty(size, np.uint8)
+
+    def settle(self) -> None:
+        """Memory is memory."""
+
+    def abandon(self) -> None:
+        """It is garbage."""
+
+
+class _Receiver:
+    """Takes all (a `Receiver`)."""
+
+    def admit(self, activation: pb.Activation, decoded_bytes: int) -> _Memory:
+        assert decoded_bytes <= LIMITS.decoded_bytes
+        return _Memory()
+
+    async def take(self, received: ReceivedActivation, buffer: object) -> None:
+        assert received.decoded_bytes <= LIMITS.decoded_bytes
+        for name, array in received.tensors.items():
+            assert array.dtype in DTYPES.values(), name
+            if array.dtype == object:
+                assert all(isinstance(text, str) for text in array.reshape(-1))
+
+    def refused(self, error: TransferError) -> None:
+        """The acknowledgement says it."""
+
+
+def seeds() -> Iterable[bytes]:
+    """Tensors of every type under every codec, transfers of several frames, and the other kinds."""
+    key = ActivationKey(job="job", epoch=1, item=0, producer=0, consumer=1)
+    plain = {
+        pb.DataType.Name(kind): np.zeros((2, 3), dtype)
+        for kind, dtype in DTYPES.items()
+        if kind not in (pb.STRING, pb.BFLOAT16)
+    }
+    text = {"text": np.array([["a", ""], ["ß", "long"]], object), "empty": np.empty((0, 5))}
+    for codec in CODECS:
+        yield join_frames(list(encode_activation(key, "pi-4", plain, transfer=7, codec=codec)))
+    long = {"x": np.arange(256, dtype=np.float32), **text}
+    for codec in CODECS:
+        encoded = encode_activation(
+            key, "", long, transfer=8, codec=codec, lossy=True, frame_bytes=400
+        )
+        yield join_frames([*encoded, ping(9)])
+    file = pb.FrameHeader(transfer=1, last=True)
+    file.file.digest, file.file.file, file.file.file_bytes = "sha256:0", "model.onnx", 3
+    yield join_frame(file, b"abc")
+    yield join_frame(pb.FrameHeader(transfer=3, acknowledgement=pb.Acknowledgement(message="no")))

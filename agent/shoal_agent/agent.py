@@ -1,4 +1,4 @@
-"""The agent process: puts its parts together, keeps a session open, and leaves in good order."""
+"""The agent process: puts its parts together, keeps a session open, and shuts down in order."""
 
 import asyncio
 import os
@@ -13,10 +13,10 @@ import grpc
 import onnxruntime
 
 from shoal_agent import __version__
-from shoal_agent.cache.disk import FragmentCache, free_names
+from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher
 from shoal_agent.enrolment.identity import Identity
-from shoal_agent.memory.residency import Ledger
+from shoal_agent.memory.residency import Ledger, short
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime, RuntimeFailed
 from shoal_agent.runtime.process_memory import MemoryMeter, drop_library_pages
@@ -67,8 +67,8 @@ class Agent:
         spill_bytes = settings.cache_bytes // 4
         self._spill_bytes = spill_bytes
         self._cache = FragmentCache(settings.cache, settings.cache_bytes - spill_bytes)
-        if self._cache.dropped_at_start:
-            log.warning("removed damaged fragments: %s", free_names(self._cache.dropped_at_start))
+        if dropped := self._cache.dropped_at_start:
+            log.warning("removed damaged fragments: %s", ", ".join(map(short, dropped)))
         self._processor = ThreadPoolExecutor(1, "processor")
         threads = settings.threads or self._machine.processors
         self._runtime = self._processor.submit(
@@ -163,20 +163,15 @@ class Agent:
 
     def telemetry(self) -> pb.Telemetry:
         """Readings now; what is None stays absent."""
-        readings = self._machine.read()
-        session = self._session
-        return pb.Telemetry(
-            cpu_fraction=readings.cpu_fraction,
-            memory_available_bytes=readings.memory_available_bytes,
-            temperature_celsius=readings.temperature_celsius,
-            battery_fraction=readings.battery_fraction,
-            round_trip_seconds=None if session is None else session.round_trip_seconds,
-            used_bytes=self._meter.used_bytes(),
-            peak_bytes=self._meter.peak_bytes(),
-            sent_bytes=self.counters.sent_bytes,
-            received_bytes=self.counters.received_bytes,
-            fetched_bytes=self.counters.fetched_bytes.total(),
-        )
+        telemetry = self._machine.read()
+        if self._session is not None and self._session.round_trip_seconds is not None:
+            telemetry.round_trip_seconds = self._session.round_trip_seconds
+        telemetry.used_bytes = self._meter.used_bytes()
+        telemetry.peak_bytes = self._meter.peak_bytes()
+        telemetry.sent_bytes = self.counters.sent_bytes
+        telemetry.received_bytes = self.counters.received_bytes
+        telemetry.fetched_bytes = self.counters.fetched_bytes.total()
+        return telemetry
 
     def open_store(self) -> ActivationStore:
         """An empty store for a session's activations; what the last one held is gone by now."""
@@ -187,7 +182,6 @@ class Agent:
     # ---- inside ------------------------------------------------------------------------------
 
     async def _listen(self) -> Listener | None:
-        """Start to serve peers, where an address was given."""
         settings = self.settings
         if settings.listen is None:
             return None
@@ -298,7 +292,7 @@ class Agent:
         pb.AgentMessage(hello=self.hello()).SerializeToString()
 
     async def _enrolled(self) -> bool:
-        """Have an identity, where one is to be got; False: told to leave before there was one."""
+        """Have an identity, where one is to be got; False: drained before there was one."""
         if self._identity is None:
             return True
         obtaining = asyncio.create_task(self._identity.obtain(), name="enrolment")
@@ -312,8 +306,8 @@ class Agent:
         return self._identity.obtained
 
     async def _renew(self) -> None:
-        """Keep the identity fresh. Sessions go on; whoever is dialled from now on sees the new one,
-        so streams to peers are opened anew."""
+        """Renew the identity in time. Sessions continue; later connections show the new one, so
+        streams to peers are opened anew."""
         if self._identity is None:
             return
         async for _ in self._identity.renewals():

@@ -11,7 +11,7 @@ from shoal_protocol.channels import AddressRefused
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until drained; the exit status: 0 drained, 1 failed, 2 not startable as told."""
+    """Run until drained; the exit status: 0 drained, 1 failed, 2 for unusable options."""
     settings = parse(arguments)
     if settings.exit_with_parent:
         exit_with_parent()

@@ -43,7 +43,7 @@ Examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the agent was told. Sizes in bytes, rates in bits per second."""
+    """The options of the agent. Sizes in bytes, rates in bits per second."""
 
     name: str
     coordinator: str
@@ -262,7 +262,6 @@ def _name(text: str) -> str:
 
 
 def _host_name() -> str:
-    """The host's name as a DNS label."""
     label = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower())
     return label.strip("-")[:63].strip("-") or "device"
 

@@ -70,7 +70,6 @@ def credentials(parser: argparse.ArgumentParser, values: argparse.Namespace) -> 
 
 
 def add_log_level(group: argparse._ActionsContainer, default: str) -> None:
-    """`--log-level`."""
     group.add_argument(
         "--log-level", choices=LOG_LEVELS, default=default, help="default: %(default)s"
     )

@@ -287,7 +287,6 @@ def _allocate(current: _Transfer) -> None:
 
 
 def _fill(current: _Transfer, payload: memoryview) -> None:
-    """Copy a frame's payload to where it belongs."""
     if current.filled + len(payload) > current.size:
         raise MalformedFrame(f"more than the {current.size} bytes that the header states")
     current.filled += len(payload)
@@ -307,7 +306,6 @@ def _fill(current: _Transfer, payload: memoryview) -> None:
 
 
 def _finish(current: _Transfer) -> ReceivedActivation:
-    """Decode what is encoded and make the arrays."""
     activation, array = current.activation, current.array
     assert array is not None, "it has been filled"
     return ReceivedActivation(
@@ -321,7 +319,6 @@ def _finish(current: _Transfer) -> ReceivedActivation:
 
 
 def _array(tensor: _Tensor, buffer: NDArray[np.uint8]) -> Array:
-    """The array of a tensor whose bytes have all come."""
     if tensor.codec != pb.NONE:
         try:
             codecs.decode(

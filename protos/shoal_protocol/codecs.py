@@ -108,7 +108,7 @@ def _decode_zstd(encoded: memoryview, size: int) -> bytes:
 
 
 def _shuffle(data: memoryview, element_bytes: int) -> memoryview:
-    """Bytes of one significance stand together: first all lowest bytes, at the end all highest."""
+    """Group bytes of one significance: first all lowest bytes, at the end all highest."""
     elements = np.frombuffer(data, np.uint8).reshape(-1, element_bytes)
     return np.ascontiguousarray(elements.T).reshape(-1).data
 

@@ -18,7 +18,6 @@ _READ_BYTES: Final = 1 << 20
 
 
 def is_hexadecimal(text: str) -> bool:
-    """Whether a text is the 64 digits of a digest."""
     return _HEXADECIMAL.fullmatch(text) is not None
 
 
@@ -42,7 +41,6 @@ def hexadecimal(digest: str) -> str:
 
 
 def digest_of(content: bytes) -> Digest:
-    """The digest of these bytes."""
     return digest_of_pieces([content])
 
 

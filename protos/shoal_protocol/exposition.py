@@ -66,7 +66,6 @@ class ExpositionServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 

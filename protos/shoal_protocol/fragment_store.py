@@ -9,6 +9,7 @@ none reaches the file system before it is known to be a digest, or one of the th
 """
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -43,7 +44,8 @@ class FragmentStore:
 
     def __init__(self, root: Path) -> None:
         self._fragments = root / "fragments"
-        self._manifests: dict[Digest, Manifest] = {}
+        # Those that were read once: of one digest it never changes.
+        self._known = lru_cache(_KNOWN_MANIFESTS)(self.manifest)
 
     def folder(self, digest: str) -> Path:
         """The folder of a fragment, stored or not. Raises `FragmentMissing` for no digest."""
@@ -66,14 +68,6 @@ class FragmentStore:
             if is_transient(error):
                 raise
             return False
-
-    def _known(self, digest: Digest) -> Manifest:
-        """A manifest that was read once: of one digest it never changes."""
-        if digest not in self._manifests:
-            if len(self._manifests) >= _KNOWN_MANIFESTS:
-                self._manifests.clear()
-            self._manifests[digest] = self.manifest(digest)
-        return self._manifests[digest]
 
     def digests(self) -> list[Digest]:
         """The fragments that `has` finds, sorted."""

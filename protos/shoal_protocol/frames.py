@@ -107,7 +107,6 @@ def join_frames(frames: Sequence[bytes]) -> bytes:
 
 
 def join_frame(header: FrameHeader, payload: Buffer = b"") -> bytes:
-    """The bytes of one frame."""
     return _join(header.SerializeToString(), (payload,), len(payload))
 
 

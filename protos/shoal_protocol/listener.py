@@ -18,6 +18,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 RENEWAL_CHECK_SECONDS: Final = 5.0
 """How long a renewed certificate may go unseen: it is renewed days or hours before the old ends."""
 DRAIN_SECONDS: Final = 86_400.0
-"""How long calls may go on over connections that were made with the identity before."""
+"""How long calls may continue over connections that were made with the identity before."""
 
 Register = Callable[[grpc.aio.Server], None]
 """Adds the services to a server; called for every server that is opened."""
@@ -53,7 +54,7 @@ class ServerIdentity:
     client_ca: bytes | None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """As gRPC takes it; what does not fit together is noticed when a port is opened."""
+        """As gRPC takes it; what does not fit together raises when a port is opened."""
         pair = [(self.key, self.certificate)]
         return grpc.ssl_server_credentials(pair, self.client_ca, self.client_ca is not None)
 
@@ -72,7 +73,7 @@ class Listener:
         connections: int,
         check_seconds: float = RENEWAL_CHECK_SECONDS,
     ) -> None:
-        """`connections` at one time; `check_seconds` between two looks for a renewed identity."""
+        """`connections` at one time; `check_seconds` between two checks for a renewed identity."""
         self._register = register
         self._connections = connections
         self._check_seconds = check_seconds
@@ -91,7 +92,9 @@ class Listener:
         """
         if needs_tls(address, credentials, insecure=insecure):
             assert credentials is not None
-            return await self.open_secured(address, _FromFiles(credentials))
+            return await self.open_secured(
+                address, partial(asyncio.to_thread, _read_consistently, credentials)
+            )
         _refuse_if_in_use(address)
         return await self._open(address, None)
 
@@ -105,7 +108,7 @@ class Listener:
         return port
 
     async def stop(self, grace: float | None) -> None:
-        """Stop accepting at once, and end calls that go on after `grace` seconds (None: now)."""
+        """Stop accepting at once; end calls that still run after `grace` seconds (None: now)."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait([self._following])
@@ -141,7 +144,7 @@ class Listener:
                 if found == identity:
                     continue
                 await self._open(address, found)
-            except Exception as error:  # whatever it is, the next look may find it gone
+            except Exception as error:  # whatever it is, the next check may find it gone
                 if problem != (problem := f"{type(error).__name__}: {error}"):
                     logger.error("%s: cannot renew the certificate: %s", address, problem)
                 continue
@@ -156,32 +159,25 @@ class Listener:
         self._servers.remove(server)
 
 
-class _FromFiles:
+def _read_consistently(credentials: Credentials) -> ServerIdentity:
     """The identity in the files of credentials.
 
     Whoever renews a certificate replaces key, certificate and authority in one step, by moving a
     link to a folder (Kubernetes does so with a Secret's). What was read across that step does not
     fit together, so it is read again.
     """
+    before, found = _read(credentials), _read(credentials)
+    while found != before:
+        before, found = found, _read(credentials)
+    return found
 
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
 
-    async def __call__(self) -> ServerIdentity:
-        return await asyncio.to_thread(self._read_consistently)
-
-    def _read_consistently(self) -> ServerIdentity:
-        before, found = self._read(), self._read()
-        while found != before:
-            before, found = found, self._read()
-        return found
-
-    def _read(self) -> ServerIdentity:
-        return ServerIdentity(
-            certificate=self._credentials.certificate.read_bytes(),
-            key=self._credentials.key.read_bytes(),
-            client_ca=self._credentials.ca.read_bytes(),
-        )
+def _read(credentials: Credentials) -> ServerIdentity:
+    return ServerIdentity(
+        certificate=credentials.certificate.read_bytes(),
+        key=credentials.key.read_bytes(),
+        client_ca=credentials.ca.read_bytes(),
+    )
 
 
 def _refuse_if_in_use(address: str) -> None:

@@ -44,7 +44,6 @@ class Manifest:
 
     @property
     def files_bytes(self) -> int:
-        """Bytes of the files beside the manifest."""
         return sum(file.size_bytes for file in self.files.values())
 
     @property

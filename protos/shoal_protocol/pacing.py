@@ -48,7 +48,6 @@ class Pace:
         return min(self._longest, GATHERED * self._interval) if worth_it else 0.0
 
     async def turn(self, *, busy: bool) -> None:
-        """Wait until the next turn."""
         loop = asyncio.get_running_loop()
         wait = self._last + self.gap_seconds - loop.time()
         if busy and wait > 0:
@@ -95,7 +94,6 @@ class Outbox(Generic[Message]):
         self._emptied.clear()
 
     async def sent(self) -> None:
-        """Wait until everything has been written."""
         await self._emptied.wait()
 
     async def write_all(

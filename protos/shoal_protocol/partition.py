@@ -201,7 +201,7 @@ def _check_sources(document: PartitionDocument) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """A parsed value and where it stands, so that every complaint names its field."""
+    """A parsed value and its path, so that every complaint names its field."""
 
     where: str
     value: object
@@ -250,9 +250,7 @@ class _Reader:
         match self.value:
             case None:
                 return None
-            case bool():
-                raise DocumentRefused(self.where, "is not a size, a name or null")
-            case int(size) if 0 <= size <= MAX_COUNT:
+            case int(size) if 0 <= size <= MAX_COUNT and not isinstance(size, bool):
                 return size
             case str(symbol) if 0 < len(symbol) <= MAX_NAME:
                 return symbol

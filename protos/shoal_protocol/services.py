@@ -34,6 +34,7 @@ ConnectContext = grpc.aio.ServicerContext[AgentMessage, CoordinatorMessage]
 FrameContext = grpc.aio.ServicerContext[bytes, bytes]
 FileContext = grpc.aio.ServicerContext[FetchFragmentRequest, bytes]
 _Connect = grpc.aio.StreamStreamMultiCallable[AgentMessage, CoordinatorMessage]
+_Fetch = grpc.aio.UnaryStreamMultiCallable[FetchFragmentRequest, bytes]
 _Frames = grpc.aio.StreamStreamMultiCallable[bytes, bytes]
 
 
@@ -61,44 +62,47 @@ class PeerService(FragmentSource, Protocol):
 
 def add_session_service(server: grpc.aio.Server, implementation: SessionService) -> None:
     """Register a coordinator's side of `Session`."""
-    _register(
-        server,
-        _SESSION,
-        {
-            "Connect": grpc.stream_stream_rpc_method_handler(
-                _erase(implementation.connect),
-                request_deserializer=AgentMessage.FromString,
-                response_serializer=CoordinatorMessage.SerializeToString,
-            ),
-            "Exchange": grpc.stream_stream_rpc_method_handler(_erase(implementation.exchange)),
-            "FetchFragment": _fetch_handler(implementation),
-        },
-    )
+    handlers: dict[str, _Handler] = {
+        "Connect": grpc.stream_stream_rpc_method_handler(
+            _erase(implementation.connect),
+            request_deserializer=AgentMessage.FromString,
+            response_serializer=CoordinatorMessage.SerializeToString,
+        ),
+        "Exchange": grpc.stream_stream_rpc_method_handler(_erase(implementation.exchange)),
+    }
+    _register(server, _SESSION, implementation, handlers)
 
 
 def add_peer_service(server: grpc.aio.Server, implementation: PeerService) -> None:
     """Register an agent's side of `Peer`."""
-    _register(
-        server,
-        _PEER,
-        {
-            "Push": grpc.stream_stream_rpc_method_handler(_erase(implementation.push)),
-            "FetchFragment": _fetch_handler(implementation),
-        },
-    )
+    handlers: dict[str, _Handler] = {
+        "Push": grpc.stream_stream_rpc_method_handler(_erase(implementation.push))
+    }
+    _register(server, _PEER, implementation, handlers)
 
 
-class SessionClient:
+class _FragmentClient:
+    def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
+        self._fetch_fragment: _Fetch = channel.unary_stream(
+            f"/{service}/FetchFragment", request_serializer=FetchFragmentRequest.SerializeToString
+        )
+
+    def fetch_fragment(self, request: FetchFragmentRequest, timeout: float) -> FileStream:
+        """A file of a fragment that the other side stores; `timeout` in seconds."""
+        return self._fetch_fragment(request, timeout=timeout)
+
+
+class SessionClient(_FragmentClient):
     """An agent's calls to its coordinator. Every call returns at once; reading it waits."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
+        super().__init__(channel, _SESSION)
         self._connect: _Connect = channel.stream_stream(
             f"/{_SESSION}/Connect",
             request_serializer=AgentMessage.SerializeToString,
             response_deserializer=CoordinatorMessage.FromString,
         )
         self._exchange: _Frames = channel.stream_stream(f"/{_SESSION}/Exchange")
-        self._fetch_fragment = _fetch_callable(channel, _SESSION)
 
     def connect(self) -> Connection:
         """The control stream; it lives as long as the session."""
@@ -108,25 +112,17 @@ class SessionClient:
         """The bulk stream of a device; it lives as long as the session."""
         return self._exchange(metadata=grpc.aio.Metadata((DEVICE_METADATA, device)))
 
-    def fetch_fragment(self, request: FetchFragmentRequest, timeout: float) -> FileStream:
-        """A file of a fragment from the coordinator's store; `timeout` in seconds."""
-        return self._fetch_fragment(request, timeout=timeout)
 
-
-class PeerClient:
+class PeerClient(_FragmentClient):
     """An agent's calls to another agent."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
+        super().__init__(channel, _PEER)
         self._push: _Frames = channel.stream_stream(f"/{_PEER}/Push")
-        self._fetch_fragment = _fetch_callable(channel, _PEER)
 
     def push(self) -> FrameStream:
         """The stream of activations to the peer; acknowledgements come back on it."""
         return self._push()
-
-    def fetch_fragment(self, request: FetchFragmentRequest, timeout: float) -> FileStream:
-        """A file of a fragment from the peer's cache; `timeout` in seconds."""
-        return self._fetch_fragment(request, timeout=timeout)
 
 
 def device_metadata(context: FrameContext) -> str | None:
@@ -137,24 +133,15 @@ def device_metadata(context: FrameContext) -> str | None:
     return None
 
 
-def _fetch_handler(source: FragmentSource) -> "_Handler":
-    return grpc.unary_stream_rpc_method_handler(
-        _erase(source.fetch_fragment), request_deserializer=FetchFragmentRequest.FromString
-    )
-
-
-def _fetch_callable(
-    channel: grpc.aio.Channel, service: str
-) -> grpc.aio.UnaryStreamMultiCallable[FetchFragmentRequest, bytes]:
-    return channel.unary_stream(
-        f"/{service}/FetchFragment", request_serializer=FetchFragmentRequest.SerializeToString
-    )
-
-
 def _erase(behaviour: Any) -> Any:
     """gRPC's types know handlers of the threaded server only; the asyncio one takes coroutines."""
     return behaviour
 
 
-def _register(server: grpc.aio.Server, service: str, handlers: dict[str, "_Handler"]) -> None:
+def _register(
+    server: grpc.aio.Server, service: str, source: FragmentSource, handlers: dict[str, "_Handler"]
+) -> None:
+    handlers["FetchFragment"] = grpc.unary_stream_rpc_method_handler(
+        _erase(source.fetch_fragment), request_deserializer=FetchFragmentRequest.FromString
+    )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))

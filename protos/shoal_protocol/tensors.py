@@ -73,7 +73,6 @@ class ActivationKey:
 
     @classmethod
     def of(cls, message: pb.ActivationKey) -> Self:
-        """From the message."""
         return cls(
             job=message.job,
             epoch=message.epoch,
@@ -83,7 +82,6 @@ class ActivationKey:
         )
 
     def write(self, message: pb.ActivationKey) -> None:
-        """Into the message."""
         message.job = self.job
         message.epoch = self.epoch
         message.item = self.item

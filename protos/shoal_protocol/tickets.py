@@ -19,7 +19,6 @@ _KEY_BYTES: Final = 32
 
 
 def new_ticket_key() -> bytes:
-    """The key of one session."""
     return secrets.token_bytes(_KEY_BYTES)
 
 

@@ -74,5 +74,4 @@ def seconds(duration: Nanoseconds) -> float:
 
 
 def nanoseconds(duration_seconds: float) -> Nanoseconds:
-    """Seconds as whole nanoseconds."""
     return Nanoseconds(round(duration_seconds * NANOSECONDS_PER_SECOND))

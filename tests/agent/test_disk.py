@@ -255,6 +255,23 @@ async def test_the_event_loop_reads_the_cache_while_the_disk_is_slow(
     assert made.digest in cache
 
 
+async def test_other_fragments_are_dropped_while_one_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_fragment(tmp_path, dense_model([8, 512, 8]))
+    cache = FragmentCache(tmp_path, 1 << 30)
+    made = write_fragment(tmp_path / "elsewhere", dense_model([64, 512, 64]))
+    shutil.copytree(made.folder, cache.part(made.digest), dirs_exist_ok=True)
+    manifest = read_manifest(made.folder, Digest(made.digest))
+    with slow_disk(monkeypatch) as disk:
+        admitting = asyncio.create_task(asyncio.to_thread(cache.admit, manifest))
+        await asyncio.to_thread(disk.entered.wait)
+        assert await asyncio.to_thread(cache.drop_oldest) == other.digest
+        assert not disk.released.is_set(), "a lock was held while the disk was slow"
+    await admitting
+    assert list(cache.cached()) == [made.digest]
+
+
 def test_a_process_out_of_file_descriptors_drops_no_cached_fragment(tmp_path: Path) -> None:
     made = write_fragment(tmp_path, dense_model([64, 512, 64]))
     cache = FragmentCache(tmp_path, 1 << 30)

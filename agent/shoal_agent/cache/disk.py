@@ -16,13 +16,12 @@ The cache is bounded. The least recently used fragments are dropped first; what 
 use stays.
 
 Two locks. `_memory` guards the entries; it is never held over disk work, so the event loop may take
-it: `cached`, `in`, `pin`, `unpin`, `total_bytes`. `_disk` orders what changes folders; only threads
-take it, in all other methods.
+it: `cached`, `in`, `pin`, `unpin`, `total_bytes`. `_disk` orders what renames and removes
+folders; only threads take it, and nobody syncs or reads a file under it.
 """
 
 import os
 import shutil
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +79,6 @@ class FragmentCache:
         return sum(self.cached().values())
 
     def cached(self) -> dict[str, int]:
-        """Digests of cached fragments with their bytes."""
         with self._memory:
             return {digest: entry.manifest.total_bytes for digest, entry in self._entries.items()}
 
@@ -98,7 +96,6 @@ class FragmentCache:
             self._pinned[digest] = self._pinned.get(digest, 0) + 1
 
     def unpin(self, digest: str) -> None:
-        """Undo one `pin`."""
         with self._memory:
             if self._pinned.get(digest, 0) <= 1:
                 self._pinned.pop(digest, None)
@@ -216,27 +213,25 @@ class FragmentCache:
     def admit(self, manifest: Manifest) -> Path:
         """Give a part whose files were verified its final name, durably. Raises `OSError`."""
         part, folder = self.part(manifest.digest), self.path(manifest.digest)
+        sync_folder(part)
         with self._disk:
-            sync_folder(part)
             if folder.exists():
                 shutil.rmtree(folder)
             part.rename(folder)
-            sync_folder(self.folder)
-            stamps = _stamps(folder, manifest)
-            with self._memory:
-                self._clock += 1
-                self._entries[manifest.digest] = _Entry(manifest, stamps, self._clock)
-                self._expected.pop(manifest.digest, None)
+        sync_folder(self.folder)
+        stamps = _stamps(folder, manifest)
+        with self._memory:
+            self._clock += 1
+            self._entries[manifest.digest] = _Entry(manifest, stamps, self._clock)
+            self._expected.pop(manifest.digest, None)
         return folder
 
     def discard_part(self, digest: str) -> None:
-        """Remove what was fetched of a fragment."""
         with self._memory:
             self._expected.pop(digest, None)
         shutil.rmtree(self.path(digest).with_suffix(_PART), ignore_errors=True)
 
     def drop(self, digest: str) -> None:
-        """Remove a cached fragment."""
         with self._disk:
             with self._memory:
                 self._entries.pop(digest, None)
@@ -287,8 +282,3 @@ def file_digest(path: Path) -> Digest:
     """The digest of a file. Raises `OSError`."""
     with path.open("rb", buffering=0) as file:
         return digest_of_file(file)
-
-
-def free_names(names: Iterable[str]) -> str:
-    """Digests for a log line."""
-    return ", ".join(name.removeprefix("sha256:")[:12] for name in names)

@@ -97,7 +97,6 @@ class Fetcher:
             task.exception()  # asyncio logs a failure that nobody waits for any more
 
     async def close(self) -> None:
-        """Cancel what is under way."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()

@@ -1,7 +1,7 @@
-"""The device's identity where nobody has given it one: obtained, kept, renewed.
+"""The device's identity where nobody has given it one: obtained, stored, renewed.
 
-The work is done by `enrolling`, in a process that ends at once; here is when. What stands in the
-folder and is still valid is used without asking anybody, so that a container that starts again does
+`request` does the work, in a process that ends at once; here is when. What is in the folder and
+still valid is used without asking anybody, so that a container that starts again does
 not depend on the operator. When two thirds of a certificate's life have passed a new one is fetched
 beside the session that runs; whatever connects after that shows the new one, since the paths of
 `Credentials` stay the same and are read at every connection.
@@ -63,7 +63,7 @@ class Enrolment:
 
 
 class Identity:
-    """Obtains an identity and keeps it fresh. `why` says what went wrong last."""
+    """Obtains an identity and renews it. `why` says what went wrong last."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class Identity:
 
     async def obtain(self) -> None:
         """Until there is a valid identity: the one in the folder, else a new one."""
-        known = self._standing()
+        known = self._stored()
         if known is None:
             await self._renew()
         else:
             self._renew_at = known
-            log.info("going on with the identity in %s", self._enrolment.folder)
+            log.info("resuming with the identity in %s", self._enrolment.folder)
         self.obtained = True
 
     async def renewals(self) -> AsyncIterator[None]:
@@ -112,7 +112,7 @@ class Identity:
         self._refused_since, self._patience = None, self._doubt_seconds[0]
 
     def refused(self) -> None:
-        """No session could be opened; this may be why, if that goes on."""
+        """No session could be opened; this may be why, if that continues."""
         now = time.monotonic()
         if self._refused_since is None:
             self._refused_since = now
@@ -137,7 +137,7 @@ class Identity:
             await asyncio.sleep(pause * (0.5 + random.random() / 2))  # noqa: S311 - no secret
             pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause)
 
-    def _standing(self) -> float | None:
+    def _stored(self) -> float | None:
         """When the identity in the folder is to be renewed; None: there is no valid one."""
         path = self._enrolment.folder / "current" / "identity.json"
         with contextlib.suppress(OSError, ValueError, EnrolmentFailed):
@@ -165,7 +165,7 @@ class Identity:
             Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")
         try:
             async with asyncio.timeout(_PROCESS_SECONDS):
-                told, complaint = await process.communicate(json.dumps(order).encode())
+                answer, complaint = await process.communicate(json.dumps(order).encode())
         except TimeoutError as error:
             raise EnrolmentFailed("no answer in time") from error
         finally:
@@ -175,10 +175,10 @@ class Identity:
         if process.returncode:
             lines = complaint.decode(errors="replace").strip().splitlines() or ["no reason given"]
             raise EnrolmentFailed(lines[-1])
-        match json.loads(told):
+        match json.loads(answer):
             case {"renew_at": float(renew_at)}:
                 return renew_at
-        raise EnrolmentFailed(f"the step answers {told[:200]!r}")
+        raise EnrolmentFailed(f"the step answers {answer[:200]!r}")
 
 
 def _check_private(folder: Path) -> None:

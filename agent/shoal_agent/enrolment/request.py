@@ -1,8 +1,8 @@
 """One enrolment, as a process of its own: `python -m shoal_agent.enrolment.request`.
 
 What it takes to make a key and to read certificates is many MiB of libraries. An idle agent has no
-use for them, so they are loaded here, and go with the process. It is told what to do by one line of
-JSON on standard input (`Order`), and answers with one on standard output.
+use for them, so they are loaded here, and go with the process. It reads its order as one line of
+JSON from standard input (`Order`), and writes its answer as one to standard output.
 
 ```
 FOLDER/pending/key.pem          made first, and used until there is a certificate for it

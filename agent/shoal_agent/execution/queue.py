@@ -143,9 +143,8 @@ class _Held:
 class TaskQueue:
     """The machine. Each method takes one event and returns the effects, to be done in order."""
 
-    _waiting: dict[int, Assignment] = field(default_factory=dict)
-    _ready: dict[int, Assignment] = field(default_factory=dict)
-    _order: dict[int, int] = field(default_factory=dict)
+    _queued: dict[int, Assignment] = field(default_factory=dict)
+    _ready: set[int] = field(default_factory=set)
     _running: _Running | None = None
     _delivering: dict[int, Made] = field(default_factory=dict)
     _in_the_way: set[int] = field(default_factory=set)
@@ -153,14 +152,13 @@ class TaskQueue:
     _consumers: dict[Made, set[int]] = field(default_factory=dict)
     _wanted: dict[tuple[str, int, int], set[int]] = field(default_factory=dict)
     _epochs: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    _arrivals: int = 0
 
     # ---- what the telemetry and the shell ask ------------------------------------------------
 
     @property
     def queued(self) -> int:
         """Tasks that wait or are ready."""
-        return len(self._waiting) + len(self._ready)
+        return len(self._queued)
 
     @property
     def idle(self) -> bool:
@@ -169,20 +167,16 @@ class TaskQueue:
 
     @property
     def running(self) -> Assignment | None:
-        """The task in the processor."""
         return None if self._running is None else self._running.assignment
 
     def stale(self, job: str, epoch: int) -> bool:
-        """Whether a newer epoch of the job is known."""
         return epoch < self._epochs.get(job, 0)
 
     def holds(self, key: Key) -> bool:
-        """Whether tensors are here under this key."""
         return key in self._held
 
     def next_deadline(self) -> Nanoseconds | None:
-        """When the first task's deadline passes."""
-        tasks = [*self._waiting.values(), *self._ready.values()]
+        tasks = list(self._queued.values())
         if self._running is not None and self._running.stopped is None:
             tasks.append(self._running.assignment)
         return min((task.deadline for task in tasks if task.deadline is not None), default=None)
@@ -190,14 +184,17 @@ class TaskQueue:
     # ---- events ------------------------------------------------------------------------------
 
     def submit(self, assignment: Assignment) -> list[Effect]:
-        """A task is given to this device."""
         task = assignment.task
         if self.stale(task.job, task.epoch):
-            return [self._older(assignment)]
+            return [
+                Refused(
+                    instruction=assignment.instruction,
+                    reason=Reason.CANCELLED,
+                    message=self._is_over(task),
+                )
+            ]
         effects = self._meet(task.job, task.epoch)
-        self._arrivals += 1
-        self._order[assignment.instruction] = self._arrivals
-        self._waiting[assignment.instruction] = assignment
+        self._queued[assignment.instruction] = assignment
         self._wanted.setdefault(_item(task), set()).add(assignment.instruction)
         self._promote(assignment)
         return effects + self._next()
@@ -238,20 +235,18 @@ class TaskQueue:
         return effects + self._next()
 
     def delivered(self, instruction: int) -> list[Effect]:
-        """The task has been answered."""
         self._delivering.pop(instruction, None)
         self._in_the_way.discard(instruction)
         return self._next()
 
     def stopped_because(self, instruction: int) -> Reason | None:
-        """Why the running task was told to stop, if it was."""
         running = self._running
         if running is None or running.assignment.instruction != instruction:
             return None
         return running.stopped
 
     def cancel(self, instruction: int) -> list[Effect]:
-        """Give up one task, wherever it is; one that has run already goes on to its end."""
+        """Give up one task, wherever it is; one that has run already is still delivered."""
         return self._give_up(instruction, Reason.CANCELLED, "cancelled")
 
     def void(self, job: str, epoch: int) -> list[Effect]:
@@ -275,8 +270,7 @@ class TaskQueue:
 
     def unload(self, digest: str) -> list[Effect]:
         """The fragment is about to go: tasks that wait for it are answered. (One may still run.)"""
-        waiting = [*self._waiting.values(), *self._ready.values()]
-        gone = [task.instruction for task in waiting if task.digest == digest]
+        gone = [task.instruction for task in self._queued.values() if task.digest == digest]
         effects: list[Effect] = []
         for instruction in gone:
             effects += self._give_up(instruction, Reason.NOT_RESIDENT, "the fragment was unloaded")
@@ -285,18 +279,13 @@ class TaskQueue:
     def tick(self, at: Nanoseconds) -> list[Effect]:
         """Time has passed: deadlines, and tensors that nobody claimed."""
         effects: list[Effect] = []
-        # A ready task is not to blame: others had the processor.
-        for queue, reason in ((self._waiting, Reason.DEADLINE), (self._ready, Reason.CANCELLED)):
-            for task in list(queue.values()):
-                if task.deadline is not None and at >= task.deadline:
-                    message = f"the deadline passed {self._waits_for(task)}"
-                    effects += self._give_up(task.instruction, reason, message)
-        if (
-            (running := self.running) is not None
-            and running.deadline is not None
-            and at >= running.deadline
-        ):
-            effects += self._give_up(running.instruction, Reason.DEADLINE, "")
+        for task in self._tasks():
+            if task.deadline is not None and at >= task.deadline:
+                # A ready task is not to blame: others had the processor.
+                ready = task.instruction in self._ready
+                reason = Reason.CANCELLED if ready else Reason.DEADLINE
+                message = f"the deadline passed {self._waits_for(task)}"
+                effects += self._give_up(task.instruction, reason, message)
         in_use = set(self._keys_in_use())
         expired = [
             key
@@ -319,7 +308,7 @@ class TaskQueue:
         effects: list[Effect] = []
         for task in self._tasks():
             if task.task.job == job and task.task.epoch < epoch:
-                message = f"epoch {task.task.epoch} of job {job} is over; it is {epoch} now"
+                message = self._is_over(task.task)
                 effects += self._give_up(task.instruction, Reason.CANCELLED, message)
         in_use = set(self._keys_in_use())
         old = [
@@ -328,19 +317,18 @@ class TaskQueue:
         return effects + self._drop(old)
 
     def _tasks(self) -> list[Assignment]:
-        tasks = [*self._waiting.values(), *self._ready.values()]
+        tasks = list(self._queued.values())
         return tasks if self._running is None else [*tasks, self._running.assignment]
 
     def _assignment(self, instruction: int) -> Assignment:
-        for queue in (self._waiting, self._ready):
-            if instruction in queue:
-                return queue[instruction]
+        if instruction in self._queued:
+            return self._queued[instruction]
         assert self._running is not None
         assert self._running.assignment.instruction == instruction
         return self._running.assignment
 
     def _sources(self, assignment: Assignment) -> Iterator[tuple[Need, Key | None]]:
-        """For each need, the key under which it is here; what was kept before what was sent."""
+        """For each need, the key under which it is here: what was made here, else what was sent."""
         task = assignment.task
         for need in assignment.needs:
             made = Made(task.job, task.epoch, task.item, need.producer)
@@ -364,28 +352,27 @@ class TaskQueue:
 
     def _promote(self, assignment: Assignment) -> None:
         if all(key is not None for _, key in self._sources(assignment)):
-            del self._waiting[assignment.instruction]
-            self._ready[assignment.instruction] = assignment
+            self._ready.add(assignment.instruction)
 
     def _promote_item(self, item: tuple[str, int, int]) -> None:
         for instruction in sorted(self._wanted.get(item, ())):
-            if (waiting := self._waiting.get(instruction)) is not None:
-                self._promote(waiting)
+            if instruction in self._queued and instruction not in self._ready:
+                self._promote(self._queued[instruction])
 
     def _next(self) -> list[Effect]:
-        """Start the first ready task when the processor is free."""
         if self._running is not None or self._in_the_way:
             return []
         if len(self._delivering) >= DELIVERING_LIMIT:
             return []
         while self._ready:
-            first = min(self._ready, key=self._order.__getitem__)
-            assignment = self._ready.pop(first)
+            first = next(each for each in self._queued if each in self._ready)
+            self._ready.discard(first)
+            assignment = self._queued[first]
             sources = [(key, need.tensors) for need, key in self._sources(assignment)]
             inputs = tuple((key, names) for key, names in sources if key is not None)
             if len(inputs) < len(sources):  # released under it: it waits again
-                self._waiting[first] = assignment
                 continue
+            del self._queued[first]
             self._running = _Running(assignment, inputs)
             return [Start(assignment=assignment, inputs=inputs)]
         return []
@@ -397,12 +384,12 @@ class TaskQueue:
                 return []
             running.stopped = reason
             return [Stop(instruction=instruction)]
-        for queue in (self._waiting, self._ready):
-            if (assignment := queue.pop(instruction, None)) is not None:
-                self._forget(assignment)
-                refusal = Refused(instruction=instruction, reason=reason, message=message)
-                return [refusal, *self._use_up(assignment)]
-        return []
+        if (assignment := self._queued.pop(instruction, None)) is None:
+            return []
+        self._ready.discard(instruction)
+        self._forget(assignment)
+        refusal = Refused(instruction=instruction, reason=reason, message=message)
+        return [refusal, *self._use_up(assignment)]
 
     def _use_up(self, assignment: Assignment) -> list[Effect]:
         """Drop what was sent for this task, unless another try of it waits here as well."""
@@ -415,7 +402,6 @@ class TaskQueue:
         )
 
     def _forget(self, assignment: Assignment) -> None:
-        self._order.pop(assignment.instruction, None)
         item = _item(assignment.task)
         if (wanted := self._wanted.get(item)) is not None:
             wanted.discard(assignment.instruction)
@@ -437,12 +423,9 @@ class TaskQueue:
                     del self._consumers[producer]
         return [Drop(keys=gone)] if gone else []
 
-    def _older(self, assignment: Assignment) -> Refused:
-        task = assignment.task
-        message = (
-            f"epoch {task.epoch} of job {task.job} is over; it is {self._epochs[task.job]} now"
-        )
-        return Refused(instruction=assignment.instruction, reason=Reason.CANCELLED, message=message)
+    def _is_over(self, task: Made) -> str:
+        known = self._epochs[task.job]
+        return f"epoch {task.epoch} of job {task.job} is over; it is {known} now"
 
 
 def _item(task: Made) -> tuple[str, int, int]:

@@ -75,7 +75,7 @@ class Fragments:
         counters: Counters,
         on_evicted: Callable[[str, str], None],
     ) -> None:
-        """`on_evicted` is told of a fragment that was given up unasked, and why."""
+        """`on_evicted` receives each fragment that was evicted unasked, and why."""
         self.ledger = ledger
         self.cache = cache
         self._fetcher = fetcher
@@ -214,7 +214,6 @@ class Fragments:
             self.ledger.shrink(digest, planned)
 
     def planned_bytes(self, digest: str) -> int:
-        """What the plan has to reckon a resident fragment with."""
         return self._planned.get(digest, self.ledger.resident[digest])
 
     async def _run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
@@ -239,28 +238,22 @@ class Fragments:
     # ---- the activations' share --------------------------------------------------------------
 
     def request_space(self, size: int) -> bool:
-        """Whether an activation may stay in memory."""
         return self.ledger.request_space(size)
 
     def return_space(self, size: int) -> None:
-        """An activation has left memory."""
         self.ledger.return_space(size)
 
     def request_move(self, size: int) -> bool:
-        """Whether an activation may be received or sent in memory."""
         return self.ledger.request_move(size)
 
     def end_move(self, size: int) -> None:
-        """It has left memory."""
         self.ledger.end_move(size)
         self._changed.set()
 
     def begin_move(self, size: int) -> None:
-        """An activation that has space in memory is being sent: it cannot be spilled."""
         self.ledger.begin_move(size)
 
     def arrive(self, size: int) -> None:
-        """An activation that moved waits in memory."""
         self._carry_out(self.ledger.arrive(size))
         self._changed.set()
 
@@ -276,7 +269,6 @@ class Fragments:
     # ---- inside ------------------------------------------------------------------------------
 
     async def _change(self) -> None:
-        """Wait until something has left memory."""
         self._changed.clear()
         await self._changed.wait()
 
@@ -351,7 +343,6 @@ class Fragments:
             self.ledger.unload(digest)
 
     def _carry_out(self, demands: Sequence[Demand]) -> None:
-        """Do what the ledger demands."""
         for demand in demands:
             match demand:
                 case Spill(digest=needs):

@@ -97,12 +97,10 @@ class Stopper:
         self.options.log_severity_level = 4
 
     def stop(self) -> None:
-        """Ask the run to end."""
         self.options.terminate = True
 
     @property
     def stopped(self) -> bool:
-        """Whether it was asked to."""
         return bool(self.options.terminate)
 
 
@@ -112,7 +110,7 @@ class InputMismatch(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """What a fragment takes under one name; in `shape` None stands for any size."""
+    """What a fragment takes under one name; in `shape` None means any size."""
 
     name: str
     dtype: np.dtype[Any]
@@ -123,7 +121,6 @@ class InputSpec:
 class OpenFragment:
     """A fragment that can run; `weights` is the file that is mapped, `weight_bytes` its size."""
 
-    digest: str
     weights: Path
     weight_bytes: int
     session: onnxruntime.InferenceSession
@@ -193,7 +190,6 @@ class Runtime:
             inputs.append(InputSpec(name=value.name, dtype=dtype, shape=shape))
         weights = (folder / "weights.bin").resolve()
         fragment = OpenFragment(
-            digest=digest,
             weights=weights,
             weight_bytes=weights.stat().st_size if weights.exists() else 0,
             session=session,
@@ -218,7 +214,7 @@ class Runtime:
 
     def run_in_passing(self, digest: str, tensors: Mapping[str, Array]) -> RunResult | None:
         """Run a fragment that takes next to no time, in the event loop's own thread, while nothing
-        else runs. The peak is that since the last run of the other kind: to look at it would take
+        else runs. The peak is that since the last run of the other kind: to read it would take
         longer. None: it took long for once, or much, and is to be run the other way; else as `run`.
         """
         fragment, feed = self._prepare(digest, tensors)
@@ -265,7 +261,6 @@ class Runtime:
         return [np.array(output) for output in outputs], compute_seconds
 
     def _stop_in_passing(self) -> None:
-        """End the run in the event loop's thread."""
         if (stopper := self._in_passing) is not None:
             stopper.stop()
 

@@ -95,7 +95,6 @@ class MemoryMeter:
             return max(0, self._highest - self.floor_bytes)
 
     def _read(self) -> tuple[int, int]:
-        """Highest and present resident bytes."""
         found = dict(_FIELDS.findall(os.pread(self._status, _STATUS_BYTES, 0)))
         return int(found[b"HWM"]) << 10, int(found[b"RSS"]) << 10
 
@@ -114,7 +113,6 @@ def tune_allocator() -> None:
 
 
 def trim() -> None:
-    """Give freed heap back to the kernel."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

@@ -11,7 +11,7 @@ were let go, 66.8 with the rehearsal and the connection. The first fragments the
 MiB of library pages with them; without a rehearsal 7 to 10, and 0.6 to 1.4 when nothing was let
 go.
 
-A rehearsal that fails costs accuracy, nothing else: it is logged, and the agent goes on.
+A rehearsal that fails costs accuracy, nothing else: it is logged, and the agent continues.
 """
 
 import asyncio
@@ -92,14 +92,10 @@ async def _perform(channel: grpc.aio.Channel) -> None:
     link = PeerLink(channel, Uplink())
     try:
         await link.send(OutboundActivation(key=_KEY, device="", tensors=_tensors()))
-        await _fetch(link)
+        request = pb.FetchFragmentRequest(digest="", file="")
+        receiver = FileReceiver(request, _FILE_BYTES)
+        digest = hashlib.sha256()
+        async for message in link.fetch_fragment(request, _SECONDS):
+            digest.update(receiver.feed(message))
     finally:
         await link.close()
-
-
-async def _fetch(client: PeerLink) -> None:
-    request = pb.FetchFragmentRequest(digest="", file="")
-    receiver = FileReceiver(request, _FILE_BYTES)
-    digest = hashlib.sha256()
-    async for message in client.fetch_fragment(request, _SECONDS):
-        digest.update(receiver.feed(message))

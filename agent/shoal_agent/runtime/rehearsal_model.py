@@ -99,7 +99,6 @@ _OUTPUTS: Final = ("p14", "p18", "p22", "w37", "w40", "i6", "i9")
 
 
 def feed() -> dict[str, Array]:
-    """What the model takes."""
     return {
         "picture": np.ones((1, 3, 64, 64), np.float32),
         "words": np.arange(16, dtype=np.int64).reshape(1, 16),
@@ -107,7 +106,6 @@ def feed() -> dict[str, Array]:
 
 
 def model() -> bytes:
-    """The ONNX file."""
     return _model((*_PICTURE, *_WORDS, *_INTEGERS), _weights(), feed(), _OUTPUTS)
 
 

@@ -1,5 +1,5 @@
-"""Ends what should take no time at all, when it takes long: for work in the event loop's thread,
-which can do nothing else meanwhile, not even say that it lives."""
+"""Stops work in the event loop's thread that takes long: that thread can do nothing else meanwhile,
+not even send a heartbeat."""
 
 import threading
 from collections.abc import Callable
@@ -10,12 +10,12 @@ LONG_SECONDS: Final = 0.25
 
 
 class Watchdog:
-    """Entered for each piece of work, by one thread. A thread of its own looks, while there is
-    work, whether one of them goes on and on; where there has been none for a while, it ends."""
+    """Entered for each piece of work, by one thread. While there is work, a thread checks
+    whether one piece takes too long; that thread ends after a while without work."""
 
     def __init__(self, stop: Callable[[], None], long_seconds: float = LONG_SECONDS) -> None:
         """`stop` is called, from the other thread, for work that has lasted between one and two
-        times `long_seconds`, and again while it goes on."""
+        times `long_seconds`, and again while it continues."""
         self._stop = stop
         self._long_seconds = long_seconds
         self._number = 0

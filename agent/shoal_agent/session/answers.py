@@ -34,7 +34,6 @@ _REASONS = {
 
 
 def failure(code: pb.FailureCode, message: str, *, need: int = 0, have: int = 0) -> pb.Failure:
-    """A failure with a message of bounded length."""
     return pb.Failure(
         code=code, message=message[:_MESSAGE_CHARACTERS], need_bytes=need, have_bytes=have
     )

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import grpc
 
-from shoal_agent.cache.fetching import Source
+from shoal_agent.cache.fetching import FragmentUnavailable, Source
 from shoal_agent.memory.residency import short
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.session.answers import EXPECTED, failure, failure_of, refused_inputs
@@ -130,13 +130,11 @@ class Session:
         self.end("drained")
 
     def end(self, reason: str) -> None:
-        """The session is to end, or has."""
         if not self._broken.done():
             self._broken.set_result(reason)
 
     @property
     def age_seconds(self) -> float:
-        """How long ago this session began."""
         return perf_counter() - self._opened
 
     # ---- what tasks send through (ReplySink) ----------------------------------------------------
@@ -158,7 +156,6 @@ class Session:
         return size
 
     def reply(self, reply: pb.Reply) -> None:
-        """Answer an instruction."""
         self._outbox.put(pb.AgentMessage(reply=reply))
 
     def fail(self, error: BaseException) -> None:
@@ -272,7 +269,6 @@ class Session:
     # ---- instructions ------------------------------------------------------------------------
 
     def _take(self, message: pb.CoordinatorMessage) -> None:  # noqa: C901 - one case for each kind
-        """Begin what the coordinator asks for."""
         match message.WhichOneof("message"):
             case "probe":
                 answer = pb.ProbeReply(nonce=message.probe.nonce)
@@ -364,13 +360,9 @@ class Session:
         task.add_done_callback(ended)
 
     async def _load(self, load: pb.Load) -> pb.Reply:
-        if not is_digest(load.digest):
-            return pb.Reply(failure=failure(pb.UNAVAILABLE, f"{load.digest!r} is no digest"))
-        counters = self._device.counters
+        counters, sources = self._device.counters, self._sources(load)
         try:
-            result = await self._device.fragments.load(
-                load.digest, load.resident_bytes, self._sources(list(load.peers))
-            )
+            result = await self._device.fragments.load(load.digest, load.resident_bytes, sources)
         except EXPECTED as error:
             counters.loads[pb.FailureCode.Name(failure_of(error).code).lower()] += 1
             log.info("load of %s failed: %s", short(load.digest), error)
@@ -392,11 +384,8 @@ class Session:
         return pb.Reply(unloaded=pb.Unloaded(freed_bytes=freed))
 
     async def _prefetch(self, prefetch: pb.Prefetch) -> pb.Reply:
-        if not is_digest(prefetch.digest):
-            return pb.Reply(failure=failure(pb.UNAVAILABLE, f"{prefetch.digest!r} is no digest"))
-        fetched = await self._device.fragments.prefetch(
-            prefetch.digest, self._sources(list(prefetch.peers))
-        )
+        sources = self._sources(prefetch)
+        fetched = await self._device.fragments.prefetch(prefetch.digest, sources)
         return pb.Reply(
             prefetched=pb.Prefetched(
                 fetched_bytes=fetched.fetched_bytes,
@@ -405,10 +394,12 @@ class Session:
             )
         )
 
-    def _sources(self, peers: list[str]) -> list[Source]:
+    def _sources(self, wanted: pb.Load | pb.Prefetch) -> list[Source]:
         """Where to fetch from: the peers in the order given, then the coordinator's store."""
+        if not is_digest(wanted.digest):
+            raise FragmentUnavailable(f"{wanted.digest!r} is no digest")
         sources: list[Source] = []
-        for peer in peers:
+        for peer in wanted.peers:
             device, _, target = peer.rpartition("@")
             try:
                 link = self._device.links.link(device, target)

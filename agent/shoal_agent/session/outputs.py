@@ -192,7 +192,6 @@ def _outbound(
     *,
     on_disk: bool,
 ) -> OutboundActivation:
-    """What is sent one way."""
     return OutboundActivation(
         key=_edge(message.task, way.consumer),
         device=way.device,
@@ -223,7 +222,6 @@ async def _all_delivered(work: Sequence[Awaitable[int]]) -> list[Undelivered | N
 
 
 async def _delivered(work: Awaitable[int]) -> Undelivered | None:
-    """None, or why not."""
     try:
         await work
     except Undelivered as error:

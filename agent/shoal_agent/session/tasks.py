@@ -68,17 +68,14 @@ class Tasks:
 
     @property
     def queued(self) -> int:
-        """Tasks that wait or are ready."""
         return self._queue.queued
 
     @property
     def unanswered(self) -> int:
-        """Tasks that have not been answered."""
         return len(self._orders)
 
     @property
     def spilled_bytes(self) -> int:
-        """Bytes of activations that are on disk."""
         return self._store.spilled_bytes
 
     @property
@@ -89,7 +86,6 @@ class Tasks:
     # ---- instructions ---------------------------------------------------------------------------
 
     def execute(self, message: pb.Execute) -> None:
-        """Take a task."""
         now = Nanoseconds(steady_nanoseconds())
         if message.digest not in self._fragments.ledger.resident:
             self.fail(
@@ -117,27 +113,21 @@ class Tasks:
         )
 
     def waits(self, instruction: int) -> bool:
-        """Whether a task has not been answered."""
         return instruction in self._orders
 
     def forward(self, message: pb.Forward) -> None:
-        """Send a kept activation on."""
         self._spawn(self._forward(message))
 
     def release(self, tasks: Iterable[pb.Task]) -> None:
-        """Drop kept activations."""
         self._do(self._queue.release(made(task) for task in tasks))
 
     def cancel(self, instruction: int) -> None:
-        """Give one task up."""
         self._do(self._queue.cancel(instruction))
 
     def void(self, job: str, epoch: int) -> None:
-        """Give up everything of a job below an epoch."""
         self._do(self._queue.void(job, epoch))
 
     def unload(self, digest: str) -> None:
-        """The fragment is about to go."""
         self._do(self._queue.unload(digest))
 
     def drain(self) -> None:
@@ -150,15 +140,12 @@ class Tasks:
     # ---- what peers and the coordinator send ----------------------------------------------------
 
     def stale(self, job: str, epoch: int) -> bool:
-        """Whether a newer epoch of the job is known."""
         return self._queue.stale(job, epoch)
 
     def has_room(self, size: int) -> bool:
-        """Whether an activation of that size has a place."""
         return self._store.has_room(size)
 
     def open_buffer(self, memory_bytes: int, scratch_bytes: int, text_bytes: int) -> StoreBuffer:
-        """A buffer for an activation that begins to come; raises `SpillFull`."""
         return self._store.open_buffer(memory_bytes, scratch_bytes, text_bytes)
 
     def take(self, received: ReceivedActivation, buffer: StoreBuffer) -> bool:
@@ -187,7 +174,6 @@ class Tasks:
     # ---- inside ---------------------------------------------------------------------------------
 
     def _do(self, effects: Iterable[Effect]) -> None:
-        """Carry out what the queue decided."""
         for effect in effects:
             match effect:
                 case execution.Start():
@@ -254,7 +240,7 @@ class Tasks:
             try:
                 await self._store.uncover(key)
             except (SpillFull, OSError) as error:
-                # Whoever needs it learns that it is missing, and has it made again.
+                # Whoever needs it finds it missing; the coordinator has it made again.
                 log.warning("dropped the activation %s: %s", key, error)
 
     async def _compute(self, start: execution.Start) -> RunResult | pb.Failure:

@@ -20,7 +20,6 @@ class Histogram:
     sum_seconds: float = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one duration."""
         self.counts[bisect_left(_BOUNDS_SECONDS, seconds)] += 1
         self.sum_seconds += seconds
 

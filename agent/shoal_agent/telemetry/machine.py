@@ -8,9 +8,10 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from shoal_protocol.v1.session_pb2 import Telemetry
 
 _PROC: Final = Path("/proc")
 _SYS: Final = Path("/sys")
@@ -19,18 +20,8 @@ _UNLIMITED_FROM: Final = 1 << 60
 """The first version of control groups writes "no limit" as a number near 2^63."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readings:
-    """One look at the machine; None is unknown."""
-
-    cpu_fraction: float | None
-    memory_available_bytes: int | None
-    temperature_celsius: float | None
-    battery_fraction: float | None
-
-
 class Machine:
-    """Reads the machine; keeps what is needed to turn counters into rates."""
+    """Reads the machine; stores what turns counters into rates."""
 
     def __init__(self) -> None:
         self._last_cpu: tuple[float, float] | None = None
@@ -40,9 +31,9 @@ class Machine:
         self.processors = self._processors()
         self.memory_bytes = self._memory_bytes()
 
-    def read(self) -> Readings:
-        """All readings now."""
-        return Readings(
+    def read(self) -> Telemetry:
+        """What is known now of the machine; what is not stays absent."""
+        return Telemetry(
             cpu_fraction=self._cpu_fraction(),
             memory_available_bytes=self._memory_available_bytes(),
             temperature_celsius=_temperature_celsius(),
@@ -144,7 +135,6 @@ def _memory_limit_and_usage(folder: Path) -> tuple[int | None, int | None]:
 
 
 def _meminfo() -> dict[str, int]:
-    """/proc/meminfo in bytes."""
     found: dict[str, int] = {}
     for line in (_read(_PROC / "meminfo") or "").splitlines():
         match line.replace(":", " ").split():
@@ -154,7 +144,6 @@ def _meminfo() -> dict[str, int]:
 
 
 def _temperature_celsius() -> float | None:
-    """The hottest thermal zone."""
     zones = _SYS.glob("class/thermal/thermal_zone*/temp")
     readings = [value / 1000 for zone in zones if (value := _integer(zone)) is not None]
     # Some sensors report absolute zero or worse while they have nothing to say.

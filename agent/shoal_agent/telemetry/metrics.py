@@ -52,7 +52,6 @@ class AgentCollector(Collector):
         self._gauges = gauges
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
         counters = self._counters
         yield InfoMetricFamily("shoal_agent", "Version and architecture of the agent.", self._info)
         for name, value in self._gauges().items():

@@ -184,7 +184,6 @@ class ActivationStore:
         return StoreBuffer(self, self._space, decoded_bytes, 0, self._path())
 
     def receive(self, key: Key, tensors: Mapping[str, Array], buffer: StoreBuffer) -> None:
-        """Keep what has come."""
         self.drop([key])
         granted = min(buffer.size, buffer.granted)
         stored = _Stored(dict(tensors), buffer.size, granted, buffer.file, buffer.mapping)
@@ -244,7 +243,7 @@ class ActivationStore:
     async def uncover(self, key: Key) -> None:
         """The task has ended: what is still wanted of its inputs has a place of its own again.
 
-        Raises `SpillFull`, `OSError` where it has not; it is not kept any longer then.
+        Raises `SpillFull`, `OSError` where it has not; it is dropped then.
         """
         stored = self._stored.get(key)
         if stored is None:
@@ -258,7 +257,6 @@ class ActivationStore:
                 await self._spill_or_drop(key, stored)
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Forget tensors."""
         for key in keys:
             if (stored := self._stored.pop(key, None)) is not None:
                 stored.dropped = True
@@ -266,7 +264,6 @@ class ActivationStore:
                     self._discard(stored)
 
     def clear(self) -> None:
-        """Forget all."""
         self.drop(list(self._stored))
 
     async def spill(self, size: int) -> None:

@@ -36,7 +36,6 @@ class PeerLink:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is sent or fetched now."""
         return not self._users
 
     async def send(self, outbound: OutboundActivation) -> int:
@@ -122,7 +121,7 @@ class PeerLinks:
         return self._links[key]
 
     def hang_up(self, device: str) -> None:
-        """A device is lost: whoever sends to it learns that at once."""
+        """A device is lost: whatever is on its way to it fails at once."""
         for (name, _), link in self._links.items():
             if name == device:
                 link.hang_up(f"the coordinator has lost {device}")

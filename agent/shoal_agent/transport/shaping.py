@@ -27,7 +27,6 @@ class Uplink:
 
     @property
     def shaped(self) -> bool:
-        """Whether anything is slowed down."""
         return bool(self._seconds_per_byte or self.latency_seconds)
 
     async def depart(self, size: int) -> None:
@@ -72,7 +71,6 @@ class _ShapedTransport:
         self._filled.set()
 
     async def close(self) -> None:
-        """Forget what is on its way."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._transport.close()

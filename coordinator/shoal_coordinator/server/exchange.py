@@ -196,7 +196,7 @@ class DeviceLink:
             raise TransferError(reason, outcome=Acknowledgement.STALE)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                return await target.bulk.enqueue(stream=relay.drain)
+                return await target.bulk.enqueue(relay.drain)
         except (TimeoutError, Undelivered) as error:
             reason = f"{target.device} is behind"
             raise TransferError(reason, outcome=Acknowledgement.BUSY) from error

@@ -53,10 +53,8 @@ _SMALL_BYTES: Final = 64 << 10
 """Transfers that leave as one message may have so many bytes together."""
 _ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
 
-Frames = Callable[[int], Iterable[bytes]]
-"""The frames of a transfer that are at hand, made from its number."""
-FrameStream = Callable[[int], AsyncIterator[bytes]]
-"""The frames of a transfer, made from its number, as they come."""
+Frames = Callable[[int], Iterable[bytes] | AsyncIterator[bytes]]
+"""The frames of a transfer, made from its number: those at hand, or as they come."""
 
 
 class Undelivered(Exception):
@@ -97,15 +95,14 @@ class Traffic:
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """A transfer on its way: `frames` that carry `size` bytes, or a `stream` of any length.
+    """A transfer on its way: `frames` that carry `size` bytes; infinite: they are yet to come.
 
     `left_at` is when its turn came, `written_at` when the last frame was written.
     """
 
     number: int
-    frames: Frames | None = None
-    stream: FrameStream | None = None
-    size: float = math.inf
+    frames: Frames
+    size: float
     answered: asyncio.Future[Acknowledgement] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -211,7 +208,7 @@ class BulkLink:
         while True:
             begun = perf_counter()
             if outbound.on_disk:
-                outgoing = await self.enqueue(stream=lambda n: _read_in_thread(frames(n)))
+                outgoing = await self.enqueue(lambda number: _read_in_thread(frames(number)))
             else:
                 outgoing = await self.enqueue(frames, size=encoded.encoded_bytes)
             answer = await outgoing.answered
@@ -231,13 +228,7 @@ class BulkLink:
         await outgoing.answered
         return perf_counter() - outgoing.left_at
 
-    async def enqueue(
-        self,
-        frames: Frames | None = None,
-        *,
-        stream: FrameStream | None = None,
-        size: float = math.inf,
-    ) -> Outgoing:
+    async def enqueue(self, frames: Frames, *, size: float = math.inf) -> Outgoing:
         """Have a transfer sent once (see `Outgoing`), when there is room for it and it is its turn.
         Raises `Undelivered`; so does waiting for `answered`."""
         if len(self._waiting) >= WAITING_TRANSFERS:
@@ -246,7 +237,7 @@ class BulkLink:
         if self.broken is not None:
             self._room.release()  # wakes the next that waits
             raise Undelivered(self.broken)
-        outgoing = Outgoing(next(self._numbers), frames, stream, size)
+        outgoing = Outgoing(next(self._numbers), frames, size)
         self._waiting.append(outgoing)
         self._wake()
         return outgoing
@@ -283,10 +274,10 @@ class BulkLink:
         if not self._writing:
             self._writing = True
             self._writer = asyncio.create_task(self._write_all())
-            self._watch_progress()
+            if self._watch is None:
+                self._watch_progress()
 
     async def _write_all(self) -> None:
-        """Write until nothing waits."""
         try:
             while self._answers or self._waiting:
                 if self._answers or self._waiting[0].size <= _SMALL_BYTES:
@@ -312,9 +303,10 @@ class BulkLink:
             if room < 0:
                 break
             if (outgoing := self._next()) is not None:
-                assert outgoing.frames is not None, "what has a size is at hand"
+                made = outgoing.frames(outgoing.number)
+                assert not isinstance(made, AsyncIterator), "what has a size is at hand"
                 transfers.append(outgoing)
-                frames += outgoing.frames(outgoing.number)
+                frames += made
         self._pace.leave(len(frames))
         if frames:
             await self._write_message(join_frames(frames))
@@ -322,12 +314,8 @@ class BulkLink:
             outgoing.written_at = perf_counter()
 
     async def _write_transfer(self, outgoing: Outgoing) -> None:
-        if outgoing.stream is not None:
-            stream = outgoing.stream(outgoing.number)
-        else:
-            assert outgoing.frames is not None, "a transfer has either"
-            stream = _each(outgoing.frames(outgoing.number))
-        async for frame in stream:
+        frames = outgoing.frames(outgoing.number)
+        async for frame in frames if isinstance(frames, AsyncIterator) else _each(frames):
             await self._write_message(frame)
             while answers := self._take_answers():
                 await self._write_message(join_frames(answers))
@@ -359,7 +347,7 @@ class BulkLink:
         self._traffic.sent_bytes += len(message)
 
     def _watch_progress(self) -> None:
-        if self._watch is None and self.broken is None:
+        if self.broken is None:
             loop = asyncio.get_running_loop()
             self._watch = loop.call_later(STEP_SECONDS / 4, self._check_progress)
 
@@ -385,27 +373,30 @@ class BulkLink:
             async for message in self._transport.messages():
                 self._traffic.received_bytes += len(message)
                 for frame in frames_in(message):
-                    if (answer := await self._take(*split_frame(frame))) is not None:
-                        self._answers.append(answer)
+                    header, payload = split_frame(frame)
+                    match header.WhichOneof("kind"):
+                        case "acknowledgement":
+                            self._take_answer(header)
+                        case "ping":
+                            self._answers.append(acknowledgement(header.transfer))
+                        case _:
+                            await self._take(header, payload)
                 if self._answers:
                     await self._acknowledge()
         except TransportBroken as error:
             return str(error)
         return "the other side has closed the stream"
 
-    async def _take(self, header: FrameHeader, payload: memoryview) -> bytes | None:
-        match header.WhichOneof("kind"):
-            case "acknowledgement":
-                outgoing = self._unanswered.pop(header.transfer, None)
-                if outgoing is not None and not outgoing.answered.done():
-                    outgoing.answered.set_result(header.acknowledgement)
-                return None
-            case "ping":
-                return acknowledgement(header.transfer)
-            case _ if self._handler is None:
-                raise MalformedFrame("a transfer where only acknowledgements belong")
-            case _:
-                return await self._handler.take(header, payload)
+    def _take_answer(self, header: FrameHeader) -> None:
+        outgoing = self._unanswered.pop(header.transfer, None)
+        if outgoing is not None and not outgoing.answered.done():
+            outgoing.answered.set_result(header.acknowledgement)
+
+    async def _take(self, header: FrameHeader, payload: memoryview) -> None:
+        if self._handler is None:
+            raise MalformedFrame("a transfer where only acknowledgements belong")
+        if (answer := await self._handler.take(header, payload)) is not None:
+            self._answers.append(answer)
 
     async def _acknowledge(self) -> None:
         """Write acknowledgements here where nothing else is under way: a task of its own would cost
@@ -416,7 +407,8 @@ class BulkLink:
             self._wake()
         else:
             self._writing = True
-            self._watch_progress()
+            if self._watch is None:
+                self._watch_progress()
             try:
                 await self._write_message(join_frames(self._take_answers()))
             finally:

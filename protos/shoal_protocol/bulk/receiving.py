@@ -1,6 +1,6 @@
 """Receiving: the transfers of one stream, admitted, put into buffers, handed over, acknowledged.
 
-A sender learns one of four things: taken; stale (drop it); busy (send it again later); refused
+A sender receives one of four outcomes: taken; stale (drop it); busy (send it again later); refused
 (malformed or not allowed: do not send it again). Nothing is allocated before the header has been
 checked and a buffer been granted. Work that blocks (a buffer on disk, decoding megabytes) is done
 in a thread; the reader waits for it, which is back-pressure on this one stream.

@@ -223,6 +223,7 @@ def open_groups(run: str) -> RunGroups | Unavailable:
             check=True,
             capture_output=True,
             timeout=_PROBE_TIMEOUT_SECONDS,
+            env={},  # it needs nothing, and what the user's holds may be secret
         )
     except (OSError, subprocess.SubprocessError) as error:
         groups.remove()

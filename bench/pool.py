@@ -143,6 +143,10 @@ class Pool:
         assert number is not None, f"{name} does not run"
         return number
 
+    def restarts(self, name: str) -> int:
+        """How often the supervisor started a process again."""
+        return self._supervisor.restarts(name)
+
     def kill(self, name: str) -> None:
         """`kill -9` an agent or `coordinator`; the supervisor starts it again."""
         os.kill(self.process_id(name), signal.SIGKILL)

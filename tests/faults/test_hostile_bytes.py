@@ -34,7 +34,7 @@ from shoal_operator.pki.enrolment import BURST
 from shoal_protocol.digests import digest_of, hexadecimal
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.v1 import coordinator_pb2 as pb
-from shoal_protocol.v1.enrolment_pb2 import EnrolRequest, EnrolResponse
+from shoal_protocol.v1.enrolment_pb2 import EnrolRequest
 from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
@@ -168,16 +168,26 @@ def zeroed(content: bytearray, chance: random.Random) -> None:
 Damage = Callable[[bytearray, random.Random], None]
 
 
+async def freeze(process: int) -> None:
+    """Stop a process, and wait until none of its threads runs: a system call may still end."""
+    os.kill(process, signal.SIGSTOP)
+    while True:
+        states = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat")]
+        if all(state.rpartition(") ")[2].startswith("T") for state in states):
+            return
+        await asyncio.sleep(0.001)
+
+
 async def freeze_in_the_middle(pool: Pool, state: Path) -> list[Path]:
     """Stop the coordinator when a file is complete and another is not; its journal and parts."""
+    process = pool.process_id("coordinator")
     async with asyncio.timeout(60):
         while True:
-            os.kill(pool.process_id("coordinator"), signal.SIGSTOP)
-            journal = state / "journal.jsonl"
-            found = [path for path in (journal, *state.glob("*.part")) if path.exists()]
+            await freeze(process)
+            found = [path for path in state.glob("*") if path.suffix in (".jsonl", ".part")]
             if len(found) > 1 and all(path.stat().st_size for path in found):
                 return found
-            os.kill(pool.process_id("coordinator"), signal.SIGCONT)
+            os.kill(process, signal.SIGCONT)
             await asyncio.sleep(0.01)
 
 
@@ -346,33 +356,29 @@ async def test_devices_enrol_while_another_address_floods_the_port(
     port = int(enrolment.rpartition(":")[2])
     credentials = grpc.ssl_channel_credentials((tmp_path / "own.pem").read_bytes())
     options = [("grpc.ssl_target_name_override", "localhost")]
-    codes = Counter[grpc.StatusCode]()
-
-    async def enrol(target: str, token: str, name: str) -> EnrolResponse:
-        async with grpc.aio.secure_channel(target, credentials, options=options) as channel:
-            request = EnrolRequest(token=token, certificate_request=csr(name))
-            response: EnrolResponse = await EnrolmentStub(channel).Enrol(request, timeout=20)
-            return response
+    request, codes = csr("pi-0"), Counter[grpc.StatusCode]()
 
     async def flood() -> None:
-        async with grpc.aio.secure_channel(enrolment, credentials, options=options) as channel:
+        target = f"127.0.0.1:{port}"
+        async with grpc.aio.secure_channel(target, credentials, options=options) as channel:
             for number in count():
-                request = EnrolRequest(token=f"guess-{number}", certificate_request=csr("pi-0"))
+                guess = EnrolRequest(token=f"guess-{number}", certificate_request=request)
                 try:
-                    await EnrolmentStub(channel).Enrol(request, timeout=20)
+                    await EnrolmentStub(channel).Enrol(guess, timeout=20)
                 except grpc.aio.AioRpcError as error:
                     codes[error.code()] += 1
 
-    floods = [asyncio.create_task(flood()) for _ in range(16)]
-    try:
-        async with asyncio.timeout(60), seen_as("127.0.0.2", port) as elsewhere:
-            while codes[grpc.StatusCode.RESOURCE_EXHAUSTED] < BURST:
-                await asyncio.sleep(0.05)
-            for number in range(DEVICES):
-                got = await enrol(elsewhere, f"token-{number}", f"pi-{number}")
-                assert is_issued_by(got.certificate_chain, got.authority)
-        assert not any(task.done() for task in floods), "the flood went on all the time"
-    finally:
+    async with asyncio.timeout(60), seen_as("127.0.0.2", port) as elsewhere:
+        floods = [asyncio.create_task(flood()) for _ in range(16)]
+        while codes[grpc.StatusCode.RESOURCE_EXHAUSTED] < BURST:
+            await asyncio.sleep(0.05)
+        for number in range(DEVICES):
+            async with grpc.aio.secure_channel(elsewhere, credentials, options=options) as channel:
+                mine = EnrolRequest(
+                    token=f"token-{number}", certificate_request=csr(f"pi-{number}")
+                )
+                response = await EnrolmentStub(channel).Enrol(mine, timeout=20)
+            assert is_issued_by(response.certificate_chain, response.authority)
         for task in floods:
-            task.cancel()
+            assert task.cancel(), "a flood ended too early"
         await asyncio.gather(*floods, return_exceptions=True)

@@ -284,8 +284,9 @@ def environments(process: Path, of_parent: str) -> dict[str, bytes]:
             with contextlib.suppress(OSError):
                 line = command_line(child)
                 found |= environments(child, line)
-                if line not in ("", of_parent):
-                    found[line] = (child / "environ").read_bytes()
+                content = (child / "environ").read_bytes()
+                if content and line not in ("", of_parent):  # without any it has ended
+                    found[line] = content
     return found
 
 

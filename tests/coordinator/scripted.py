@@ -36,7 +36,7 @@ from shoal_protocol.partition import (
     document_to_json,
 )
 from shoal_protocol.services import SessionClient
-from shoal_protocol.tensors import ActivationKey, encode_activation
+from shoal_protocol.tensors import ActivationKey, EncodedActivation, encode_activation
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import NONE, Acknowledgement, Codec
@@ -329,9 +329,13 @@ class ScriptedDevice:
         self, key: ActivationKey, device: str, tensors: Arrays, codec: Codec = NONE
     ) -> Acknowledgement:
         """Send tensors under any key; the answer."""
-        number = next(self._numbers)
+        return await self.send(encode_activation(key, device, tensors, transfer=0, codec=codec))
+
+    async def send(self, activation: EncodedActivation) -> Acknowledgement:
+        """Send it as the next transfer; the answer."""
+        number = activation.header.transfer = next(self._numbers)
         answered = self._acks[number] = asyncio.get_running_loop().create_future()
-        await self._write(*encode_activation(key, device, tensors, transfer=number, codec=codec))
+        await self._write(*activation)
         return await asyncio.wait_for(answered, 10)
 
     def _encode(

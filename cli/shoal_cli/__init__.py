@@ -5,6 +5,8 @@ local/       local mode: a coordinator and its agents as processes of one machin
 transfer/    files between folders, buckets, web servers, registries and coordinators
 """
 
+import contextlib
+import os
 import sys
 
 __version__ = "0.1.0"
@@ -14,4 +16,12 @@ def main() -> None:
     """Entry point of `shoal`."""
     from shoal_cli.commands.app import run_app  # noqa: PLC0415 - `import shoal_cli` stays light
 
-    sys.exit(run_app(sys.argv[1:]))
+    status = run_app(sys.argv[1:])
+    if "obstore" in sys.modules:
+        # Its threads may still call Python, and abort the process when they do so while the
+        # interpreter is taken down. All is closed by now, so end without that.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                stream.flush()
+        os._exit(status)
+    sys.exit(status)

@@ -35,6 +35,8 @@ MAY_OCCUR = (
     "^Unhealthy Pod .*: Startup probe failed: .* connect: connection refused",
     # The API server has not heard yet that the pod was bound to the node.
     '^FailedMount Pod .* is forbidden: User "system:node:.* no relationship found',
+    # The kubelet waits a second for its first look at what the pod mounts.
+    "^FailedMount Pod .* failed to sync (configmap|secret) cache: timed out",
 )
 NODES = {shape.name for shape in SHAPES}
 BUDGET = 24 * MIB

@@ -101,14 +101,18 @@ def _enrolment(parser: argparse.ArgumentParser, values: argparse.Namespace) -> E
         ca=values.enrol_ca,
         token=values.enrol_token,
         name=values.name,
-        folder=values.identity_folder or _identity_folder(),
+        folder=values.identity_folder or _identity_folder(parser),
     )
 
 
-def _identity_folder() -> Path:
+def _identity_folder(parser: argparse.ArgumentParser) -> Path:
     """In memory where the user has a folder of their own there, else in their home."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return (Path(runtime) if runtime else Path.home() / ".local/state") / "shoal-identity"
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime, "shoal-identity")
+    try:
+        return Path.home() / ".local/state/shoal-identity"
+    except RuntimeError:  # a user that the machine does not know, as in some containers
+        parser.error("this user has no home folder for a certificate; give --identity-folder DIR")
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:

@@ -127,10 +127,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.NOT_FOUND, b"try /metrics, /healthz or /readyz\n")
 
     def _wait_until_ready(self) -> None:
-        if self._waiting.acquire(blocking=False):
+        if not self._waiting.acquire(blocking=False):
+            return
+        try:
             end = monotonic() + WAIT_SECONDS
             while self._liveness() is None and self._readiness() and monotonic() < end:
                 sleep(_POLL_SECONDS)
+        finally:
             self._waiting.release()
 
     def _judge(self, reason: str | None) -> None:

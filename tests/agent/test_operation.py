@@ -62,6 +62,19 @@ def test_an_identity_is_kept_in_a_folder_of_the_user_alone(monkeypatch: pytest.M
         assert settings.enrolment.folder == Path(folder)
 
 
+def test_a_user_without_a_home_is_asked_for_the_folder_of_the_identity(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    enrol = [f"--{name}=x" for name in ("enrol", "enrol-ca", "enrol-token")]
+    for name in ("XDG_RUNTIME_DIR", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # whom no machine knows
+    with pytest.raises(SystemExit) as ending:
+        parse(["--coordinator", "unix:/c", "--budget", "1Mi", *enrol])
+    assert ending.value.code == 2
+    assert "give --identity-folder DIR" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -1,5 +1,6 @@
 """Metrics, health and readiness over HTTP."""
 
+import http.client
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, get_ident
@@ -85,6 +86,27 @@ def test_only_so_many_requests_wait() -> None:
         assert not any(waiter.done() for waiter in waiters)
         ready.set()
         assert {waiter.result() for waiter in waiters} == {(200, "ok\n")}
+
+
+def test_a_readiness_that_raises_takes_no_place_for_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(exposition, "WAITING", 1)
+    asked = iter(["raises", "not yet"])
+
+    def readiness() -> str | None:
+        answer = next(asked, None)
+        if answer == "raises":
+            raise RuntimeError(answer)
+        return answer
+
+    with ExpositionServer(readiness) as server:
+        url = f"{server.url}/healthz?wait"
+        with pytest.raises(http.client.RemoteDisconnected):
+            get(url)
+        assert get(url) == (200, "ok\n")
+        assert next(asked, None) is None, "the second request waited"
+    assert "RuntimeError: raises" in capsys.readouterr().err
 
 
 def test_other_paths_are_not_found() -> None:

@@ -15,7 +15,8 @@ from shoal_protocol.digests import Digest, digest_of, from_hexadecimal, hexadeci
 MANIFEST: Final = "fragment.json"
 MODEL: Final = "model.onnx"
 WEIGHTS: Final = "weights.bin"
-FILES: Final = (MANIFEST, MODEL, WEIGHTS)
+BLOCKS: Final = "blocks.bin"
+FILES: Final = (MANIFEST, MODEL, WEIGHTS, BLOCKS)
 MAXIMUM_MANIFEST_BYTES: Final = 16 << 20
 """Wherever a manifest is made, stored or fetched: about a hundred thousand weights. A device reads
 it whole."""

@@ -1,0 +1,88 @@
+"""The blocks of a fragment: its computation in parts, for a device that cannot hold all of it.
+
+A fragment is a model, and its blocks are a cut of it: run one after the other, each with what the
+ones before it gave, they compute what the fragment computes. The models of all blocks lie one after
+the other in `blocks.bin`; their weights are external data in the fragment's own `weights.bin`, so
+nothing is stored twice. A device that swaps has all blocks open, and of their weights only those in
+memory that the block needs that runs now (FlexNN, section 4; SwapNet, section 5).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+MOST_BLOCKS: Final = 256
+_MOST_BYTES: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One part. Its model is `model_bytes` of `blocks.bin`, from `model_offset`.
+
+    `takes` and `gives` are names of tensors. `held_bytes` is memory that it needs for as long as it
+    is open: the session, and the weights inside the model. `weight_bytes` are the weights that it
+    reads of `weights.bin`. `working_bytes` is what there is besides while it runs: activations,
+    and the tensors for later blocks that only pass it by.
+    """
+
+    model_offset: int
+    model_bytes: int
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    held_bytes: int
+    weight_bytes: int
+    working_bytes: int
+
+
+def least_bytes(blocks: Sequence[Block]) -> int:
+    """The smallest budget in which the blocks run: all open, the weights of one in memory.
+
+    The arena of activations keeps what the neediest block took, so that counts beside any weights.
+    """
+    held = sum(block.held_bytes for block in blocks)
+    weights = max(block.weight_bytes for block in blocks)
+    return held + weights + max(block.working_bytes for block in blocks)
+
+
+def blocks_as_json(blocks: Sequence[Block]) -> list[dict[str, object]]:
+    """What a fragment's manifest says of its blocks."""
+    return [asdict(block) for block in blocks]
+
+
+def blocks_from_json(value: object, blocks_bin_bytes: int) -> tuple[Block, ...]:
+    """Read what `blocks_as_json` wrote. Raises `ValueError`, which says what is wrong."""
+    if not isinstance(value, list) or not 1 < len(value) <= MOST_BLOCKS:
+        raise ValueError(f"blocks are not a list of 2 to {MOST_BLOCKS}")
+    blocks = tuple(_block(index, each) for index, each in enumerate(value))
+    for index, block in enumerate(blocks):
+        if block.model_offset + block.model_bytes > blocks_bin_bytes:
+            raise ValueError(f"block {index} is beyond the end of its file")
+    return blocks
+
+
+def _block(index: int, value: object) -> Block:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"block {index} is not an object")
+    return Block(
+        model_offset=_size(index, value, "model_offset"),
+        model_bytes=_size(index, value, "model_bytes"),
+        takes=_names(index, value, "takes"),
+        gives=_names(index, value, "gives"),
+        held_bytes=_size(index, value, "held_bytes"),
+        weight_bytes=_size(index, value, "weight_bytes"),
+        working_bytes=_size(index, value, "working_bytes"),
+    )
+
+
+def _size(index: int, value: Mapping[object, object], key: str) -> int:
+    size = value.get(key)
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_BYTES:
+        raise ValueError(f"block {index}: {key} is {size!r}, not a size")
+    return size
+
+
+def _names(index: int, value: Mapping[object, object], key: str) -> tuple[str, ...]:
+    names = value.get(key)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"block {index}: {key} are not names")
+    return tuple(names)

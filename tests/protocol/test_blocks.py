@@ -1,0 +1,73 @@
+"""What a manifest says of a fragment's blocks."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_protocol.blocks import Block, blocks_as_json, blocks_from_json, least_bytes
+
+SIZES = st.integers(0, 2**40)
+NAMES = st.lists(st.text(min_size=1, max_size=8), max_size=4).map(tuple)
+BLOCKS = st.lists(
+    st.builds(
+        Block,
+        model_offset=SIZES,
+        model_bytes=SIZES,
+        takes=NAMES,
+        gives=NAMES,
+        held_bytes=SIZES,
+        weight_bytes=SIZES,
+        working_bytes=SIZES,
+    ),
+    min_size=2,
+    max_size=5,
+)
+END = 2**42
+
+
+@given(BLOCKS)
+def test_what_is_written_is_read(blocks: list[Block]) -> None:
+    assert blocks_from_json(json.loads(json.dumps(blocks_as_json(blocks))), END) == tuple(blocks)
+
+
+@given(BLOCKS)
+def test_the_smallest_budget_holds_each_block_while_it_runs(blocks: list[Block]) -> None:
+    held = sum(block.held_bytes for block in blocks)
+    assert all(
+        held + block.weight_bytes + block.working_bytes <= least_bytes(blocks) for block in blocks
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"weight_bytes": -1}, "block 1: weight_bytes is -1"),
+        ({"weight_bytes": True}, "block 1: weight_bytes is True"),
+        ({"takes": "x"}, "block 1: takes are not names"),
+        ({"gives": [1]}, "block 1: gives are not names"),
+        ({"model_offset": END}, "block 1 is beyond the end"),
+    ],
+)
+def test_blocks_of_strangers_are_refused(change: dict[str, object], text: str) -> None:
+    block = Block(
+        model_offset=0,
+        model_bytes=1,
+        takes=(),
+        gives=("y",),
+        held_bytes=0,
+        weight_bytes=0,
+        working_bytes=0,
+    )
+    value = blocks_as_json([block, replace(block)])
+    value[1].update(change)
+    with pytest.raises(ValueError, match=text):
+        blocks_from_json(value, END)
+
+
+@pytest.mark.parametrize("value", [None, {}, [], [1, 2], "blocks"])
+def test_what_are_no_blocks_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="block"):
+        blocks_from_json(value, END)

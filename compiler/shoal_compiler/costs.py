@@ -6,6 +6,7 @@ that matters is unknown, or the cost depends on data (loops, branches), the answ
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import prod
 from typing import Final
 
@@ -33,13 +34,18 @@ class Shaped:
 
 STRIP_BYTES: Final = 1 << 18
 """A strip of a convolution's input, spread out, for the two threads that the estimate assumes."""
-# Operators whose kernels let the output take an input's place (or only change its shape).
+_SAME_BUFFER_NAMES: Final = "Dropout Flatten Identity Reshape Squeeze Unsqueeze"
+_SAME_BUFFER: Final = frozenset(_SAME_BUFFER_NAMES.split(" "))
+"""Operators whose output is their input, with another shape at most."""
 _IN_PLACE_NAMES: Final = (
-    "Abs Add Cast Ceil Clip Div Dropout Elu Erf Exp Flatten Floor Gelu HardSigmoid HardSwish "
-    "Identity LeakyRelu Log Max Min Mul Neg Pow PRelu Reciprocal Relu Reshape Round Selu Sigmoid "
-    "Softmax Sqrt Squeeze Sub Tanh Unsqueeze Where"
+    "Cast Celu Clip Elu HardSigmoid LeakyRelu LogSoftmax Relu Selu Sigmoid Softmax Softplus "
+    "Softsign Tanh ThresholdedRelu"
 )
 _IN_PLACE: Final = frozenset(_IN_PLACE_NAMES.split(" "))
+"""Operators whose output takes the input's place where both have one shape. Measured: those of two
+operands never do, nor do Abs, Erf, Exp, Gelu, Sqrt and their like."""
+_LARGEST_ELEMENT: Final = 4
+"""Bytes of an element of what models compute with, mostly."""
 
 
 class _Unknown(Exception):
@@ -167,7 +173,8 @@ def workspace(shaped: Shaped) -> int:
 
     A convolution whose kernel is more than one element is made a matrix product. With more filters
     than output positions, the input is spread out whole; else in strips of a fixed size per thread.
-    A transposed one makes the product first, whole, and gathers from it.
+    A transposed one makes the product first, whole, and gathers from it. `Where` selects from each
+    operand before it joins the two; `HardSwish` and `Mish` are made of several nodes.
     """
     try:
         match shaped.node.op_type:
@@ -176,9 +183,20 @@ def workspace(shaped: Shaped) -> int:
             case "ConvTranspose":
                 places = prod(_size(shaped.inputs, 0)[2:])
                 return 4 * places * prod(_size(shaped.inputs, 1)[1:])
+            case "Where":
+                return _LARGEST_ELEMENT * sum(_selected(shaped, operand) for operand in (1, 2))
+            case "HardSwish" | "Mish":
+                return 4 * prod(_size(shaped.outputs, 0))
     except _Unknown:
         pass
     return 0
+
+
+def _selected(shaped: Shaped, operand: int) -> int:
+    """Elements of what `Where` selects from an operand: its shape and the condition's, joined."""
+    condition, values = _size(shaped.inputs, 0), _size(shaped.inputs, operand)
+    axes = zip_longest(reversed(condition), reversed(values), fillvalue=1)
+    return prod(max(pair) for pair in axes)
 
 
 def _spread(shaped: Shaped) -> int:
@@ -189,9 +207,10 @@ def _spread(shaped: Shaped) -> int:
     return 4 * places * prod(kernel[1:]) if filters > places else STRIP_BYTES
 
 
-def in_place(node: onnx.NodeProto) -> bool:
-    """Whether an output may take the place of an input of the same size."""
-    return node.op_type in _IN_PLACE
+def in_place(node: onnx.NodeProto, *, same_shape: bool) -> bool:
+    """Whether an output may take the place of an input of the same size; `same_shape`: the runtime
+    can see that it has that size, before any input is known."""
+    return node.op_type in _SAME_BUFFER or (same_shape and node.op_type in _IN_PLACE)
 
 
 WINDOW_BYTES: Final = 64 << 10

@@ -12,7 +12,7 @@ from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
 from shoal_compiler.safety import CheckedModel, bits_of, byte_size, element_count, open_model
-from shoal_compiler.shapes import Shapes, axes_of, infer
+from shoal_compiler.shapes import MADE_UP_AXIS, Shapes, axes_of, infer
 from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
 from shoal_protocol.digests import Digest, digest_of_file, digest_of_model
 from shoal_protocol.partition import TensorSpec
@@ -106,8 +106,23 @@ class _Profiler:
             parameter_bytes=sum(self._weight_bytes(name) for name in weights),
             activation_bytes=_sum(self._bytes(name) for name in node.output if name),
             workspace_bytes=workspace(shaped),
-            in_place=in_place(node),
+            in_place=in_place(node, same_shape=self._is_shape_known(node)),
             touched=self._touched(shaped),
+        )
+
+    def _is_shape_known(self, node: onnx.NodeProto) -> bool:
+        """Whether the runtime knows that the first input and output are of one shape. An axis that
+        inference had to name itself has no name there."""
+        before, after = (
+            self.shapes.axes(next(iter(names), "")) for names in (node.input, node.output)
+        )
+        return (
+            before is not None
+            and before == after
+            and not any(
+                axis is None or (isinstance(axis, str) and axis.startswith(MADE_UP_AXIS))
+                for axis in before
+            )
         )
 
     def _is_constant(self, name: str) -> bool:

@@ -53,6 +53,10 @@ _LIKE: Final[dict[str, tuple[int, int | None]]] = {
 }
 
 
+MADE_UP_AXIS: Final = "unk__"
+"""How names of axes begin that onnx gives to sizes which follow from no other."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
     """`types` are symbolic, `sizes` concrete, by tensor; one that is missing is unknown."""

@@ -39,8 +39,8 @@ NODE_BYTES: Final = 8 << 10
 """What it needs for each node: kernel, names, shapes."""
 ARENA_MARGIN: Final = 8
 """The estimate adds one part in so many: the runtime frees in a slightly different order."""
-ARENA_BYTES: Final = 2 << 20
-"""What comes with the arena once it is in use at all: measured as 1 to 2 MiB."""
+ARENA_BYTES: Final = 1 << 20
+"""What comes with the arena once it is in use at all, besides its tables."""
 SMALL_BYTES: Final = 64 << 10
 """Up to here activations fit into what the idle agent holds."""
 UNKNOWN_BYTES: Final = 3 << 20

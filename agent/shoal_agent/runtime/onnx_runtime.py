@@ -35,6 +35,7 @@ import onnxruntime
 from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.process_memory import MemoryMeter, drop_mapped_file, trim
 from shoal_agent.runtime.watchdog import Watchdog
+from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
 from shoal_protocol.tensors import DTYPES, Array
 from shoal_protocol.v1.tensors_pb2 import BFLOAT16, COMPLEX64, COMPLEX128, DataType
 
@@ -50,8 +51,6 @@ _COPYING_OPTIMIZERS: Final = [
 ]
 _SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
 _GROW_BY_DOUBLING: Final = 0
-_KEPT_REGION_BYTES: Final = 64 << 10
-"""The arena's first region, which it never gives back; and what it leaves unsplit of a block."""
 _LEAST_REGION_BYTES: Final = 1 << 20
 _ARENA_GRANULE: Final = 256
 """The arena refuses every region that is not a multiple of it, as half of `20M` is not."""
@@ -150,12 +149,13 @@ class Runtime:
         self._watchdog = Watchdog(self._stop_in_passing)
         onnxruntime.set_default_logger_severity(4)
         limit_bytes -= limit_bytes % (2 * _ARENA_GRANULE)
+        region_bytes = max(_LEAST_REGION_BYTES, min(limit_bytes // 2, REGION_BYTES))
         configuration = {
             "max_mem": limit_bytes,
             "arena_extend_strategy": _GROW_BY_DOUBLING,
-            "initial_chunk_size_bytes": _KEPT_REGION_BYTES,
-            "initial_growth_chunk_size_bytes": max(_LEAST_REGION_BYTES, limit_bytes // 2),
-            "max_dead_bytes_per_chunk": _KEPT_REGION_BYTES,
+            "initial_chunk_size_bytes": SMALL_REGION_BYTES,
+            "initial_growth_chunk_size_bytes": region_bytes,
+            "max_dead_bytes_per_chunk": UNSPLIT_BYTES,
         }
         onnxruntime.create_and_register_allocator(
             onnxruntime.OrtMemoryInfo(
@@ -303,6 +303,9 @@ class Runtime:
         options.inter_op_num_threads = 1
         # A plan for all activations at once would be allocated beside what the first run left.
         options.enable_mem_pattern = False
+        # In the order of the file, which the cut chose and reckoned with. The runtime's own goes
+        # back from the outputs: where branches join, more is alive at once.
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.add_session_config_entry("session.use_env_allocators", "1")
         options.add_session_config_entry("session.disable_prepacking", "1")

@@ -168,6 +168,11 @@ _COUNTS: Final[Mapping[str, Callable[[Shaped], int]]] = {
 }
 
 
+def moves(node: onnx.NodeProto) -> bool:
+    """Whether a node moves values, whatever their type, and computes nothing with them."""
+    return _COUNTS.get(node.op_type) is _nothing and node.op_type not in ("Cast", "CastLike")
+
+
 def workspace(shaped: Shaped) -> int:
     """Bytes that ONNX Runtime's CPU kernels need while the node runs; 0 where none are known.
 

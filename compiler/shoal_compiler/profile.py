@@ -7,7 +7,7 @@ from typing import Final
 
 import onnx
 
-from shoal_compiler.costs import Shaped, flops, in_place, touched, workspace
+from shoal_compiler.costs import Shaped, flops, in_place, moves, touched, workspace
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
@@ -105,10 +105,23 @@ class _Profiler:
             flops=flops(shaped),
             parameter_bytes=sum(self._weight_bytes(name) for name in weights),
             activation_bytes=_sum(self._bytes(name) for name in node.output if name),
-            workspace_bytes=workspace(shaped),
+            workspace_bytes=workspace(shaped) + self._converted(node, weights),
             in_place=in_place(node, same_shape=self._is_shape_known(node)),
             touched=self._touched(shaped),
         )
+
+    def _converted(self, node: onnx.NodeProto, weights: Sequence[str]) -> int:
+        """Bytes of a node's weights in single precision, into which the runtime converts halves
+        each time that it computes with them. What only moves values takes them as they are."""
+        if moves(node):
+            return 0
+        halves = (
+            name
+            for name in weights
+            if name in self.graph.weights
+            and self.graph.weights[name].tensor.data_type == onnx.TensorProto.FLOAT16
+        )
+        return sum(2 * self._weight_bytes(name) for name in halves)
 
     def _is_shape_known(self, node: onnx.NodeProto) -> bool:
         """Whether the runtime knows that the first input and output are of one shape. An axis that

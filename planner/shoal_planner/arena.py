@@ -82,7 +82,8 @@ class Arena:
         self._next_region_bytes = max(size, self._next_region_bytes)
         self._offer(self._new(size, region=len(self._touched), offset=0))
         self._touched.append(0)
-        self.total_bytes += size // _TABLE_SHARE
+        if size > SMALL_REGION_BYTES:  # which the idle agent has, table and all
+            self.total_bytes += size // _TABLE_SHARE
 
     def _touch(self, chunk: Chunk) -> None:
         beyond = chunk.offset + chunk.size - self._touched[chunk.region]

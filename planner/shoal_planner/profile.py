@@ -16,9 +16,13 @@ Unknown stays unknown: bytes and FLOPs are None where a shape is not known, neve
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from shoal_protocol.digests import Digest
 from shoal_protocol.partition import TensorSpec
+
+HALF: Final = "float16"
+"""ONNX Runtime's CPU kernels compute in single precision, and convert before and after."""
 
 
 class Role(StrEnum):
@@ -66,6 +70,12 @@ class TensorProfile:
     spec: TensorSpec
     bytes: int | None
     obstacle: str = ""
+
+    @property
+    def computed_bytes(self) -> int | None:
+        """What it takes while the runtime computes with it: half precision as single."""
+        factor = 2 if self.spec.dtype == HALF else 1
+        return None if self.bytes is None else factor * self.bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

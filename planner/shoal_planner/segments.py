@@ -70,7 +70,8 @@ class Segment:
 class Piece:
     """A segment among the others: without nodes that nobody needs, and with what it gives.
 
-    `takes` and `gives` are in the order of names, `weights` in the order of use.
+    `nodes` are in the order in which they run. `takes` and `gives` are in the order of names,
+    `weights` in the order of use.
     """
 
     segment: Segment
@@ -182,6 +183,24 @@ class Layout:
             pieces.append(piece)
         return tuple(reversed(pieces))
 
+    def _just_in_time(self, positions: Sequence[int]) -> tuple[int, ...]:
+        """Nodes in an order in which each CONSTANT one comes directly before its first use: run
+        at once, they would make single precision of all quantised weights together."""
+        nodes, ordered = self.profile.nodes, dict[int, None]()
+        waiting = {each for each in positions if nodes[each].role is Role.CONSTANT}
+        for position in positions:
+            if position in waiting:
+                continue
+            needed, stack = list[int](), [position]
+            while stack:
+                makers = (self.makers.get(name) for name in nodes[stack.pop()].inputs)
+                found = [each for each in makers if each in waiting]
+                waiting.difference_update(found)
+                needed += found
+                stack += found
+            ordered |= dict.fromkeys((*sorted(needed), position))
+        return (*ordered, *sorted(waiting))
+
     def _piece(self, segment: Segment, needed: set[str], *, last: bool) -> Piece:
         nodes = self.profile.nodes
         made_here = {
@@ -201,7 +220,7 @@ class Layout:
         weights |= dict.fromkeys(sorted(gives & self.profile.weights.keys()))
         return Piece(
             segment=segment,
-            nodes=tuple(kept),
+            nodes=self._just_in_time(kept),
             takes=tuple(sorted(reads & segment.takes)),
             gives=tuple(sorted(gives)),
             weights=tuple(weights),
@@ -327,6 +346,8 @@ class Growing:
         elif name not in self._takes:
             self._takes.add(name)
             self.incoming_bytes += self._size(name)
+            if (computed := self._computed(name)) > self._size(name):
+                self._alive[name] = self._arena.allocate(computed)
 
     def _constant(self, position: int) -> None:
         waiting = [position]
@@ -346,10 +367,10 @@ class Growing:
         ends = {name: self._alive.pop(name) for name in dying if name in self._alive}
         self.outgoing_bytes -= sum(self._sent(name) for name in ends)
         for name in node.outputs:
-            size = self._size(name)
+            size = self._computed(name)
             place = None
             if node.in_place:
-                place = next((each for each in ends if self._size(each) == size), None)
+                place = next((each for each in ends if self._computed(each) == size), None)
             chunk = self._arena.allocate(size) if place is None else ends.pop(place)
             if name in self.layout.last_uses:
                 self._alive[name] = chunk
@@ -367,7 +388,9 @@ class Growing:
 
     def _sent(self, name: str) -> int:
         """Bytes that a tensor made here adds to what is sent while somebody after here needs it."""
-        maker = self.layout.makers[name]
+        maker = self.layout.makers.get(name)
+        if maker is None:
+            return 0
         constant = self.layout.profile.nodes[maker].role is Role.CONSTANT
         return 0 if constant or maker < self.start else self._size(name)
 
@@ -381,6 +404,10 @@ class Growing:
                 self.weight_bytes += size - held
                 if name in self.layout.inside:
                     self.inside_bytes += size - held
+
+    def _computed(self, name: str) -> int:
+        self._size(name)  # which notes that a size is unknown
+        return self.layout.profile.tensors[name].computed_bytes or 0
 
     def _size(self, name: str) -> int:
         size = self.layout.profile.tensors[name].bytes

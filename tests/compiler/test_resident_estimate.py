@@ -3,13 +3,16 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from chaining import Tensors, run_chained
-from real_models import MODELS, find
+from real_models import MODELS, find, image
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
@@ -48,24 +51,40 @@ def measured(folder: Path, tensors: Tensors, scratch: Path) -> int:
     return int(json.loads(made.stdout))
 
 
+def as_it_is(path: Path, _folder: Path) -> Path:
+    return path
+
+
+def in_half_precision(path: Path, folder: Path) -> Path:
+    """The same model with weights and activations of 16 bits; its inputs and outputs stay."""
+    half = folder / "half.onnx"
+    onnx.save(convert_float_to_float16(onnx.load(path), keep_io_types=True), half)
+    return half
+
+
+@pytest.mark.parametrize("change", [as_it_is, in_half_precision])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "shape"),
     [
-        "ppocr_rec",
-        pytest.param("minilm_l6", marks=pytest.mark.slow),
-        pytest.param("resnet18", marks=pytest.mark.slow),
-        pytest.param("mobilenet_v2", marks=pytest.mark.slow),
+        ("ppocr_rec", (1, 3, 48, 320)),
+        pytest.param("ppocr_rec", (6, 3, 48, 320), marks=pytest.mark.slow),
+        pytest.param("ppocr_det", (1, 3, 640, 640), marks=pytest.mark.slow),
+        pytest.param("minilm_l6", None, marks=pytest.mark.slow),
+        pytest.param("resnet18", None, marks=pytest.mark.slow),
+        pytest.param("mobilenet_v2", None, marks=pytest.mark.slow),
     ],
 )
-def test_the_estimate_is_near_what_is_measured(name: str, tmp_path: Path) -> None:
-    model, path = MODELS[name], find(name)
-    item = model.inputs(0)
-    profile = profile_model(path, model.shapes())
+def test_the_estimate_is_near_what_is_measured(
+    name: str, shape: tuple[int, ...] | None, change: Callable[[Path, Path], Path], tmp_path: Path
+) -> None:
+    path = change(find(name), tmp_path)
+    item = MODELS[name].inputs(0) if shape is None else image("x", *shape)(0)
+    profile = profile_model(path, {key: value.shape for key, value in item.items()})
     cuts = choose_cuts(profile, CutRequest(fragments=3))
     assert not isinstance(cuts, Refusal)
     document = cut_model(path, profile, cuts, tmp_path)
     kept: dict[int, Tensors] = {}
-    run_chained(tmp_path, document, item, kept)
+    run_chained(tmp_path, document, item, kept, within=0.02 if change is in_half_precision else 0)
     for fragment in document.fragments:
         tensors = {
             tensor: kept[edge.producer][tensor]
@@ -78,7 +97,7 @@ def test_the_estimate_is_near_what_is_measured(name: str, tmp_path: Path) -> Non
             f"{name} {fragment.index}: {fragment.resident_bytes / MIB:.1f} MiB reckoned, "
             f"{peak / MIB:.1f} MiB measured"
         )
-        assert peak * 0.75 < fragment.resident_bytes < peak * 1.4 + 2 * MIB
+        assert peak * 0.85 < fragment.resident_bytes < peak * 1.4 + 2 * MIB
 
 
 def test_without_shapes_the_estimate_has_a_floor(tmp_path: Path) -> None:

@@ -303,9 +303,6 @@ class Runtime:
         options.inter_op_num_threads = 1
         # A plan for all activations at once would be allocated beside what the first run left.
         options.enable_mem_pattern = False
-        # In the order of the file, which the cut chose and reckoned with. The runtime's own goes
-        # back from the outputs: where branches join, more is alive at once.
-        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.add_session_config_entry("session.use_env_allocators", "1")
         options.add_session_config_entry("session.disable_prepacking", "1")

@@ -17,8 +17,9 @@ from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher
 from shoal_agent.enrolment.identity import Identity
 from shoal_agent.memory.residency import Ledger, short
+from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.fragments import Fragments
-from shoal_agent.runtime.onnx_runtime import Runtime, RuntimeFailed
+from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter, drop_library_pages
 from shoal_agent.runtime.rehearsal import rehearse_transfers
 from shoal_agent.session.control import Session, SessionBroken

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_agent.memory.residency import Evict, Grant, Ledger, Load, MakeRoom, Refusal, Share, Spill
+from shoal_agent.memory.residency import Evict, Grant, Ledger, Load, MakeRoom, Refusal, Spill
 from shoal_protocol.units import Bytes
 
 
@@ -167,6 +167,8 @@ def test_a_fragment_in_blocks_that_takes_more_than_there_is_is_granted_less_by_t
     assert ledger.resident == {"a": 50, "b": 50}
     # It still takes more than it is granted, and so on, until it can do without no more.
     assert ledger.measure("b", Bytes(60)) == [Grant(digest="b", size=Bytes(25))]
+    assert ledger.measure("b", Bytes(30)) == []
+    assert ledger.resident == {"a": 50, "b": 30}
     assert ledger.measure("b", Bytes(60)) == [Grant(digest="b", size=Bytes(20))]
     (eviction,) = ledger.measure("b", Bytes(51))
     assert isinstance(eviction, Evict)
@@ -274,7 +276,7 @@ class Recount:
     def remove(self, digest: str) -> None:
         self.fragments = [(key, size) for key, size in self.fragments if key != digest]
 
-    def meet(self, event: Event, was: Ledger) -> None:
+    def meet(self, event: Event, was: Ledger) -> None:  # noqa: C901 - one case per event
         """Take in what an event says of itself, whatever is answered to it."""
         digest, size = event.digest, event.size
         match event.name:
@@ -282,7 +284,9 @@ class Recount:
                 self.remove(digest)
             case "measure" if digest in was.resident:
                 room = self.budget - self.total() + self.size(digest)
-                if size <= room + self.activations + self.moving:
+                if size <= self.size(digest) and digest in was.shares:
+                    self.resize(digest, max(was.shares[digest].granted, size))
+                elif size <= room + self.activations + self.moving:
                     measured = min(size, room + self.activations)
                     self.resize(digest, max(self.size(digest), measured))
             case "shrink" if digest in was.resident:
@@ -302,7 +306,7 @@ class Recount:
             case "arrive":
                 self.shift(min(size, self.moving))
 
-    def follow(  # noqa: C901 - one case per answer
+    def follow(  # noqa: C901, PLR0912 - one case per answer
         self, answer: object, event: Event, was: Ledger
     ) -> None:
         """Do what the ledger answered to an event."""

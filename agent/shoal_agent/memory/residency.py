@@ -25,11 +25,13 @@ granted meanwhile.
 An estimate is corrected upwards only. A fragment that was measured below its estimate keeps it: the
 estimate is for the largest item of the plan, the measurement for the items seen so far.
 
-A fragment that can run in blocks can run in less than it was loaded for (`Share`). It is not evicted
-for what it could do without: it is granted less (`Grant`), and more again when the budget grows.
+A fragment that can run in blocks can run in less than it was loaded for (`Share`). It is not
+evicted for what it could do without: it is granted less (`Grant`), and more again when the budget
+grows.
 
 The budget may change at any time (`change_budget`). What moves then is neither spilled nor a reason
-to evict: until it has ended, it may exceed a budget that became smaller, and nothing else is granted.
+to evict: until it has ended, it may exceed a budget that became smaller, and nothing else is
+granted.
 """
 
 from collections.abc import Mapping
@@ -203,16 +205,21 @@ class Ledger:
     def measure(self, digest: str, measured: Bytes) -> list[Demand]:
         """A fragment has run and took that much. If that does not fit beside the others, it is
         granted less by what is missing; it goes if it cannot run in less."""
-        known = self.resident.get(digest)
-        if known is None or measured <= known:
+        known, share = self.resident.get(digest), self.shares.get(digest)
+        if known is None:
+            return []
+        if measured <= known:
+            if share is not None:  # it was measured beyond another grant, and is not beyond this
+                granted = max(share.granted, measured)
+                self.resident = {**self.resident, digest: granted}
             return []
         have = Bytes(max(0, self.budget - self.moving - self.fragments + known))
         demands: list[Demand] = []
         if measured > have + self.moving:
-            if (share := self.shares.get(digest)) is None or not share.slack:
+            if share is None or not share.slack:
                 return [self._evict(digest, measured, "measured")]
-            granted = max(share.least, share.granted - (measured - have))
-            demands.append(self._grant(digest, Bytes(granted)))
+            less = Bytes(max(share.least, share.granted - (measured - have)))
+            demands.append(self._grant(digest, less))
         # Measured while much moved: the ledger takes what there is; the next run measures again.
         self.resident = {**self.resident, digest: max(known, min(measured, have))}
         return [*demands, *self._spills(digest)]

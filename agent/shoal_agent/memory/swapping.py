@@ -7,9 +7,12 @@ are in memory; after it, its *kept* bytes stay, and the others, its *streamed* b
     peak = held + working + kept bytes of all blocks + most that one block streams  <=  granted
 
 A streamed byte is read again for the next input, at the same cost in whichever block it is, so the
-best plan keeps the most bytes. Pages are what is dropped, not whole blocks; hence no knapsack: if
-no block may stream more than `level`, then each has to keep what it has beyond that. The lower the
-level, the more is kept in all, until it no longer fits. The lowest level that fits is the best.
+best plan keeps the most bytes. A part of a block can stay; hence no knapsack: if no block may
+stream more than `level`, then each has to keep what it has beyond that. The lower the level, the
+more is kept in all, until it no longer fits. The lowest level that fits is the best; what is left
+of the room then keeps blocks that are below the level, the largest first.
+
+A level is a number of huge pages, or one block: of a huge page, either all stays or nothing.
 
 Weights that come from a slow disk are prefetched: those of the next block while one runs. Then two
 blocks stream at once, and less is kept.
@@ -20,10 +23,15 @@ rows of further items would gather beside them.
 (FlexNN, section 4, plans the same trade per layer; SwapNet, section 5, per block.)
 """
 
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from shoal_protocol.blocks import Block
+
+HUGE_PAGE_BYTES: Final = 2 << 20
+"""Where files are cached in such pages, the kernel maps and drops them as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,32 +52,31 @@ def plan_swapping(
     *,
     rows: Collection[int] = (),
     prefetch: bool = False,
+    huge_page_bytes: int = HUGE_PAGE_BYTES,
 ) -> SwapPlan | None:
     """The plan that keeps the most within the grant; None: there is none that fits.
 
     `rows` are the blocks that read rows of tables.
     """
     streams = 2 if prefetch else 1
-    weights = [block.weight_bytes for block in blocks]
+    tables = max((blocks[index].weight_bytes for index in rows), default=0)
+    weights = [0 if i in rows else block.weight_bytes for i, block in enumerate(blocks)]
     room = granted_bytes - sum(block.held_bytes for block in blocks)
     room -= max(block.working_bytes for block in blocks)
 
-    def wanted(level: int) -> int:
-        return sum(max(0, size - level) for size in weights) + streams * level
+    def left(level: int) -> int:
+        return room - sum(max(0, size - level) for size in weights) - streams * max(level, tables)
 
-    # What is wanted falls with the level, for as long as more blocks exceed it than stream at once.
-    low = max((weights[index] for index in rows), default=0)
-    high = max(low, *sorted(weights, reverse=True)[streams:], 0)
-    if wanted(high) > room:
+    # What is left grows with the level, for as long as more blocks exceed it than stream at once.
+    highest = max(tables, *sorted(weights, reverse=True)[streams:], 0)
+    levels = sorted({*range(0, highest, huge_page_bytes), *weights, highest})
+    levels = levels[: levels.index(highest) + 1]
+    found = bisect_left(levels, 0, key=left)
+    if found == len(levels):
         return None
-    while low < high:
-        middle = (low + high) // 2
-        if wanted(middle) <= room:
-            high = middle
-        else:
-            low = middle + 1
-    return SwapPlan(
-        kept_bytes=tuple(max(0, size - low) for size in weights),
-        peak_bytes=granted_bytes - room + wanted(low),
-        prefetches=prefetch,
-    )
+    level = levels[found]
+    kept, unused = [max(0, size - level) for size in weights], left(level)
+    for index in sorted(range(len(blocks)), key=lambda index: kept[index] - weights[index]):
+        if (rest := weights[index] - kept[index]) <= unused:
+            kept[index], unused = weights[index], unused - rest
+    return SwapPlan(kept_bytes=tuple(kept), peak_bytes=granted_bytes - unused, prefetches=prefetch)

@@ -39,6 +39,7 @@ async def report(store: Path, changes: int, digests: list[str]) -> dict[str, obj
     blocks = [read_blocks(cache.path(digest)) for digest in digests]
     least = sum(each.least_bytes for each in blocks if each is not None) + BEYOND_BYTES
     most = sum(each.resident_bytes for each in blocks if each is not None) + BEYOND_BYTES
+    budgets = np.random.default_rng(0).integers(least, most, changes, endpoint=True)
     with ThreadPoolExecutor(1) as processor:
         meter = MemoryMeter()
         runtime = processor.submit(Runtime, meter, threads=1, limit_bytes=most).result()
@@ -66,7 +67,7 @@ async def report(store: Path, changes: int, digests: list[str]) -> dict[str, obj
             assert each is not None
             await fragments.load(digest, each.resident_bytes, [])
         steps = []
-        for budget in np.random.default_rng(0).integers(least, most, changes, endpoint=True):
+        for budget in budgets:
             await fragments.change_budget(int(budget))
             meter.begin_peak()
             outputs = [await run(fragments, digest) for digest in digests]

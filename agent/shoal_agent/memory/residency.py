@@ -218,7 +218,8 @@ class Ledger:
         if measured > have + self.moving:
             if share is None or not share.slack:
                 return [self._evict(digest, measured, "measured")]
-            less = Bytes(max(share.least, share.granted - (measured - have)))
+            missing = (measured - have) * 9 // 8  # the next run may take a little more
+            less = Bytes(max(share.least, share.granted - missing))
             demands.append(self._grant(digest, less))
         # Measured while much moved: the ledger takes what there is; the next run measures again.
         self.resident = {**self.resident, digest: max(known, min(measured, have))}

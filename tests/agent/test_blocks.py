@@ -107,10 +107,10 @@ def test_a_new_grant_is_followed_at_once(runtime: Runtime, made: MadeFragment) -
     runtime.open("f", made.folder, made.resident_bytes)
     for granted in np.random.default_rng(1).integers(made.least_bytes, 12 * MIB, 30):
         runtime.run("f", X, Stopper())
-        runtime.grant("f", made.folder, int(granted))
+        runtime.grant("f", int(granted))
         assert resident(made.folder)[0] <= max(0, granted - made.least_bytes + MIB)
         assert np.array_equal(runtime.run("f", X, Stopper()).outputs["y"], whole)
-    runtime.grant("f", made.folder, made.resident_bytes)
+    runtime.grant("f", made.resident_bytes)
     runtime.run("f", X, Stopper())
     assert resident(made.folder) == (8 * MIB, 0)
 

@@ -417,8 +417,7 @@ class Fragments:
         self._light.pop(digest, None)
         self._measured.discard(digest)
         try:
-            folder = self.cache.path(digest)
-            await self.in_processor(self._runtime.grant, digest, folder, size)
+            await self.in_processor(self._runtime.grant, digest, size)
         except (RuntimeFailed, FragmentDamaged, OSError) as error:
             if digest not in self.ledger.resident:
                 return

@@ -32,7 +32,7 @@ import numpy as np
 import onnxruntime
 
 from shoal_agent.runtime import rehearsal_model
-from shoal_agent.runtime.blocks import BlockFragment, as_value, read_blocks
+from shoal_agent.runtime.blocks import BlockFragment, Blocks, as_value, read_blocks
 from shoal_agent.runtime.failures import NotOpen, OutOfBudget, Stopper, Terminated, failure_of
 from shoal_agent.runtime.inputs import check_inputs, input_spec
 from shoal_agent.runtime.process_memory import MemoryMeter, drop_mapped_file, trim
@@ -104,6 +104,7 @@ class Runtime:
         self._meter = meter
         self._threads = threads
         self._open: dict[str, OpenFragment] = {}
+        self._blocks: dict[str, Blocks] = {}
         self._in_passing: Stopper | None = None
         self._watchdog = Watchdog(self._stop_in_passing)
         onnxruntime.set_default_logger_severity(4)
@@ -157,12 +158,15 @@ class Runtime:
         else:
             self._open[digest] = BlockFragment(blocks, granted_bytes, self._session)
         trim()  # parsing and optimising leave freed heap behind
-        return None if blocks is None else blocks.least_bytes
+        if blocks is None:
+            return None
+        self._blocks[digest] = blocks
+        return blocks.least_bytes
 
-    def grant(self, digest: str, folder: Path, granted_bytes: int) -> None:
+    def grant(self, digest: str, granted_bytes: int) -> None:
         """Run a fragment within so many bytes from now on. It is not open any more where that
         fails; raises as `open`."""
-        fragment, blocks = self._open.get(digest), read_blocks(folder)
+        fragment, blocks = self._open.get(digest), self._blocks.get(digest)
         if fragment is None or blocks is None:
             return
         in_blocks = granted_bytes < blocks.resident_bytes
@@ -171,7 +175,7 @@ class Runtime:
         elif in_blocks or isinstance(fragment, BlockFragment):
             del fragment
             self.close(digest)
-            self.open(digest, folder, granted_bytes)
+            self.open(digest, blocks.folder, granted_bytes)
 
     def run(self, digest: str, tensors: Mapping[str, Array], stopper: Stopper) -> RunResult:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds."""
@@ -227,6 +231,7 @@ class Runtime:
         """Give a fragment up; the bytes that came back. Its memory is back on return."""
         before = self._meter.used_bytes()
         self._open.pop(digest, None)
+        self._blocks.pop(digest, None)
         gc.collect()  # the session goes now, not when a cycle through it is found
         self.shrink()
         return max(0, before - self._meter.used_bytes())

@@ -25,6 +25,9 @@ LIMIT_BYTES: Final = 16 << 20
 CHANNELS: Final = 32
 """Parts have a multiple of so many channels where they can: the widest kernels' steps, and whole
 pages of most weights."""
+MOST_PARTS: Final = 1024
+LEAST_STRIP_BYTES: Final = 1 << 10
+"""Columns in shorter strips take too long to read: such a weight stays whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,99 +46,136 @@ def slice_layers(graph: Graph) -> Graph:
     readers = Counter(name for names in graph.reads for name in names)
     readers.update(each.name for each in graph.outputs)
     tables = Counter(node.input[0] for node in graph.nodes if _reads_rows(node))
-    taken = {*graph.weights, *graph.sparse, *(each.name for each in graph.inputs)}
-    taken.update(name for node in all_nodes(graph.nodes) for name in (*node.input, *node.output))
+    parting = _Parting(graph, dict(graph.weights))
     nodes: list[onnx.NodeProto] = []
-    weights = dict(graph.weights)
     for node in graph.nodes:
         layer = _layer(node, graph.weights)
-        others = 0 if layer is None else readers[layer.weight] - 1
+        others = readers[layer.weight] - 1 if layer is not None else 0
         if layer is None or others > (tables[layer.weight] if layer.weight_axis == 0 else 0):
             nodes.append(node)
-            continue
-        output, axis = node.output[0], layer.weight_axis
+        else:
+            nodes.extend(parting.parts(node, layer, keep_whole=others > 0))
+    return replace(graph, nodes=tuple(nodes), weights=parting.weights)
+
+
+class _Parting:
+    """Makes parts of layers, and their weights."""
+
+    def __init__(self, graph: Graph, weights: dict[str, Weight]) -> None:
+        self.weights = weights
+        self._taken = {*graph.sparse, *weights, *(each.name for each in graph.inputs)}
+        for node in all_nodes(graph.nodes):
+            self._taken.update((*node.input, *node.output))
+
+    def parts(
+        self, node: onnx.NodeProto, layer: _Layer, *, keep_whole: bool
+    ) -> Iterator[onnx.NodeProto]:
+        """The nodes that replace one."""
+        whole, output = self.weights[layer.weight], node.output[0]
+        bias = self.weights[layer.bias] if layer.bias else None
+        if not keep_whole:
+            del self.weights[layer.weight]
         outputs = []
-        whole = weights[layer.weight] if others else weights.pop(layer.weight)
-        for number, (start, end) in enumerate(_parts(whole, axis)):
+        for number, (start, end) in enumerate(_parts(whole, layer.weight_axis)):
             part = onnx.NodeProto()
             part.CopyFrom(node)
             part.name = f"{node.name or node.op_type}.{number}"
-            part.output[0] = _fresh(f"{output}.{number}", taken)
-            part.input[1] = _fresh(f"{layer.weight}.{number}", taken)
-            made = _part(whole, part.input[1], axis, start, end)
-            weights[part.input[1]] = replace(made, whole=layer.weight if others else "")
-            if layer.bias:
-                bias = graph.weights[layer.bias]
-                part.input[2] = _fresh(f"{layer.bias}.{number}", taken)
+            part.output[0] = self._fresh(f"{output}.{number}")
+            part.input[1] = self._fresh(f"{layer.weight}.{number}")
+            made = _part(whole, part.input[1], layer.weight_axis, start, end)
+            self.weights[part.input[1]] = replace(made, whole=layer.weight if keep_whole else "")
+            if bias is not None:
+                part.input[2] = self._fresh(f"{layer.bias}.{number}")
                 last = len(bias.tensor.dims) - 1
-                weights[part.input[2]] = _part(bias, part.input[2], last, start, end)
+                self.weights[part.input[2]] = _part(bias, part.input[2], last, start, end)
             outputs.append(part.output[0])
-            nodes.append(part)
-        nodes.append(
-            onnx.helper.make_node(
-                "Concat", outputs, [output], name=node.name, axis=layer.output_axis
-            )
+            yield part
+        yield onnx.helper.make_node(
+            "Concat", outputs, [output], name=node.name, axis=layer.output_axis
         )
-    return replace(graph, nodes=tuple(nodes), weights=weights)
+
+    def _fresh(self, name: str) -> str:
+        """A name that nothing has, near to the one given."""
+        while name in self._taken:
+            name = f"{name}'"
+        self._taken.add(name)
+        return name
 
 
 def _layer(node: onnx.NodeProto, weights: Mapping[str, Weight]) -> _Layer | None:
     """A node as a layer that can be parted, and whose weight is so large that it is to be."""
-    if node.domain not in ("", "ai.onnx") or node.op_type not in ("Conv", "Gemm", "MatMul"):
+    inputs = list(node.input)
+    if len(inputs) < 2 or len(node.output) != 1 or inputs.count(inputs[1]) > 1:
         return None
-    name = node.input[1]
-    weight = weights.get(name)
+    weight = weights.get(inputs[1])
     if weight is None or weight.bytes <= LIMIT_BYTES or weight.contents is None:
         return None
+    axes = _channel_axes(node, len(weight.tensor.dims))
+    if axes is None or _has_split_bytes(weight):
+        return None
+    weight_axis, output_axis = axes
+    bias = inputs[2] if len(inputs) > 2 else ""
+    if bias and not _is_per_channel(weights.get(bias), weight.tensor.dims[weight_axis]):
+        return None
+    start, end = next(_parts(weight, weight_axis))
+    if weight_axis == 1 and _channel_bytes(weight, 1) * (end - start) < LEAST_STRIP_BYTES:
+        return None
+    return _Layer(weight=inputs[1], weight_axis=weight_axis, output_axis=output_axis, bias=bias)
+
+
+def _channel_axes(node: onnx.NodeProto, rank: int) -> tuple[int, int] | None:
+    """The axes of the output channels, in a layer's weight of that rank and in its output."""
     attributes = {each.name: each.i for each in node.attribute}
-    dims, rank = weight.tensor.dims, len(weight.tensor.dims)
-    match node.op_type:
-        case "Conv" if attributes.get("group", 1) == 1:
-            weight_axis, output_axis = 0, 1
+    match node.op_type if node.domain in ("", "ai.onnx") else "":
+        case "Conv" if rank > 2 and attributes.get("group", 1) == 1:
+            return 0, 1
         case "Gemm" if rank == 2:
-            weight_axis, output_axis = 0 if attributes.get("transB", 0) else 1, 1
+            return 0 if attributes.get("transB", 0) else 1, 1
         case "MatMul" if rank == 2:
-            weight_axis, output_axis = 1, -1
-        case _:
-            return None
-    bias = node.input[2] if len(node.input) > 2 else ""
-    if bias and not _is_per_channel(weights.get(bias), dims[weight_axis]):
-        return None
-    if (bits_of(weight.tensor.data_type) or 1) % 8 or list(node.input).count(name) > 1:
-        return None
-    return _Layer(weight=name, weight_axis=weight_axis, output_axis=output_axis, bias=bias)
+            return 1, -1
+    return None
 
 
 def _reads_rows(node: onnx.NodeProto) -> bool:
     """Whether a node reads rows of its first input, and nothing else of it."""
+    if node.op_type != "Gather" or node.domain not in ("", "ai.onnx"):
+        return False
     axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
-    rows = node.op_type == "Gather" and node.domain in ("", "ai.onnx") and axis == 0
-    return rows and node.input[0] != node.input[1]
+    return axis == 0 and len(set(node.input)) == 2
 
 
 def _is_per_channel(bias: Weight | None, channels: int) -> bool:
     """Whether a bias is constant, with one element for each channel."""
-    if bias is None or not bias.tensor.dims or (bits_of(bias.tensor.data_type) or 1) % 8:
+    if bias is None or not bias.tensor.dims or _has_split_bytes(bias):
         return False
     return bias.tensor.dims[-1] == channels == prod(bias.tensor.dims)
+
+
+def _has_split_bytes(weight: Weight) -> bool:
+    """Whether elements are no whole number of bytes."""
+    return (bits_of(weight.tensor.data_type) or 1) % 8 != 0
 
 
 def _parts(weight: Weight, axis: int) -> Iterator[tuple[int, int]]:
     """The channels of each part."""
     channels = weight.tensor.dims[axis]
-    most = max(1, LIMIT_BYTES * channels // weight.bytes)
+    most = max(1, LIMIT_BYTES * channels // weight.bytes, -(-channels // MOST_PARTS))
     if most > CHANNELS:
         most -= most % CHANNELS
     for start in range(0, channels, most):
         yield start, min(start + most, channels)
 
 
+def _channel_bytes(weight: Weight, axis: int) -> int:
+    """Bytes of a channel that lie together in the weight."""
+    return weight.bytes // prod(weight.tensor.dims[: axis + 1])
+
+
 def _part(weight: Weight, name: str, axis: int, start: int, end: int) -> Weight:
     """The channels `[start, end)` of a weight, along its first axis or its last."""
     dims = list(weight.tensor.dims)
-    rows = prod(dims[:axis])
-    stride = weight.bytes // rows
-    channel = stride // dims[axis]
+    rows, channel = prod(dims[:axis]), _channel_bytes(weight, axis)
+    stride = channel * dims[axis]
     dims[axis] = end - start
     tensor = onnx.TensorProto(name=name, data_type=weight.tensor.data_type, dims=dims)
     strip = channel * (end - start)
@@ -156,11 +196,3 @@ def _part(weight: Weight, name: str, axis: int, start: int, end: int) -> Weight:
         stride=stride if rows > 1 else 0,
     )
     return Weight(tensor, contents)
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    """A name that nothing has, near to the one given."""
-    while name in taken:
-        name = f"{name}'"
-    taken.add(name)
-    return name

@@ -29,6 +29,7 @@ Shape = Sequence[int]
 @pytest.fixture(autouse=True)
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal_compiler.slicing.LIMIT_BYTES", LIMIT)
+    monkeypatch.setattr("shoal_compiler.slicing.LEAST_STRIP_BYTES", 4 * CHANNELS)
 
 
 def model(
@@ -180,6 +181,11 @@ STAY: dict[str, tuple[list[onnx.NodeProto], Shape, dict[str, Shape]]] = {
         (1, 100),
         {"w": (100, 100)},
     ),
+    "columns that are short strips of the file": (
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        (1, 1000),
+        {"w": (1000, 20)},
+    ),
     "a weight on the left": (
         [helper.make_node("MatMul", ["w", "x"], ["y"])],
         (100, 2),
@@ -195,6 +201,24 @@ def test_what_cannot_be_parted_stays_whole(tmp_path: Path, name: str) -> None:
     assert len(profile.nodes) == len(nodes)
     assert set(profile.weights) == set(weights)
     cut_everywhere(tmp_path, profile, np.ones(shape, np.float32))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("MatMul", ["w"], ["y"]),
+        helper.make_node("Gemm", ["x", "w"], []),
+        helper.make_node("MatMul", ["x", "w"], ["y", "z"]),
+        helper.make_node("Gather", ["w"], ["y"]),
+    ],
+)
+def test_a_malformed_layer_is_left_to_the_runtime_to_refuse(
+    tmp_path: Path, node: onnx.NodeProto
+) -> None:
+    made = model([node], (1, 100), {"w": (100, 100)})
+    made.graph.node.append(helper.make_node("Identity", ["x"], ["t"]))
+    made.graph.output[0].name = "t" if "y" not in node.output else "y"
+    assert "w.0" not in profiled(made, tmp_path).weights
 
 
 def test_a_table_that_is_the_output_layer_too_is_stored_once(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from shoal_compiler.fragments import FragmentFiles, Sources, is_stored, layout_w
 from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.models import make_model
 from shoal_compiler.safety import open_model
+from shoal_compiler.slicing import slice_layers
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout, Piece
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
@@ -39,7 +40,7 @@ def cut_model(
     """
     layout = Layout(profile)
     _check_cuts(layout, cuts)
-    graph = normalise(open_model(Path(path)))
+    graph = slice_layers(normalise(open_model(Path(path))))
     _check_same(graph, profile, Path(path))
     pieces = layout.pieces(tuple(cuts))
     fragments: list[Fragment] = []
@@ -127,7 +128,11 @@ class _Builder:
             stored=stored,
             inputs=whole.inputs,
             outputs=whole.outputs,
-            weight_bytes=sum(self.profile.weights[name] for name in piece.weights),
+            weight_bytes=sum(
+                self.profile.weights[name]
+                for name in piece.weights
+                if name in self.graph.sparse or self.graph.weights[name].whole not in piece.weights
+            ),
             resident_bytes=piece.segment.resident_bytes,
             blocks=make_blocks(self.graph, self.profile, piece, whole, offsets),
             sources=self.sources,

@@ -45,10 +45,12 @@ _CHUNK: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One initializer in weights.bin."""
+    """One initializer in weights.bin. `shared` says that another one has the same bytes among its
+    own: they are stored once."""
 
     weight: Weight
     offset: int
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,10 @@ class FragmentFiles:
         """The smallest budget of a device that swaps."""
         return least_bytes(self.blocks.blocks) if self.blocks.blocks else self.resident_bytes
 
+    @property
+    def _written(self) -> list[Stored]:
+        return [each for each in self.stored if not each.shared]
+
     def write(self, store: Path | None) -> Digest:
         """Write to `store/fragments/DIGEST/`, or find it there, whole; what is there and is not
         right, byte by byte, is replaced. Without a store only the name is found out. Raises
@@ -84,8 +90,8 @@ class FragmentFiles:
             name: FileEntry(digest=digest_of(each), size_bytes=len(each))
             for name, each in contents.items()
         }
-        if self.stored:
-            size = self.stored[-1].offset + self.stored[-1].weight.bytes
+        if self._written:
+            size = self._written[-1].offset + self._written[-1].weight.bytes
             files[WEIGHTS] = FileEntry(digest=self._weights_digest(), size_bytes=size)
         manifest = self._manifest(files)
         digest = digest_of(manifest)
@@ -124,7 +130,7 @@ class FragmentFiles:
     def _weights_digest(self) -> Digest:
         def pieces() -> Iterator[bytes | memoryview]:
             at = 0
-            for each in self.stored:
+            for each in self._written:
                 yield bytes(each.offset - at)
                 yield from self.sources.read(each.weight)
                 at = each.offset + each.weight.bytes
@@ -135,9 +141,9 @@ class FragmentFiles:
         part = target.with_name(f"{target.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
-        if self.stored:
+        if self._written:
             with (part / WEIGHTS).open("wb", buffering=0) as file:
-                for each in self.stored:
+                for each in self._written:
                     os.lseek(file.fileno(), each.offset, os.SEEK_SET)
                     self.sources.copy(each.weight, file.fileno())
                 os.fsync(file.fileno())
@@ -162,10 +168,22 @@ class FragmentFiles:
 def layout_weights(weights: list[Weight]) -> tuple[Stored, ...]:
     """Where each of the large weights goes in weights.bin."""
     stored, end = [], 0
+    names = {each.tensor.name for each in weights}
+    wholes: dict[str, Stored] = {}
     for weight in weights:
+        if weight.whole in names:
+            continue
         offset = -(-end // ALIGNMENT) * ALIGNMENT
         stored.append(Stored(weight, offset))
+        wholes[weight.tensor.name] = stored[-1]
         end = offset + weight.bytes
+    for weight in weights:
+        if weight.whole in names:
+            whole = wholes[weight.whole]
+            assert weight.contents is not None
+            assert whole.weight.contents is not None
+            inside = weight.contents.offset - whole.weight.contents.offset
+            stored.append(Stored(weight, whole.offset + inside, shared=True))
     return tuple(stored)
 
 
@@ -187,14 +205,15 @@ class Sources:
             yield weight.loaded().raw_data
             return
         descriptor, buffer = self._descriptor(place.path), bytearray(min(_CHUNK, place.length))
-        at, end = place.offset, place.offset + place.length
-        while at < end:
-            piece = memoryview(buffer)[: min(_CHUNK, end - at)]
-            count = os.preadv(descriptor, [piece], at)
-            if count == 0:
-                raise _changed(place)
-            yield piece[:count]
-            at += count
+        for start, end in place.strips():
+            at = start
+            while at < end:
+                piece = memoryview(buffer)[: min(_CHUNK, end - at)]
+                count = os.preadv(descriptor, [piece], at)
+                if count == 0:
+                    raise _changed(place)
+                yield piece[:count]
+                at += count
 
     def copy(self, weight: Weight, target: int) -> None:
         """Copy a weight's bytes to the current offset of `target`."""
@@ -205,19 +224,19 @@ class Sources:
 
     def _copy_in_kernel(self, place: Range, target: int) -> bool:
         """False: the kernel cannot, between these files, and nothing was copied."""
-        source, done = self._descriptor(place.path), 0
-        while done < place.length:
-            try:
-                count = os.copy_file_range(
-                    source, target, place.length - done, offset_src=place.offset + done
-                )
-            except OSError:
-                if done:
-                    raise
-                return False
-            if count == 0:
-                raise _changed(place)
-            done += count
+        source = self._descriptor(place.path)
+        for start, end in place.strips():
+            at = start
+            while at < end:
+                try:
+                    count = os.copy_file_range(source, target, end - at, offset_src=at)
+                except OSError:
+                    if at > place.offset:
+                        raise
+                    return False
+                if count == 0:
+                    raise _changed(place)
+                at += count
         return True
 
     def check_unchanged(self) -> None:

@@ -22,10 +22,14 @@ from shoal_compiler.wire import LARGE
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """An initializer. `tensor` is without contents where `contents` says which file has them."""
+    """An initializer. `tensor` is without contents where `contents` says which file has them.
+
+    `whole` is the initializer of which it is a part, where the graph reads that one too.
+    """
 
     tensor: onnx.TensorProto
     contents: Range | None
+    whole: str = ""
 
     @property
     def bytes(self) -> int:
@@ -86,9 +90,12 @@ class Graph:
 
 def read_range(place: Range) -> bytes:
     """A range of a file, in memory."""
+    pieces = []
     with place.path.open("rb") as file:
-        file.seek(place.offset)
-        return file.read(place.length)
+        for start, end in place.strips():
+            file.seek(start)
+            pieces.append(file.read(end - start))
+    return b"".join(pieces)
 
 
 def normalise(model: CheckedModel) -> Graph:

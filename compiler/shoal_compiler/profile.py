@@ -13,6 +13,7 @@ from shoal_compiler.graph import Graph, normalise
 from shoal_compiler.order import choose_order, roles
 from shoal_compiler.safety import CheckedModel, bits_of, byte_size, element_count, open_model
 from shoal_compiler.shapes import MADE_UP_AXIS, Shapes, axes_of, infer
+from shoal_compiler.slicing import slice_layers
 from shoal_planner.profile import NodeProfile, Profile, Role, TensorProfile
 from shoal_protocol.digests import Digest, digest_of_file, digest_of_model
 from shoal_protocol.partition import TensorSpec
@@ -31,7 +32,7 @@ def profile_model(path: Path, shapes: Mapping[str, Sequence[int]] | None = None)
     for a model with inputs or outputs that are no tensors.
     """
     model = open_model(Path(path))
-    graph = normalise(model)
+    graph = slice_layers(normalise(model))
     graph_digest, digest = _digests(model)
     return _Profiler.of(graph, shapes or {}).profile(model, graph_digest, digest)
 
@@ -70,7 +71,9 @@ class _Profiler:
             name: _dense_bytes(each) for name, each in self.graph.sparse.items() if name in used
         }
         parameters = sum(
-            element_count(each.tensor) for name, each in self.graph.weights.items() if name in used
+            element_count(each.tensor)
+            for name, each in self.graph.weights.items()
+            if name in used and not each.whole
         )
         return Profile(
             digest=digest,

@@ -50,11 +50,21 @@ _DECIMAL = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bytes of a file."""
+    """Bytes of a file: `length` from `offset`, or, with a `strip`, as many in strips of that many
+    bytes, `stride` bytes from the beginning of one to that of the next."""
 
     path: Path
     offset: int
     length: int
+    strip: int = 0
+    stride: int = 0
+
+    def strips(self) -> Iterator[tuple[int, int]]:
+        """Where each strip begins and ends."""
+        strip, stride = self.strip or self.length, self.stride
+        for number in range(self.length // strip if strip else 0):
+            start = self.offset + number * stride
+            yield start, start + strip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

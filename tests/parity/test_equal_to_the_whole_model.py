@@ -14,6 +14,8 @@ from pool import Pool, cut, read_results, running_pool, write_items
 
 from parity_with_whole import TOLERANCE, difference, largest_difference, whole
 from real_models import HEAVY, MODELS, PACKAGED, ZOO, find
+from shoal_protocol.fragment_store import FragmentStore
+from shoal_protocol.manifest import BLOCKS
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -71,3 +73,18 @@ async def test_batches_and_lengths_that_differ_between_items(
     assert status.succeeded == 3, status
     for given, expected in zip(read_results(tmp_path / "out"), whole(path, items), strict=True):
         assert largest_difference(given, expected) <= TOLERANCE
+
+
+async def test_devices_cache_the_blocks_of_their_fragments(pool: Pool, tmp_path: Path) -> None:
+    model, path = MODELS["minilm_l6"], find("minilm_l6")
+    document = cut(path, pool.store, 2, model.shapes())
+    inputs = write_items(tmp_path / "in", [model.inputs(0)])
+    homes = [["one"], ["two"]]
+    await pool.run("with-blocks", document, inputs, tmp_path / "out", homes=homes)
+    for fragment, (device,) in zip(document.fragments, homes, strict=True):
+        stored = FragmentStore(pool.store)
+        cached = FragmentStore(pool.workspace.cache(device))
+        assert cached.manifest(fragment.digest).blocks
+        cached.verify(fragment.digest)
+        place = stored.folder(fragment.digest) / BLOCKS
+        assert (cached.folder(fragment.digest) / BLOCKS).read_bytes() == place.read_bytes()

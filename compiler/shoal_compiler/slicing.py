@@ -1,0 +1,198 @@
+"""Layers with a large weight, made several that give a part of the output each.
+
+Neither a fragment nor a block can be smaller than a node. So a dense layer or a convolution whose
+constant weight is over `LIMIT_BYTES` is computed in parts over its output channels, and a `Concat`
+joins the parts: exactly, since no sum is split. A part's weight is a range of the file that the
+whole is in, or strips of it where channels are columns: nothing is read.
+
+A weight that other nodes read too stays whole, and the layer with it. One exception: the table of
+embeddings that a language model also has as its output layer. Of the table only rows are read, so
+it stays as it is, and the parts are ranges of it (`Weight.whole`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Final
+
+import onnx
+
+from shoal_compiler.graph import Graph, Weight
+from shoal_compiler.safety import Range, all_nodes, bits_of
+
+LIMIT_BYTES: Final = 16 << 20
+CHANNELS: Final = 32
+"""Parts have a multiple of so many channels where they can: the widest kernels' steps, and whole
+pages of most weights."""
+MOST_PARTS: Final = 1024
+LEAST_STRIP_BYTES: Final = 1 << 10
+"""Columns in shorter strips take too long to read: such a weight stays whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """A node that can be parted. `weight_axis` and `output_axis` are those of the channels; `bias`
+    is the input that is parted with them, if there is one."""
+
+    weight: str
+    weight_axis: int
+    output_axis: int
+    bias: str
+
+
+def slice_layers(graph: Graph) -> Graph:
+    """The graph with every layer that has a large weight of its own in parts."""
+    readers = Counter(name for names in graph.reads for name in names)
+    readers.update(each.name for each in graph.outputs)
+    tables = Counter(node.input[0] for node in graph.nodes if _reads_rows(node))
+    parting = _Parting(graph, dict(graph.weights))
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.nodes:
+        layer = _layer(node, graph.weights)
+        others = readers[layer.weight] - 1 if layer is not None else 0
+        if layer is None or others > (tables[layer.weight] if layer.weight_axis == 0 else 0):
+            nodes.append(node)
+        else:
+            nodes.extend(parting.parts(node, layer, keep_whole=others > 0))
+    return replace(graph, nodes=tuple(nodes), weights=parting.weights)
+
+
+class _Parting:
+    """Makes parts of layers, and their weights."""
+
+    def __init__(self, graph: Graph, weights: dict[str, Weight]) -> None:
+        self.weights = weights
+        self._taken = {*graph.sparse, *weights, *(each.name for each in graph.inputs)}
+        for node in all_nodes(graph.nodes):
+            self._taken.update((*node.input, *node.output))
+
+    def parts(
+        self, node: onnx.NodeProto, layer: _Layer, *, keep_whole: bool
+    ) -> Iterator[onnx.NodeProto]:
+        """The nodes that replace one."""
+        whole, output = self.weights[layer.weight], node.output[0]
+        bias = self.weights[layer.bias] if layer.bias else None
+        if not keep_whole:
+            del self.weights[layer.weight]
+        outputs = []
+        for number, (start, end) in enumerate(_parts(whole, layer.weight_axis)):
+            part = onnx.NodeProto()
+            part.CopyFrom(node)
+            part.name = f"{node.name or node.op_type}.{number}"
+            part.output[0] = self._fresh(f"{output}.{number}")
+            part.input[1] = self._fresh(f"{layer.weight}.{number}")
+            made = _part(whole, part.input[1], layer.weight_axis, start, end)
+            self.weights[part.input[1]] = replace(made, whole=layer.weight if keep_whole else "")
+            if bias is not None:
+                part.input[2] = self._fresh(f"{layer.bias}.{number}")
+                last = len(bias.tensor.dims) - 1
+                self.weights[part.input[2]] = _part(bias, part.input[2], last, start, end)
+            outputs.append(part.output[0])
+            yield part
+        yield onnx.helper.make_node(
+            "Concat", outputs, [output], name=node.name, axis=layer.output_axis
+        )
+
+    def _fresh(self, name: str) -> str:
+        """A name that nothing has, near to the one given."""
+        while name in self._taken:
+            name = f"{name}'"
+        self._taken.add(name)
+        return name
+
+
+def _layer(node: onnx.NodeProto, weights: Mapping[str, Weight]) -> _Layer | None:
+    """A node as a layer that can be parted, and whose weight is so large that it is to be."""
+    inputs = list(node.input)
+    if len(inputs) < 2 or len(node.output) != 1 or inputs.count(inputs[1]) > 1:
+        return None
+    weight = weights.get(inputs[1])
+    if weight is None or weight.bytes <= LIMIT_BYTES or weight.contents is None:
+        return None
+    axes = _channel_axes(node, len(weight.tensor.dims))
+    if axes is None or _has_split_bytes(weight):
+        return None
+    weight_axis, output_axis = axes
+    bias = inputs[2] if len(inputs) > 2 else ""
+    if bias and not _is_per_channel(weights.get(bias), weight.tensor.dims[weight_axis]):
+        return None
+    start, end = next(_parts(weight, weight_axis))
+    if weight_axis == 1 and _channel_bytes(weight, 1) * (end - start) < LEAST_STRIP_BYTES:
+        return None
+    return _Layer(weight=inputs[1], weight_axis=weight_axis, output_axis=output_axis, bias=bias)
+
+
+def _channel_axes(node: onnx.NodeProto, rank: int) -> tuple[int, int] | None:
+    """The axes of the output channels, in a layer's weight of that rank and in its output."""
+    attributes = {each.name: each.i for each in node.attribute}
+    match node.op_type if node.domain in ("", "ai.onnx") else "":
+        case "Conv" if rank > 2 and attributes.get("group", 1) == 1:
+            return 0, 1
+        case "Gemm" if rank == 2:
+            return 0 if attributes.get("transB", 0) else 1, 1
+        case "MatMul" if rank == 2:
+            return 1, -1
+    return None
+
+
+def _reads_rows(node: onnx.NodeProto) -> bool:
+    """Whether a node reads rows of its first input, and nothing else of it."""
+    if node.op_type != "Gather" or node.domain not in ("", "ai.onnx"):
+        return False
+    axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
+    return axis == 0 and len(set(node.input)) == 2
+
+
+def _is_per_channel(bias: Weight | None, channels: int) -> bool:
+    """Whether a bias is constant, with one element for each channel."""
+    if bias is None or not bias.tensor.dims or _has_split_bytes(bias):
+        return False
+    return bias.tensor.dims[-1] == channels == prod(bias.tensor.dims)
+
+
+def _has_split_bytes(weight: Weight) -> bool:
+    """Whether elements are no whole number of bytes."""
+    return (bits_of(weight.tensor.data_type) or 1) % 8 != 0
+
+
+def _parts(weight: Weight, axis: int) -> Iterator[tuple[int, int]]:
+    """The channels of each part."""
+    channels = weight.tensor.dims[axis]
+    most = max(1, LIMIT_BYTES * channels // weight.bytes, -(-channels // MOST_PARTS))
+    if most > CHANNELS:
+        most -= most % CHANNELS
+    for start in range(0, channels, most):
+        yield start, min(start + most, channels)
+
+
+def _channel_bytes(weight: Weight, axis: int) -> int:
+    """Bytes of a channel that lie together in the weight."""
+    return weight.bytes // prod(weight.tensor.dims[: axis + 1])
+
+
+def _part(weight: Weight, name: str, axis: int, start: int, end: int) -> Weight:
+    """The channels `[start, end)` of a weight, along its first axis or its last."""
+    dims = list(weight.tensor.dims)
+    rows, channel = prod(dims[:axis]), _channel_bytes(weight, axis)
+    stride = channel * dims[axis]
+    dims[axis] = end - start
+    tensor = onnx.TensorProto(name=name, data_type=weight.tensor.data_type, dims=dims)
+    strip = channel * (end - start)
+    if weight.contents is None:
+        content = weight.loaded().raw_data
+        tensor.raw_data = b"".join(
+            content[row * stride + start * channel :][:strip] for row in range(rows)
+        )
+        return Weight(tensor, None)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    place = weight.contents
+    assert place.strip == 0, "a weight is parted once"
+    contents = Range(
+        place.path,
+        place.offset + start * channel,
+        strip * rows,
+        strip=strip if rows > 1 else 0,
+        stride=stride if rows > 1 else 0,
+    )
+    return Weight(tensor, contents)

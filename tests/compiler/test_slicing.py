@@ -1,0 +1,255 @@
+"""Layers with a large weight in parts: what they compute, and what stays whole."""
+
+import copy
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from chaining import manifest, run_chained, run_whole
+from made_models import weight
+from shoal_compiler.cutting import cut_model
+from shoal_compiler.profile import profile_model
+from shoal_compiler.slicing import CHANNELS
+from shoal_planner.profile import Profile
+from shoal_planner.segments import Layout
+from shoal_protocol.partition import PartitionDocument
+
+LIMIT = 16 << 10
+
+Shape = Sequence[int]
+
+
+@pytest.fixture(autouse=True)
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal_compiler.slicing.LIMIT_BYTES", LIMIT)
+    monkeypatch.setattr("shoal_compiler.slicing.LEAST_STRIP_BYTES", 4 * CHANNELS)
+
+
+def model(
+    nodes: list[onnx.NodeProto], x: Shape, weights: dict[str, Shape], kind: int = TensorProto.FLOAT
+) -> onnx.ModelProto:
+    """Nodes that make `y` of `x`."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", kind, x)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [
+            numpy_helper.from_array(weight(*shape, seed=seed), name)
+            for seed, (name, shape) in enumerate(weights.items())
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def profiled(made: onnx.ModelProto, folder: Path, *, external: bool = False) -> Profile:
+    onnx.save(
+        copy.deepcopy(made),  # saving moves the weights out of it
+        folder / "model.onnx",
+        save_as_external_data=external,
+        location="data",
+        size_threshold=0,
+    )
+    return profile_model(folder / "model.onnx")
+
+
+def cut_everywhere(folder: Path, profile: Profile, feeds: np.ndarray) -> PartitionDocument:
+    """Cut at every position; what the fragments give is what the whole gives."""
+    path, store = folder / "model.onnx", folder / "store"
+    document = cut_model(path, profile, Layout(profile).legal, store)
+    (want,) = (each.astype(np.float64) for each in run_whole(path, {"x": feeds}).values())
+    chained = run_chained(store, document, {"x": feeds})
+    (got,) = (each.astype(np.float64) for each in chained.values())
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * max(1.0, np.abs(want).max()))
+    return document
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> tuple[onnx.ModelProto, Shape]:
+    """One layer of a few hundred channels, and the shape of its input."""
+    channels, depth = draw(st.integers(100, 400)), draw(st.integers(50, 90))
+    rows = draw(st.integers(1, 3))
+    has_bias = draw(st.booleans())
+    bias: dict[str, Shape] = {"b": (channels,)} if has_bias else {}
+    x: Shape
+    shape: Shape
+    reads = ["x", "w", *bias]
+    match draw(st.sampled_from(["Gemm", "MatMul", "Conv"])):
+        case "Gemm":
+            first, second = draw(st.booleans()), draw(st.booleans())
+            if draw(st.booleans()) and has_bias:
+                bias = {"b": (1, channels)}
+            node = helper.make_node(
+                "Gemm", reads, ["y"], transA=int(first), transB=int(second), alpha=0.5, beta=2.0
+            )
+            x = (depth, rows) if first else (rows, depth)
+            shape = (channels, depth) if second else (depth, channels)
+        case "MatMul":
+            node = helper.make_node("MatMul", ["x", "w"], ["y"])
+            x = draw(st.sampled_from([(depth,), (rows, depth), (2, rows, depth)]))
+            shape, bias = (depth, channels), {}
+        case _:
+            size = draw(st.integers(1, 3))
+            node = helper.make_node("Conv", reads, ["y"], pads=[1, 1, 1, 1], strides=[2, 2])
+            x, shape = (rows, depth, 5, 6), (channels, depth, size, size)
+    return model([node], x, {"w": shape, **bias}), x
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(made=layers(), external=st.booleans())
+def test_a_layer_in_parts_gives_what_it_gives_whole(
+    made: tuple[onnx.ModelProto, Shape], external: bool
+) -> None:
+    proto, shape = made
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        profile = profiled(proto, folder, external=external)
+        whole = numpy_helper.to_array(proto.graph.initializer[0])
+        parts = [size for name, size in profile.weights.items() if name.startswith("w.")]
+        assert len(parts) > 1
+        assert sum(parts) == whole.nbytes
+        channel = whole.nbytes // proto_channels(proto)
+        assert max(parts) <= max(LIMIT, channel)
+        assert profile.parameters == sum(
+            numpy_helper.to_array(each).size for each in proto.graph.initializer
+        )
+        x = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+        document = cut_everywhere(folder, profile, x)
+        assert len(document.fragments) == len(parts) + 1
+
+
+def proto_channels(proto: onnx.ModelProto) -> int:
+    node, dims = proto.graph.node[0], proto.graph.initializer[0].dims
+    transposed = any(each.name == "transB" and each.i for each in node.attribute)
+    return dims[0] if node.op_type == "Conv" or transposed else dims[1]
+
+
+def test_parts_are_whole_steps_of_the_kernels_where_they_can_be(tmp_path: Path) -> None:
+    profile = profiled(
+        model([helper.make_node("MatMul", ["x", "w"], ["y"])], (1, 64), {"w": (64, 200)}), tmp_path
+    )
+    columns = [size // 4 // 64 for name, size in profile.weights.items()]
+    assert columns == [64, 64, 64, 200 - 3 * 64]
+    assert columns[0] % CHANNELS == 0
+
+
+STAY: dict[str, tuple[list[onnx.NodeProto], Shape, dict[str, Shape]]] = {
+    "a weight that two layers have": (
+        [
+            helper.make_node("MatMul", ["x", "w"], ["t"]),
+            helper.make_node("MatMul", ["t", "w"], ["y"]),
+        ],
+        (1, 100),
+        {"w": (100, 100)},
+    ),
+    "a convolution in groups": (
+        [helper.make_node("Conv", ["x", "w"], ["y"], group=2)],
+        (1, 100, 4, 4),
+        {"w": (200, 50, 1, 1)},
+    ),
+    "a bias that is computed": (
+        [
+            helper.make_node("ReduceSum", ["x"], ["c"], keepdims=0),
+            helper.make_node("Gemm", ["x", "w", "c"], ["y"]),
+        ],
+        (1, 100),
+        {"w": (100, 100)},
+    ),
+    "a bias for every element": (
+        [helper.make_node("Gemm", ["x", "w", "b"], ["y"])],
+        (3, 100),
+        {"w": (100, 100), "b": (3, 100)},
+    ),
+    "matrices in a batch": (
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        (2, 1, 50),
+        {"w": (2, 50, 100)},
+    ),
+    "a table of which columns are gathered": (
+        [
+            helper.make_node("MatMul", ["x", "w"], ["t"]),
+            helper.make_node("ArgMax", ["t"], ["i"], axis=1),
+            helper.make_node("Gather", ["w", "i"], ["y"], axis=1),
+        ],
+        (1, 100),
+        {"w": (100, 100)},
+    ),
+    "columns that are short strips of the file": (
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        (1, 1000),
+        {"w": (1000, 20)},
+    ),
+    "a weight on the left": (
+        [helper.make_node("MatMul", ["w", "x"], ["y"])],
+        (100, 2),
+        {"w": (100, 100)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_what_cannot_be_parted_stays_whole(tmp_path: Path, name: str) -> None:
+    nodes, shape, weights = STAY[name]
+    profile = profiled(model(nodes, shape, weights), tmp_path)
+    assert len(profile.nodes) == len(nodes)
+    assert set(profile.weights) == set(weights)
+    cut_everywhere(tmp_path, profile, np.ones(shape, np.float32))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("MatMul", ["w"], ["y"]),
+        helper.make_node("Gemm", ["x", "w"], []),
+        helper.make_node("MatMul", ["x", "w"], ["y", "z"]),
+        helper.make_node("Gather", ["w"], ["y"]),
+    ],
+)
+def test_a_malformed_layer_is_left_to_the_runtime_to_refuse(
+    tmp_path: Path, node: onnx.NodeProto
+) -> None:
+    made = model([node], (1, 100), {"w": (100, 100)})
+    made.graph.node.append(helper.make_node("Identity", ["x"], ["t"]))
+    made.graph.output[0].name = "t" if "y" not in node.output else "y"
+    assert "w.0" not in profiled(made, tmp_path).weights
+
+
+def test_a_table_that_is_the_output_layer_too_is_stored_once(tmp_path: Path) -> None:
+    words, width = 300, 64
+    nodes = [
+        helper.make_node("Gather", ["table", "x"], ["t"]),
+        helper.make_node("Gemm", ["t", "table"], ["y"], transB=1),
+    ]
+    made = model(nodes, (2,), {"table": (words, width)}, TensorProto.INT64)
+    profile = profiled(made, tmp_path)
+    assert profile.parameters == words * width
+    assert len(profile.nodes) > len(nodes)
+    path, store, feeds = tmp_path / "model.onnx", tmp_path / "store", np.array([3, 299])
+    (fragment,) = cut_model(path, profile, (), store).fragments
+    said = manifest(store, fragment.digest)
+    size = 4 * words * width
+    assert fragment.weight_bytes == said["files"]["weights.bin"]["bytes"] == size  # type: ignore[index]
+    assert len(said["initializers"]) == len(profile.weights) > 2  # type: ignore[arg-type]
+    cut_everywhere(tmp_path, profile, feeds)
+
+
+def test_names_that_the_model_has_already_are_not_given_again(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["y.0"]),
+        helper.make_node("MatMul", ["y.0", "w"], ["t"]),
+        helper.make_node("Add", ["t", "w.0"], ["y"]),
+    ]
+    made = model(nodes, (1, 100), {"w": (100, 100), "w.0": (100,)})
+    made.graph.node[1].output[0] = "y"
+    made.graph.node[2].input[0], made.graph.node[2].output[0] = "y", "y.1"
+    made.graph.output[0].name = "y.1"
+    profile = profiled(made, tmp_path)
+    assert len(profile.nodes) > len(nodes)
+    cut_everywhere(tmp_path, profile, np.ones((1, 100), np.float32))

@@ -48,8 +48,9 @@ def run_chained(
             in_blocks = run_blocks(folder, blocks, (folder / BLOCKS).read_bytes(), taken)
             for name, value in made[fragment.index].items():
                 if within:
-                    most = within * float(np.abs(value).max(initial=0))
-                    np.testing.assert_allclose(in_blocks[name], value, 0, most, err_msg=name)
+                    wanted, got = (each.astype(np.float64) for each in (value, in_blocks[name]))
+                    most = within * float(np.abs(wanted).max(initial=0))
+                    np.testing.assert_allclose(got, wanted, 0, most, err_msg=name)
                 else:
                     np.testing.assert_array_equal(in_blocks[name], value, err_msg=name)
         assert sorted(made[fragment.index]) == sorted(spec.name for spec in fragment.outputs)

@@ -134,6 +134,7 @@ class _Builder:
                 if name in self.graph.sparse or self.graph.weights[name].whole not in piece.weights
             ),
             resident_bytes=piece.segment.resident_bytes,
+            in_order=piece.in_order(self.profile),
             blocks=make_blocks(self.graph, self.profile, piece, whole, offsets),
             sources=self.sources,
         )

@@ -29,6 +29,7 @@ from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import (
     BLOCKS,
+    IN_ORDER,
     MANIFEST,
     MAXIMUM_MANIFEST_BYTES,
     MODEL,
@@ -58,6 +59,7 @@ class FragmentFiles:
     """A fragment, ready to be written.
 
     `inputs` and `outputs` are what it is sent and gives, `resident_bytes` its estimated memory.
+    `in_order`: a device runs the nodes in the order of the file.
     """
 
     model: onnx.ModelProto
@@ -66,6 +68,7 @@ class FragmentFiles:
     outputs: tuple[TensorSpec, ...]
     weight_bytes: int
     resident_bytes: int
+    in_order: bool
     blocks: Blocks
     sources: "Sources"
 
@@ -106,6 +109,7 @@ class FragmentFiles:
             "outputs": [asdict(each) for each in self.outputs],
             "weight_bytes": self.weight_bytes,
             "resident_bytes": self.resident_bytes,
+            IN_ORDER: self.in_order,
             "initializers": {
                 each.weight.tensor.name: {
                     "dtype": dtype_name(each.weight.tensor.data_type),

@@ -31,7 +31,7 @@ from itertools import accumulate
 from typing import Final
 
 from shoal_planner.arena import Arena, Chunk
-from shoal_planner.profile import NodeProfile, Profile, Role
+from shoal_planner.profile import HALF, NodeProfile, Profile, Role
 
 FIXED_BYTES: Final = 5 << 19
 """What a session of ONNX Runtime needs for itself, its kernels' code included: 1 to 2.5 MiB."""
@@ -43,6 +43,10 @@ ARENA_BYTES: Final = 1 << 20
 """What comes with the arena once it is in use at all, besides its tables."""
 SMALL_BYTES: Final = 64 << 10
 """Up to here activations fit into what the idle agent holds."""
+CONSTANT_BYTES: Final = 1 << 20
+"""Up to here it does not matter when a fragment's constants are made."""
+CONVERSIONS: Final = 2
+"""Nodes that the runtime adds to one that computes in half precision."""
 UNKNOWN_BYTES: Final = 3 << 20
 """The least estimate for activations of which any size is unknown."""
 _WHOLE: Final[Mapping[str, int]] = {}
@@ -79,6 +83,18 @@ class Piece:
     takes: tuple[str, ...]
     gives: tuple[str, ...]
     weights: tuple[str, ...]
+
+    def in_order(self, profile: Profile) -> bool:
+        """Whether the runtime is to run the nodes in this very order. By itself it goes back from
+        the outputs, and where branches join, more is alive at once. In a given order it runs each
+        node as soon as it can, so CONSTANT ones all at once: much of those it is left to order."""
+        constant = [
+            profile.tensors[name].computed_bytes
+            for each in self.nodes
+            if profile.nodes[each].role is Role.CONSTANT
+            for name in profile.nodes[each].outputs
+        ]
+        return None not in constant and sum(filter(None, constant)) <= CONSTANT_BYTES
 
 
 @dataclass(frozen=True)
@@ -363,6 +379,8 @@ class Growing:
     def _run(self, node: NodeProfile, dying: Sequence[str] = ()) -> None:
         """Account for a node that runs here, after which nobody needs `dying`."""
         self.node_count += 1
+        if any(self.layout.profile.tensors[name].spec.dtype == HALF for name in node.outputs):
+            self.node_count += CONVERSIONS
         self._hold(node.weights, dict(node.touched))
         ends = {name: self._alive.pop(name) for name in dying if name in self._alive}
         self.outgoing_bytes -= sum(self._sent(name) for name in ends)

@@ -18,6 +18,8 @@ MODEL: Final = "model.onnx"
 WEIGHTS: Final = "weights.bin"
 BLOCKS: Final = "blocks.bin"
 FILES: Final = (MANIFEST, MODEL, WEIGHTS, BLOCKS)
+IN_ORDER: Final = "in_order"
+"""The key that says whether the runtime is to run the nodes in the order of the file."""
 MAXIMUM_MANIFEST_BYTES: Final = 16 << 20
 """Wherever a manifest is made, stored or fetched: about a hundred thousand weights. A device reads
 it whole."""

@@ -38,7 +38,7 @@ from shoal_agent.runtime.mapped_pages import (
     size_of,
 )
 from shoal_protocol.blocks import Block, blocks_from_json, least_bytes
-from shoal_protocol.manifest import BLOCKS, MANIFEST, FragmentDamaged
+from shoal_protocol.manifest import BLOCKS, IN_ORDER, MANIFEST, FragmentDamaged
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import format_bytes
 
@@ -109,6 +109,15 @@ def read_blocks(folder: Path) -> Blocks | None:
     return Blocks(
         folder=folder.resolve(), resident_bytes=resident_bytes, outputs=outputs, blocks=blocks
     )
+
+
+def runs_in_order(folder: Path) -> bool:
+    """Whether a fragment's nodes are to run in the order of the file. Raises `FragmentDamaged`,
+    `OSError`."""
+    try:
+        return json.loads((folder / MANIFEST).read_bytes()).get(IN_ORDER) is True
+    except (ValueError, AttributeError) as error:
+        raise FragmentDamaged(f"{folder / MANIFEST} is no manifest: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ Memory is back when `close` returns.
 import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -32,7 +33,7 @@ import numpy as np
 import onnxruntime
 
 from shoal_agent.runtime import rehearsal_model
-from shoal_agent.runtime.blocks import BlockFragment, Blocks, as_value, read_blocks
+from shoal_agent.runtime.blocks import BlockFragment, Blocks, as_value, read_blocks, runs_in_order
 from shoal_agent.runtime.failures import NotOpen, OutOfBudget, Stopper, Terminated, failure_of
 from shoal_agent.runtime.inputs import check_inputs, input_spec
 from shoal_agent.runtime.process_memory import MemoryMeter, drop_mapped_file, trim
@@ -153,10 +154,11 @@ class Runtime:
         Raises `RuntimeFailed`, `FragmentDamaged`, `OSError`.
         """
         blocks = read_blocks(folder)
+        open_session = partial(self._session, in_order=runs_in_order(folder))
         if blocks is None or granted_bytes is None or granted_bytes >= blocks.resident_bytes:
-            self._open[digest] = WholeFragment(folder, self._session(str(folder / MODEL)))
+            self._open[digest] = WholeFragment(folder, open_session(str(folder / MODEL)))
         else:
-            self._open[digest] = BlockFragment(blocks, granted_bytes, self._session)
+            self._open[digest] = BlockFragment(blocks, granted_bytes, open_session)
         trim()  # parsing and optimising leave freed heap behind
         if blocks is None:
             return None
@@ -258,15 +260,18 @@ class Runtime:
         trim()
 
     def _session(
-        self, model: str | bytes, weights: Path | None = None
+        self, model: str | bytes, weights: Path | None = None, *, in_order: bool = False
     ) -> onnxruntime.InferenceSession:
-        """`weights` is the folder of its external data, which a path has beside it."""
+        """`weights` is the folder of its external data, which a path has beside it. `in_order`: run
+        the nodes in the order of the file."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         # A plan for all activations at once would be allocated beside what the first run left.
         options.enable_mem_pattern = False
+        if in_order:
+            options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.add_session_config_entry("session.use_env_allocators", "1")
         options.add_session_config_entry("session.disable_prepacking", "1")

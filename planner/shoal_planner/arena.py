@@ -9,6 +9,7 @@ than the most that is alive at once, and this replays it: counting live bytes al
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -101,3 +102,52 @@ class Arena:
     def _withdraw(self, chunk: Chunk) -> None:
         chunk.free = False
         del self._free[bisect_left(self._free, (chunk.size, chunk.number))]
+
+
+@dataclass(slots=True)
+class Tensors:
+    """Tensors in an arena, by name, as nodes make them and let them go."""
+
+    arena: Arena
+    _chunks: dict[str, tuple[Chunk, int]] = field(default_factory=dict)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._chunks
+
+    def run(
+        self,
+        made: Mapping[str, int],
+        *,
+        dying: Iterable[str],
+        needed: Container[str],
+        in_place: bool,
+        workspace_bytes: int,
+    ) -> None:
+        """A node runs that makes tensors of so many bytes and is the last to need `dying`. Of what
+        it makes, what nobody else needs is let go at once."""
+        ends = {name: self._chunks.pop(name) for name in dying if name in self._chunks}
+        for name, size in made.items():
+            place = None
+            if in_place:
+                place = next((each for each, (_, other) in ends.items() if other == size), None)
+            chunk = self.arena.allocate(size) if place is None else ends.pop(place)[0]
+            if name in needed:
+                self._chunks[name] = (chunk, size)
+            else:
+                self.arena.release(chunk)
+        if workspace_bytes:
+            self.arena.release(self.arena.allocate(workspace_bytes))
+        for chunk, _ in ends.values():
+            self.arena.release(chunk)
+
+    def move(self, name: str, other: "Tensors") -> None:
+        """Hand a tensor to somebody else in the same arena."""
+        other._chunks[name] = self._chunks.pop(name)
+
+    def release(self, name: str) -> None:
+        """Let a tensor go."""
+        self.arena.release(self._chunks.pop(name)[0])
+
+    def names(self) -> tuple[str, ...]:
+        """The tensors that are there."""
+        return tuple(self._chunks)

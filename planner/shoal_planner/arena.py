@@ -9,7 +9,7 @@ than the most that is alive at once, and this replays it: counting live bytes al
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -106,18 +106,14 @@ class Arena:
 
 @dataclass(slots=True)
 class Tensors:
-    """Tensors in an arena, by name, as nodes make them and let them go."""
+    """Tensors in an arena, by name, as nodes make them and let them go; with a size each."""
 
     arena: Arena
-    _chunks: dict[str, tuple[Chunk, int]] = field(default_factory=dict)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._chunks
+    held: dict[str, tuple[Chunk, int]] = field(default_factory=dict)
 
     def run(
         self,
-        made: Mapping[str, int],
-        *,
+        made: Iterable[tuple[str, int]],
         dying: Iterable[str],
         needed: Container[str],
         in_place: bool,
@@ -125,29 +121,27 @@ class Tensors:
     ) -> None:
         """A node runs that makes tensors of so many bytes and is the last to need `dying`. Of what
         it makes, what nobody else needs is let go at once."""
-        ends = {name: self._chunks.pop(name) for name in dying if name in self._chunks}
-        for name, size in made.items():
-            place = None
+        held, arena = self.held, self.arena
+        ends = {name: held.pop(name) for name in dying if name in held}
+        for name, size in made:
+            chunk = None
             if in_place:
-                place = next((each for each, (_, other) in ends.items() if other == size), None)
-            chunk = self.arena.allocate(size) if place is None else ends.pop(place)[0]
+                for other, (place, other_size) in ends.items():
+                    if other_size == size:
+                        del ends[other]
+                        chunk = place
+                        break
+            if chunk is None:
+                chunk = arena.allocate(size)
             if name in needed:
-                self._chunks[name] = (chunk, size)
+                held[name] = (chunk, size)
             else:
-                self.arena.release(chunk)
+                arena.release(chunk)
         if workspace_bytes:
-            self.arena.release(self.arena.allocate(workspace_bytes))
+            arena.release(arena.allocate(workspace_bytes))
         for chunk, _ in ends.values():
-            self.arena.release(chunk)
-
-    def move(self, name: str, other: "Tensors") -> None:
-        """Hand a tensor to somebody else in the same arena."""
-        other._chunks[name] = self._chunks.pop(name)
+            arena.release(chunk)
 
     def release(self, name: str) -> None:
         """Let a tensor go."""
-        self.arena.release(self._chunks.pop(name)[0])
-
-    def names(self) -> tuple[str, ...]:
-        """The tensors that are there."""
-        return tuple(self._chunks)
+        self.arena.release(self.held.pop(name)[0])

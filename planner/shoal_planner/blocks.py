@@ -139,15 +139,14 @@ def _replayed(layout: Layout, pieces: Sequence[Piece]) -> Iterator[int]:
             node = profile.nodes[position]
             ends = [name for name in node.inputs if uses[name] == position]
             inside.run(
-                {name: profile.tensors[name].bytes or 0 for name in node.outputs},
-                dying=[name for name in ends if name not in piece.gives],
-                needed=needed,
-                in_place=node.in_place,
-                workspace_bytes=node.workspace_bytes,
+                [(name, profile.tensors[name].bytes or 0) for name in node.outputs],
+                [name for name in ends if name not in piece.gives],
+                needed,
+                node.in_place,
+                node.workspace_bytes,
             )
-        for name in inside.names():
-            inside.move(name, given)
-        for name in given.names():
+        given.held.update(inside.held)
+        for name in list(given.held):
             if last_taken.get(name, -1) <= index and name not in results:
                 given.release(name)
         yield arena.total_bytes

@@ -347,17 +347,15 @@ class Growing:
         """Account for a node that runs here, after which nobody needs `dying`."""
         self.node_count += 1
         self._hold(node.weights, dict(node.touched))
-        ends = [name for name in dying if name in self._tensors]
-        self.outgoing_bytes -= sum(self._sent(name) for name in ends)
         needed = self.layout.last_uses
-        self._tensors.run(
-            {name: self._size(name) for name in node.outputs},
-            dying=ends,
-            needed=needed,
-            in_place=node.in_place,
-            workspace_bytes=node.workspace_bytes,
-        )
-        self.outgoing_bytes += sum(self._sent(name) for name in node.outputs if name in needed)
+        for name in dying:
+            if name in self._tensors.held:
+                self.outgoing_bytes -= self._sent(name)
+        made = [(name, self._size(name)) for name in node.outputs]
+        self._tensors.run(made, dying, needed, node.in_place, node.workspace_bytes)
+        for name in node.outputs:
+            if name in needed:
+                self.outgoing_bytes += self._sent(name)
         if node.flops is None:
             self.unknown_flops = True
         else:

@@ -38,6 +38,8 @@ def make_blocks(
     large = sum(profile.weights[name] for name in offsets)
     if segment.activation_bytes is None or large * GAIN < segment.resident_bytes:
         return Blocks()
+    if any(spec.dtype == "string" for spec in (*whole.inputs, *whole.outputs)):
+        return Blocks()  # values between blocks are the runtime's own, which it makes of no text
     own = as_model(graph, profile, piece, whole, offsets)
     cuts = choose_blocks(own.layout)
     blocks = own.blocks(cuts) if cuts else Blocks()
@@ -57,8 +59,8 @@ class FragmentModel:
     def blocks(self, cuts: tuple[int, ...]) -> Blocks:
         """The blocks that cuts of the fragment's own profile make."""
         blocks, content = [], bytearray()
-        costs = block_costs(self.layout, cuts)
-        for part, cost in zip(self.layout.pieces(cuts), costs, strict=True):
+        pieces = self.layout.pieces(cuts)
+        for part, cost in zip(pieces, block_costs(self.layout, pieces), strict=True):
             model = make_model(self.graph, self.layout.profile, part, self.offsets).model
             skeleton = model.SerializeToString(deterministic=True)
             block = Block(

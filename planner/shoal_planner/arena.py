@@ -11,6 +11,7 @@ came out up to 40 % short for text recognition and detection, and one region wit
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -119,3 +120,50 @@ class Arena:
     def _withdraw(self, chunk: Chunk) -> None:
         chunk.free = False
         del self._free[bisect_left(self._free, (chunk.size, chunk.number))]
+
+
+@dataclass(slots=True)
+class Tensors:
+    """Tensors in an arena, by name, as nodes make them and let them go; with a size each."""
+
+    arena: Arena
+    held: dict[str, tuple[Chunk, int]] = field(default_factory=dict)
+
+    def run(
+        self,
+        made: Iterable[tuple[str, int]],
+        dying: Iterable[str],
+        needed: Container[str],
+        in_place: bool,
+        workspace_bytes: int,
+    ) -> None:
+        """A node runs that makes tensors of so many bytes and is the last to need `dying`. Of what
+        it makes, what nobody else needs is let go at once."""
+        held, arena = self.held, self.arena
+        ends = {name: held.pop(name) for name in dying if name in held}
+        for name, size in made:
+            chunk = None
+            if in_place:
+                for other, (place, other_size) in ends.items():
+                    if other_size == size:
+                        del ends[other]
+                        chunk = place
+                        break
+            if chunk is None:
+                chunk = arena.allocate(size)
+            if name in needed:
+                held[name] = (chunk, size)
+            else:
+                arena.release(chunk)
+        if workspace_bytes:
+            arena.release(arena.allocate(workspace_bytes))
+        for chunk, _ in ends.values():
+            arena.release(chunk)
+
+    def hold(self, name: str, size: int) -> None:
+        """Make a tensor that no node here makes."""
+        self.held[name] = (self.arena.allocate(size), size)
+
+    def release(self, name: str) -> None:
+        """Let a tensor go."""
+        self.arena.release(self.held.pop(name)[0])

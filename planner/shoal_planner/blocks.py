@@ -14,20 +14,29 @@ What nodes hold (`NODE_BYTES`) is left out of the choice: together it is the sam
 for the few nodes that are made again. Of a long fragment only `MOST_POSITIONS` positions are tried.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
 
+from shoal_planner.arena import Arena, Tensors
 from shoal_planner.cuts import share, thinned
-from shoal_planner.segments import FIXED_BYTES, NODE_BYTES, Growing, Layout
+from shoal_planner.segments import (
+    FIXED_BYTES,
+    NODE_BYTES,
+    Growing,
+    Layout,
+    Piece,
+    arena_bytes,
+)
 
 MOST_BLOCKS: Final = 24
 NEAR: Final = 10
 """Need within one part in so many of the least is near enough for fewer blocks."""
-SESSION_BYTES: Final = 256 << 10
+SESSION_BYTES: Final = 320 << 10
 """What an open session holds besides its nodes. Measured without weights: 75 to 130 KiB opened, and
-as much again once it has run."""
+as much again once it has run. With it, real peaks of image and text models in blocks came out at
+0.85 to 1.0 of what is reckoned."""
 STEP: Final = 32
 MOST_POSITIONS: Final = 96
 LEAST_POSITIONS: Final = 32
@@ -57,31 +66,46 @@ def choose_blocks(layout: Layout) -> tuple[int, ...]:
     nodes = len(layout.profile.nodes)
     tried = max(LEAST_POSITIONS, min(MOST_POSITIONS, MOST_STEPS // max(1, nodes)))
     positions = (0, *thinned(layout, share(layout.profile), tried), nodes)
-    chain = fewest_near_least(
-        [_blocks_from(layout, positions, start) for start in range(len(positions) - 1)]
-    )
+    chain = fewest_near_least(estimates(layout, positions))
     return tuple(positions[each.end] for each in chain[:-1])
 
 
-def block_costs(layout: Layout, cuts: Sequence[int]) -> list[BlockCost]:
-    """What the blocks that `cuts` make take, in order."""
+def estimates(layout: Layout, positions: Sequence[int]) -> Table:
+    """What every block that could be takes, by itself among tensors that cross."""
+    return [_blocks_from(layout, positions, start) for start in range(len(positions) - 1)]
+
+
+def block_costs(layout: Layout, pieces: Sequence[Piece]) -> list[BlockCost]:
+    """What blocks take, run in order.
+
+    Working memory is that of all of them up to each, in the one arena that they share: tensors that
+    outlive their block leave holes, which the estimates for single blocks do not know of.
+    """
+    cuts = [piece.segment.start for piece in pieces[1:]]
     positions = (0, *cuts, len(layout.profile.nodes))
+    fixed = _fixed_bytes(layout)
     return [
-        next(iter(_blocks_from(layout, positions[start : start + 2], 0)))
-        for start in range(len(positions) - 1)
+        replace(
+            next(iter(_blocks_from(layout, positions[: index + 2], index))),
+            working_bytes=fixed + arena_bytes(touched),
+        )
+        for index, touched in enumerate(_replayed(layout, pieces))
     ]
 
 
-def _blocks_from(layout: Layout, positions: Sequence[int], start: int) -> list[BlockCost]:
-    """The blocks that begin at a position, one for each later position as the end.
-
-    The fragment's inputs are held and its outputs copied, whatever runs. What crosses the start is
-    there until the block has run, whether the block takes it or it only passes by.
-    """
+def _fixed_bytes(layout: Layout) -> int:
+    """The fragment's inputs are held and its outputs copied, whatever runs."""
     profile = layout.profile
     own = {each.name for each in (*profile.inputs, *profile.outputs)}
-    sizes = [profile.tensors[name].bytes or 0 for name in own if name in profile.tensors]
-    fixed = FIXED_BYTES + sum(sizes)
+    return FIXED_BYTES + sum(
+        profile.tensors[name].bytes or 0 for name in own if name in profile.tensors
+    )
+
+
+def _blocks_from(layout: Layout, positions: Sequence[int], start: int) -> list[BlockCost]:
+    """The blocks that begin at a position, one for each later position as the end. What crosses the
+    start is there until the block has run, whether the block takes it or it only passes by."""
+    fixed, crossing = _fixed_bytes(layout), layout.crossing_bytes[positions[start]]
     growing = Growing(layout, positions[start])
     blocks = []
     for end in range(start + 1, len(positions)):
@@ -92,10 +116,40 @@ def _blocks_from(layout: Layout, positions: Sequence[int], start: int) -> list[B
                 end=end,
                 held_bytes=SESSION_BYTES + NODE_BYTES * growing.node_count + growing.inside_bytes,
                 weight_bytes=growing.weight_bytes - growing.inside_bytes,
-                working_bytes=fixed + growing.arena_bytes(layout.crossing_bytes[positions[start]]),
+                working_bytes=fixed + arena_bytes(crossing + growing.touched_bytes),
             )
         )
     return blocks
+
+
+def _replayed(layout: Layout, pieces: Sequence[Piece]) -> Iterator[int]:
+    """How far up the arena was touched once each block has run."""
+    profile = layout.profile
+    last_taken = {name: index for index, piece in enumerate(pieces) for name in piece.takes}
+    results = {each.name for each in profile.outputs}
+    arena = Arena()
+    given = Tensors(arena)
+    for index, piece in enumerate(pieces):
+        inside = Tensors(arena)
+        uses = {
+            name: position for position in piece.nodes for name in profile.nodes[position].inputs
+        }
+        needed = uses.keys() | set(piece.gives)
+        for position in piece.nodes:
+            node = profile.nodes[position]
+            ends = [name for name in node.inputs if uses[name] == position]
+            inside.run(
+                [(name, profile.tensors[name].computed_bytes or 0) for name in node.outputs],
+                [name for name in ends if name not in piece.gives],
+                needed,
+                node.in_place,
+                node.workspace_bytes,
+            )
+        given.held.update(inside.held)
+        for name in list(given.held):
+            if last_taken.get(name, -1) <= index and name not in results:
+                given.release(name)
+        yield arena.total_bytes
 
 
 def fewest_near_least(table: Table) -> list[BlockCost]:

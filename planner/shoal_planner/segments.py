@@ -30,7 +30,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
-from shoal_planner.arena import Arena, Chunk
+from shoal_planner.arena import Arena, Tensors
 from shoal_planner.profile import HALF, NodeProfile, Profile, Role
 
 FIXED_BYTES: Final = 5 << 19
@@ -95,6 +95,12 @@ class Piece:
             for name in profile.nodes[each].outputs
         ]
         return None not in constant and sum(filter(None, constant)) <= CONSTANT_BYTES
+
+
+def arena_bytes(touched_bytes: int) -> int:
+    """What an arena comes to that was replayed up to so many bytes."""
+    arena = touched_bytes + touched_bytes // ARENA_MARGIN
+    return arena + ARENA_BYTES if arena > SMALL_BYTES else arena
 
 
 @dataclass(frozen=True)
@@ -263,8 +269,7 @@ class Growing:
     node_count: int = 0
     unknown_sizes: bool = False
     unknown_flops: bool = False
-    _arena: Arena = field(default_factory=Arena)
-    _alive: dict[str, Chunk] = field(default_factory=dict)
+    _tensors: Tensors = field(default_factory=lambda: Tensors(Arena()))
     _weights: dict[str, int] = field(default_factory=dict)
     _takes: set[str] = field(default_factory=set)
     _shapes: set[str] = field(default_factory=set)
@@ -277,22 +282,21 @@ class Growing:
     @property
     def activation_bytes(self) -> int:
         """What is taken, made and given, as far as sizes are known."""
-        return self.incoming_bytes + self._arena.total_bytes + self.outgoing_bytes
+        return self.incoming_bytes + self.touched_bytes + self.outgoing_bytes
+
+    @property
+    def touched_bytes(self) -> int:
+        """How far up the arena was touched."""
+        return self._tensors.arena.total_bytes
 
     @property
     def least_bytes(self) -> int:
         """The part of `resident_bytes` that only grows."""
-        arena = self.arena_bytes()
+        arena = arena_bytes(self.touched_bytes)
+        if self.unknown_sizes:
+            arena = max(arena, UNKNOWN_BYTES)
         fixed = FIXED_BYTES + NODE_BYTES * self.node_count
         return self.weight_bytes + self.incoming_bytes + arena + fixed
-
-    def arena_bytes(self, beside: int = 0) -> int:
-        """What the arena comes to, with so many bytes in it besides."""
-        arena = self._arena.total_bytes + beside
-        arena += arena // ARENA_MARGIN
-        if arena > SMALL_BYTES:
-            arena += ARENA_BYTES
-        return max(arena, UNKNOWN_BYTES) if self.unknown_sizes else arena
 
     @property
     def resident_bytes(self) -> int:
@@ -363,7 +367,7 @@ class Growing:
             self._takes.add(name)
             self.incoming_bytes += self._size(name)
             if (computed := self._computed(name)) > self._size(name):
-                self._alive[name] = self._arena.allocate(computed)
+                self._tensors.hold(name, computed)
 
     def _constant(self, position: int) -> None:
         waiting = [position]
@@ -382,23 +386,15 @@ class Growing:
         if any(self.layout.profile.tensors[name].spec.dtype == HALF for name in node.outputs):
             self.node_count += CONVERSIONS
         self._hold(node.weights, dict(node.touched))
-        ends = {name: self._alive.pop(name) for name in dying if name in self._alive}
-        self.outgoing_bytes -= sum(self._sent(name) for name in ends)
+        needed = self.layout.last_uses
+        for name in dying:
+            if name in self._tensors.held:
+                self.outgoing_bytes -= self._sent(name)
+        made = [(name, self._computed(name)) for name in node.outputs]
+        self._tensors.run(made, dying, needed, node.in_place, node.workspace_bytes)
         for name in node.outputs:
-            size = self._computed(name)
-            place = None
-            if node.in_place:
-                place = next((each for each in ends if self._computed(each) == size), None)
-            chunk = self._arena.allocate(size) if place is None else ends.pop(place)
-            if name in self.layout.last_uses:
-                self._alive[name] = chunk
+            if name in needed:
                 self.outgoing_bytes += self._sent(name)
-            else:
-                self._arena.release(chunk)
-        if node.workspace_bytes:
-            self._arena.release(self._arena.allocate(node.workspace_bytes))
-        for chunk in ends.values():
-            self._arena.release(chunk)
         if node.flops is None:
             self.unknown_flops = True
         else:

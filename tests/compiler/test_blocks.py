@@ -130,6 +130,18 @@ def test_where_little_would_be_saved_there_are_no_blocks(tmp_path: Path) -> None
     assert fragment.least_bytes == fragment.resident_bytes
 
 
+def test_a_fragment_that_takes_text_has_no_blocks(tmp_path: Path) -> None:
+    path = chain_of_megabytes(tmp_path / "model.onnx")
+    model = onnx.load(path)
+    for names, name in ((model.graph.input, "text"), (model.graph.output, "same")):
+        names.append(helper.make_tensor_value_info(name, TensorProto.STRING, [1]))
+    model.graph.node.append(helper.make_node("Identity", ["text"], ["same"]))
+    onnx.save(model, path)
+    (fragment,) = cut(path, tmp_path / "store").fragments
+    assert fragment.activation_bytes is not None
+    assert fragment.least_bytes == fragment.resident_bytes
+
+
 def test_damaged_blocks_are_found_and_made_again(tmp_path: Path) -> None:
     path, store = chain_of_megabytes(tmp_path / "model.onnx"), tmp_path / "store"
     (fragment,) = cut(path, store).fragments

@@ -1,6 +1,7 @@
 """The choice of blocks against trying every cut there is, on random profiles."""
 
-from itertools import combinations
+from collections.abc import Iterator
+from dataclasses import replace
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -13,34 +14,44 @@ from shoal_planner.blocks import (
     SESSION_BYTES,
     STEP,
     BlockCost,
+    Table,
     block_costs,
     choose_blocks,
+    estimates,
+    fewest_near_least,
     need_bytes,
 )
 from shoal_planner.profile import Profile, Role
-from shoal_planner.segments import NODE_BYTES, Layout
+from shoal_planner.segments import FIXED_BYTES, NODE_BYTES, Layout, arena_bytes
 
 MIB = 1 << 20
 
 
-def every_cut(layout: Layout) -> list[list[BlockCost]]:
-    return [
-        block_costs(layout, cuts)
-        for count in range(min(MOST_BLOCKS, len(layout.legal) + 1))
-        for cuts in combinations(layout.legal, count)
-    ]
+def every_chain(table: Table, start: int = 0) -> Iterator[list[BlockCost]]:
+    """Every way from a position to the last."""
+    if start == len(table):
+        yield []
+        return
+    for block in table[start]:
+        for rest in every_chain(table, block.end):
+            yield [block, *rest]
+
+
+def costs_of(layout: Layout) -> list[BlockCost]:
+    return block_costs(layout, layout.pieces(choose_blocks(layout)))
 
 
 @settings(max_examples=150, deadline=None)
 @given(profile=profiles())
 def test_no_cut_is_much_better_and_none_that_is_as_good_has_fewer_blocks(profile: Profile) -> None:
     layout = Layout(profile)
-    chosen = block_costs(layout, choose_blocks(layout))
-    options = every_cut(layout)
-    least = min(need_bytes(each) for each in options)
+    table = estimates(layout, (0, *layout.legal, len(profile.nodes)))
+    chosen = fewest_near_least(table)
+    assert chosen in list(every_chain(table))
+    least = min(need_bytes(each) for each in every_chain(table) if len(each) <= MOST_BLOCKS)
     # The search steps over at most one part in STEP - 1 of the need.
     assert need_bytes(chosen) * NEAR * (STEP - 1) <= least * (NEAR + 1) * STEP
-    for option in options:
+    for option in every_chain(table):
         if len(option) < len(chosen):
             assert need_bytes(option) * NEAR * STEP >= least * (NEAR + 1) * (STEP - 1)
 
@@ -53,7 +64,8 @@ def test_working_memory_holds_all_that_is_alive_while_a_block_runs(
     layout = Layout(profile)
     assume(layout.legal)
     cuts = tuple(sorted(data.draw(st.sets(st.sampled_from(layout.legal)))))
-    pieces, costs = layout.pieces(cuts), block_costs(layout, cuts)
+    pieces = layout.pieces(cuts)
+    costs = block_costs(layout, pieces)
     inputs = {each.name for each in profile.inputs}
     wanted = {each.name for each in profile.outputs}
     for index, (piece, cost) in enumerate(zip(pieces, costs, strict=True)):
@@ -73,28 +85,40 @@ def test_working_memory_holds_all_that_is_alive_while_a_block_runs(
 
 def test_an_even_chain_makes_even_blocks_as_few_as_are_near_the_least() -> None:
     layout = Layout(chain(*[4 * MIB] * 12))
-    costs = block_costs(layout, choose_blocks(layout))
+    costs = costs_of(layout)
     assert {each.weight_bytes for each in costs} == {4 * MIB}
 
 
 def test_where_sessions_cost_what_smaller_weights_save_there_are_fewer_blocks() -> None:
     layout = Layout(chain(*[MIB // 4] * 12))
-    costs = block_costs(layout, choose_blocks(layout))
+    costs = costs_of(layout)
     assert len(costs) == 2
 
 
 def test_what_is_in_the_model_is_held_and_what_is_mapped_is_not() -> None:
     profile = chain(4 * MIB, 4 * MIB)
-    mapped = block_costs(Layout(profile), (1,))
-    inside = block_costs(Layout(profile, inside=frozenset({"w0"})), (1,))
+    mapped = estimates(Layout(profile), (0, 1, 2))
+    inside = estimates(Layout(profile, inside=frozenset({"w0"})), (0, 1, 2))
     assert inside[1] == mapped[1]
-    assert inside[0].weight_bytes == 0
-    assert inside[0].held_bytes == mapped[0].held_bytes + 4 * MIB
+    assert inside[0][0].weight_bytes == 0
+    assert inside[0][0].held_bytes == mapped[0][0].held_bytes + 4 * MIB
+
+
+def test_what_outlives_its_block_leaves_a_hole_that_a_larger_tensor_does_not_fit() -> None:
+    profile = chain(MIB, MIB, MIB)
+    sizes = {"t0": 0, "t1": 4 * MIB, "t2": MIB, "t3": 5 * MIB}
+    tensors = {name: replace(profile.tensors[name], bytes=size) for name, size in sizes.items()}
+    layout = Layout(replace(profile, tensors=tensors))
+    alone = estimates(layout, (0, 2, 3))[1][0]
+    together = block_costs(layout, layout.pieces((2,)))[1]
+    fixed = FIXED_BYTES + sizes["t3"]
+    assert alone.working_bytes == fixed + arena_bytes(6 * MIB)
+    assert together.working_bytes == fixed + arena_bytes(10 * MIB)
 
 
 def test_a_long_fragment_is_cut_nearly_as_well_as_if_every_position_were_tried() -> None:
     layers = 40 * LEAST_POSITIONS
     layout = Layout(chain(*[MIB // 4] * layers))
-    costs = block_costs(layout, choose_blocks(layout))
+    costs = costs_of(layout)
     even = layers * MIB // 4 // len(costs)
     assert max(each.weight_bytes for each in costs) < 1.2 * even

@@ -57,6 +57,9 @@ class BlockCost:
 Table = Sequence[Sequence[BlockCost]]
 """For each start (an index of the positions), the blocks that begin there, by end (an index)."""
 
+_Chain = tuple[int, "tuple[BlockCost, _Chain] | None"]
+"""The largest size of some blocks, the first of them, and the others."""
+
 _WEIGHT: Final[Callable[[BlockCost], int]] = attrgetter("weight_bytes")
 _WORKING: Final[Callable[[BlockCost], int]] = attrgetter("working_bytes")
 
@@ -184,23 +187,29 @@ def _by_number(
 ) -> dict[int, tuple[int, list[BlockCost]]]:
     """For each number of blocks, up to `MOST_BLOCKS`, the cut whose largest size is smallest, after
     that size. Sizes grow with the end of a block."""
-    rests: dict[int, tuple[int, list[BlockCost]]] = {len(table): (0, [])}
+    sized = [[(size(block), block) for block in row] for row in table]
+    rests: dict[int, _Chain] = {len(table): (0, None)}
     found = {}
     for number in range(1, MOST_BLOCKS + 1):
-        longer = {}
-        for start, row in enumerate(table):
-            best: tuple[int, list[BlockCost]] | None = None
-            for block in row:
-                own = size(block)
+        longer: dict[int, _Chain] = {}
+        for start, row in enumerate(sized):
+            best: _Chain | None = None
+            for own, block in row:
                 if best is not None and own >= best[0]:
                     break
                 if (rest := rests.get(block.end)) is not None:
                     largest = max(own, rest[0])
                     if best is None or largest < best[0]:
-                        best = (largest, [block, *rest[1]])
+                        best = (largest, (block, rest))
             if best is not None:
                 longer[start] = best
         rests = longer
-        if 0 in rests:
-            found[number] = rests[0]
+        if (chain := rests.get(0)) is not None:
+            found[number] = (chain[0], list(_blocks_of(chain)))
     return found
+
+
+def _blocks_of(chain: _Chain) -> Iterator[BlockCost]:
+    while (first := chain[1]) is not None:
+        block, chain = first
+        yield block

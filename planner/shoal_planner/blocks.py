@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import Final
 
 from shoal_planner.arena import Arena, Tensors
-from shoal_planner.cuts import share, thinned
+from shoal_planner.cuts import crossing_bytes, share, thinned
 from shoal_planner.segments import (
     FIXED_BYTES,
     NODE_BYTES,
@@ -57,6 +57,9 @@ class BlockCost:
 Table = Sequence[Sequence[BlockCost]]
 """For each start (an index of the positions), the blocks that begin there, by end (an index)."""
 
+_Chain = tuple[int, "tuple[BlockCost, _Chain] | None"]
+"""The largest size of some blocks, the first of them, and the others."""
+
 _WEIGHT: Final[Callable[[BlockCost], int]] = attrgetter("weight_bytes")
 _WORKING: Final[Callable[[BlockCost], int]] = attrgetter("working_bytes")
 
@@ -71,8 +74,13 @@ def choose_blocks(layout: Layout) -> tuple[int, ...]:
 
 
 def estimates(layout: Layout, positions: Sequence[int]) -> Table:
-    """What every block that could be takes, by itself among tensors that cross."""
-    return [_blocks_from(layout, positions, start) for start in range(len(positions) - 1)]
+    """What every block that could be takes, by itself among the tensors that cross: those are there
+    until it has run, whether it takes them or they only pass by."""
+    crossing = crossing_bytes(layout)
+    return [
+        list(_blocks_from(layout, positions, start, crossing[position]))
+        for start, position in enumerate(positions[:-1])
+    ]
 
 
 def block_costs(layout: Layout, pieces: Sequence[Piece]) -> list[BlockCost]:
@@ -81,16 +89,12 @@ def block_costs(layout: Layout, pieces: Sequence[Piece]) -> list[BlockCost]:
     Working memory is that of all of them up to each, in the one arena that they share: tensors that
     outlive their block leave holes, which the estimates for single blocks do not know of.
     """
-    cuts = [piece.segment.start for piece in pieces[1:]]
-    positions = (0, *cuts, len(layout.profile.nodes))
     fixed = _fixed_bytes(layout)
-    return [
-        replace(
-            next(iter(_blocks_from(layout, positions[: index + 2], index))),
-            working_bytes=fixed + arena_bytes(touched),
-        )
-        for index, touched in enumerate(_replayed(layout, pieces))
-    ]
+    costs = []
+    for piece, touched in zip(pieces, _replayed(layout, pieces), strict=True):
+        (cost,) = _blocks_from(layout, (piece.segment.start, piece.segment.end), 0, 0)
+        costs.append(replace(cost, working_bytes=fixed + arena_bytes(touched)))
+    return costs
 
 
 def _fixed_bytes(layout: Layout) -> int:
@@ -102,24 +106,21 @@ def _fixed_bytes(layout: Layout) -> int:
     )
 
 
-def _blocks_from(layout: Layout, positions: Sequence[int], start: int) -> list[BlockCost]:
-    """The blocks that begin at a position, one for each later position as the end. What crosses the
-    start is there until the block has run, whether the block takes it or it only passes by."""
-    fixed, crossing = _fixed_bytes(layout), layout.crossing_bytes[positions[start]]
+def _blocks_from(
+    layout: Layout, positions: Sequence[int], start: int, crossing: int
+) -> Iterator[BlockCost]:
+    """The blocks that begin at a position, one for each later position as the end."""
+    fixed = _fixed_bytes(layout)
     growing = Growing(layout, positions[start])
-    blocks = []
     for end in range(start + 1, len(positions)):
         while growing.end < positions[end]:
             growing.grow()
-        blocks.append(
-            BlockCost(
-                end=end,
-                held_bytes=SESSION_BYTES + NODE_BYTES * growing.node_count + growing.inside_bytes,
-                weight_bytes=growing.weight_bytes - growing.inside_bytes,
-                working_bytes=fixed + arena_bytes(crossing + growing.touched_bytes),
-            )
+        yield BlockCost(
+            end=end,
+            held_bytes=SESSION_BYTES + NODE_BYTES * growing.node_count + growing.inside_bytes,
+            weight_bytes=growing.weight_bytes - growing.inside_bytes,
+            working_bytes=fixed + arena_bytes(crossing + growing.touched_bytes),
         )
-    return blocks
 
 
 def _replayed(layout: Layout, pieces: Sequence[Piece]) -> Iterator[int]:
@@ -186,23 +187,29 @@ def _by_number(
 ) -> dict[int, tuple[int, list[BlockCost]]]:
     """For each number of blocks, up to `MOST_BLOCKS`, the cut whose largest size is smallest, after
     that size. Sizes grow with the end of a block."""
-    rests: dict[int, tuple[int, list[BlockCost]]] = {len(table): (0, [])}
+    sized = [[(size(block), block) for block in row] for row in table]
+    rests: dict[int, _Chain] = {len(table): (0, None)}
     found = {}
     for number in range(1, MOST_BLOCKS + 1):
-        longer = {}
-        for start, row in enumerate(table):
-            best: tuple[int, list[BlockCost]] | None = None
-            for block in row:
-                own = size(block)
+        longer: dict[int, _Chain] = {}
+        for start, row in enumerate(sized):
+            best: _Chain | None = None
+            for own, block in row:
                 if best is not None and own >= best[0]:
                     break
                 if (rest := rests.get(block.end)) is not None:
                     largest = max(own, rest[0])
                     if best is None or largest < best[0]:
-                        best = (largest, [block, *rest[1]])
+                        best = (largest, (block, rest))
             if best is not None:
                 longer[start] = best
         rests = longer
-        if 0 in rests:
-            found[number] = rests[0]
+        if (chain := rests.get(0)) is not None:
+            found[number] = (chain[0], list(_blocks_of(chain)))
     return found
+
+
+def _blocks_of(chain: _Chain) -> Iterator[BlockCost]:
+    while (first := chain[1]) is not None:
+        block, chain = first
+        yield block

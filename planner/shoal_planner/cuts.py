@@ -25,6 +25,7 @@ the limit is then so low that each search ends after a small part of the model.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from shoal_planner.profile import Profile, Role
@@ -151,7 +152,7 @@ def thinned(layout: Layout, cost: Callable[[Growing], int], most: int) -> tuple[
     """At most about `most` of the legal positions (see the module's text)."""
     if len(layout.legal) <= most:
         return layout.legal
-    crossing = layout.crossing_bytes
+    crossing = crossing_bytes(layout)
     growing, costs = Growing(layout, 0), dict[int, int]()
     for position in (*layout.legal, len(layout.profile.nodes)):
         while growing.end < position:
@@ -164,6 +165,18 @@ def thinned(layout: Layout, cost: Callable[[Growing], int], most: int) -> tuple[
         if part not in kept or crossing[position] < crossing[kept[part]]:
             kept[part] = position
     return tuple(sorted(kept.values()))
+
+
+def crossing_bytes(layout: Layout) -> list[int]:
+    """For each position, bytes of the tensors that are made before it and needed from there on, but
+    for what depends on no input."""
+    changes = [0] * (len(layout.profile.nodes) + 2)
+    for position, node in enumerate(layout.profile.nodes):
+        for name in node.outputs if node.role is not Role.CONSTANT else ():
+            size = layout.profile.tensors[name].bytes or 1
+            changes[position + 1] += size
+            changes[max(position, layout.last_uses.get(name, 0)) + 1] -= size
+    return list(accumulate(changes))
 
 
 def _candidates(

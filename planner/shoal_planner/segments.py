@@ -27,7 +27,6 @@ the estimate is a lower bound.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from typing import Final
 
 from shoal_planner.arena import Arena, Tensors
@@ -173,18 +172,6 @@ class Layout:
     def legal(self) -> tuple[int, ...]:
         """Where a cut can be."""
         return tuple(each for each in self.positions if each not in self.obstacles)
-
-    @cached_property
-    def crossing_bytes(self) -> tuple[int, ...]:
-        """For each position, bytes of the tensors that are made before it and needed from there on,
-        but for what depends on no input."""
-        changes = [0] * (len(self.profile.nodes) + 2)
-        for position, node in enumerate(self.profile.nodes):
-            for name in node.outputs if node.role is not Role.CONSTANT else ():
-                size = self.profile.tensors[name].bytes or 1
-                changes[position + 1] += size
-                changes[max(position, self.last_uses.get(name, 0)) + 1] -= size
-        return tuple(accumulate(changes))
 
     def segment(self, start: int, end: int) -> Segment:
         """The fragment of `profile.nodes[start:end]`."""

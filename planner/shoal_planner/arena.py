@@ -43,8 +43,11 @@ class Arena:
     _free: list[tuple[int, int]] = field(default_factory=list)
     _chunks: dict[int, Chunk] = field(default_factory=dict)
     _touched: list[int] = field(default_factory=list)
-    _next_region_bytes: int = SMALL_REGION_BYTES
+    _next_region_bytes: int = REGION_BYTES
     _numbers: int = 0
+
+    def __post_init__(self) -> None:
+        self._add_region(SMALL_REGION_BYTES)  # which the idle agent has
 
     def allocate(self, size: int) -> Chunk:
         """Take a chunk of at least `size` bytes."""
@@ -74,17 +77,16 @@ class Arena:
     def _extend(self, wanted: int) -> None:
         """Add a region that has room for so many bytes."""
         size = self._next_region_bytes
-        if size == SMALL_REGION_BYTES:
-            self._next_region_bytes = REGION_BYTES
-        elif wanted <= size:
-            self._next_region_bytes = 2 * size
+        self._next_region_bytes = 2 * size if wanted <= size else size
         while wanted > size:
             size *= 2
         self._next_region_bytes = max(size, self._next_region_bytes)
+        self._add_region(size)
+        self.total_bytes += size // _TABLE_SHARE
+
+    def _add_region(self, size: int) -> None:
         self._offer(self._new(size, region=len(self._touched), offset=0))
         self._touched.append(0)
-        if size > SMALL_REGION_BYTES:  # which the idle agent has, table and all
-            self.total_bytes += size // _TABLE_SHARE
 
     def _touch(self, chunk: Chunk) -> None:
         beyond = chunk.offset + chunk.size - self._touched[chunk.region]

@@ -23,6 +23,7 @@ from shoal_planner.blocks import (
 )
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import FIXED_BYTES, NODE_BYTES, Layout, arena_bytes
+from shoal_protocol.arena_regions import REGION_BYTES
 
 MIB = 1 << 20
 
@@ -112,8 +113,9 @@ def test_what_outlives_its_block_leaves_a_hole_that_a_larger_tensor_does_not_fit
     alone = estimates(layout, (0, 2, 3))[1][0]
     together = block_costs(layout, layout.pieces((2,)))[1]
     fixed = FIXED_BYTES + sizes["t3"]
-    assert alone.working_bytes == fixed + arena_bytes(6 * MIB)
-    assert together.working_bytes == fixed + arena_bytes(10 * MIB)
+    tables = REGION_BYTES // 32
+    assert alone.working_bytes == fixed + arena_bytes(6 * MIB + tables)
+    assert together.working_bytes == fixed + arena_bytes(10 * MIB + tables)
 
 
 def test_a_long_fragment_is_cut_nearly_as_well_as_if_every_position_were_tried() -> None:

@@ -61,6 +61,7 @@ def cut_model(
                         nodes=len(piece.nodes),
                         weight_bytes=files.weight_bytes,
                         resident_bytes=files.resident_bytes,
+                        least_bytes=files.resident_bytes,
                         activation_bytes=piece.segment.activation_bytes,
                         flops=piece.segment.flops,
                         inputs=files.inputs,

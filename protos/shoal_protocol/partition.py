@@ -35,8 +35,9 @@ class Fragment:
 
     `weight_bytes` are the initializers' bytes. `resident_bytes` is what a device is to reckon with
     above its idle floor while the fragment is loaded and runs one item: weights, the most
-    activations alive at once, and workspace. `flops` and `activation_bytes` are None where a shape
-    is unknown: unknown stays unknown, never zero.
+    activations alive at once, and workspace. `least_bytes` is the smallest memory in which a device
+    can run it, by swapping; it equals `resident_bytes` where swapping saves nothing. `flops` and
+    `activation_bytes` are None where a shape is unknown: unknown stays unknown, never zero.
     """
 
     index: int
@@ -44,6 +45,7 @@ class Fragment:
     nodes: int
     weight_bytes: int
     resident_bytes: int
+    least_bytes: int
     activation_bytes: int | None
     flops: int | None
     inputs: tuple[TensorSpec, ...]
@@ -143,17 +145,30 @@ def document_from_json(text: str | bytes) -> PartitionDocument:
 
 
 def _read_fragment(reader: "_Reader") -> Fragment:
+    resident_bytes = reader.count("resident_bytes")
     return Fragment(
         index=reader.count("index"),
         digest=reader.digest("digest"),
         nodes=reader.count("nodes"),
         weight_bytes=reader.count("weight_bytes"),
-        resident_bytes=reader.count("resident_bytes"),
+        resident_bytes=resident_bytes,
+        least_bytes=_read_least_bytes(reader, resident_bytes),
         activation_bytes=reader.optional_count("activation_bytes"),
         flops=reader.optional_count("flops"),
         inputs=_read_specs(reader, "inputs"),
         outputs=_read_specs(reader, "outputs"),
     )
+
+
+def _read_least_bytes(reader: "_Reader", resident_bytes: int) -> int:
+    """A document without it is of a time before swapping."""
+    if not reader.has("least_bytes"):
+        return resident_bytes
+    least_bytes = reader.count("least_bytes")
+    if least_bytes > resident_bytes:
+        problem = f"is {least_bytes}, more than the {resident_bytes} of resident_bytes"
+        raise DocumentRefused(reader.at("least_bytes"), problem)
+    return least_bytes
 
 
 def _read_edge(reader: "_Reader", fragments: int) -> Edge:
@@ -208,6 +223,9 @@ class _Reader:
 
     def at(self, key: str) -> str:
         return f"{self.where}.{key}" if self.where else key
+
+    def has(self, key: str) -> bool:
+        return isinstance(self.value, Mapping) and key in self.value
 
     def _field(self, key: str) -> object:
         if not isinstance(self.value, Mapping):

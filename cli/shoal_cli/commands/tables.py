@@ -211,10 +211,10 @@ def inspection_table(name: str, profile: Profile) -> RenderableType:
     return Group(titled(name, facts), Text(), titled("Tensors", tensors))
 
 
-def plan_table(name: str, plan: Plan) -> RenderableType:
+def plan_table(name: str, plan: Plan, document: PartitionDocument) -> RenderableType:
     """What `explain` says of a plan, under the name of what was planned."""
     shown: list[RenderableType] = []
-    for explained in explain(plan):
+    for explained in explain(plan, document):
         table = plain_table(
             *(
                 Column(heading, justify="right", no_wrap=True)

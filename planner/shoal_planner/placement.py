@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol, assert_never
 
 from shoal_planner.alternatives import even_split, in_words, on_one_device, rejected
-from shoal_planner.costs import Costs, Division, Holding, PoolDevice
+from shoal_planner.costs import Costs, Division, Holding, PoolDevice, Span
 from shoal_planner.heuristics import Divisions, evenly, packed, with_spares
 from shoal_planner.outcome import Infeasible, Plan, Share, StagePlan
 from shoal_planner.search import MAX_FOUND, Found, Wishes, Worth, fits, search
@@ -179,7 +179,7 @@ def _planned(
     return Plan(
         epoch=epoch,
         objective=objective,
-        stages=tuple(stage_plan(costs, each, predictable=predictable) for each in best),
+        stages=tuple(_stage(costs, each, predictable=predictable) for each in best),
         period_nanoseconds=period if predictable else None,
         latency_nanoseconds=latency if predictable else None,
         even_split=even,
@@ -188,20 +188,25 @@ def _planned(
     )
 
 
-def stage_plan(costs: Costs, division: Division, *, predictable: bool) -> StagePlan:
+def _stage(costs: Costs, division: Division, *, predictable: bool) -> StagePlan:
     """What a plan says of one division."""
-    span, each = division.span, [costs.on(division.span, device) for device in division.devices]
+    each = [costs.on(division.span, device) for device in division.devices]
     return StagePlan(
-        fragments=span.fragments,
-        shares=tuple(
-            Share(
-                device=device.name,
-                holding=cost.holding,
-                granted_bytes=costs.grants(span, device),
-            )
-            for device, cost in zip(division.devices, each, strict=True)
-        ),
+        fragments=division.span.fragments,
+        shares=shares(costs, division.span, division.devices),
         compute_nanoseconds=max(cost.compute for cost in each) if predictable else None,
         transfer_nanoseconds=max(cost.transfer for cost in each) if predictable else None,
         period_nanoseconds=costs.period(division) if predictable else None,
+    )
+
+
+def shares(costs: Costs, span: Span, devices: Sequence[PoolDevice]) -> tuple[Share, ...]:
+    """How each of the devices holds a span; each must be able to."""
+    return tuple(
+        Share(
+            device=device.name,
+            holding=costs.on(span, device).holding,
+            granted_bytes=costs.grants(span, device),
+        )
+        for device in devices
     )

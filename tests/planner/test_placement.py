@@ -1,12 +1,13 @@
 """Placement against brute force, and what it says of plans and of refusals."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, permutations, product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.pools import MIB, SECOND, ceil, device, partition, placed, read_again, reloads
 from shoal_api.kinds.placement import Pin
 from shoal_planner.advice import CutAdvice, in_words
 from shoal_planner.costs import PAGE_BYTES_PER_SECOND, Holding, PoolDevice
@@ -14,71 +15,7 @@ from shoal_planner.explanation import explain, summary
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective, PinPolicy
-from shoal_protocol.digests import Digest
-from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
-
-MIB = 1 << 20
-SECOND = 1_000_000_000
-
-
-def partition(
-    flops: Sequence[int | None],
-    resident: Sequence[int],
-    crossing: Sequence[int | None] | None = None,
-    skips: Sequence[tuple[int, int, int]] = (),
-    least: Sequence[int] | None = None,
-) -> PartitionDocument:
-    """A chain of fragments; `crossing[i]` bytes enter fragment i, the last ones leave the model.
-
-    Half of what a fragment needs are weights; without `least`, swapping saves nothing.
-    """
-    count = len(flops)
-    sizes = crossing if crossing is not None else [0] * (count + 1)
-    chain = [
-        Edge(producer=i - 1 if i else MODEL, consumer=i, tensors=("t",), bytes_per_item=sizes[i])
-        for i in range(count)
-    ]
-    out = Edge(producer=count - 1, consumer=MODEL, tensors=("o",), bytes_per_item=sizes[count])
-    more = [
-        Edge(producer=a, consumer=b, tensors=(f"s{a}-{b}",), bytes_per_item=size)
-        for a, b, size in skips
-    ]
-    fragments = tuple(
-        Fragment(
-            index=index,
-            digest=Digest(f"sha256:{index:064x}"),
-            nodes=1,
-            weight_bytes=resident[index] // 2,
-            resident_bytes=resident[index],
-            least_bytes=(resident if least is None else least)[index],
-            activation_bytes=1,
-            flops=flops[index],
-            inputs=(),
-            outputs=(),
-        )
-        for index in range(count)
-    )
-    return PartitionDocument(
-        model_digest=Digest("sha256:" + "0" * 64),
-        fragments=fragments,
-        edges=(*chain, *more, out),
-        inputs=(),
-        outputs=(),
-    )
-
-
-def device(name: str, budget: int = 24 * MIB, flops: int = SECOND, **rest: object) -> PoolDevice:
-    return PoolDevice(name=name, budget_bytes=budget, flops_per_second=flops, **rest)  # type: ignore[arg-type]
-
-
-def placed(answer: Plan | Infeasible) -> Plan:
-    assert isinstance(answer, Plan), answer
-    return answer
-
-
-def reloads(answer: Plan) -> bool:
-    return any(stage.held(Holding.RELOADED) for stage in answer.stages)
-
+from shoal_protocol.partition import PartitionDocument
 
 # ---- brute force: every division, weighed in the plainest way ------------------------------------
 
@@ -101,30 +38,6 @@ def every_division(document: PartitionDocument, pool: Sequence[PoolDevice]) -> I
 def fits(document: PartitionDocument, span: range, on: PoolDevice) -> bool:
     needed = sum(document.fragments[i].least_bytes for i in span)
     return needed <= on.budget_bytes and not (on.single and len(span) > 1)
-
-
-def read_again(document: PartitionDocument, span: range, on: PoolDevice, moved: int) -> int:
-    """Bytes of weights: the fewest, whichever fragment is granted the spare bytes first."""
-    fragments = [document.fragments[i] for i in span]
-    if sum(each.resident_bytes for each in fragments) <= on.budget_bytes:
-        return 0
-    left = max(0, on.budget_bytes - 2 * moved - sum(each.least_bytes for each in fragments))
-    fewest = []
-    for order in permutations(fragments):
-        spare, read = left, 0
-        for each in order:
-            more = min(spare, each.resident_bytes - each.least_bytes)
-            spare -= more
-            lacking = each.resident_bytes - each.least_bytes - more
-            if lacking:
-                swapped = each.resident_bytes - each.least_bytes
-                read += ceil(each.weight_bytes * lacking, swapped)
-        fewest.append(read)
-    return min(fewest)
-
-
-def ceil(a: int, b: int) -> int:
-    return (a + b - 1) // b
 
 
 def weigh(document: PartitionDocument, division: Division) -> tuple[int, int]:
@@ -209,18 +122,6 @@ def test_no_division_beats_the_plan(
             assert latency + 49 * period == min(b + 49 * a for a, b in values)
 
 
-@given(st.data())
-def test_no_way_to_grant_memory_reads_fewer_weights(data: st.DataObject) -> None:
-    sizes = data.draw(st.lists(st.integers(4, 20).map(lambda n: n * MIB), min_size=1, max_size=4))
-    least = [size * data.draw(st.integers(1, 4)) // 4 for size in sizes]
-    document = partition([0] * len(sizes), sizes, least=least)
-    budget = data.draw(st.integers(sum(least), sum(sizes)))
-    one, span = device("one", budget=budget), range(len(sizes))
-    answer = placed(plan(document, [one], Objective.LATENCY))
-    read = read_again(document, span, one, moved=0)
-    assert answer.stages[0].compute_nanoseconds == ceil(read * SECOND, PAGE_BYTES_PER_SECOND)
-
-
 @settings(max_examples=100, deadline=None)
 @given(questions(), st.sampled_from(Objective))
 def test_a_plan_serves_each_fragment_and_keeps_every_budget(
@@ -293,41 +194,6 @@ def test_a_slow_link_keeps_fragments_together() -> None:
     assert [stage.fragments for stage in answer.stages] == [(0, 1)]
 
 
-def test_a_model_a_little_larger_than_the_fast_device_stays_there_in_blocks() -> None:
-    document = partition([10**8] * 2, [18 * MIB] * 2, least=[6 * MIB] * 2)
-    pool = [device("jetson", budget=32 * MIB, flops=8 * SECOND), device("pi-zero")]
-    answer = placed(plan(document, pool, Objective.LATENCY))
-    (stage,) = answer.stages
-    assert stage.devices == ("jetson",)
-    assert stage.grants(0) + stage.grants(1) == (18 * MIB, 14 * MIB)
-    # 3 MiB of the second one's 9 MiB of weights are read again: of its 12 swappable MiB it lacks 4.
-    assert answer.period_nanoseconds == 2 * 10**8 // 8 + 3 * MIB // 2
-
-
-def test_spare_memory_goes_to_the_fragment_that_it_saves_the_most_reading() -> None:
-    document = partition([10**8] * 2, [20 * MIB] * 2, least=[4 * MIB, 12 * MIB])
-    answer = placed(plan(document, [device("a")], Objective.LATENCY))
-    # The second one reads 10 MiB for want of 8, the first for want of 16.
-    assert answer.grants() == ((4 * MIB,), (20 * MIB,))
-
-
-def test_in_blocks_there_is_room_for_the_activations_of_two_items() -> None:
-    document = partition([10**8], [40 * MIB], [3 * MIB, 2 * MIB], least=[4 * MIB])
-    answer = placed(plan(document, [device("a", budget=24 * MIB)], Objective.LATENCY))
-    assert answer.grants() == ((14 * MIB,),)
-    tight = placed(plan(document, [device("a", budget=8 * MIB)], Objective.LATENCY))
-    assert tight.grants() == ((4 * MIB,),)
-
-
-def test_a_device_of_residency_single_loads_in_turn_what_would_fit_in_blocks_together() -> None:
-    document = partition([10**8] * 2, [20 * MIB] * 2, least=[4 * MIB] * 2)
-    answer = placed(plan(document, [device("a", budget=12 * MIB, single=True)], Objective.LATENCY))
-    (stage,) = answer.stages
-    assert stage.held(Holding.RELOADED)
-    assert answer.grants() == ((12 * MIB,), (12 * MIB,))
-    assert stage.resident_bytes == 12 * MIB
-
-
 def test_single_residency_gives_each_fragment_a_device() -> None:
     document = partition([10**9] * 3, [MIB] * 3)
     pool = [device(name, single=True) for name in ("a", "b", "c")]
@@ -397,16 +263,6 @@ def test_a_fragment_that_fits_nowhere_is_refused_with_needs_budgets_and_advice()
     )
 
 
-def test_a_refusal_says_what_a_fragment_needs_at_least_and_to_be_resident() -> None:
-    document = partition([1], [int(41.2 * MIB)], least=[10 * MIB])
-    answer = plan(document, [device("pi-zero", budget=8 * MIB)], Objective.THROUGHPUT)
-    assert isinstance(answer, Infeasible)
-    assert answer.message("rec", "raise the budget") == (
-        "fragment 0 of rec needs at least 10 MiB by swapping, 41.2 MiB to be resident; "
-        "pi-zero has 8 MiB; raise the budget"
-    )
-
-
 @pytest.mark.parametrize(
     ("pool", "pins", "words"),
     [
@@ -473,19 +329,3 @@ def test_the_explanation_shows_stages_and_why_alternatives_lost() -> None:
     for table in (stages, rejected):
         assert table.numbers <= set(table.headings)
         assert all(len(row) == len(table.headings) for row in table.rows)
-
-
-def test_the_explanation_says_what_each_fragment_needs_and_what_it_is_granted() -> None:
-    document = partition([10**8] * 2, [18 * MIB] * 2, least=[6 * MIB] * 2)
-    pool = [device("a", budget=36 * MIB), device("b"), device("c")]
-    answer = placed(plan(document, pool, Objective.THROUGHPUT))
-    assert summary(answer).endswith(
-        "; where memory is short, fragments run in blocks and read weights again"
-    )
-    stages, memory, _ = explain(answer, document)
-    assert stages.rows[0][:4] == ("0", "0-1", "a, b, c", "36 MiB (in blocks)")
-    assert memory.headings == ("fragment", "at least", "resident", "granted")
-    assert memory.rows == (
-        ("0", "6 MiB", "18 MiB", "all on a, b, c"),
-        ("1", "6 MiB", "18 MiB", "all on a; 6 MiB in blocks on b, c"),
-    )

@@ -34,6 +34,7 @@ from shoal_cli.local.supervisor import ProcessSpec, Supervisor, tail
 from shoal_cli.local.verification import DEFAULT_TOLERANCE
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
+from shoal_planner.outcome import Plan
 from shoal_protocol.channels import open_channel
 from shoal_protocol.choices import Precision
 from shoal_protocol.partition import document_to_json
@@ -72,11 +73,11 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
-    """A job that is ready to be submitted. `homes` are the plan's devices per stage, best first."""
+    """A job that is ready to be submitted, with the plan that it runs by."""
 
     order: JobOrder
     prepared: Prepared
-    homes: tuple[tuple[str, ...], ...]
+    plan: Plan
 
     def request(self) -> pb.SubmitJobRequest:
         """As the coordinator takes it."""
@@ -84,7 +85,10 @@ class PlannedJob:
         return pb.SubmitJobRequest(
             name=self.order.name,
             partition=document_to_json(self.prepared.document).encode(),
-            stages=[pb.StagePlacement(devices=devices) for devices in self.homes],
+            stages=[
+                pb.StagePlacement(devices=devices, granted_bytes=granted)
+                for devices, granted in zip(self.plan.homes(), self.plan.grants(), strict=True)
+            ],
             epoch=1,
             inputs_uri=str(self.order.inputs),
             outputs_uri=str(self.order.outputs),

@@ -179,7 +179,7 @@ class _Run:
         for order in orders.jobs:
             partition = prepared[order.plan.cut.name]
             found = plan_on_pool(order.plan, partition)
-            jobs.append(PlannedJob(order=order, prepared=partition, homes=found.homes()))
+            jobs.append(PlannedJob(order=order, prepared=partition, plan=found))
         return jobs
 
     async def _run_pools(self, jobs: Sequence[PlannedJob]) -> None:

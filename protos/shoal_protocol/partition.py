@@ -35,9 +35,10 @@ class Fragment:
 
     `weight_bytes` are the initializers' bytes. `resident_bytes` is what a device is to reckon with
     above its idle floor while the fragment is loaded and runs one item: weights, the most
-    activations alive at once, and workspace. `least_bytes` is the smallest memory in which a device
-    can run it, by swapping; it equals `resident_bytes` where swapping saves nothing. `flops` and
-    `activation_bytes` are None where a shape is unknown: unknown stays unknown, never zero.
+    activations alive at once, and workspace. `least_bytes` is the same for a device that swaps: the
+    fragment in blocks, the weights of one in memory (`blocks`); without blocks the two are equal.
+    `flops` and `activation_bytes` are None where a shape is unknown: unknown stays unknown, never
+    zero.
     """
 
     index: int
@@ -146,29 +147,22 @@ def document_from_json(text: str | bytes) -> PartitionDocument:
 
 def _read_fragment(reader: "_Reader") -> Fragment:
     resident_bytes = reader.count("resident_bytes")
+    # Documents that were written before there were blocks do not have it.
+    least_bytes = reader.count("least_bytes") if reader.has("least_bytes") else resident_bytes
+    if least_bytes > resident_bytes:
+        raise DocumentRefused(reader.at("least_bytes"), f"is over {resident_bytes}, the resident")
     return Fragment(
         index=reader.count("index"),
         digest=reader.digest("digest"),
         nodes=reader.count("nodes"),
         weight_bytes=reader.count("weight_bytes"),
         resident_bytes=resident_bytes,
-        least_bytes=_read_least_bytes(reader, resident_bytes),
+        least_bytes=least_bytes,
         activation_bytes=reader.optional_count("activation_bytes"),
         flops=reader.optional_count("flops"),
         inputs=_read_specs(reader, "inputs"),
         outputs=_read_specs(reader, "outputs"),
     )
-
-
-def _read_least_bytes(reader: "_Reader", resident_bytes: int) -> int:
-    """A document without it is of a time before swapping."""
-    if not reader.has("least_bytes"):
-        return resident_bytes
-    least_bytes = reader.count("least_bytes")
-    if least_bytes > resident_bytes:
-        problem = f"is {least_bytes}, more than the {resident_bytes} of resident_bytes"
-        raise DocumentRefused(reader.at("least_bytes"), problem)
-    return least_bytes
 
 
 def _read_edge(reader: "_Reader", fragments: int) -> Edge:
@@ -224,15 +218,15 @@ class _Reader:
     def at(self, key: str) -> str:
         return f"{self.where}.{key}" if self.where else key
 
-    def has(self, key: str) -> bool:
-        return isinstance(self.value, Mapping) and key in self.value
-
     def _field(self, key: str) -> object:
         if not isinstance(self.value, Mapping):
             raise DocumentRefused(self.where, "is not an object")
         if key not in self.value:
             raise DocumentRefused(self.at(key), "is missing")
         return self.value[key]
+
+    def has(self, key: str) -> bool:
+        return isinstance(self.value, Mapping) and key in self.value
 
     def count(self, key: str, least: int = 0) -> int:
         value = self._field(key)

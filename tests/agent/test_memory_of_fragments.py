@@ -18,9 +18,11 @@ Join = Callable[..., Awaitable[Joined]]
 MIB = 1 << 20
 
 
-async def run(device: ConnectedDevice, digest: str, width: int, item: int = 0) -> pb.Reply:
+async def run(
+    device: ConnectedDevice, digest: str, width: int, item: int = 0, rows: int = 1
+) -> pb.Reply:
     """One item of ones through a dense fragment."""
-    await device.give(edge(-1, 0, item), {"x": np.ones((1, width), np.float32)})
+    await device.give(edge(-1, 0, item), {"x": np.ones((rows, width), np.float32)})
     execute = pb.Execute(
         task=task(0, item),
         digest=digest,
@@ -55,6 +57,18 @@ async def test_weights_are_mapped_and_never_on_the_heap(
         assert reply.executed.peak_bytes > 32 * MIB
     assert joined.agent.status("RssAnon") - before < 6 * MIB
     assert joined.agent.status("RssFile") - mapped_before > 31 * MIB
+
+
+@pytest.mark.parametrize("budget", ["20M", "20000001", "33333333"])
+async def test_a_budget_of_any_number_of_bytes_serves(
+    coordinator: ScriptedCoordinator, join: Join, budget: str
+) -> None:
+    fragment = write_fragment(coordinator.store, dense_model([256, 1024, 256]), 8 * MIB)
+    joined = await join(budget=budget)
+    await joined.device.load(fragment.digest, fragment.resident_bytes)
+    reply = await run(joined.device, fragment.digest, 256, rows=512)
+    assert reply.WhichOneof("outcome") == "executed", reply
+    assert "could be rehearsed" not in joined.agent.errors.read_text(), "the floor is too low"
 
 
 async def test_memory_is_back_when_unload_is_answered(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from shoal_compiler.cutting import cut_model
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.profile import profile_model
 from shoal_planner.segments import Layout
-from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.partition import PartitionDocument, document_from_json
 
 CHAIN = TOPOLOGIES["a chain"]
 
@@ -345,6 +346,22 @@ def test_without_fragments_only_the_partition_is_kept(tmp_path: Path) -> None:
     assert not (only / "fragments").exists()
     name = "partitions/chain/partition.json"
     assert (only / name).read_bytes() == (store / name).read_bytes()
+
+
+def test_a_cut_is_planned_for_the_largest_item_wherever_it_is(tmp_path: Path) -> None:
+    samples = tmp_path / "samples"
+    samples.mkdir()
+    for name, rows in (("a", 3), ("b", 700), ("c", 5)):
+        np.save(samples / f"{name}.npy", np.zeros((rows, 16), np.float32))
+    order = replace(cut_order(CHAIN.save(tmp_path)), name="sampled", shapes={}, sample=samples)
+    largest = replace(order, name="declared", shapes={"x": (700, 16)}, sample=None)
+    documents = []
+    for each in (order, largest):
+        cut_into_store(each, tmp_path / "store", no_progress)
+        path = tmp_path / "store" / "partitions" / each.name / "partition.json"
+        documents.append(document_from_json(path.read_bytes()))
+    assert documents[0] == documents[1]
+    assert (documents[0].fragments[0].activation_bytes or 0) > 2 * 700 * 16 * 4
 
 
 def test_a_fragment_that_no_device_would_take_is_not_made(

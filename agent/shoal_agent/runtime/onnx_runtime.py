@@ -53,6 +53,8 @@ _GROW_BY_DOUBLING: Final = 0
 _KEPT_REGION_BYTES: Final = 64 << 10
 """The arena's first region, which it never gives back; and what it leaves unsplit of a block."""
 _LEAST_REGION_BYTES: Final = 1 << 20
+_ARENA_GRANULE: Final = 256
+"""The arena refuses every region that is not a multiple of it, as half of `20M` is not."""
 _ERROR_CHARACTERS: Final = 400
 _OUT_OF_MEMORY: Final = (
     "Failed to allocate memory",
@@ -147,6 +149,7 @@ class Runtime:
         self._in_passing: Stopper | None = None
         self._watchdog = Watchdog(self._stop_in_passing)
         onnxruntime.set_default_logger_severity(4)
+        limit_bytes -= limit_bytes % (2 * _ARENA_GRANULE)
         configuration = {
             "max_mem": limit_bytes,
             "arena_extend_strategy": _GROW_BY_DOUBLING,

@@ -35,8 +35,8 @@ class CutOrder:
     """How one model is to be cut, under the name of a Partition.
 
     With none of `fragments`, `max_bytes` and `tensors`: as few fragments as fit each of the
-    `budgets`. `shapes` are those of inputs with dynamic axes, by default those of the first item
-    in `sample`.
+    `budgets`. `shapes` are those of inputs with dynamic axes, by default those that
+    cover every item in `sample`.
     """
 
     name: str

@@ -4,7 +4,6 @@ The fragments of an order are reused when the order, the model's bytes and the c
 cuts are those of last time (`source.json` beside `partition.json`).
 """
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Final
 from shoal_cli.local.orders import CutOrder
 from shoal_cli.local.steps import Json, Progress, run_step, serve
 from shoal_compiler.errors import ModelRefused
-from shoal_coordinator.storage.inputs import InputsRefused, InputUnsuitable, scan_inputs
+from shoal_coordinator.storage.inputs import InputsRefused, scan_inputs
 from shoal_planner.profile import Profile
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.fragment_store import FragmentStore
@@ -27,7 +26,6 @@ from shoal_protocol.partition import (
 )
 
 _MODULE: Final = "shoal_cli.local.preparation"
-_SAMPLES: Final = 16
 
 
 class PreparationRefused(Exception):
@@ -147,15 +145,11 @@ def _is_fixed(spec: TensorSpec, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def _sample_shapes(folder: Path, specs: tuple[TensorSpec, ...]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the first item that can be read; none if there is none: the job says why."""
+    """Shapes that cover every item; none if no item can run: the job says why."""
     try:
-        inputs = scan_inputs(folder, specs)
+        return scan_inputs(folder, specs).largest_shapes()
     except InputsRefused:
         return {}
-    for item in range(min(len(inputs), _SAMPLES)):
-        with contextlib.suppress(InputUnsuitable):
-            return {name: array.shape for name, array in inputs.read(item).items()}
-    return {}
 
 
 def _advice(order: CutOrder, profile: Profile, cuts: tuple[int, ...]) -> str:

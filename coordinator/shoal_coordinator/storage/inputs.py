@@ -20,7 +20,7 @@ import math
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -92,13 +92,15 @@ class FolderLimits:
 class FileContents:
     """What a file holds: `stacked` names the arrays that have one row per item (None: the file is
     one item as it is), `problem` says why no item of it can run. `joined`: the rows lie along
-    the model's own first axis, not along one more. `item_bytes` is what reading one item takes."""
+    the model's own first axis, not along one more. `item_bytes` is what reading one item takes,
+    `shapes` are those of one item, in the order of the model's inputs."""
 
     items: int
     stacked: tuple[str, ...] | None = None
     problem: str | None = None
     joined: bool = False
     item_bytes: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,16 @@ class InputSet:
 
     def item_bytes(self, item: int) -> int:
         return self.files[self.locate(item)[0]].contents.item_bytes
+
+    def largest_shapes(self) -> dict[str, tuple[int, ...]]:
+        """A shape for each input of the model that is at least as large, along every axis, as that
+        of any item that can run; {} if none can. What is planned for it suits all of them."""
+        distinct = {file.contents.shapes for file in self.files if file.contents.problem is None}
+        return {
+            spec.name: _envelope(shapes)
+            for spec, *shapes in zip(self._model_inputs, *distinct, strict=False)
+            if shapes
+        }
 
     def read(self, item: int, names: Iterable[str] | None = None) -> dict[str, Array]:
         """The item's arrays by the model's input names (or those of `names`), in the model's
@@ -331,7 +343,14 @@ def _contents(
         problem=problem,
         joined=all(len(headers[name].shape) == ranks[name] for name in lengths),
         item_bytes=item_bytes,
+        shapes=tuple(shapes.values()),
     )
+
+
+def _envelope(shapes: Collection[tuple[int, ...]]) -> tuple[int, ...]:
+    """The largest size of each axis; of shapes that differ in rank, those of the highest."""
+    rank = max(map(len, shapes))
+    return tuple(map(max, zip(*(each for each in shapes if len(each) == rank), strict=True)))
 
 
 def _rows(spec: TensorSpec, header: ArrayHeader) -> tuple[int | None, tuple[int, ...]]:

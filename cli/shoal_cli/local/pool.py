@@ -101,6 +101,21 @@ class PlannedJob:
             lossy=spec.transfer_precision is Precision.HALF,
         )
 
+    def fragments_on(self, device: str) -> dict[str, FragmentHeld]:
+        """The fragments by digest, as the device holds them if it does."""
+        held = {}
+        for fragment, homes, grants in zip(
+            self.prepared.document.fragments, self.plan.homes(), self.plan.grants(), strict=True
+        ):
+            granted = dict(zip(homes, grants, strict=True)).get(device, fragment.resident_bytes)
+            held[fragment.digest] = FragmentHeld(
+                partition=self.order.plan.cut.name,
+                index=fragment.index,
+                digest=fragment.digest,
+                granted_bytes=granted if granted < fragment.resident_bytes else None,
+            )
+        return held
+
 
 @dataclass(slots=True, kw_only=True)
 class PoolRun:
@@ -283,18 +298,13 @@ class PoolRun:
 
     def device_reports(self) -> list[DeviceReport]:
         """The devices, in the manifest's order. Their processes have ended, their cgroups exist."""
+        restarts = self.restarts()
+        return [self._device_report(each, restarts) for each in self.devices]
+
+    def _device_report(self, device: LocalDevice, restarts: dict[str, int]) -> DeviceReport:
         fragments: dict[str, FragmentHeld] = {}
         for job in self.jobs:
-            partition = job.order.plan.cut.name
-            for each in job.prepared.document.fragments:
-                held = FragmentHeld(partition=partition, index=each.index, digest=each.digest)
-                fragments.setdefault(each.digest, held)
-        restarts = self.restarts()
-        return [self._device_report(each, fragments, restarts) for each in self.devices]
-
-    def _device_report(
-        self, device: LocalDevice, fragments: dict[str, FragmentHeld], restarts: dict[str, int]
-    ) -> DeviceReport:
+            fragments = {**job.fragments_on(device.name), **fragments}
         tally = self.watch.devices.get(device.name, DeviceTally())
         group, label = self._device_groups.get(device.name), self.label(device.name)
         pressure = Pressure() if group is None else group.pressure()

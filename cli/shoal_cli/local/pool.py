@@ -103,7 +103,7 @@ class PlannedJob:
 
     def fragments_on(self, device: str) -> dict[str, FragmentHeld]:
         """The fragments by digest, as the device holds them if it does."""
-        held = {}
+        held: dict[str, FragmentHeld] = {}
         for fragment, homes, grants in zip(
             self.prepared.document.fragments, self.plan.homes(), self.plan.grants(), strict=True
         ):

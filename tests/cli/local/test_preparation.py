@@ -9,6 +9,7 @@ from shoal_cli.local.orders import CutOrder
 from shoal_cli.local.preparation import cut_into_store, partition_path
 from shoal_planner.costs import PoolDevice
 from shoal_protocol.partition import PartitionDocument, document_from_json
+from shoal_protocol.units import Bytes
 
 MIB = 1 << 20
 LAYERS = 24
@@ -33,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def cut(model: Path, folder: Path, *budgets_mib: int, pinned: bool = False) -> PartitionDocument:
     devices = tuple(
-        PoolDevice(name=f"d{number}", budget_bytes=size * MIB)
+        PoolDevice(name=f"d{number}", budget_bytes=Bytes(size * MIB))
         for number, size in enumerate(budgets_mib)
     )
     order = CutOrder(name="deep", model="deep", path=model, devices=devices, pinned=pinned)
@@ -69,7 +70,7 @@ def test_a_cut_that_was_chosen_is_used_again_until_the_devices_change(
     model: Path, tmp_path: Path
 ) -> None:
     def order(size: int) -> CutOrder:
-        devices = (PoolDevice(name="d", budget_bytes=size * MIB),)
+        devices = (PoolDevice(name="d", budget_bytes=Bytes(size * MIB)),)
         return CutOrder(name="deep", model="deep", path=model, devices=devices)
 
     def is_warm(size: int) -> object:

@@ -13,6 +13,7 @@ from shoal_planner.costs import PoolDevice
 from shoal_planner.outcome import Plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.units import Bytes
 
 
 def swappable() -> PartitionDocument:
@@ -25,7 +26,7 @@ def swappable() -> PartitionDocument:
 
 def site(**budgets_mib: int) -> Site:
     devices = tuple(
-        PoolDevice(name=name, budget_bytes=size * MIB) for name, size in budgets_mib.items()
+        PoolDevice(name=name, budget_bytes=Bytes(size * MIB)) for name, size in budgets_mib.items()
     )
     return Site(document=swappable(), devices=devices)
 

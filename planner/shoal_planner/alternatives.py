@@ -29,8 +29,8 @@ def on_one_device(costs: Costs, pool: Sequence[PoolDevice], best: Divisions) -> 
     able = [device for device in pool if costs.at_once(whole, device)]
     if not able:
         roomiest = max(pool, key=lambda each: each.budget_bytes)
-        need, have = format_bytes(costs.least(whole)), format_bytes(roomiest.budget_bytes)
-        reason = f"all fragments need {need} together; {roomiest.name} has {have}"
+        need, have = _together(costs, whole), format_bytes(roomiest.budget_bytes)
+        reason = f"all fragments need {need}; {roomiest.name} has {have}"
         if roomiest.single:
             reason = f"{roomiest.name} holds one fragment at a time"
         return Rejected(alternative="one device", reason=reason)
@@ -66,10 +66,18 @@ def _would_reload(costs: Costs, lost: Divisions) -> str:
                 continue
             if device.single:
                 return f"{device.name} holds one fragment at a time: it would load them in turn"
-            need, have = costs.least(division.span), device.budget_bytes
-            needs = f"its fragments need {format_bytes(need)} together"
-            return f"{needs}; {device.name} has {format_bytes(have)}: it would load them in turn"
+            needs = f"its fragments need {_together(costs, division.span)}"
+            have = f"{device.name} has {format_bytes(device.budget_bytes)}"
+            return f"{needs}; {have}: it would load them in turn"
     return ""
+
+
+def _together(costs: Costs, span: Span) -> str:
+    """`36 MiB together`, or `at least 12 MiB together, in blocks`."""
+    least = costs.least(span)
+    if least == costs.resident(span):
+        return f"{format_bytes(least)} together"
+    return f"at least {format_bytes(least)} together, in blocks"
 
 
 def _slower(costs: Costs, lost: Divisions, best: Divisions) -> str:

@@ -82,3 +82,17 @@ def test_the_explanation_says_what_each_fragment_needs_and_what_it_is_granted() 
         ("0", "6 MiB", "18 MiB", "all on a, b, c"),
         ("1", "6 MiB", "18 MiB", "all on a; 6 MiB in blocks on b, c"),
     )
+
+
+def test_alternatives_that_would_load_fragments_in_turn_say_what_these_need_in_blocks() -> None:
+    document = partition([10**8] * 3, [20 * MIB] * 3, least=[10 * MIB] * 3)
+    pool = [device("a", budget=24 * MIB), device("b", budget=12 * MIB)]
+    answer = placed(plan(document, pool, Objective.THROUGHPUT))
+    reasons = {each.alternative: each.reason for each in answer.rejected}
+    assert reasons["one device"] == (
+        "all fragments need at least 30 MiB together, in blocks; a has 24 MiB"
+    )
+    assert reasons["even split"] == (
+        "its fragments need at least 20 MiB together, in blocks; b has 12 MiB: "
+        "it would load them in turn"
+    )

@@ -75,6 +75,18 @@ def test_what_a_fragment_exceeds_its_grant_by_is_reckoned_when_it_is_loaded_agai
     assert table.state.devices["d1"].memory.resident_bytes == 26 * MIB
 
 
+def test_a_fragment_gets_what_others_leave_that_take_more_than_is_reckoned() -> None:
+    table = Table()
+    table.join("d1", 32)
+    first = only(table.submit(planned(b_mib=12)), Load)
+    given = table.answer(first)
+    second = only(given, Load)
+    again = only(table.fail(second, FailureKind.BUDGET, need_mib=12, have_mib=9), Load)
+    assert (granted_mib(second), granted_mib(again)) == (12, 9)
+    table.play([only(given, Execute), again])
+    assert (some(table.given, Unload), table.state.ended["job"].succeeded) == ([], 1)
+
+
 def test_a_task_that_was_measured_over_the_budget_runs_again_with_less() -> None:
     table = Table()
     table.join("d1", 24)

@@ -15,10 +15,10 @@ def run_deep(bench: Workbench, devices: int, budget_mib: int) -> Ran:
     (folder / "in").mkdir(parents=True)
     DEEP.save(folder)
     for item in range(8):
-        np.savez(folder / "in" / f"{item}.npz", **DEEP.inputs(seed=item))
-    options = ["--inputs", folder / "in", "--outputs", folder / "out", "--report", bench.report]
-    pool = ["--devices", str(devices), "--budget", f"{budget_mib}Mi"]
-    return bench.run("run", folder / "model.onnx", *options, *pool, "--verify")
+        np.savez(folder / "in" / f"{item}.npz", x=DEEP.inputs(seed=item)["x"])
+    places = ("--inputs", folder / "in", "--outputs", folder / "out", "--report", bench.report)
+    pool = ("--devices", str(devices), "--budget", f"{budget_mib}Mi")
+    return bench.run("run", folder / "model.onnx", *places, *pool, "--verify")
 
 
 @pytest.mark.parametrize(("devices", "budget_mib"), [(1, 16), (2, 10)])

@@ -133,6 +133,7 @@ def _job(stages: int, names: list[str], items: int, policy: Policy) -> JobSpec:
             Stage(
                 digest=_digest(index),
                 resident_bytes=Bytes(1 << 20),
+                least_bytes=Bytes(1 << 20),
                 predecessors=(index - 1,) if index else (),
                 takes_model_inputs=not index,
                 gives_results=index == stages - 1,
@@ -179,8 +180,8 @@ def _answer(instruction: Instruction, at: Nanoseconds) -> Event | None:
             answer = ItemStored(at=at, job=job, item=item)
         case Forward(instruction=number):
             answer = ActivationForwarded(at=at, instruction=number)
-        case Load(instruction=number, resident=resident):
-            answer = FragmentResident(at=at, instruction=number, resident=resident)
+        case Load(instruction=number, granted=granted):
+            answer = FragmentResident(at=at, instruction=number, resident=granted)
         case Unload(instruction=number):
             answer = FragmentUnloaded(at=at, instruction=number)
         case Prefetch(instruction=number):

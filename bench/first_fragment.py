@@ -24,7 +24,7 @@ from measurement import Measurement, Report, parse_arguments
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch.machine import new_state, step
-from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, PoolDevice
+from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, Holding, PoolDevice
 from shoal_planner.outcome import Plan
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
@@ -139,6 +139,7 @@ class VirtualRun:
             ev.Stage(
                 digest=each.digest,
                 resident_bytes=Bytes(each.resident_bytes),
+                least_bytes=Bytes(each.least_bytes),
                 predecessors=(each.index - 1,) if each.index else (),
                 takes_model_inputs=not each.index,
                 gives_results=each.index == len(fragments) - 1,
@@ -153,9 +154,9 @@ class VirtualRun:
     def _carry_out(self, instruction: ins.Instruction, devices: dict[str, PoolDevice]) -> None:
         now = Nanoseconds(self.now)
         match instruction:
-            case ins.Load(instruction=number, device=name, digest=digest, resident=resident):
+            case ins.Load(instruction=number, device=name, digest=digest, granted=granted):
                 at = self._fetch(devices[name], digest)
-                self._later(ev.FragmentResident(at=at, instruction=number, resident=resident))
+                self._later(ev.FragmentResident(at=at, instruction=number, resident=granted))
             case ins.Prefetch(instruction=number, device=name, digest=digest):
                 at = self._fetch(devices[name], digest)
                 self._later(ev.FragmentCached(at=at, instruction=number))
@@ -241,7 +242,9 @@ def compare(shelves: int, items: int) -> Iterator[Measurement]:
     for seed in range(shelves):
         shelf = random_shelf(random.Random(seed))  # noqa: S311 - nothing secret
         placed = plan(shelf.document, shelf.pool, Objective.THROUGHPUT)
-        if not isinstance(placed, Plan) or any(stage.swaps for stage in placed.stages):
+        if not isinstance(placed, Plan) or any(
+            stage.held(Holding.RELOADED) for stage in placed.stages
+        ):
             continue
         homes = placed.homes()
         reference = VirtualRun(shelf, homes)

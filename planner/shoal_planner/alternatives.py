@@ -14,10 +14,11 @@ def even_split(costs: Costs, pool: Sequence[PoolDevice], best: Divisions) -> Rej
     if even == best:
         return None
     for division in even:
-        device, need = division.devices[0], costs.largest(division.span)
-        if need > device.budget_bytes:
-            have = format_bytes(device.budget_bytes)
-            reason = f"a fragment for {device.name} needs {format_bytes(need)}; it has {have}"
+        device = division.devices[0]
+        if costs.holding(division.span, device) is None:
+            neediest, have = costs.neediest(division.span), format_bytes(device.budget_bytes)
+            need = format_bytes(neediest.least_bytes)
+            reason = f"a fragment for {device.name} needs {need}; it has {have}"
             return Rejected(alternative="even split", reason=reason)
     return rejected(costs, even, "even split", best, pool)
 
@@ -25,11 +26,11 @@ def even_split(costs: Costs, pool: Sequence[PoolDevice], best: Divisions) -> Rej
 def on_one_device(costs: Costs, pool: Sequence[PoolDevice], best: Divisions) -> Rejected | None:
     """All fragments on the device that is fastest with them; None where the best is just that."""
     whole = Span(0, len(costs.document.fragments))
-    able = [device for device in pool if not costs.swaps(whole, device)]
+    able = [device for device in pool if costs.at_once(whole, device)]
     if not able:
         roomiest = max(pool, key=lambda each: each.budget_bytes)
-        need, have = format_bytes(costs.resident(whole)), format_bytes(roomiest.budget_bytes)
-        reason = f"all fragments need {need} together; {roomiest.name} has {have}"
+        need, have = _together(costs, whole), format_bytes(roomiest.budget_bytes)
+        reason = f"all fragments need {need}; {roomiest.name} has {have}"
         if roomiest.single:
             reason = f"{roomiest.name} holds one fragment at a time"
         return Rejected(alternative="one device", reason=reason)
@@ -46,7 +47,7 @@ def rejected(
     pool: Sequence[PoolDevice],
 ) -> Rejected:
     """A division that lost against the best, with what it would have given."""
-    reason = _would_swap(costs, lost)
+    reason = _would_reload(costs, lost)
     if not costs.predictable(pool):
         return Rejected(alternative=alternative, reason=reason or "is less balanced")
     period, latency = costs.totals(lost)
@@ -58,17 +59,25 @@ def rejected(
     )
 
 
-def _would_swap(costs: Costs, lost: Divisions) -> str:
+def _would_reload(costs: Costs, lost: Divisions) -> str:
     for division in lost:
         for device in division.devices:
-            if not costs.swaps(division.span, device):
+            if costs.at_once(division.span, device):
                 continue
             if device.single:
-                return f"{device.name} holds one fragment at a time: it would swap"
-            need, have = costs.resident(division.span), device.budget_bytes
-            needs = f"its fragments need {format_bytes(need)} together"
-            return f"{needs}; {device.name} has {format_bytes(have)}: it would swap"
+                return f"{device.name} holds one fragment at a time: it would load them in turn"
+            needs = f"its fragments need {_together(costs, division.span)}"
+            have = f"{device.name} has {format_bytes(device.budget_bytes)}"
+            return f"{needs}; {have}: it would load them in turn"
     return ""
+
+
+def _together(costs: Costs, span: Span) -> str:
+    """`36 MiB together`, or `at least 12 MiB together, in blocks`."""
+    least = costs.least(span)
+    if least == costs.resident(span):
+        return f"{format_bytes(least)} together"
+    return f"at least {format_bytes(least)} together, in blocks"
 
 
 def _slower(costs: Costs, lost: Divisions, best: Divisions) -> str:

@@ -9,8 +9,18 @@ alone. Computing, receiving and sending overlap between items, so that
     period  = max(compute, receive, send)        one item every so often, in the long run
     latency = compute + receive + send + delays   of one item
 
-Replicas add their rates. A device that cannot hold its fragments together swaps: it reads all their
-weights again for each item.
+Replicas add their rates.
+
+How a device holds its span follows from its budget (`Holding`):
+
+- all fragments *whole*, where `resident_bytes` of all fit at once;
+- else all of them *in blocks*, where `least_bytes` of all fit at once. What a fragment is granted
+  between the two says how many of its weights stay in memory: with the least none, with all all of
+  them, in between in proportion; the others are read again for each item, from the page cache.
+  The bytes that remain go where each saves the most reading (`grants`), which is the best there
+  is, since the saving grows in proportion; room for the activations of two items is left;
+- else it *reloads* them: fragments are loaded and unloaded in turn, and for each item all weights
+  are read from disk and prepared again. Each fragment must fit by itself, at least in blocks.
 
 Integers only: bytes and nanoseconds, rounded up. Where a fragment's flops are unknown, its
 resident bytes are used for *balance*, and no time is predicted from them (`known`).
@@ -18,11 +28,13 @@ resident bytes are used for *balance*, and no time is predicted from them (`know
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
-from shoal_protocol.partition import Edge, PartitionDocument
+from shoal_protocol.partition import Edge, Fragment, PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds
 
 ASSUMED_FLOPS_PER_CPU: Final = 8_000_000_000
@@ -31,6 +43,14 @@ ASSUMED_FLOPS_PER_CPU: Final = 8_000_000_000
 RELOAD_BYTES_PER_SECOND: Final = 200_000_000
 """A fragment's weights from the disk cache, prepared again; an SD card is slower, a page cache
 faster."""
+
+PAGE_BYTES_PER_SECOND: Final = 2_000_000_000
+"""Weights that are mapped again from the page cache: what a small board does, a PC is ten times as
+fast. A cache that has lost them reads the disk."""
+
+_ITEMS_WAITING: Final = 2
+"""A device that could fill its memory with weights leaves room for what so many items bring and
+take away: the dispatcher gives it the second while it computes the first."""
 
 _SCALE: Final = 10**24
 
@@ -49,6 +69,14 @@ class PoolDevice:
     def __post_init__(self) -> None:
         assert self.flops_per_second > 0, f"{self.name} computes nothing"
         assert self.link_bytes_per_second is None or self.link_bytes_per_second > 0, self.name
+
+
+class Holding(StrEnum):
+    """How a device holds the fragments of a span; the module's text says when it is which."""
+
+    WHOLE = "whole"
+    IN_BLOCKS = "in blocks"
+    RELOADED = "reloaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +106,7 @@ class DeviceCost:
     compute: Nanoseconds
     transfer: Nanoseconds
     period: Nanoseconds
-    swaps: bool
+    holding: Holding
 
     @property
     def latency(self) -> Nanoseconds:
@@ -113,6 +141,17 @@ class Costs:
         return _sums([fragment.resident_bytes for fragment in self.document.fragments])
 
     @cached_property
+    def _least(self) -> list[int]:
+        return _sums([fragment.least_bytes for fragment in self.document.fragments])
+
+    @cached_property
+    def _order_of_grants(self) -> list[int]:
+        """The place of each fragment when spare bytes are granted: who saves most goes first."""
+        savers = sorted(self.document.fragments, key=_saving_per_byte, reverse=True)
+        places = {each.index: place for place, each in enumerate(savers)}
+        return [places[index] for index in range(len(places))]
+
+    @cached_property
     def _weights(self) -> list[int]:
         return _sums([fragment.weight_bytes for fragment in self.document.fragments])
 
@@ -124,24 +163,65 @@ class Costs:
         """What the span's fragments need together."""
         return Bytes(self._resident[span.end] - self._resident[span.start])
 
-    def largest(self, span: Span) -> Bytes:
-        """What the neediest fragment of the span needs."""
-        fragments = self.document.fragments[span.start : span.end]
-        return Bytes(max(fragment.resident_bytes for fragment in fragments))
+    def least(self, span: Span) -> Bytes:
+        """What the span's fragments need together, all of them in blocks."""
+        return Bytes(self._least[span.end] - self._least[span.start])
 
-    def swaps(self, span: Span, device: PoolDevice) -> bool:
-        """Whether the device cannot hold all of the span at once."""
-        several = span.end - span.start > 1
-        return (device.single and several) or self.resident(span) > device.budget_bytes
+    def neediest(self, span: Span) -> Fragment:
+        """The fragment of the span that needs the most, even in blocks."""
+        fragments = self.document.fragments[span.start : span.end]
+        return max(fragments, key=lambda fragment: fragment.least_bytes)
+
+    def at_once(self, span: Span, device: PoolDevice) -> Holding | None:
+        """How the device would hold all of the span at once; None: it cannot."""
+        if device.single and span.end - span.start > 1:
+            return None
+        if self.resident(span) <= device.budget_bytes:
+            return Holding.WHOLE
+        return Holding.IN_BLOCKS if self.least(span) <= device.budget_bytes else None
+
+    def holding(self, span: Span, device: PoolDevice) -> Holding | None:
+        """How the device would hold the span; None: a fragment has no room there by itself."""
+        fits = self.neediest(span).least_bytes <= device.budget_bytes
+        return self.at_once(span, device) or (Holding.RELOADED if fits else None)
+
+    def grants(self, span: Span, device: PoolDevice) -> tuple[Bytes, ...]:
+        """What each fragment of the span gets of the device's memory while it is resident."""
+        fragments = self.document.fragments[span.start : span.end]
+        held = self.at_once(span, device)
+        if held is Holding.WHOLE:
+            return tuple(Bytes(each.resident_bytes) for each in fragments)
+        room = device.budget_bytes - _ITEMS_WAITING * sum(filter(None, self.crossing(span)))
+        if held is None:
+            return tuple(
+                Bytes(min(each.resident_bytes, max(each.least_bytes, room))) for each in fragments
+            )
+        granted = {each.index: each.least_bytes for each in fragments}
+        spare = max(0, room - sum(granted.values()))
+        for each in sorted(fragments, key=lambda each: self._order_of_grants[each.index]):
+            more = min(spare, each.resident_bytes - each.least_bytes)
+            granted[each.index] += more
+            spare -= more
+        return tuple(map(Bytes, granted.values()))
+
+    def _paged(self, span: Span, device: PoolDevice) -> int:
+        fragments = self.document.fragments[span.start : span.end]
+        return sum(map(paged_bytes, fragments, self.grants(span, device)))
 
     def on(self, span: Span, device: PoolDevice) -> DeviceCost:
         """What the span costs there; it must fit, at least fragment by fragment."""
         work = self._work[span.end] - self._work[span.start]
-        swaps = self.swaps(span, device)
         compute = _time(work, device.flops_per_second)
-        if swaps:
-            weights = self._weights[span.end] - self._weights[span.start]
-            compute += _time(weights, RELOAD_BYTES_PER_SECOND)
+        holding = self.holding(span, device)
+        assert holding is not None, f"{span} has no room on {device.name}"
+        match holding:
+            case Holding.IN_BLOCKS:
+                compute += _time(self._paged(span, device), PAGE_BYTES_PER_SECOND)
+            case Holding.RELOADED:
+                weights = self._weights[span.end] - self._weights[span.start]
+                compute += _time(weights, RELOAD_BYTES_PER_SECOND)
+            case Holding.WHOLE:
+                pass
         receive, send, delays = 0, 0, 0
         for number, crossing in enumerate(self.crossing(span)):
             if crossing is None:
@@ -154,7 +234,7 @@ class Costs:
             compute=Nanoseconds(compute),
             transfer=Nanoseconds(receive + send + delays),
             period=Nanoseconds(max(compute, receive, send, 1)),
-            swaps=swaps,
+            holding=holding,
         )
 
     def period(self, division: Division) -> Nanoseconds:
@@ -209,6 +289,19 @@ def shared_period(periods: Sequence[int]) -> Nanoseconds:
     if len(periods) == 1:
         return Nanoseconds(periods[0])
     return Nanoseconds(max(1, _SCALE // sum(_SCALE // period for period in periods)))
+
+
+def _saving_per_byte(fragment: Fragment) -> Fraction:
+    """Weights that need not be read again, for each byte that is granted beyond the least."""
+    swapped = fragment.resident_bytes - fragment.least_bytes
+    return Fraction(fragment.weight_bytes, swapped) if swapped else Fraction(0)
+
+
+def paged_bytes(fragment: Fragment, granted: int) -> int:
+    """Weights of a fragment that are read again for each item, by what it is granted."""
+    lacking = fragment.resident_bytes - granted
+    swapped = fragment.resident_bytes - fragment.least_bytes
+    return -(-fragment.weight_bytes * lacking // swapped) if lacking else 0
 
 
 def _time(amount: int, per_second: int) -> int:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from shoal_planner.costs import Holding
 from shoal_planner.outcome import Plan, StagePlan, duration
+from shoal_protocol.partition import Fragment, PartitionDocument
 from shoal_protocol.units import format_bytes
 
 _UNKNOWN = "?"
@@ -19,9 +21,9 @@ class Table:
     """The headings of columns that hold numbers: those are aligned to the right."""
 
 
-def explain(plan: Plan) -> tuple[Table, ...]:
-    """The stages, and, where there are any, the alternatives with why they lost."""
-    tables = (_stages(plan), _rejected(plan))
+def explain(plan: Plan, document: PartitionDocument) -> tuple[Table, ...]:
+    """The stages, the memory of each fragment, and the alternatives with why they lost."""
+    tables = (_stages(plan), _memory(plan, document), _rejected(plan))
     return tuple(table for table in tables if table.rows)
 
 
@@ -35,6 +37,40 @@ def _stages(plan: Plan) -> Table:
         headings=("stage", "fragments", "devices", *numbers),
         rows=tuple(_stage_row(index, stage) for index, stage in enumerate(plan.stages)),
         numbers=frozenset(("stage", *numbers)),
+    )
+
+
+def _memory(plan: Plan, document: PartitionDocument) -> Table:
+    """What fragments need, and what they get: nothing where all of them are always whole."""
+    swappable = any(each.least_bytes < each.resident_bytes for each in document.fragments)
+    return Table(
+        title="Memory",
+        headings=("fragment", "at least", "resident", "granted"),
+        rows=tuple(
+            (
+                str(index),
+                format_bytes(fragment.least_bytes),
+                format_bytes(fragment.resident_bytes),
+                _granted(fragment, stage),
+            )
+            for stage in plan.stages
+            for index in stage.fragments
+            for fragment in (document.fragments[index],)
+            if swappable
+        ),
+        numbers=frozenset({"fragment", "at least", "resident"}),
+    )
+
+
+def _granted(fragment: Fragment, stage: StagePlan) -> str:
+    """`all on jetson; 12 MiB in blocks on pi-4, pi-zero`."""
+    devices: dict[int, list[str]] = {}
+    for device, granted in zip(stage.devices, stage.grants(fragment.index), strict=True):
+        devices.setdefault(granted, []).append(device)
+    return "; ".join(
+        ("all" if granted == fragment.resident_bytes else f"{format_bytes(granted)} in blocks")
+        + f" on {', '.join(names)}"
+        for granted, names in devices.items()
     )
 
 
@@ -58,8 +94,10 @@ def summary(plan: Plan) -> str:
         parts.append(f"{_rate(plan.items_per_second)} items/s")
     if plan.even_split is not None and plan.even_split.items_per_second is not None:
         parts.append(f"even split would give {_rate(plan.even_split.items_per_second)}")
-    if any(stage.swaps for stage in plan.stages):
-        parts.append("fragments are swapped, because no device holds its own together")
+    if any(stage.held(Holding.IN_BLOCKS) for stage in plan.stages):
+        parts.append("where memory is short, fragments run in blocks and read weights again")
+    if any(stage.held(Holding.RELOADED) for stage in plan.stages):
+        parts.append("fragments are loaded in turn, because no device holds its own together")
     if not plan.complete:
         parts.append("search cut short, a better plan may exist")
     return "; ".join(parts)
@@ -71,11 +109,17 @@ def _stage_row(index: int, stage: StagePlan) -> tuple[str, ...]:
         str(index),
         f"{first}" if first == last else f"{first}-{last}",
         ", ".join(stage.devices),
-        format_bytes(stage.resident_bytes) + " (swaps)" * stage.swaps,
+        format_bytes(stage.resident_bytes) + _how(stage),
         _duration(stage.compute_nanoseconds),
         _duration(stage.transfer_nanoseconds),
         _duration(stage.period_nanoseconds),
     )
+
+
+def _how(stage: StagePlan) -> str:
+    if stage.held(Holding.RELOADED):
+        return " (in turn)"
+    return " (in blocks)" * stage.held(Holding.IN_BLOCKS)
 
 
 def _duration(nanoseconds: int | None) -> str:

@@ -1,9 +1,9 @@
 """Divisions by rule of thumb: where a search must be cut short, and to be compared with."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import pairwise
 
-from shoal_planner.costs import Costs, Division, PoolDevice, Span, shared_period
+from shoal_planner.costs import Costs, Division, Holding, PoolDevice, Span, shared_period
 from shoal_planner.search import Wishes
 
 Divisions = tuple[Division, ...]
@@ -21,13 +21,16 @@ def evenly(costs: Costs, pool: Sequence[PoolDevice]) -> Divisions:
     return tuple(Division(span, (each,)) for span, each in zip(spans, pool, strict=False))
 
 
-def packed(costs: Costs, pool: Sequence[PoolDevice]) -> Divisions | None:
-    """The roomiest devices first, each with as many fragments as it holds; None: too few."""
+def packed(
+    costs: Costs, pool: Sequence[PoolDevice], holdings: Container[Holding]
+) -> Divisions | None:
+    """The roomiest devices first, each with as many fragments as it holds in one of these ways;
+    None: too few."""
     count = len(costs.document.fragments)
     divisions, start = [], 0
     for device in sorted(pool, key=lambda each: (each.single, -each.budget_bytes, each.name)):
         end = start
-        while end < count and not costs.swaps(Span(start, end + 1), device):
+        while end < count and costs.at_once(Span(start, end + 1), device) in holdings:
             end += 1
         if end > start:
             divisions.append(Division(Span(start, end), (device,)))
@@ -47,7 +50,7 @@ def with_spares(
         place = max(range(len(divisions)), key=lambda each: (periods[each], -each))
         span = divisions[place].span
         names = [device.name for device in (*serving[place], spare)]
-        if costs.swaps(span, spare) or not wishes.allow(span, names):
+        if not costs.at_once(span, spare) or not wishes.allow(span, names):
             continue
         serving[place].append(spare)
         periods[place] = shared_period((periods[place], costs.on(span, spare).period))

@@ -3,10 +3,34 @@
 from dataclasses import dataclass
 from typing import Final
 
+from shoal_planner.costs import Holding
 from shoal_protocol.choices import Objective
-from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds, format_bytes
+from shoal_protocol.units import (
+    NANOSECONDS_PER_SECOND,
+    Bytes,
+    Nanoseconds,
+    format_bytes,
+    format_need,
+)
 
 _NAMED_DEVICES: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How a device holds the fragments of its stage: what it grants each of them while that is
+    resident. With less than its `resident_bytes` a fragment runs in blocks.
+    """
+
+    device: str
+    holding: Holding
+    granted_bytes: tuple[Bytes, ...]
+
+    @property
+    def resident_bytes(self) -> Bytes:
+        """What the device holds at once."""
+        reloads = self.holding is Holding.RELOADED
+        return Bytes(max(self.granted_bytes) if reloads else sum(self.granted_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,16 +38,32 @@ class StagePlan:
     """Consecutive fragments on the devices that share their items, fastest first.
 
     Times are per item on the slowest of the devices: `transfer_nanoseconds` into the stage and out
-    of it; None where a shape is unknown. `swaps`: some device cannot hold all of it at once.
+    of it; None where a shape is unknown.
     """
 
     fragments: tuple[int, ...]
-    devices: tuple[str, ...]
+    shares: tuple[Share, ...]
     compute_nanoseconds: Nanoseconds | None
     transfer_nanoseconds: Nanoseconds | None
     period_nanoseconds: Nanoseconds | None
-    resident_bytes: Bytes
-    swaps: bool = False
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(share.device for share in self.shares)
+
+    @property
+    def resident_bytes(self) -> Bytes:
+        """The most that one of the devices holds at once."""
+        return max(share.resident_bytes for share in self.shares)
+
+    def held(self, holding: Holding) -> bool:
+        """Whether some device holds the stage in that way."""
+        return any(share.holding is holding for share in self.shares)
+
+    def grants(self, fragment: int) -> tuple[Bytes, ...]:
+        """What each of the devices grants a fragment of the stage."""
+        place = self.fragments.index(fragment)
+        return tuple(share.granted_bytes[place] for share in self.shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +106,24 @@ class Plan:
         homes = {each: stage.devices for stage in self.stages for each in stage.fragments}
         return tuple(homes[index] for index in range(len(homes)))
 
+    def grants(self) -> tuple[tuple[Bytes, ...], ...]:
+        """Per fragment, what each of its homes grants it."""
+        grants = {each: stage.grants(each) for stage in self.stages for each in stage.fragments}
+        return tuple(grants[index] for index in range(len(grants)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infeasible:
     """Why there is no plan: a fragment, what it needs, and what each device has (in pool order).
 
+    `need_bytes` is what it needs at least, `resident_bytes` what it needs to be resident.
     `fragment` is None where the trouble is not one fragment's; `problem` then says all.
     """
 
     problem: str
     fragment: int | None = None
     need_bytes: Bytes | None = None
+    resident_bytes: Bytes | None = None
     budgets: tuple[tuple[str, Bytes], ...] = ()
 
     def message(self, partition: str, advice: str = "") -> str:
@@ -90,7 +137,7 @@ class Infeasible:
             have[0] = f"{self.budgets[0][0]} has {format_bytes(self.budgets[0][1])}"
         more = len(have) - _NAMED_DEVICES
         listed = ", ".join(have[:_NAMED_DEVICES]) + (f" and {more} more have less" * (more > 0))
-        needs = f"needs {format_bytes(self.need_bytes)} resident"
+        needs = f"needs {format_need(self.need_bytes, self.resident_bytes or self.need_bytes)}"
         subject = f"fragment {self.fragment} of {partition} {needs}"
         return f"{subject}{self.problem}; {listed}; {advice or 'cut finer or raise the budget'}"
 

@@ -5,8 +5,8 @@ consecutive fragments, each served by devices of its own (`search` has the theor
 model). It works in phases:
 
 1. refuse at once what fits nowhere, saying what it needs and what each device has;
-2. search among divisions in which every device holds its fragments at once;
-3. only where there is none: allow devices to swap, at the cost of reading weights again per item;
+2. search among divisions in which every device holds its fragments at once, whole or in blocks;
+3. only where there is none: allow devices to load and unload fragments for each item;
 4. where a search was cut short: put rules of thumb beside it, and let spare devices help;
 5. say what the plan would give, and what its alternatives would have given.
 """
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Final, Protocol, assert_never
 
 from shoal_planner.alternatives import even_split, in_words, on_one_device, rejected
-from shoal_planner.costs import Costs, Division, PoolDevice
+from shoal_planner.costs import Costs, Division, Holding, PoolDevice, Span
 from shoal_planner.heuristics import Divisions, evenly, packed, with_spares
-from shoal_planner.outcome import Infeasible, Plan, StagePlan
+from shoal_planner.outcome import Infeasible, Plan, Share, StagePlan
 from shoal_planner.search import MAX_FOUND, Found, Wishes, Worth, fits, search
 from shoal_protocol.choices import Objective, PinPolicy
 from shoal_protocol.partition import PartitionDocument
@@ -58,10 +58,10 @@ def plan(
     costs = Costs(document)
     wishes = _wishes(previous, pins)
     worth = _worth(objective, items)
-    for swapping in (False, True):
-        found = search(costs, pool, wishes, worth, swapping=swapping)
+    for reloading in (False, True):
+        found = search(costs, pool, wishes, worth, reloading=reloading)
         if not found.complete:
-            found = _mended(costs, found, pool, wishes, worth, swapping=swapping)
+            found = _mended(costs, found, pool, wishes, worth, reloading=reloading)
         if found.divisions:
             return _planned(costs, found, pool, objective, 1 + (previous.epoch if previous else 0))
     return Infeasible(problem=_PINS)
@@ -118,11 +118,12 @@ def _misfit(
     for fragment in document.fragments:
         pinned = required.get(fragment.index)
         allowed = budgets if pinned is None else {pinned: budgets[pinned]}
-        if fragment.resident_bytes > max(allowed.values()):
+        if fragment.least_bytes > max(allowed.values()):
             return Infeasible(
                 problem="" if pinned is None else f" and is pinned to {pinned}",
                 fragment=fragment.index,
-                need_bytes=Bytes(fragment.resident_bytes),
+                need_bytes=Bytes(fragment.least_bytes),
+                resident_bytes=Bytes(fragment.resident_bytes),
                 budgets=tuple(allowed.items()),
             )
     return None
@@ -135,14 +136,15 @@ def _mended(
     wishes: Wishes,
     worth: Worth,
     *,
-    swapping: bool,
+    reloading: bool,
 ) -> Found:
     """A search that was cut short, with rules of thumb beside what it found, and spares used."""
-    rules = [evenly(costs, pool), packed(costs, pool) or ()]
+    whole, at_once = {Holding.WHOLE}, {Holding.WHOLE, Holding.IN_BLOCKS}
+    rules = [evenly(costs, pool), *(packed(costs, pool, each) or () for each in (whole, at_once))]
     admissible = [
         rule
         for rule in rules
-        if rule and all(_serves(costs, each, wishes, swapping=swapping) for each in rule)
+        if rule and all(_serves(costs, each, wishes, reloading=reloading) for each in rule)
     ]
     candidates = [*found.divisions, *admissible]
     candidates += [with_spares(costs, each, pool, wishes) for each in candidates[:1] + admissible]
@@ -158,10 +160,10 @@ def _mended(
     return Found(tuple(sorted(distinct, key=order)[:MAX_FOUND]), complete=False)
 
 
-def _serves(costs: Costs, division: Division, wishes: Wishes, *, swapping: bool) -> bool:
+def _serves(costs: Costs, division: Division, wishes: Wishes, *, reloading: bool) -> bool:
     names = [device.name for device in division.devices]
     return wishes.allow(division.span, names) and all(
-        fits(costs, division.span, device, swapping=swapping) for device in division.devices
+        fits(costs, division.span, device, reloading=reloading) for device in division.devices
     )
 
 
@@ -177,7 +179,7 @@ def _planned(
     return Plan(
         epoch=epoch,
         objective=objective,
-        stages=tuple(_stage(costs, division, predictable) for division in best),
+        stages=tuple(_stage(costs, each, predictable=predictable) for each in best),
         period_nanoseconds=period if predictable else None,
         latency_nanoseconds=latency if predictable else None,
         even_split=even,
@@ -186,16 +188,25 @@ def _planned(
     )
 
 
-def _stage(costs: Costs, division: Division, predictable: bool) -> StagePlan:
+def _stage(costs: Costs, division: Division, *, predictable: bool) -> StagePlan:
+    """What a plan says of one division."""
     each = [costs.on(division.span, device) for device in division.devices]
-    swaps = any(cost.swaps for cost in each)
-    needs = costs.largest(division.span) if swaps else costs.resident(division.span)
     return StagePlan(
         fragments=division.span.fragments,
-        devices=tuple(device.name for device in division.devices),
+        shares=shares(costs, division.span, division.devices),
         compute_nanoseconds=max(cost.compute for cost in each) if predictable else None,
         transfer_nanoseconds=max(cost.transfer for cost in each) if predictable else None,
         period_nanoseconds=costs.period(division) if predictable else None,
-        resident_bytes=needs,
-        swaps=swaps,
+    )
+
+
+def shares(costs: Costs, span: Span, devices: Sequence[PoolDevice]) -> tuple[Share, ...]:
+    """How each of the devices holds a span; each must be able to."""
+    return tuple(
+        Share(
+            device=device.name,
+            holding=costs.on(span, device).holding,
+            granted_bytes=costs.grants(span, device),
+        )
+        for device in devices
     )

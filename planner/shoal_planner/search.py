@@ -24,7 +24,14 @@ from heapq import nsmallest
 from itertools import pairwise, product
 from typing import Final
 
-from shoal_planner.costs import Costs, DeviceCost, Division, PoolDevice, Span, shared_period
+from shoal_planner.costs import (
+    Costs,
+    DeviceCost,
+    Division,
+    PoolDevice,
+    Span,
+    shared_period,
+)
 
 MAX_STEPS: Final = 200_000
 MAX_LABELS: Final = 32
@@ -113,25 +120,24 @@ Worth = Callable[[int, int, int], tuple[int, ...]]
 
 
 def search(
-    costs: Costs, pool: Sequence[PoolDevice], wishes: Wishes, worth: Worth, *, swapping: bool
+    costs: Costs, pool: Sequence[PoolDevice], wishes: Wishes, worth: Worth, *, reloading: bool
 ) -> Found:
     """The divisions of least worth.
 
-    Without `swapping` every device holds its span at once.
+    Without `reloading` every device holds its span at once.
     """
-    spans = _spans(costs, pool, swapping=swapping)
+    spans = _spans(costs, pool, reloading=reloading)
     classes, whole = _affordable(_classes(pool, wishes), len(spans))
-    choices = {span: _choices(costs, span, classes, wishes, swapping) for span in spans}
+    choices = {span: _choices(costs, span, classes, wishes, reloading) for span in spans}
     labels, uncut = _all_labels(len(costs.document.fragments), spans, choices, classes, worth)
     ordered = nsmallest(MAX_FOUND, labels, key=lambda label: _order(label, worth))
     return Found(tuple(_named(label, classes) for label in ordered), whole and uncut)
 
 
-def fits(costs: Costs, span: Span, device: PoolDevice, *, swapping: bool) -> bool:
-    """Whether a device can serve a span: all of it at once, or, `swapping`, one by one."""
-    if swapping:
-        return costs.largest(span) <= device.budget_bytes
-    return not costs.swaps(span, device)
+def fits(costs: Costs, span: Span, device: PoolDevice, *, reloading: bool) -> bool:
+    """Whether a device can serve a span: all of it at once, or, `reloading`, one by one."""
+    holding = costs.holding if reloading else costs.at_once
+    return holding(span, device) is not None
 
 
 def _order(label: Label, worth: Worth) -> tuple[object, ...]:
@@ -140,7 +146,7 @@ def _order(label: Label, worth: Worth) -> tuple[object, ...]:
     return (worth(label.period, label.latency, label.penalty), len(label.steps), devices, trace)
 
 
-def _spans(costs: Costs, pool: Sequence[PoolDevice], *, swapping: bool) -> list[Span]:
+def _spans(costs: Costs, pool: Sequence[PoolDevice], *, reloading: bool) -> list[Span]:
     """The spans that some device can serve, by end, then by start."""
     count = len(costs.document.fragments)
     # Of devices that differ in budget only, the roomiest can serve whatever the others can.
@@ -151,7 +157,7 @@ def _spans(costs: Costs, pool: Sequence[PoolDevice], *, swapping: bool) -> list[
     ]
     every = (Span(start, end) for end in range(1, count + 1) for start in range(end))
     return [
-        span for span in every if any(fits(costs, span, d, swapping=swapping) for d in roomiest)
+        span for span in every if any(fits(costs, span, d, reloading=reloading) for d in roomiest)
     ]
 
 
@@ -239,10 +245,10 @@ def _choices(
     span: Span,
     classes: Sequence[DeviceClass],
     wishes: Wishes,
-    swapping: bool,
+    reloading: bool,
 ) -> dict[Counts, Label]:
     """The vectors of devices that can serve a span, each with what the span then adds."""
-    able = [each for each in classes if fits(costs, span, each.like, swapping=swapping)]
+    able = [each for each in classes if fits(costs, span, each.like, reloading=reloading)]
     cost = {id(each): costs.on(span, each.like) for each in able}
     ranges = [range(len(each.devices) + 1) if each in able else range(1) for each in classes]
     choices: dict[Counts, Label] = {}

@@ -68,6 +68,15 @@ def format_bytes(count: int) -> str:
     return f"{size:.1f}".removesuffix(".0") + f" {unit}"
 
 
+def format_need(least_bytes: int, resident_bytes: int) -> str:
+    """What a fragment needs, for people: `41.2 MiB resident`, or, where a device can swap, `at
+    least 10 MiB by swapping, 41.2 MiB to be resident`."""
+    if least_bytes == resident_bytes:
+        return f"{format_bytes(resident_bytes)} resident"
+    least, resident = format_bytes(least_bytes), format_bytes(resident_bytes)
+    return f"at least {least} by swapping, {resident} to be resident"
+
+
 def seconds(duration: Nanoseconds) -> float:
     """Nanoseconds as a float of seconds, for people and for metrics."""
     return duration / NANOSECONDS_PER_SECOND

@@ -39,7 +39,7 @@ def cut_order(path: Path) -> CutOrder:
         fragments=2,
         max_bytes=None,
         tensors=(),
-        budgets=(),
+        devices=(),
     )
 
 

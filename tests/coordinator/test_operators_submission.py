@@ -41,6 +41,7 @@ def submission(world: World, *, lossy: bool = False) -> SubmitJob:
         job="ocr",
         partition=document_to_json(world.document).encode(),
         stages=(("one",), ("one", "two"), ("two",)),
+        granted_bytes=((0,), (700, 0), (0,)),
         plan=3,
         mode="Barrier",
         policy="LeastLoaded",
@@ -67,7 +68,11 @@ async def test_a_submission_says_what_the_job_says(
     assert taken == api.SubmitJobRequest(
         name="ocr",
         partition=wanted.partition,
-        stages=[api.StagePlacement(devices=devices) for devices in wanted.stages],
+        stages=[
+            api.StagePlacement(devices=["one"], granted_bytes=[0]),
+            api.StagePlacement(devices=["one", "two"], granted_bytes=[700, 0]),
+            api.StagePlacement(devices=["two"], granted_bytes=[0]),
+        ],
         epoch=3,
         mode=api.BARRIER,
         policy=api.LEAST_LOADED,

@@ -7,70 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.pools import MIB, SECOND, ceil, device, partition, placed, read_again, reloads
 from shoal_api.kinds.placement import Pin
 from shoal_planner.advice import CutAdvice, in_words
-from shoal_planner.costs import PoolDevice
+from shoal_planner.costs import PAGE_BYTES_PER_SECOND, Holding, PoolDevice
 from shoal_planner.explanation import explain, summary
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective, PinPolicy
-from shoal_protocol.digests import Digest
-from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
-
-MIB = 1 << 20
-SECOND = 1_000_000_000
-
-
-def partition(
-    flops: Sequence[int | None],
-    resident: Sequence[int],
-    crossing: Sequence[int | None] | None = None,
-    skips: Sequence[tuple[int, int, int]] = (),
-) -> PartitionDocument:
-    """A chain of fragments; `crossing[i]` bytes enter fragment i, the last ones leave the model."""
-    count = len(flops)
-    sizes = crossing if crossing is not None else [0] * (count + 1)
-    chain = [
-        Edge(producer=i - 1 if i else MODEL, consumer=i, tensors=("t",), bytes_per_item=sizes[i])
-        for i in range(count)
-    ]
-    out = Edge(producer=count - 1, consumer=MODEL, tensors=("o",), bytes_per_item=sizes[count])
-    more = [
-        Edge(producer=a, consumer=b, tensors=(f"s{a}-{b}",), bytes_per_item=size)
-        for a, b, size in skips
-    ]
-    fragments = tuple(
-        Fragment(
-            index=index,
-            digest=Digest(f"sha256:{index:064x}"),
-            nodes=1,
-            weight_bytes=resident[index] // 2,
-            resident_bytes=resident[index],
-            least_bytes=resident[index],
-            activation_bytes=1,
-            flops=flops[index],
-            inputs=(),
-            outputs=(),
-        )
-        for index in range(count)
-    )
-    return PartitionDocument(
-        model_digest=Digest("sha256:" + "0" * 64),
-        fragments=fragments,
-        edges=(*chain, *more, out),
-        inputs=(),
-        outputs=(),
-    )
-
-
-def device(name: str, budget: int = 24 * MIB, flops: int = SECOND, **rest: object) -> PoolDevice:
-    return PoolDevice(name=name, budget_bytes=budget, flops_per_second=flops, **rest)  # type: ignore[arg-type]
-
-
-def placed(answer: Plan | Infeasible) -> Plan:
-    assert isinstance(answer, Plan), answer
-    return answer
-
+from shoal_protocol.partition import PartitionDocument
 
 # ---- brute force: every division, weighed in the plainest way ------------------------------------
 
@@ -91,12 +36,8 @@ def every_division(document: PartitionDocument, pool: Sequence[PoolDevice]) -> I
 
 
 def fits(document: PartitionDocument, span: range, on: PoolDevice) -> bool:
-    needed = sum(document.fragments[i].resident_bytes for i in span)
+    needed = sum(document.fragments[i].least_bytes for i in span)
     return needed <= on.budget_bytes and not (on.single and len(span) > 1)
-
-
-def ceil(a: int, b: int) -> int:
-    return (a + b - 1) // b
 
 
 def weigh(document: PartitionDocument, division: Division) -> tuple[int, int]:
@@ -107,7 +48,10 @@ def weigh(document: PartitionDocument, division: Division) -> tuple[int, int]:
         into = [e for e in document.edges if e.consumer in span and e.producer not in span]
         out = [e for e in document.edges if e.producer in span and e.consumer not in span]
         for each in devices:
+            moved = sum(edge.bytes_per_item or 0 for edge in (*into, *out))
+            paged = read_again(document, span, each, moved)
             compute = ceil(work * SECOND, each.flops_per_second)
+            compute += ceil(paged * SECOND, PAGE_BYTES_PER_SECOND)
             link = each.link_bytes_per_second
             times = [
                 ceil(sum(e.bytes_per_item or 0 for e in edges) * SECOND, link) if link else 0
@@ -126,18 +70,21 @@ def weigh(document: PartitionDocument, division: Division) -> tuple[int, int]:
 def questions(draw: st.DrawFn) -> tuple[PartitionDocument, list[PoolDevice]]:
     count = draw(st.integers(1, 4))
     numbers = st.integers(0, 5)
+    resident = [draw(st.integers(1, 5)) * MIB for _ in range(count)]
+    swappable = draw(st.booleans())
     document = partition(
         [draw(numbers) * 10**8 for _ in range(count)],
-        [draw(st.integers(1, 5)) * MIB for _ in range(count)],
-        [draw(numbers) * 10**6 for _ in range(count + 1)],
-        [(0, count - 1, 10**6)] if count > 2 and draw(st.booleans()) else [],
+        resident,
+        [draw(numbers) * 10**5 for _ in range(count + 1)],
+        [(0, count - 1, 10**5)] if count > 2 and draw(st.booleans()) else [],
+        [size * draw(st.integers(1, 4)) // 4 for size in resident] if swappable else None,
     )
     pool = [
         device(
             f"d{index}",
-            budget=draw(st.integers(2, 9)) * MIB,
+            budget=draw(st.integers(1, 9)) * MIB,
             flops=draw(st.integers(1, 3)) * SECOND,
-            link_bytes_per_second=draw(st.sampled_from([None, 10**7, 10**8])),
+            link_bytes_per_second=draw(st.sampled_from([None, 10**6, 10**7])),
             latency_nanoseconds=draw(st.sampled_from([0, 5_000_000])),
             single=draw(st.booleans()),
         )
@@ -159,7 +106,7 @@ def test_no_division_beats_the_plan(
     ]
     answer = plan(document, pool, objective, items=50)
     if not values:
-        assert isinstance(answer, Infeasible) or any(stage.swaps for stage in answer.stages)
+        assert isinstance(answer, Infeasible) or reloads(answer)
         return
     best = placed(answer)
     period, latency = best.period_nanoseconds, best.latency_nanoseconds
@@ -192,10 +139,13 @@ def test_a_plan_serves_each_fragment_and_keeps_every_budget(
     named = [name for stage in answer.stages for name in stage.devices]
     assert len(named) == len(set(named)), "a device serves two stages"
     for stage in answer.stages:
-        together = sum(document.fragments[each].resident_bytes for each in stage.fragments)
-        assert stage.swaps or stage.resident_bytes == together
-        for name in stage.devices:
-            assert stage.resident_bytes <= budgets[name]
+        fragments = [document.fragments[each] for each in stage.fragments]
+        for share in stage.shares:
+            pairs = list(zip(fragments, share.granted_bytes, strict=True))
+            assert share.resident_bytes <= budgets[share.device]
+            assert all(f.least_bytes <= granted <= f.resident_bytes for f, granted in pairs)
+            whole = all(granted == f.resident_bytes for f, granted in pairs)
+            assert whole == (share.holding is Holding.WHOLE) or share.holding is Holding.RELOADED
 
 
 @settings(max_examples=50, deadline=None)
@@ -251,13 +201,13 @@ def test_single_residency_gives_each_fragment_a_device() -> None:
     assert [stage.fragments for stage in answer.stages] == [(0,), (1,), (2,)]
 
 
-def test_devices_swap_only_where_there_is_no_other_way() -> None:
+def test_devices_load_fragments_in_turn_only_where_there_is_no_other_way() -> None:
     document = partition([10**9] * 3, [20 * MIB] * 3)
     roomy = placed(plan(document, [device(n) for n in "abc"], Objective.LATENCY))
-    assert not any(stage.swaps for stage in roomy.stages)
+    assert not reloads(roomy)
     tight = placed(plan(document, [device(n) for n in "ab"], Objective.THROUGHPUT))
-    assert [stage.swaps for stage in tight.stages].count(True) == 1
-    assert "swapped" in summary(tight)
+    assert [stage.held(Holding.RELOADED) for stage in tight.stages].count(True) == 1
+    assert "loaded in turn, because no device holds its own together" in summary(tight)
 
 
 def test_a_required_pin_is_kept_and_a_preferred_one_where_it_costs_nothing() -> None:
@@ -290,7 +240,7 @@ def test_what_is_unknown_is_balanced_by_size_and_not_predicted() -> None:
     assert answer.period_nanoseconds is None
     assert answer.items_per_second is None
     assert answer.stages[0].compute_nanoseconds is None
-    (stages,) = [table for table in explain(answer) if table.title == summary(answer)]
+    (stages,) = [table for table in explain(answer, document) if table.title == summary(answer)]
     assert stages.rows[0][-3:] == ("?", "?", "?")
 
 
@@ -369,7 +319,7 @@ def test_the_explanation_shows_stages_and_why_alternatives_lost() -> None:
     assert summary(answer) == (
         "2 stages on pi-4, pi-zero, jetson; 16 items/s; even split would give 13.3"
     )
-    stages, rejected = explain(answer)
+    stages, rejected = explain(answer, document)
     assert stages.title.startswith(summary(answer) + "; an item takes ")
     assert [row[:3] for row in stages.rows] == [("0", "0", "pi-4, pi-zero"), ("1", "1-2", "jetson")]
     assert rejected.headings == ("alternative", "items/s", "because")

@@ -60,6 +60,13 @@ class FragmentStatus:
     resident_bytes: int = member(
         COUNT, "What a device needs above its floor to run it.", unit="bytes", example=14680064
     )
+    least_bytes: int | None = member(
+        COUNT,
+        "What a device needs at least, to run it in blocks.",
+        unit="bytes",
+        default=None,
+        example=4194304,
+    )
     flops: int | None = member(
         COUNT,
         "Operations per item; absent where a shape is unknown.",

@@ -1,5 +1,7 @@
 """Placement: which devices serve which stages, and why."""
 
+from typing import Final
+
 from shoal_api.fields import (
     COLUMN,
     COLUMNS,
@@ -20,6 +22,8 @@ from shoal_api.rules import immutable
 from shoal_api.schema import Object, member, record
 from shoal_api.shapes import Choice, Items, Number, Text
 from shoal_protocol.choices import Objective, PinPolicy
+
+MAX_GRANTS: Final = 4096
 
 
 @record()
@@ -58,6 +62,18 @@ class PlacementSpec:
 
 
 @record()
+class Grant:
+    """Memory for a fragment on a device that does not hold all of it."""
+
+    fragment: int = member(FRAGMENT, "The fragment's index.", example=0)
+    # Without a name's pattern, as in StageStatus.
+    device: str = member(Text(max_length=253, meant="a device's name"), "The device.", example="pi")
+    granted_bytes: int = member(
+        COUNT, "What the fragment may take there.", unit="bytes", example=8388608
+    )
+
+
+@record()
 class StageStatus:
     """Fragments that run together, on each of these devices."""
 
@@ -80,7 +96,15 @@ class StageStatus:
         default=None,
         example=0.004,
     )
-    resident_bytes: int = member(COUNT, "On each of the devices.", unit="bytes", example=14680064)
+    resident_bytes: int = member(
+        COUNT, "What one of the devices holds at once, at most.", unit="bytes", example=14680064
+    )
+    in_blocks: tuple[Grant, ...] = member(
+        Items(of=Object(Grant), max_items=MAX_GRANTS),
+        "Fragments that run in blocks, because a device cannot hold all of them: part of their "
+        "weights is read again for each item. The others get all that they need.",
+        default=[],
+    )
 
 
 @record()

@@ -46,5 +46,5 @@ def plan(
         finally:
             observer.ended()
         for name, order in wanted:
-            found = plan_on_pool(order, prepared[order.cut.name])
-            console.print(plan_table(name, found))
+            cut = prepared[order.cut.name]
+            console.print(plan_table(name, plan_on_pool(order, cut), cut.document))

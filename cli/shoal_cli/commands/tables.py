@@ -13,7 +13,14 @@ from rich.status import Status
 from rich.table import Column, Table
 from rich.text import Text
 
-from shoal_cli.local.report import DeviceReport, JobReport, RunReport, TierHits, Verification
+from shoal_cli.local.report import (
+    DeviceReport,
+    FragmentHeld,
+    JobReport,
+    RunReport,
+    TierHits,
+    Verification,
+)
 from shoal_planner.explanation import explain
 from shoal_planner.outcome import Plan
 from shoal_planner.profile import Profile
@@ -159,7 +166,8 @@ def _peak(device: DeviceReport) -> Text:
 def partition_table(partition: PartitionDocument) -> RenderableType:
     """One row per fragment, then what crosses each boundary, then the balance."""
     title = f"{len(partition.fragments)} fragments of {partition.model_digest[:19]}"
-    numbers = ("#", "nodes", "weights", "resident", "FLOPs")
+    swappable = any(each.least_bytes < each.resident_bytes for each in partition.fragments)
+    numbers = ("#", "nodes", "weights", "resident", *["at least"] * swappable, "FLOPs")
     fragments = plain_table(*(Column(each, justify="right") for each in numbers), "digest")
     for fragment in partition.fragments:
         fragments.add_row(
@@ -167,6 +175,7 @@ def partition_table(partition: PartitionDocument) -> RenderableType:
             str(fragment.nodes),
             format_bytes(fragment.weight_bytes),
             format_bytes(fragment.resident_bytes),
+            *[format_bytes(fragment.least_bytes)] * swappable,
             format_count(fragment.flops),
             fragment.digest[:19],
         )
@@ -211,10 +220,10 @@ def inspection_table(name: str, profile: Profile) -> RenderableType:
     return Group(titled(name, facts), Text(), titled("Tensors", tensors))
 
 
-def plan_table(name: str, plan: Plan) -> RenderableType:
+def plan_table(name: str, plan: Plan, document: PartitionDocument) -> RenderableType:
     """What `explain` says of a plan, under the name of what was planned."""
     shown: list[RenderableType] = []
-    for explained in explain(plan):
+    for explained in explain(plan, document):
         table = plain_table(
             *(
                 Column(heading, justify="right", no_wrap=True)
@@ -283,13 +292,19 @@ def _ratio(sizes: Sequence[int]) -> str:
 
 
 def _fragments(device: DeviceReport) -> str:
-    """`0-2 5`; one line per partition, with its name where there are several."""
-    partitions: dict[str, list[int]] = {}
+    """`0-2 5, 3 in blocks`; one line per partition, with its name where there are several."""
+    partitions: dict[str, list[FragmentHeld]] = {}
     for held in device.fragments:
-        partitions.setdefault(held.partition, []).append(held.index)
+        partitions.setdefault(held.partition, []).append(held)
     if len(partitions) <= 1:
-        return " ".join(_ranges(index) for index in partitions.values()) or "-"
-    return "\n".join(f"{name}: {_ranges(index)}" for name, index in partitions.items())
+        return " ".join(map(_held, partitions.values())) or "-"
+    return "\n".join(f"{name}: {_held(fragments)}" for name, fragments in partitions.items())
+
+
+def _held(fragments: Sequence[FragmentHeld]) -> str:
+    whole = _ranges([each.index for each in fragments if each.granted_bytes is None])
+    swapped = _ranges([each.index for each in fragments if each.granted_bytes is not None])
+    return ", ".join(filter(None, (whole, swapped and f"{swapped} in blocks")))
 
 
 def _ranges(indices: Sequence[int]) -> str:

@@ -3,7 +3,7 @@ are.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -34,9 +34,9 @@ class JobRefused(Exception):
 class CutOrder:
     """How one model is to be cut, under the name of a Partition.
 
-    With none of `fragments`, `max_bytes` and `tensors`: as few fragments as fit each of the
-    `budgets`. `shapes` are those of inputs with dynamic axes, by default those that
-    cover every item in `sample`.
+    With none of `fragments`, `max_bytes` and `tensors`: as suits the `devices`, for the
+    `objective`. `pinned`: fragments are tied to devices by their numbers. `shapes` are those of
+    inputs with dynamic axes, by default those that cover every item in `sample`.
     """
 
     name: str
@@ -48,7 +48,9 @@ class CutOrder:
     fragments: int | None = None
     max_bytes: int | None = None
     tensors: tuple[str, ...] = ()
-    budgets: tuple[int, ...] = ()
+    devices: tuple[PoolDevice, ...] = ()
+    objective: Objective = Objective.THROUGHPUT
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,34 +167,37 @@ class _Reader:
         pool = self.manifests.pools[spec.pool_ref.name]
         devices = _devices(pool)
         if spec.partition_ref is not None:
-            cut = self._partition(spec.partition_ref.name, devices, sample)
+            cut = self._partition(spec.partition_ref.name, sample)
         else:
             assert spec.model_ref is not None, "the schema asks for one of the three"
             model = spec.model_ref.name
-            cut = self._cut(f"{model}-{spec.pool_ref.name}", model, None, devices, sample)
+            cut = self._cut(f"{model}-{spec.pool_ref.name}", model, None, sample)
+        cut = replace(cut, devices=planned_devices(pool), objective=spec.objective)
         return PlanOrder(cut=cut, pool=pool, devices=devices, objective=spec.objective)
 
     def placement(self, placement: Placement, sample: Path | None) -> PlanOrder:
         spec = placement.spec
         pool = self.manifests.pools[spec.pool_ref.name]
         devices = _devices(pool)
-        cut = self._partition(spec.partition_ref.name, devices, sample)
+        cut = replace(
+            self._partition(spec.partition_ref.name, sample),
+            devices=planned_devices(pool),
+            objective=spec.objective,
+            pinned=bool(spec.pins),
+        )
         return PlanOrder(
             cut=cut, pool=pool, devices=devices, objective=spec.objective, pins=spec.pins
         )
 
-    def _partition(
-        self, name: str, devices: tuple[LocalDevice, ...], sample: Path | None
-    ) -> CutOrder:
+    def _partition(self, name: str, sample: Path | None) -> CutOrder:
         spec = self.manifests.partitions[name].spec
-        return self._cut(name, spec.model_ref.name, spec, devices, sample)
+        return self._cut(name, spec.model_ref.name, spec, sample)
 
     def _cut(
         self,
         name: str,
         model_name: str,
         spec: PartitionSpec | None,
-        devices: tuple[LocalDevice, ...],
         sample: Path | None,
     ) -> CutOrder:
         model = self.manifests.models[model_name]
@@ -207,7 +212,6 @@ class _Reader:
             fragments=None if spec is None else spec.fragments,
             max_bytes=None if spec is None else spec.max_fragment_size,
             tensors=() if spec is None else spec.cuts or (),
-            budgets=tuple(device.memory for device in devices),
         )
 
 
@@ -244,10 +248,10 @@ def _dns_label(text: str) -> str:
     return "".join(letters).strip("-")[:50].strip("-") or "model"
 
 
-def planned_devices(order: PlanOrder) -> tuple[PoolDevice, ...]:
+def planned_devices(pool: DevicePool) -> tuple[PoolDevice, ...]:
     """The devices as planning sees them; one without `cpus` counts as one."""
-    single = order.pool.spec.residency is Residency.SINGLE
-    return tuple(_planned_device(device, single=single) for device in order.devices)
+    single = pool.spec.residency is Residency.SINGLE
+    return tuple(_planned_device(device, single=single) for device in _devices(pool))
 
 
 def _planned_device(device: LocalDevice, *, single: bool) -> PoolDevice:

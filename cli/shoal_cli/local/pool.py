@@ -34,6 +34,7 @@ from shoal_cli.local.supervisor import ProcessSpec, Supervisor, tail
 from shoal_cli.local.verification import DEFAULT_TOLERANCE
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
+from shoal_planner.outcome import Plan
 from shoal_protocol.channels import open_channel
 from shoal_protocol.choices import Precision
 from shoal_protocol.partition import document_to_json
@@ -72,11 +73,11 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
-    """A job that is ready to be submitted. `homes` are the plan's devices per stage, best first."""
+    """A job that is ready to be submitted, with the plan that it runs by."""
 
     order: JobOrder
     prepared: Prepared
-    homes: tuple[tuple[str, ...], ...]
+    plan: Plan
 
     def request(self) -> pb.SubmitJobRequest:
         """As the coordinator takes it."""
@@ -84,7 +85,10 @@ class PlannedJob:
         return pb.SubmitJobRequest(
             name=self.order.name,
             partition=document_to_json(self.prepared.document).encode(),
-            stages=[pb.StagePlacement(devices=devices) for devices in self.homes],
+            stages=[
+                pb.StagePlacement(devices=devices, granted_bytes=granted)
+                for devices, granted in zip(self.plan.homes(), self.plan.grants(), strict=True)
+            ],
             epoch=1,
             inputs_uri=str(self.order.inputs),
             outputs_uri=str(self.order.outputs),
@@ -96,6 +100,21 @@ class PlannedJob:
             parallelism=spec.parallelism or 0,
             lossy=spec.transfer_precision is Precision.HALF,
         )
+
+    def fragments_on(self, device: str) -> dict[str, FragmentHeld]:
+        """The fragments by digest, as the device holds them if it does."""
+        held: dict[str, FragmentHeld] = {}
+        for fragment, homes, grants in zip(
+            self.prepared.document.fragments, self.plan.homes(), self.plan.grants(), strict=True
+        ):
+            granted = dict(zip(homes, grants, strict=True)).get(device, fragment.resident_bytes)
+            held[fragment.digest] = FragmentHeld(
+                partition=self.order.plan.cut.name,
+                index=fragment.index,
+                digest=fragment.digest,
+                granted_bytes=granted if granted < fragment.resident_bytes else None,
+            )
+        return held
 
 
 @dataclass(slots=True, kw_only=True)
@@ -279,18 +298,13 @@ class PoolRun:
 
     def device_reports(self) -> list[DeviceReport]:
         """The devices, in the manifest's order. Their processes have ended, their cgroups exist."""
+        restarts = self.restarts()
+        return [self._device_report(each, restarts) for each in self.devices]
+
+    def _device_report(self, device: LocalDevice, restarts: dict[str, int]) -> DeviceReport:
         fragments: dict[str, FragmentHeld] = {}
         for job in self.jobs:
-            partition = job.order.plan.cut.name
-            for each in job.prepared.document.fragments:
-                held = FragmentHeld(partition=partition, index=each.index, digest=each.digest)
-                fragments.setdefault(each.digest, held)
-        restarts = self.restarts()
-        return [self._device_report(each, fragments, restarts) for each in self.devices]
-
-    def _device_report(
-        self, device: LocalDevice, fragments: dict[str, FragmentHeld], restarts: dict[str, int]
-    ) -> DeviceReport:
+            fragments = {**job.fragments_on(device.name), **fragments}
         tally = self.watch.devices.get(device.name, DeviceTally())
         group, label = self._device_groups.get(device.name), self.label(device.name)
         pressure = Pressure() if group is None else group.pressure()

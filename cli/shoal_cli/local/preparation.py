@@ -1,12 +1,12 @@
 """From a model's file to a partition in the store: check, profile, cut. A step (see `steps`).
 
-The fragments of an order are reused when the order, the model's bytes and the chosen
-cuts are those of last time (`source.json` beside `partition.json`).
+The fragments of an order are reused when the order, the model's bytes and the cuts to choose
+from are those of last time (`source.json` beside `partition.json`).
 """
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,12 @@ from shoal_cli.local.orders import CutOrder
 from shoal_cli.local.steps import Json, Progress, run_step, serve
 from shoal_compiler.errors import ModelRefused
 from shoal_coordinator.storage.inputs import InputsRefused, scan_inputs
+from shoal_planner.costs import Holding, PoolDevice
+from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.outcome import Infeasible
+from shoal_planner.placement import plan
 from shoal_planner.profile import Profile
+from shoal_protocol.choices import Objective
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import (
@@ -26,6 +31,8 @@ from shoal_protocol.partition import (
 )
 
 _MODULE: Final = "shoal_cli.local.preparation"
+_VERSION: Final = 2
+"""Of `source.json`: what was cut before has no blocks."""
 
 
 class PreparationRefused(Exception):
@@ -78,7 +85,8 @@ def _order_from_json(values: Json) -> CutOrder:
         "sample": None if values["sample"] is None else Path(values["sample"]),
         "shapes": {name: tuple(shape) for name, shape in values["shapes"].items()},
         "tensors": tuple(values["tensors"]),
-        "budgets": tuple(values["budgets"]),
+        "devices": tuple(PoolDevice(**device) for device in values["devices"]),
+        "objective": Objective(values["objective"]),
     }
     return CutOrder(**{**values, **made})
 
@@ -104,12 +112,17 @@ def cut_into_store(
             f"Model {order.model}: {order.path} is {profile.digest}, not {order.digest} as "
             "spec.source.digest says; it was changed, or is another file"
         )
-    cuts = _choose(order, profile)
+    choices = _choices(order, profile)
     path = partition_path(store, order.name)
-    source = {"model": profile.digest, "cuts": list(cuts), "shapes": shapes, "version": 1}
-    advice = _advice(order, profile, cuts)
+    source: dict[str, object] = {"model": profile.digest, "cuts": choices, "shapes": shapes}
+    source |= {"version": _VERSION}
+    if len(choices) > 1:
+        source |= {"devices": list(map(dataclasses.asdict, order.devices))}
+        source |= {"objective": order.objective}
+    advice = _advice(order, profile, choices[-1])
     if _is_current(path, FragmentStore(store), source):
         return {"warm": True, "advice": advice}
+    cuts = _best(order, profile, choices)
     document = cut_model(order.path, profile, cuts, store if fragments else None, on_progress)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, document_to_json(document).encode())
@@ -117,17 +130,44 @@ def cut_into_store(
     return {"warm": False, "advice": advice}
 
 
-def _choose(order: CutOrder, profile: Profile) -> tuple[int, ...]:
-    """Where to cut. Left to us: as few fragments as fit every device, else as fit the largest."""
-    from shoal_planner.cuts import CutRequest, Refusal, choose_cuts  # noqa: PLC0415
+def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
+    """Where to cut. Left to us: as few fragments as fit every device, else as fit the largest.
 
+    If those are more than there are devices, some device holds several, in blocks or in turn. Then
+    there is a choice: it may do better with one larger fragment in blocks.
+    """
+    fine = _as_asked(order, profile)
+    free = not (order.tensors or order.fragments or order.max_bytes or order.pinned)
+    if not free or len(fine) < len(order.devices):
+        return [fine]
+    coarse = choose_cuts(profile, CutRequest(fragments=len(order.devices)))
+    return [fine] if isinstance(coarse, Refusal) else [coarse, fine]
+
+
+def _best(order: CutOrder, profile: Profile, choices: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The cut whose plan costs the least; what its fragments need in blocks, cutting shows."""
+    from shoal_compiler.cutting import cut_model  # noqa: PLC0415 - needs onnx
+
+    def cost(cuts: tuple[int, ...]) -> tuple[int, ...]:
+        found = plan(cut_model(order.path, profile, cuts, None), order.devices, order.objective)
+        if isinstance(found, Infeasible):
+            return (2,)
+        reloads = any(stage.held(Holding.RELOADED) for stage in found.stages)
+        latency, period = found.latency_nanoseconds or 0, found.period_nanoseconds or 0
+        return (reloads, latency if order.objective is Objective.LATENCY else period)
+
+    return choices[0] if len(choices) == 1 else min(choices, key=cost)
+
+
+def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
     todo = ""
     if order.tensors:
         requests = [CutRequest(tensors=order.tensors)]
     elif order.fragments is not None or order.max_bytes is not None:
         requests = [CutRequest(fragments=order.fragments, max_bytes=order.max_bytes)]
     else:
-        requests = [CutRequest(max_bytes=size) for size in sorted(set(order.budgets))]
+        budgets = sorted({device.budget_bytes for device in order.devices})
+        requests = [CutRequest(max_bytes=size) for size in budgets]
         todo = "; raise the budget"
     refused: Refusal | None = None
     for request in requests:
@@ -156,7 +196,7 @@ def _advice(order: CutOrder, profile: Profile, cuts: tuple[int, ...]) -> str:
     """Where a fragment fits no budget: what would."""
     from shoal_planner.advice import advise, in_words  # noqa: PLC0415
 
-    most = max(order.budgets, default=0)
+    most = max((device.budget_bytes for device in order.devices), default=0)
     found = advise(profile, cuts, most) if most else None
     return "" if found is None else in_words(found)
 

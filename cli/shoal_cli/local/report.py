@@ -27,11 +27,14 @@ class TierHits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentHeld:
-    """A fragment that a device held during the run."""
+    """A fragment that a device held during the run. `granted_bytes`: it ran there in blocks, since
+    the plan granted it less than it needs to be resident.
+    """
 
     partition: str
     index: int
     digest: str
+    granted_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

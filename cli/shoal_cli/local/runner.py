@@ -89,7 +89,7 @@ async def prepare_all(
 
 def plan_on_pool(order: PlanOrder, prepared: Prepared) -> Plan:
     """The placement of a partition; raises `NoPlan`."""
-    devices = planned_devices(order)
+    devices = planned_devices(order.pool)
     found = plan(prepared.document, devices, order.objective, pins=order.pins)
     if isinstance(found, Infeasible):
         raise NoPlan(found.message(order.cut.name, prepared.advice))
@@ -179,7 +179,7 @@ class _Run:
         for order in orders.jobs:
             partition = prepared[order.plan.cut.name]
             found = plan_on_pool(order.plan, partition)
-            jobs.append(PlannedJob(order=order, prepared=partition, homes=found.homes()))
+            jobs.append(PlannedJob(order=order, prepared=partition, plan=found))
         return jobs
 
     async def _run_pools(self, jobs: Sequence[PlannedJob]) -> None:

@@ -19,7 +19,7 @@ from typing import Final, Generic, TypeVar
 from shoal_coordinator.dispatch.device import Device
 from shoal_coordinator.dispatch.instructions import Tier
 from shoal_coordinator.dispatch.servers import may_serve
-from shoal_coordinator.dispatch.services import can_host, size_on
+from shoal_coordinator.dispatch.services import can_host, fits_in, size_on
 from shoal_coordinator.dispatch.state import Service, StageQueue, State
 from shoal_protocol.digests import Digest
 
@@ -170,7 +170,21 @@ class LoadCase(Claim):
 
     @property
     def has_room(self) -> bool:
-        return self.device.memory.has_room(size_on(self.device, self.claimant))
+        return size_on(self.device, self.claimant) <= self.device.memory.room
+
+    @property
+    def has_room_in_blocks(self) -> bool:
+        """Whether it can run in the room that is left, on a device that it counts on."""
+        device, claimant = self.device, self.claimant
+        counts = device.name in claimant.homes or claimant.unserved
+        return counts and fits_in(device, claimant, device.memory.room)
+
+    @property
+    def unused_make_room(self) -> bool:
+        """Whether it has room once fragments that no job uses are gone."""
+        used, resident = self.state.by_digest.keys(), self.device.memory.resident.keys()
+        victims = None if resident <= used else self.victims
+        return victims is not None and used.isdisjoint(victims)
 
     @property
     def victims(self) -> list[Digest] | None:
@@ -192,7 +206,7 @@ class LoadCase(Claim):
                 break
             room += memory.resident[digest]
             chosen.append(digest)
-        return chosen if room >= size else None
+        return chosen if chosen and fits_in(device, self.claimant, room) else None
 
 
 LOADING: Final[tuple[Rule[LoadCase, Tier | None], ...]] = (
@@ -204,6 +218,11 @@ LOADING: Final[tuple[Rule[LoadCase, Tier | None], ...]] = (
     Rule("the disk is full", lambda c: c.must_fetch_to_full_disk, None),
     Rule("room, and on disk", lambda c: c.has_room and c.is_cached, Tier.CACHED),
     Rule("room", lambda c: c.has_room, Tier.IDLE),
+    Rule("unused fragments can go", lambda c: c.unused_make_room, Tier.EVICT),
+    Rule(
+        "room in blocks, and on disk", lambda c: c.has_room_in_blocks and c.is_cached, Tier.CACHED
+    ),
+    Rule("room in blocks", lambda c: c.has_room_in_blocks, Tier.IDLE),
     Rule("other fragments can go", lambda c: c.victims is not None, Tier.EVICT),
     Rule("no room", lambda _: True, None),
 )

@@ -53,8 +53,9 @@ class DeviceMemory:
     Invariant: `resident_bytes` and what is loading are within the budget, and with `single` at most
     one fragment is resident or loading. A fragment counts from the moment when Load is given until
     Unload is answered: `resident` still contains what is in `unloading`. `next_load` is the service
-    whose fragment is loaded once every Unload is answered. `sizes` are measured, or learned from a
-    refusal. `loaded_as` is the tier of a load until the first task after it is given.
+    whose fragment is loaded once every Unload is answered. `granted` is what a fragment got when it
+    was loaded last, `excess` what it took beyond that when it was measured. `loaded_as` is the tier
+    of a load until the first task after it is given.
     """
 
     budget: Bytes
@@ -64,7 +65,8 @@ class DeviceMemory:
     loading: "Loading | None" = None
     unloading: dict[Digest, None] = field(default_factory=dict)
     next_load: "Service | None" = None
-    sizes: dict[Digest, Bytes] = field(default_factory=dict)
+    granted: dict[Digest, Bytes] = field(default_factory=dict)
+    excess: dict[Digest, int] = field(default_factory=dict)
     loaded_as: dict[Digest, Tier] = field(default_factory=dict)
     loaded_at: Nanoseconds = Nanoseconds(0)
     load_took: Nanoseconds = Nanoseconds(0)
@@ -73,14 +75,22 @@ class DeviceMemory:
     def moving(self) -> bool:
         return self.loading is not None or bool(self.unloading)
 
-    def has_room(self, size: int) -> bool:
-        if self.single and self.resident:
-            return False
-        return size <= self.budget - self.resident_bytes
+    @property
+    def room(self) -> int:
+        """What another fragment can get."""
+        return 0 if self.single and self.resident else self.budget - self.resident_bytes
+
+    def learn(self, digest: Digest, taken: int) -> bool:
+        """A fragment took so much, or would have: whether that is more than was known."""
+        excess = taken - self.granted.get(digest, taken)
+        grows = excess > self.excess.get(digest, 0)
+        if grows:
+            self.excess[digest] = excess
+        return grows
 
     def add(self, loading: "Loading", size: Bytes, now: Nanoseconds) -> None:
         """The fragment that was loading is resident."""
-        self.resident[loading.digest] = self.sizes[loading.digest] = size
+        self.resident[loading.digest] = size
         self.resident_bytes += size
         self.loaded_as[loading.digest] = loading.tier
         self.loaded_at = now
@@ -200,7 +210,6 @@ def new_device(event: DeviceJoined, *, order: int, tally: Tally, slots: int) -> 
             single=event.single,
             resident=dict(event.resident),
             resident_bytes=sum(event.resident.values()),
-            sizes=dict(event.resident),
             loaded_at=event.at,
         ),
         work=DeviceWork(slots=slots),

@@ -44,16 +44,19 @@ class Stage:
 
     `predecessors` are the stages whose outputs it needs; `takes_model_inputs` says that it needs
     some of the model's inputs, `gives_results` that some of its outputs are the model's. `homes`
-    are the devices that the plan gives it, best first; none: any device. `output_bytes` is per
-    item.
+    are the devices that the plan gives it, best first; none: any device. `granted` is what the plan
+    grants it on devices that give it less than `resident_bytes`: there it runs in blocks, for which
+    it needs `least_bytes`. `output_bytes` is per item.
     """
 
     digest: Digest
     resident_bytes: Bytes
+    least_bytes: Bytes
     predecessors: tuple[int, ...] = ()
     takes_model_inputs: bool = False
     gives_results: bool = False
     homes: tuple[str, ...] = ()
+    granted: tuple[tuple[str, Bytes], ...] = ()
     output_bytes: Bytes | None = None
 
 

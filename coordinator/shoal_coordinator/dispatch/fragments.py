@@ -1,8 +1,9 @@
 """The instructions that move fragments, Load, Unload and Prefetch, and what their answers change.
 
-BUDGET teaches what the fragment takes on a device; a full disk keeps the device from fetching for a
-while; every other failure is tried again later, on each device at most `load_tries` times in a row.
-When no device is left to try, the job fails with the last reason.
+BUDGET teaches by how much a fragment exceeds its grant on a device: it is tried again with less, in
+blocks, down to the least that it needs. A full disk keeps the device from fetching for a while.
+Every other failure is tried again later, on each device at most `load_tries` times in a row. When
+no device is left to try, the job fails with the last reason.
 """
 
 from collections import Counter
@@ -35,11 +36,13 @@ def start_load(state: State, service: Service, device: Device, tier: Tier) -> No
     """Give Load; the ledger counts the fragment from now on."""
     digest = service.digest
     number = state.next_number()
-    size = Bytes(size_on(device, service))
-    loading = Loading(device, digest, size, tier, state.now)
-    assert device.memory.loading is None, "a device loads one fragment at a time"
-    assert device.memory.has_room(size), f"no room for {size} bytes"
-    device.memory.loading = loading
+    memory = device.memory
+    size = Bytes(size_on(device, service, memory.room))
+    granted = Bytes(size - memory.excess.get(digest, 0))
+    loading = Loading(device, digest, granted, size, tier, state.now)
+    assert memory.loading is None, "a device loads one fragment at a time"
+    assert size <= memory.room, f"no room for {size} bytes"
+    memory.loading, memory.granted[digest] = loading, granted
     state.pending[number] = loading
     for user in state.by_digest.get(digest, ()):
         user.loading[device] = None
@@ -48,7 +51,7 @@ def start_load(state: State, service: Service, device: Device, tier: Tier) -> No
             instruction=number,
             device=device.name,
             digest=digest,
-            resident=size,
+            granted=granted,
             tier=tier,
             peers=_peers(state, device, digest),
         )
@@ -147,6 +150,7 @@ def resident(state: State, loading: Loading, event: FragmentResident) -> None:
     device, digest = loading.device, loading.digest
     size = Bytes(max(loading.size, event.resident))
     end_load(state, device)
+    device.memory.learn(digest, event.resident)
     device.memory.add(loading, size, state.now)
     device.work.used_at[digest] = state.now  # so that it does not go at once
     device.tally.loads += 1
@@ -167,8 +171,8 @@ def unloaded(state: State, unloading: Unloading) -> None:
     drop_fragment(state, device, unloading.digest)
     if device.memory.unloading:
         return
-    service = take_plan(device)
-    if service is not None and service.queues and device.memory.has_room(size_on(device, service)):
+    service, room = take_plan(device), device.memory.room
+    if service is not None and service.queues and size_on(device, service, room) <= room:
         start_load(state, service, device, Tier.EVICT)
 
 
@@ -204,8 +208,11 @@ def unload_failed(state: State, unloading: Unloading, failure: Failure) -> None:
 def load_failed(state: State, loading: Loading, failure: Failure) -> None:
     device, digest = loading.device, loading.digest
     end_load(state, device)
-    if failure.kind is FailureKind.BUDGET:
-        _learn_need(device, loading, failure)
+    services = list(state.by_digest.get(digest, ()))
+    retries = 0
+    if failure.kind is FailureKind.BUDGET and services:
+        learned = _learn_need(device, loading, services[0].least, failure)
+        retries = int(learned and can_host(state, services[0], device))
     if failure.kind is FailureKind.DISK_FULL:
         note_dropped(state, device, digest)
         if _clear_disk(state, device, digest):
@@ -215,8 +222,8 @@ def load_failed(state: State, loading: Loading, failure: Failure) -> None:
         note_dropped(state, device, digest)
     if failure.kind is FailureKind.UNAVAILABLE and device.health.fetched_at > loading.since:
         device.health.backoffs.pop(digest, None)  # bytes came, and stay: the next try goes further
-    record_failure(state, device, digest, failure)
-    for service in list(state.by_digest.get(digest, ())):
+    record_failure(state, device, digest, failure, free=retries)
+    for service in services:
         request_provisioning(state, service)
         for job in list(dict.fromkeys(queue.job for queue in service.queues)):
             final = impossible(state, job) or _out_of_tries(state, service)
@@ -234,18 +241,23 @@ def _clear_disk(state: State, device: Device, digest: Digest) -> bool:
     return True
 
 
-def _learn_need(device: Device, loading: Loading, failure: Failure) -> None:
-    """What a refusal says about the fragment's size: nothing, where there was room for it by the
-    refusal's own numbers, or where tasks may have been in its way.
+def _learn_need(device: Device, loading: Loading, least: Bytes, failure: Failure) -> bool:
+    """What a refusal says about what the fragment exceeds its grant by, so that it is granted less:
+    nothing where there was room by the refusal's own numbers. Whether anything was learned.
     """
-    need, have = failure.need, failure.have
-    if need is not None and have is not None and need <= have:
-        return
+    memory, need, have = device.memory, failure.need, failure.have
     if need is not None and need > loading.size:
-        device.memory.sizes[loading.digest] = need
-    elif not device.memory.resident and not device.work.queued:
-        # Alone, and still too large, whatever the numbers say.
-        device.memory.sizes[loading.digest] = Bytes(device.memory.budget + 1)
+        return (have is None or need > have) and memory.learn(loading.digest, need)
+    if need is not None and have is not None:
+        # Others take more than is reckoned for them: it is granted what they leave.
+        taken = loading.size + need - have
+        if need <= have or taken - loading.granted <= memory.budget - least:
+            return need > have and memory.learn(loading.digest, taken)
+    if memory.resident or device.work.queued:
+        return False  # tasks may have been in its way
+    # Alone, and still too large, whatever the numbers say: next the least, then never again.
+    excess = memory.budget - least + (loading.granted <= least)
+    return memory.learn(loading.digest, loading.granted + excess)
 
 
 def _out_of_tries(state: State, service: Service) -> Failure | None:

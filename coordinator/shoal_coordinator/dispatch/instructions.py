@@ -32,12 +32,14 @@ class Tier(IntEnum):
 
 @_instruction
 class Load:
-    """`peers` are devices that have the fragment on disk, nearest first."""
+    """`granted` is what the fragment may take: with less than its `resident_bytes` it runs in
+    blocks. `peers` are devices that have it on disk, nearest first.
+    """
 
     instruction: int
     device: str
     digest: Digest
-    resident: Bytes
+    granted: Bytes
     tier: Tier
     peers: tuple[str, ...] = ()
 

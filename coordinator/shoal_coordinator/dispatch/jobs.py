@@ -82,13 +82,15 @@ def _make_queues(state: State, job: Job) -> None:
     job.results = ends(stages)
     job.open_stages = 0 if job.spec.mode is ev.Mode.BARRIER else len(stages)
     for index, stage in enumerate(stages):
-        key = (stage.digest, stage.homes, job.spec.policy)
+        key = (stage.digest, stage.homes, stage.granted, job.spec.policy)
         service = state.services.get(key)
         if service is None:
             service = state.services[key] = Service(
                 digest=stage.digest,
                 resident=stage.resident_bytes,
+                least=stage.least_bytes,
                 homes=stage.homes,
+                granted=dict(stage.granted),
                 policy=job.spec.policy,
             )
         consumers = [

@@ -10,7 +10,7 @@ from shoal_coordinator.dispatch.events import Failure, FailureKind
 from shoal_coordinator.dispatch.servers import review
 from shoal_coordinator.dispatch.state import Job, Service, StageQueue, State
 from shoal_protocol.digests import Digest
-from shoal_protocol.units import Bytes, Nanoseconds, format_bytes
+from shoal_protocol.units import Bytes, Nanoseconds, format_bytes, format_need
 
 
 def begin_service(state: State, queue: StageQueue) -> None:
@@ -45,7 +45,7 @@ def retire_service(state: State, queue: StageQueue) -> None:
         if device.memory.next_load is service:
             device.memory.next_load = None
     state.unmet.pop(service, None)
-    del state.services[service.digest, service.homes, service.policy]
+    del state.services[service.key]
     users = state.by_digest[service.digest]
     users.remove(service)
     if not users:
@@ -118,9 +118,21 @@ def awaits_homes(state: State, service: Service) -> bool:
     return any(name not in state.tallies for name in service.homes)
 
 
-def size_on(device: Device, service: Service) -> int:
-    """What the fragment takes there: as measured there, else as estimated."""
-    return device.memory.sizes.get(service.digest, service.resident)
+def size_on(device: Device, service: Service, room: int | None = None) -> int:
+    """What is to be reckoned for the fragment there, in the whole budget or in `room`: what the
+    plan grants it; in less room all of that, in blocks; but not less than it needs, which is then
+    more than the room. What it was measured to take beyond its grant comes on top.
+    """
+    memory = device.memory
+    excess = memory.excess.get(service.digest, 0)
+    planned = service.granted.get(device.name, service.resident)
+    most = (memory.budget if room is None else room) - excess
+    return excess + max(service.least, min(planned, most))
+
+
+def fits_in(device: Device, service: Service, room: int) -> bool:
+    """Whether the device can run the fragment in that room, at least in blocks."""
+    return size_on(device, service, room) <= room
 
 
 def count_homes(state: State, service: Service) -> None:
@@ -155,7 +167,7 @@ def impossible(state: State, job: Job) -> Failure | None:
             continue
         budgets = {name: tally.budget for name, tally in state.tallies.items()}
         needs = [
-            size_on(state.devices[name], service) if name in state.devices else service.resident
+            size_on(state.devices[name], service) if name in state.devices else service.least
             for name in budgets
         ]
         if all(need > budget for need, budget in zip(needs, budgets.values(), strict=True)):
@@ -166,8 +178,10 @@ def impossible(state: State, job: Job) -> Failure | None:
 def _too_large(queue: StageQueue, need: int, budgets: dict[str, Bytes]) -> Failure:
     first, *others = [(name, format_bytes(budget)) for name, budget in budgets.items()]
     have = ", ".join([" has ".join(first), *map(" ".join, others)])
+    excess = need - queue.service.least
+    needs = format_need(need, queue.service.resident + excess)
     message = (
-        f"fragment {queue.stage} of {queue.job.spec.name} needs {format_bytes(need)} resident; "
+        f"fragment {queue.stage} of {queue.job.spec.name} needs {needs}; "
         f"{have}; cut finer or raise the budget"
     )
     most = Bytes(max(budgets.values()))

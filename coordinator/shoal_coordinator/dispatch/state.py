@@ -5,9 +5,9 @@
       |                                                                               v
       +----- devices --> Device --- listed ---------------------------------------> Service
 
-A *service* is a fragment under a plan: its digest, the devices that the plan gives it, and the
-policy that ranks them. Stages of several jobs that agree in these share one, and so share
-residency.
+A *service* is a fragment under a plan: its digest, the devices that the plan gives it, what these
+grant it, and the policy that ranks them. Stages of several jobs that agree in these share one, and
+so share residency.
 
 The state is changed in place. A functional update would copy dictionaries of thousands of entries
 for each of 20,000 tasks a second; here a step costs what it touches. The price is a rule: only
@@ -20,7 +20,7 @@ events give the same instructions in every run.
 from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from shoal_coordinator.dispatch.device import Device, Rank, Tally
 from shoal_coordinator.dispatch.events import Failure, JobSpec, Policy, Stage
@@ -102,7 +102,9 @@ class Service:
 
     digest: Digest
     resident: Bytes
+    least: Bytes
     homes: tuple[str, ...]
+    granted: dict[str, Bytes]
     policy: Policy
     queues: list["StageQueue"] = field(default_factory=list)
     ranks: list[Rank] = field(default_factory=list)
@@ -113,6 +115,10 @@ class Service:
     fastest: Device | None = None
     preempting: Device | None = None
     starving_since: Nanoseconds | None = None
+
+    @property
+    def key(self) -> "ServiceKey":
+        return self.digest, self.homes, tuple(self.granted.items()), self.policy
 
     @property
     def unserved(self) -> bool:
@@ -272,8 +278,11 @@ class Running:
 
 @dataclass(slots=True, eq=False)
 class Loading:
+    """Load. `granted` is what the fragment gets, `size` what is reckoned for it."""
+
     device: Device
     digest: Digest
+    granted: Bytes
     size: Bytes
     tier: Tier
     since: Nanoseconds
@@ -348,6 +357,9 @@ class Worklist:
     services: list[Service] = field(default_factory=list)
 
 
+ServiceKey: TypeAlias = tuple[Digest, tuple[str, ...], tuple[tuple[str, Bytes], ...], Policy]
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class State:
     """Everything. `unmet` are services with more work than devices: each Tick considers them."""
@@ -358,7 +370,7 @@ class State:
     ended: dict[str, Job] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
     tallies: dict[str, Tally] = field(default_factory=dict)
-    services: dict[tuple[Digest, tuple[str, ...], Policy], Service] = field(default_factory=dict)
+    services: dict[ServiceKey, Service] = field(default_factory=dict)
     by_digest: dict[Digest, list[Service]] = field(default_factory=dict)
     holders: dict[Digest, dict[Device, None]] = field(default_factory=dict)
     crashes: dict[Digest, Crashes] = field(default_factory=dict)

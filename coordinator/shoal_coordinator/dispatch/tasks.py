@@ -174,6 +174,12 @@ def _handle_failure(state: State, running: Running, failure: Failure) -> None:
                 for producer in task.queue.predecessors:
                     release(state, task.item.tasks[producer])
             _retry(state, task, device, failure)
+        case FailureKind.BUDGET if failure.need is not None and device.memory.learn(
+            task.queue.service.digest, failure.need
+        ):
+            # Measured for the first time, it took more than its grant: it is loaded with less.
+            count_all_homes(state, device, task.queue.service.digest)
+            _rerun_lost(state, task, failure)
         case _:
             record_failure(state, device, task.queue.service.digest, failure, free=_FREE_FAILURES)
             _retry(state, task, device, failure)

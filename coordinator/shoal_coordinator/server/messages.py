@@ -7,6 +7,7 @@ What a job is never changes while it runs. How it is done may: by a newer plan, 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from itertools import zip_longest
 from time import monotonic
 from typing import Final
 
@@ -45,8 +46,11 @@ def submission_of(request: pb.SubmitJobRequest, document: PartitionDocument) -> 
 
 
 def plan_of(request: pb.SubmitJobRequest) -> Plan:
-    stages = tuple(tuple(each.devices) for each in request.stages)
-    return Plan(number=request.epoch, stages=stages)
+    return Plan(
+        number=request.epoch,
+        stages=tuple(tuple(each.devices) for each in request.stages),
+        granted_bytes=tuple(tuple(each.granted_bytes) for each in request.stages),
+    )
 
 
 def terms_of(request: pb.SubmitJobRequest) -> Terms:
@@ -56,9 +60,13 @@ def terms_of(request: pb.SubmitJobRequest) -> Terms:
 def request_of(work: pb.SubmitJobRequest, submission: Submission) -> pb.SubmitJobRequest:
     request = pb.SubmitJobRequest()
     request.CopyFrom(work)
-    request.epoch = submission.plan.number
+    plan = submission.plan
+    request.epoch = plan.number
     del request.stages[:]
-    request.stages.extend(pb.StagePlacement(devices=each) for each in submission.plan.stages)
+    request.stages.extend(
+        pb.StagePlacement(devices=devices, granted_bytes=granted)
+        for devices, granted in zip_longest(plan.stages, plan.granted_bytes, fillvalue=())
+    )
     for name in _TERMS:
         setattr(request, name, getattr(submission.terms, name))
     return request

@@ -13,7 +13,7 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_protocol import PROTOCOL
 from shoal_protocol.digests import Digest, is_digest
-from shoal_protocol.partition import MODEL, PartitionDocument, TensorSpec
+from shoal_protocol.partition import MODEL, Fragment, PartitionDocument, TensorSpec
 from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.tickets import make_ticket
 from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
@@ -217,7 +217,7 @@ def stage_wires(document: PartitionDocument) -> tuple[StageWires, ...]:
 
 
 def load_message(order: ins.Load, peers: tuple[str, ...]) -> pb.CoordinatorMessage:
-    number, digest, size = order.instruction, order.digest, order.resident
+    number, digest, size = order.instruction, order.digest, order.granted
     load = pb.Load(instruction=number, digest=digest, resident_bytes=size, peers=peers)
     return pb.CoordinatorMessage(load=load)
 
@@ -304,15 +304,22 @@ def check_submission(request: api.SubmitJobRequest, document: PartitionDocument)
             f"the plan has {len(request.stages)} stages, the partition {len(document.fragments)}"
         )
     for placement in request.stages:
-        for device in placement.devices:
-            if not _LABEL.fullmatch(device):
-                raise Malformed(f"{device[:70]!r} in the plan is no name of a device")
+        _check_stage(placement)
     if not 0 <= request.active_deadline_seconds < _LONGEST_SECONDS:
         raise Malformed(f"active_deadline_seconds is {request.active_deadline_seconds}")
     if request.backoff_limit > 1000:
         raise Malformed(f"backoff_limit is {request.backoff_limit}, at most 1000")
     if request.epoch >= 1 << 62:
         raise Malformed(f"epoch is {request.epoch}")
+
+
+def _check_stage(placement: api.StagePlacement) -> None:
+    for device in placement.devices:
+        if not _LABEL.fullmatch(device):
+            raise Malformed(f"{device[:70]!r} in the plan is no name of a device")
+    devices, grants = len(placement.devices), len(placement.granted_bytes)
+    if grants not in {0, devices}:
+        raise Malformed(f"a stage of the plan has {devices} devices, and {grants} grants")
 
 
 def job_spec(
@@ -329,15 +336,17 @@ def job_spec(
         into, out = document.into(fragment.index), document.out_of(fragment.index)
         sizes = [edge.bytes_per_item for edge in out]
         known = [size for size in sizes if size is not None]
-        homes = request.stages[fragment.index].devices if request.stages else ()
+        placement = request.stages[fragment.index] if request.stages else api.StagePlacement()
         stages.append(
             ev.Stage(
                 digest=fragment.digest,
                 resident_bytes=Bytes(fragment.resident_bytes),
+                least_bytes=Bytes(fragment.least_bytes),
                 predecessors=tuple(sorted({e.producer for e in into if e.producer != MODEL})),
                 takes_model_inputs=any(edge.producer == MODEL for edge in into),
                 gives_results=any(edge.consumer == MODEL for edge in out),
-                homes=tuple(dict.fromkeys(homes)),
+                homes=tuple(dict.fromkeys(placement.devices)),
+                granted=_granted(placement, fragment),
                 output_bytes=Bytes(sum(known)) if len(known) == len(sizes) else None,
             )
         )
@@ -352,6 +361,16 @@ def job_spec(
         backoff_limit=request.backoff_limit,
         deadline=deadline,
         parallelism=request.parallelism,
+    )
+
+
+def _granted(placement: api.StagePlacement, fragment: Fragment) -> tuple[tuple[str, Bytes], ...]:
+    """The devices on which the plan has a fragment run in blocks, with what they grant it."""
+    grants = dict(zip(placement.devices, placement.granted_bytes, strict=False))
+    return tuple(
+        (device, Bytes(max(granted, fragment.least_bytes)))
+        for device, granted in grants.items()
+        if 0 < granted < fragment.resident_bytes
     )
 
 

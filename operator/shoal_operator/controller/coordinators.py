@@ -146,7 +146,10 @@ class _Coordinator:
         request = pb.SubmitJobRequest(
             name=call.job,
             partition=call.partition,
-            stages=[pb.StagePlacement(devices=stage) for stage in call.stages],
+            stages=[
+                pb.StagePlacement(devices=devices, granted_bytes=granted)
+                for devices, granted in zip(call.stages, call.granted_bytes, strict=True)
+            ],
             epoch=call.plan,
             mode=Mode(call.mode).name,
             policy=Policy(call.policy).name,

@@ -62,7 +62,8 @@ class SubmitJob:
     """Have the pool's coordinator run a job, or continue it with another plan or other terms.
 
     `job` is the coordinator's name for it (`names.job_id`); `partition` the document as it was cut;
-    `stages`: per fragment the devices that serve it, best first; `plan` the epoch of the Placement.
+    `stages`: per fragment the devices that serve it, best first, and in `granted_bytes` what each
+    grants it (0: all that it needs); `plan` the epoch of the Placement.
     `mode` and `policy` are words of `shoal_protocol.choices`; `lossy` permits float16 on the way.
     Inputs and results are in the job's own folders on the coordinator's volume.
     """
@@ -71,6 +72,7 @@ class SubmitJob:
     job: str
     partition: bytes
     stages: tuple[tuple[str, ...], ...]
+    granted_bytes: tuple[tuple[int, ...], ...]
     plan: int
     mode: str
     policy: str

@@ -387,6 +387,7 @@ def _submission(snapshot: InferenceJobSnapshot, ready: Ready) -> SubmitJob:
         job=job_id(snapshot.job),
         partition=document_to_json(ready.document).encode(),
         stages=ready.stages,
+        granted_bytes=ready.granted_bytes,
         plan=ready.plan,
         mode=spec.mode.value,
         policy=spec.policy.value,

@@ -57,10 +57,13 @@ _PASSING: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A plan to run by; `plan` is its epoch, `planned` the job's condition of it."""
+    """A plan to run by: per fragment its devices, and what each grants it (0: all that it needs).
+    `plan` is its epoch, `planned` the job's condition of it.
+    """
 
     document: PartitionDocument
     stages: tuple[tuple[str, ...], ...]
+    granted_bytes: tuple[tuple[int, ...], ...]
     plan: int
     planned: ConditionUpdate
 
@@ -164,8 +167,22 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
     if sorted(devices) != list(range(len(document.fragments))):
         return Cause("PlacementNotPlanned", f"Placement {name} still plans other fragments")
     stages = tuple(devices[index] for index in range(len(devices)))
+    grants = {
+        (each.fragment, each.device): each.granted_bytes
+        for stage in status.stages
+        for each in stage.in_blocks
+    }
+    granted = tuple(
+        tuple(grants.get((index, name), 0) for name in names) for index, names in enumerate(stages)
+    )
     planned = ConditionUpdate("Planned", TRUE, "Planned", placement.message("Planned"))
-    return Ready(document=document, stages=stages, plan=status.epoch or 1, planned=planned)
+    return Ready(
+        document=document,
+        stages=stages,
+        granted_bytes=granted,
+        plan=status.epoch or 1,
+        planned=planned,
+    )
 
 
 def _references(snapshot: InferenceJobSnapshot) -> Cause | None:

@@ -55,7 +55,7 @@ from shoal_protocol.partition import (
     document_from_json,
     document_to_json,
 )
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import format_bytes, format_need
 
 KEY: Final = "partition.json.gz"
 RECIPE: Final = "shoal.dev/recipe"
@@ -240,8 +240,9 @@ def _decision(
 def _summary(document: PartitionDocument) -> str:
     count = len(document.fragments)
     largest = max((fragment.resident_bytes for fragment in document.fragments), default=0)
+    least = max((fragment.least_bytes for fragment in document.fragments), default=0)
     plural = "s" * (count != 1)
-    return f"{count} fragment{plural}, the largest needs {format_bytes(largest)} resident"
+    return f"{count} fragment{plural}, the largest needs {format_need(least, largest)}"
 
 
 def _boundary(document: PartitionDocument) -> int | None:
@@ -268,6 +269,7 @@ def _fragments(document: PartitionDocument) -> tuple[FragmentStatus, ...]:
             digest=fragment.digest,
             weight_bytes=fragment.weight_bytes,
             resident_bytes=fragment.resident_bytes,
+            least_bytes=fragment.least_bytes,
             flops=fragment.flops,
             inputs=_names(fragment.inputs) if named else (),
             outputs=_names(fragment.outputs) if named else (),

@@ -135,7 +135,7 @@ def _planned(snapshot: PlacementSnapshot, site: Site, previous: Stages, best: Pl
     text = summary(best)
     epoch = _before(snapshot).epoch or 0
     if assignment(previous) == assignment(best.stages):
-        status = replace(status_of(best), epoch=epoch)
+        status = replace(status_of(best, site.document), epoch=epoch)
         return _decision(snapshot, status, _good(text))
     if previous and snapshot.placement.holds("Planned"):
         gain = gain_percent(site, previous, best)
@@ -143,7 +143,7 @@ def _planned(snapshot: PlacementSnapshot, site: Site, previous: Stages, best: Pl
             return _unchanged(snapshot)
     # A Placement that was deleted under a run continues the epochs of the run's plan.
     of_the_run = 0 if snapshot.measured is None else snapshot.measured.plan
-    status = replace(status_of(best), epoch=max(epoch, of_the_run) + 1)
+    status = replace(status_of(best, site.document), epoch=max(epoch, of_the_run) + 1)
     since = f"epoch {status.epoch}"
     note = Note("PlannedPlacement", text, since=since)
     if previous:

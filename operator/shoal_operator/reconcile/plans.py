@@ -13,11 +13,19 @@ from functools import lru_cache
 from typing import Final, assert_never
 
 from shoal_api.kinds import Placement
-from shoal_api.kinds.placement import Cost, Pin, PlacementStatus, Rejected, StageStatus
+from shoal_api.kinds.placement import (
+    MAX_GRANTS,
+    Cost,
+    Grant,
+    Pin,
+    PlacementStatus,
+    Rejected,
+    StageStatus,
+)
 from shoal_operator.reconcile.conditions import shortened
-from shoal_planner.costs import Costs, Division, PoolDevice, Span
+from shoal_planner.costs import Costs, Division, Holding, PoolDevice, Span
 from shoal_planner.outcome import Infeasible, Plan, StagePlan
-from shoal_planner.placement import MAX_REJECTED, plan
+from shoal_planner.placement import MAX_REJECTED, plan, shares
 from shoal_planner.search import fits
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
@@ -97,8 +105,15 @@ def with_fewest_moves(site: Site, best: Plan, previous: Stages, pinned: frozense
             names[:] = same
     stages = zip(best.stages, slots, strict=True)
     return replace(
-        best, stages=tuple(replace(stage, devices=tuple(names)) for stage, names in stages)
+        best, stages=tuple(_served_by(site, stage, tuple(names)) for stage, names in stages)
     )
+
+
+def _served_by(site: Site, stage: StagePlan, names: tuple[str, ...]) -> StagePlan:
+    """The stage on other devices of the same kinds: what each grants follows from its kind."""
+    devices = {device.name: device for device in site.devices}
+    costs, span = Costs(site.document), Span(stage.fragments[0], stage.fragments[-1] + 1)
+    return replace(stage, shares=shares(costs, span, [devices[name] for name in names]))
 
 
 def gain_percent(site: Site, previous: Stages, best: Plan) -> float | None:
@@ -107,9 +122,9 @@ def gain_percent(site: Site, previous: Stages, best: Plan) -> float | None:
     if any(name not in devices for stage in previous for name in stage.devices):
         return None
     old = _divisions(previous, devices)
-    swapping = any(stage.swaps for stage in best.stages)
+    reloading = any(stage.held(Holding.RELOADED) for stage in best.stages)
     if not all(
-        fits(costs, division.span, device, swapping=swapping)
+        fits(costs, division.span, device, reloading=reloading)
         for division in old
         for device in division.devices
     ):
@@ -143,7 +158,7 @@ def _worth(costs: Costs, divisions: Sequence[Division], objective: Objective) ->
             assert_never(objective)
 
 
-def status_of(of: Plan) -> PlacementStatus:
+def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
     """A plan as a status, without epoch and conditions."""
     return PlacementStatus(
         stages=tuple(
@@ -153,6 +168,7 @@ def status_of(of: Plan) -> PlacementStatus:
                 compute_seconds=_seconds(stage.compute_nanoseconds),
                 transfer_seconds=_seconds(stage.transfer_nanoseconds),
                 resident_bytes=stage.resident_bytes,
+                in_blocks=_in_blocks(stage, document)[:MAX_GRANTS],
             )
             for stage in of.stages
         ),
@@ -167,6 +183,16 @@ def status_of(of: Plan) -> PlacementStatus:
             )
             for each in of.rejected[:MAX_REJECTED]
         ),
+    )
+
+
+def _in_blocks(stage: StagePlan, document: PartitionDocument) -> tuple[Grant, ...]:
+    """The grants of fragments that get less than they need to be resident."""
+    return tuple(
+        Grant(fragment=fragment, device=share.device, granted_bytes=granted)
+        for share in stage.shares
+        for fragment, granted in zip(stage.fragments, share.granted_bytes, strict=True)
+        if granted < document.fragments[fragment].resident_bytes
     )
 
 

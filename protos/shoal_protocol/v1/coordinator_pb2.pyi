@@ -58,10 +58,12 @@ class SubmitJobRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ..., epoch: _Optional[int] = ..., inputs_uri: _Optional[str] = ..., outputs_uri: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., policy: _Optional[_Union[Policy, str]] = ..., priority: _Optional[int] = ..., backoff_limit: _Optional[int] = ..., active_deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., parallelism: _Optional[int] = ...) -> None: ...
 
 class StagePlacement(_message.Message):
-    __slots__ = ("devices",)
+    __slots__ = ("devices", "granted_bytes")
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
     devices: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, devices: _Optional[_Iterable[str]] = ...) -> None: ...
+    granted_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, devices: _Optional[_Iterable[str]] = ..., granted_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WatchJobRequest(_message.Message):
     __slots__ = ("name", "interval_seconds")

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cli.local.test_report import DEVICE, FAILED, REPORT
 from shoal_cli.commands.tables import LOG_COLUMNS, output, print_summary
-from shoal_cli.local.report import RunReport
+from shoal_cli.local.report import FragmentHeld, RunReport
 
 LOGS = f"{REPORT.work}/logs"
 NAMES = ("pi-4", "pi-zero", "a-device-with-quite-a-long-name")
@@ -39,6 +39,19 @@ def test_nothing_is_cut_short_at_any_width(width: int) -> None:
 def test_80_columns_hold_a_device_on_a_line() -> None:
     (line,) = [line for line in shown(REPORT, 80).splitlines() if line.startswith("pi-4")]
     assert "20 of 24 MiB 83%" in line
+
+
+def test_a_device_says_which_fragments_ran_there_in_blocks() -> None:
+    held = [FragmentHeld(partition="rec", index=n, digest="sha256:" + "1" * 64) for n in range(4)]
+    held[1:3] = [replace(each, granted_bytes=8 << 20) for each in held[1:3]]
+    for fragments, words in ((held, "0 3, 1-2 in blocks"), (held[1:2], "1 in blocks")):
+        device = replace(DEVICE, fragments=tuple(fragments))
+        (line,) = [
+            line
+            for line in shown(replace(REPORT, devices=(device,)), 100).splitlines()
+            if line.startswith("pi-4")
+        ]
+        assert line.removeprefix("pi-4").strip().startswith(words)
 
 
 def test_failures_stand_between_the_tables_with_room_around() -> None:

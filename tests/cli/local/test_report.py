@@ -79,6 +79,7 @@ DEVICE = DeviceReport(
     limit_failures=5,
     out_of_memory_kills=0,
 )
+IN_BLOCKS = replace(DEVICE.fragments[0], granted_bytes=8 << 20)
 REPORT = RunReport(
     shoal_version="0.1.0",
     started="2026-01-31T12:00:00+00:00",
@@ -114,6 +115,7 @@ def assert_follows_the_schema(report: RunReport) -> None:
         REPORT,
         replace(REPORT, jobs=(FAILED,), interrupted=True),
         replace(REPORT, devices=(replace(DEVICE, limit_bytes=None),)),
+        replace(REPORT, devices=(replace(DEVICE, fragments=(IN_BLOCKS,)),)),
     ],
 )
 def test_a_report_follows_its_schema(report: RunReport) -> None:

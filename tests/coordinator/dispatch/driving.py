@@ -65,14 +65,19 @@ def digest(name: str) -> Digest:
 
 
 def chain(
-    *names: str, mib: float = 10, homes: Mapping[str, tuple[str, ...]] | None = None
+    *names: str,
+    mib: float = 10,
+    least_mib: float | None = None,
+    homes: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[Stage, ...]:
-    """Stages one after the other, of equal size."""
+    """Stages one after the other, of equal size; without `least_mib`, swapping saves nothing."""
     homes = homes or {}
+    least = mib if least_mib is None else least_mib
     return tuple(
         Stage(
             digest=digest(name),
             resident_bytes=Bytes(int(mib * MIB)),
+            least_bytes=Bytes(int(least * MIB)),
             predecessors=(index - 1,) if index else (),
             takes_model_inputs=index == 0,
             gives_results=index == len(names) - 1,
@@ -182,7 +187,7 @@ class Table:
         """A device does what it was asked for."""
         at = self.at()
         match instruction:
-            case Load(instruction=number, resident=size):
+            case Load(instruction=number, granted=size):
                 if resident_mib is not None:
                     size = Bytes(int(resident_mib * MIB))
                 return self.feed(FragmentResident(at=at, instruction=number, resident=size))

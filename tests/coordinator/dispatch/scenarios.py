@@ -16,7 +16,7 @@ def scenario(seed: int, *, crashing: bool = False) -> World:
     """Draw a world from a seed."""
     chance = random.Random(seed * 7919 + 1)  # noqa: S311 (not for secrets)
     jobs = [_job(chance, index) for index in range(chance.choice((1, 1, 1, 2, 3)))]
-    models = _devices(chance, {s.digest: s.resident_bytes for job in jobs for s in job.stages})
+    models = _devices(chance, {s.digest: s.least_bytes for job in jobs for s in job.stages})
     rough = chance.random() < 0.7
     world = World(seed, models, _trouble(chance, jobs) if rough else Trouble())
     if crashing:
@@ -36,16 +36,18 @@ def scenario(seed: int, *, crashing: bool = False) -> World:
 
 def _job(chance: random.Random, index: int) -> JobSpec:
     count = chance.choice((1, 2, 2, 3, 3, 4, 5))
-    shared = chance.random() < 0.3
+    shared, swappable = chance.random() < 0.3, chance.random() < 0.5
     stages: list[Stage] = []
     for stage in range(count):
         predecessors = _predecessors(chance, stage)
         name = f"{'s' if shared else chr(97 + index)}{stage}"
         size = 5 + (stage * 7) % 11 if shared else chance.randint(4, 20)
+        least = 2 + size // 3 if shared else chance.randint(2, size)
         stages.append(
             Stage(
                 digest=Digest(f"sha256:{name}".ljust(71, "0")),
                 resident_bytes=Bytes(size),
+                least_bytes=Bytes(least if shared or swappable else size),
                 predecessors=predecessors,
                 takes_model_inputs=not predecessors or chance.random() < 0.2,
                 gives_results=stage == count - 1 or chance.random() < 0.15,
@@ -72,7 +74,7 @@ def _predecessors(chance: random.Random, stage: int) -> tuple[int, ...]:
 
 
 def _devices(chance: random.Random, sizes: dict[Digest, Bytes]) -> list[Model]:
-    """The first device has room for every fragment; some of the others do not."""
+    """The first device has room for every fragment, at least in blocks; some others do not."""
     most = max(sizes.values())
     models = []
     for index in range(chance.choice((1, 2, 3, 3, 4, 6))):
@@ -86,8 +88,7 @@ def _devices(chance: random.Random, sizes: dict[Digest, Bytes]) -> list[Model]:
             slowness=chance.choice((1, 1, 1, 4)),
         )
         if chance.random() < 0.1:
-            digest, size = chance.choice(list(sizes.items()))
-            model.larger[digest] = size + chance.randint(1, 6)
+            model.excess[chance.choice(list(sizes))] = chance.randint(1, 6)
         models.append(model)
     return models
 
@@ -107,10 +108,16 @@ def _trouble(chance: random.Random, jobs: list[JobSpec]) -> Trouble:
 
 
 def _with_homes(chance: random.Random, job: JobSpec, names: list[str]) -> JobSpec:
-    def homes() -> tuple[str, ...]:
-        return tuple(chance.sample(names, chance.randint(1, min(2, len(names)))))
+    def placed(stage: Stage) -> Stage:
+        homes = tuple(chance.sample(names, chance.randint(1, min(2, len(names)))))
+        granted = tuple(
+            (home, Bytes(chance.randrange(stage.least_bytes, stage.resident_bytes)))
+            for home in homes
+            if stage.least_bytes < stage.resident_bytes and chance.random() < 0.5
+        )
+        return replace(stage, homes=homes, granted=granted)
 
-    return replace(job, stages=tuple(replace(stage, homes=homes()) for stage in job.stages))
+    return replace(job, stages=tuple(map(placed, job.stages)))
 
 
 def _plan_job(world: World, chance: random.Random, job: JobSpec) -> None:

@@ -56,7 +56,11 @@ class Agent(Link):
 
     def _load(self, session: int, load: give.Load) -> None:
         world, digest = self.world, load.digest
-        answer = self.ledger.request_load(digest, load.resident)
+        self._check_grant(load)
+        answer = self.ledger.request_load(digest, load.granted)
+        if isinstance(answer, residency.Refusal) and self._has_grown:
+            self._refuse(session, load.instruction, answer)
+            return
         if answer is not residency.Load.ADMITTED:
             raise world.wrong(f"{self.name} cannot load {digest[7:9]}: {answer}")
         took = world.chance.uniform(5, 60) * MILLISECOND
@@ -81,25 +85,45 @@ class Agent(Link):
         world.later(took, loaded)
 
     def _loaded(self, session: int, load: give.Load) -> None:
-        measured = Bytes(max(load.resident, self.model.larger.get(load.digest, 0)))
         self.ledger.finish_load(load.digest)
-        for demand in self.ledger.measure(load.digest, measured):
-            if isinstance(demand, residency.Evict):
-                failure = Failure(
-                    kind=FailureKind.BUDGET,
-                    message=demand.reason,
-                    need=demand.need,
-                    have=demand.have,
-                )
-                number = load.instruction
-                event = InstructionFailed(at=Nanoseconds(0), instruction=number, failure=failure)
-                self._answer(session, event)
-                return
+        self._unmeasured.add(load.digest)
+        if self.world.chance.random() < 0.5 and (demand := self._measure_run(load.digest)):
+            self._refuse(session, load.instruction, demand)
+            return
         self._given_up.discard(load.digest)
-        self._answer(
-            session,
-            FragmentResident(at=Nanoseconds(0), instruction=load.instruction, resident=measured),
+        resident = self.ledger.resident[load.digest]
+        event = FragmentResident(at=Nanoseconds(0), instruction=load.instruction, resident=resident)
+        self._answer(session, event)
+
+    def _check_grant(self, load: give.Load) -> None:
+        """A fragment gets no less than it runs in, and no more than it can use."""
+        stages = [stage for spec in self.world.specs.values() for stage in spec.stages]
+        (sizes,) = {(s.least_bytes, s.resident_bytes) for s in stages if s.digest == load.digest}
+        if not sizes[0] <= load.granted <= sizes[1]:
+            raise self.world.wrong(f"{load.digest[7:9]} gets {load.granted}, not of {sizes}")
+
+    @property
+    def _has_grown(self) -> bool:
+        """Whether fragments took more when they ran than the coordinator was told."""
+        return any(digest in self.model.excess for digest in self.ledger.resident)
+
+    def _measure_run(self, digest: str) -> residency.Evict | None:
+        """The first run shows what a fragment takes; it goes if there is no room for that."""
+        if digest not in self._unmeasured & self.ledger.resident.keys():
+            return None
+        self._unmeasured.remove(digest)
+        taken = Bytes(self.ledger.resident[digest] + self.model.excess.get(digest, 0))
+        demands = self.ledger.measure(digest, taken)
+        return next((each for each in demands if isinstance(each, residency.Evict)), None)
+
+    def _refuse(
+        self, session: int, number: int, refused: residency.Evict | residency.Refusal
+    ) -> None:
+        failure = Failure(
+            kind=FailureKind.BUDGET, message=refused.reason, need=refused.need, have=refused.have
         )
+        event = InstructionFailed(at=Nanoseconds(0), instruction=number, failure=failure)
+        self._answer(session, event)
 
     def _unload(self, session: int, unload: give.Unload) -> None:
         running = self.queue.running
@@ -209,6 +233,12 @@ class Agent(Link):
     def _end_task(self, session: int, execute: give.Execute, compute: int) -> None:
         number = execute.instruction
         failure = self._what_failed(execute)
+        if failure is None and (demand := self._measure_run(execute.digest)):
+            del self._executes[number]
+            self._evict(execute.digest)
+            self._refuse(session, number, demand)
+            self._carry_out(self.queue.computed(number, ()) + self.queue.delivered(number))
+            return
         stages = self.world.specs[execute.job].stages
         needed = any(execute.stage in other.predecessors for other in stages)
         del self._executes[number]

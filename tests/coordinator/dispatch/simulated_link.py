@@ -38,13 +38,14 @@ STANDSTILL = 30 * SECOND
 
 @dataclass(slots=True, kw_only=True)
 class Model:
-    """What a device is: fixed for a scenario. `larger` are true sizes above the estimates."""
+    """What a device is: fixed for a scenario. `excess` is what fragments take there beyond what
+    they are granted, whole or in blocks."""
 
     name: str
     budget: int
     single: bool
     slowness: float
-    larger: dict[str, int] = field(default_factory=dict)
+    excess: dict[str, int] = field(default_factory=dict)
 
     def empty_ledger(self) -> residency.Ledger:
         """The ledger of a device that has just started."""
@@ -69,6 +70,7 @@ class Link:
         self._sent_until = self._received_until = 0
         self._executes: dict[int, give.Execute] = {}
         self._given_up: set[str] = set()
+        self._unmeasured: set[str] = set()
         self._stuck: dict[str, list[Callable[[], None]]] = {}
 
     # ---- sessions ----------------------------------------------------------------------------
@@ -152,7 +154,9 @@ class Link:
         """The agent evicts a fragment by itself."""
         if not self.connected or self.hung or not self.ledger.resident:
             return
-        digest = next(iter(self.ledger.resident))
+        self._evict(next(iter(self.ledger.resident)))
+
+    def _evict(self, digest: str) -> None:
         self.world.note(f"-- {self.name} gives up {digest[7:9]}")
         self.ledger.unload(digest)
         self._given_up.add(digest)

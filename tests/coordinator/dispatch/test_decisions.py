@@ -58,6 +58,7 @@ class Facts:
     preempted_by: str = ""
     loaded_at: Nanoseconds = LATELY
     budget_mib: int = 12
+    least_mib: int = 10
     cached: bool = False
     disk_full: bool = False
     failed: bool = False
@@ -104,7 +105,7 @@ class Facts:
             losses = [Loss("other", incarnation, loading=True) for incarnation in (1, 2)]
             self.state.crashes[digest("a")] = Crashes(losses=losses)
         if self.moving:
-            device.memory.loading = Loading(device, digest("z"), Bytes(1), Tier.IDLE, NOW)
+            device.memory.loading = Loading(device, digest("z"), Bytes(1), Bytes(1), Tier.IDLE, NOW)
 
     def _device(self, name: str, resident: str) -> Device:
         joined = DeviceJoined(
@@ -119,11 +120,17 @@ class Facts:
 
     def _service(self, names: str, priority: int, waiting: int) -> Service:
         """The service of the second of two stages, with a window of eight items."""
-        spec = job(chain(*names), 100, name=names, priority=priority)
+        stages = chain(*names, least_mib=self.least_mib)
+        spec = job(stages, 100, name=names, priority=priority)
         owner = Job(spec=spec, submitted_at=NOW, completed=frozenset(), open=100, window=8)
         for index, stage in enumerate(spec.stages):
             service = Service(
-                digest=stage.digest, resident=stage.resident_bytes, homes=(), policy=Policy.FIFO
+                digest=stage.digest,
+                resident=stage.resident_bytes,
+                least=stage.least_bytes,
+                homes=(),
+                granted={},
+                policy=Policy.FIFO,
             )
             queue = StageQueue(
                 job=owner,
@@ -185,7 +192,10 @@ LOADING_ROWS = [
     (Facts(suspect=True, tasks_given=True, disk_full=True, budget_mib=24), None),
     (Facts(disk_full=True, budget_mib=24), None),
     (Facts(cached=True, disk_full=True, budget_mib=24), Tier.CACHED),
-    (Facts(budget_mib=24), Tier.IDLE),
+    (Facts(budget_mib=24, no_user=True), Tier.IDLE),
+    (Facts(no_user=True, budget_mib=14, least_mib=4, cached=True), Tier.EVICT),
+    (Facts(budget_mib=14, least_mib=4, cached=True), Tier.CACHED),
+    (Facts(budget_mib=14, least_mib=4), Tier.IDLE),
     (Facts(cached=True), Tier.EVICT),
     (Facts(user_waiting=1), None),
 ]

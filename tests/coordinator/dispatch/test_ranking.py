@@ -142,7 +142,14 @@ class Fleet:
     """A service and devices beside it, changed at random, and looked at in full."""
 
     def __init__(self, policy: Policy) -> None:
-        self.service = Service(digest=digest("a"), resident=Bytes(1), homes=(), policy=policy)
+        self.service = Service(
+            digest=digest("a"),
+            resident=Bytes(1),
+            least=Bytes(1),
+            homes=(),
+            granted={},
+            policy=policy,
+        )
         self.devices = [
             new_device(
                 DeviceJoined(at=Nanoseconds(0), device=name, session=1, budget=Bytes(1)),

@@ -308,6 +308,7 @@ def test_what_both_branches_need_is_made_again_once() -> None:
         Stage(
             digest=digest(name),
             resident_bytes=Bytes(10 * MIB),
+            least_bytes=Bytes(10 * MIB),
             predecessors=before,
             homes=homes,
         )

@@ -3,7 +3,6 @@
 import pytest
 
 from coordinator.dispatch.driving import (
-    MIB,
     MILLISECOND,
     Table,
     brief,
@@ -13,9 +12,9 @@ from coordinator.dispatch.driving import (
     only,
     some,
 )
-from shoal_coordinator.dispatch.events import FailureKind, Stage, Telemetry
+from shoal_coordinator.dispatch.events import FailureKind, Telemetry
 from shoal_coordinator.dispatch.instructions import Execute, FinishJob, Load, Prefetch, Tier, Unload
-from shoal_protocol.units import Bytes, Nanoseconds
+from shoal_protocol.units import Nanoseconds
 
 
 def test_a_task_is_given_only_where_its_fragment_is_resident() -> None:
@@ -156,8 +155,7 @@ def test_a_fragment_larger_than_every_budget_is_refused_at_once() -> None:
     table.join("pi-zero", 24)
     table.join("pi-4", 24)
     table.join("jetson", 32)
-    large = Stage(digest=digest("b"), resident_bytes=Bytes(int(41.2 * MIB)), predecessors=(0,))
-    stages = (*chain("a"), large)
+    stages = (*chain("a"), *chain("b", mib=41.2))
     failure = only(table.submit(job(stages, name="ppocr-rec-3")), FinishJob).failure
     assert failure is not None
     assert failure.kind is FailureKind.BUDGET
@@ -225,9 +223,9 @@ def test_a_refusal_where_there_was_room_says_nothing_about_the_fragment_s_size()
     table.join("d1", 12)
     load = only(table.submit(job(chain("a"))), Load)
     assert some(table.fail(load, FailureKind.BUDGET, need_mib=10, have_mib=11), FinishJob) == []
-    assert digest("a") not in table.state.devices["d1"].memory.sizes
+    assert digest("a") not in table.state.devices["d1"].memory.excess
     again = only(table.wait(1000), Load)
-    assert again.resident == load.resident
+    assert again.granted == load.granted
     assert only(table.answer(again), Execute).device == "d1"
 
 

@@ -60,6 +60,7 @@ def test_a_join_waits_for_all_its_branches() -> None:
         Stage(
             digest=digest(name),
             resident_bytes=Bytes(10 * MIB),
+            least_bytes=Bytes(10 * MIB),
             predecessors=predecessors,
             takes_model_inputs=not predecessors,
             gives_results=name == "d",
@@ -188,6 +189,7 @@ def test_over_any_graph_every_task_runs_once_after_its_predecessors(data: st.Dat
         Stage(
             digest=digest(f"s{index}"),
             resident_bytes=Bytes(10 * MIB),
+            least_bytes=Bytes(10 * MIB),
             predecessors=tuple(
                 sorted(data.draw(st.sets(st.integers(0, index - 1)))) if index else ()
             ),

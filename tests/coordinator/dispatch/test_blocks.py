@@ -1,0 +1,132 @@
+"""Fragments in blocks: what they are granted, and what a refusal teaches."""
+
+from dataclasses import replace
+
+from coordinator.dispatch.driving import MIB, Table, brief, chain, digest, job, only, some
+from shoal_coordinator.dispatch.events import FailureKind, FragmentEvicted, JobSpec
+from shoal_coordinator.dispatch.instructions import Execute, FinishJob, Load, Unload
+from shoal_protocol.units import Bytes
+
+
+def planned(a_mib: int = 20, b_mib: int = 20) -> JobSpec:
+    """Two fragments of 20 MiB that run in 8, both at home on d1, which grants them so much."""
+    stages = chain("a", "b", mib=20, least_mib=8, homes={"a": ("d1",), "b": ("d1",)})
+    grants = [(("d1", Bytes(mib * MIB)),) for mib in (a_mib, b_mib)]
+    return job(
+        tuple(replace(each, granted=grant) for each, grant in zip(stages, grants, strict=True))
+    )
+
+
+def granted_mib(load: Load) -> float:
+    return load.granted / MIB
+
+
+def test_a_fragment_is_loaded_with_what_the_plan_grants_it() -> None:
+    table = Table()
+    table.join("d1", 32)
+    first = only(table.submit(planned(b_mib=12)), Load)
+    assert granted_mib(first) == 20
+    second = only(table.play(table.answer(first)), Load)
+    assert (granted_mib(second), some(table.given, Unload)) == (12, [])
+    assert table.state.ended["job"].succeeded == 1
+
+
+def test_without_a_plan_a_fragment_gets_the_whole_budget_where_it_needs_more() -> None:
+    table = Table()
+    table.join("d1", 12)
+    load = only(table.submit(job(chain("a", mib=20, least_mib=8))), Load)
+    assert granted_mib(load) == 12
+
+
+def test_a_fragment_gets_what_room_is_left_before_another_in_use_goes() -> None:
+    table = Table()
+    table.join("d1", 32)
+    first = only(table.submit(planned()), Load)
+    given = table.play(table.answer(first, resident_mib=21))
+    assert granted_mib(only(given, Load)) == 11
+    assert some(given, Unload) == []
+
+
+def test_fragments_that_no_job_uses_go_before_one_is_squeezed() -> None:
+    table = Table()
+    table.join("d1", 32, resident=("x", "y"))
+    given = table.submit(job(chain("a", mib=20, least_mib=8)))
+    assert brief(given) == ["d1 unloads x"]
+    assert granted_mib(only(table.answer(given[0]), Load)) == 20
+
+
+def test_a_fragment_that_takes_more_than_its_budget_is_loaded_again_with_so_much_less() -> None:
+    table = Table()
+    table.join("d1", 24)
+    load = only(table.submit(job(chain("a", mib=20, least_mib=8))), Load)
+    again = only(table.fail(load, FailureKind.BUDGET, need_mib=26, have_mib=24), Load)
+    assert granted_mib(again) == 18
+    table.play(table.answer(again, resident_mib=24))
+    assert table.state.ended["job"].succeeded == 1
+
+
+def test_what_a_fragment_exceeds_its_grant_by_is_reckoned_when_it_is_loaded_again() -> None:
+    table = Table()
+    table.join("d1", 64)
+    load = only(table.submit(job(chain("a", mib=20, least_mib=8))), Load)
+    again = only(table.fail(load, FailureKind.BUDGET, need_mib=26, have_mib=25), Load)
+    assert granted_mib(again) == 20
+    table.play(table.answer(again, resident_mib=20))
+    assert table.state.devices["d1"].memory.resident_bytes == 26 * MIB
+
+
+def test_a_fragment_gets_what_others_leave_that_take_more_than_is_reckoned() -> None:
+    table = Table()
+    table.join("d1", 32)
+    first = only(table.submit(planned(b_mib=12)), Load)
+    given = table.answer(first)
+    second = only(given, Load)
+    again = only(table.fail(second, FailureKind.BUDGET, need_mib=12, have_mib=9), Load)
+    assert (granted_mib(second), granted_mib(again)) == (12, 9)
+    table.play([only(given, Execute), again])
+    assert (some(table.given, Unload), table.state.ended["job"].succeeded) == ([], 1)
+
+
+def test_a_task_that_was_measured_over_the_budget_runs_again_with_less() -> None:
+    table = Table()
+    table.join("d1", 24)
+    spec = job(chain("a", mib=20, least_mib=8), backoff_limit=0)
+    task = only(table.answer(only(table.submit(spec), Load)), Execute)
+    table.feed(FragmentEvicted(at=table.at(), device="d1", session=1, digest=digest("a")))
+    again = only(table.fail(task, FailureKind.BUDGET, need_mib=26, have_mib=24), Load)
+    assert granted_mib(again) == 18
+    table.play(table.answer(again))
+    assert table.state.ended["job"].succeeded == 1
+
+
+def test_a_fragment_refused_without_numbers_is_tried_with_the_least_then_given_up() -> None:
+    table = Table()
+    table.join("d1", 24)
+    load = only(table.submit(job(chain("a", mib=20, least_mib=8))), Load)
+    again = only(table.fail(load, FailureKind.BUDGET), Load)
+    assert granted_mib(again) == 8
+    failure = only(table.fail(again, FailureKind.BUDGET), FinishJob).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.BUDGET
+
+
+def test_a_fragment_that_does_not_fit_even_in_blocks_moves_to_another_device() -> None:
+    table = Table()
+    table.join("d1", 12)
+    stages = chain("a", mib=20, least_mib=8, homes={"a": ("d1",)})
+    load = only(table.submit(job(stages)), Load)
+    table.join("d2", 24)
+    moved = only(table.fail(load, FailureKind.BUDGET, need_mib=18, have_mib=12), Load)
+    assert (moved.device, granted_mib(moved)) == ("d2", 20)
+
+
+def test_a_refusal_says_what_a_fragment_needs_by_swapping_and_to_be_resident() -> None:
+    table = Table()
+    table.join("d1", 6)
+    spec = job(chain("a", mib=20, least_mib=8), name="rec")
+    failure = only(table.submit(spec), FinishJob).failure
+    assert failure is not None
+    assert failure.message == (
+        "fragment 0 of rec needs at least 8 MiB by swapping, 20 MiB to be resident; "
+        "d1 has 6 MiB; cut finer or raise the budget"
+    )

@@ -1,0 +1,95 @@
+"""Partitions and pools for tests of placement, and the plainest reckoning of weights read again."""
+
+from collections.abc import Sequence
+from itertools import permutations
+
+from shoal_planner.costs import Holding, PoolDevice
+from shoal_planner.outcome import Infeasible, Plan
+from shoal_protocol.digests import Digest
+from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
+
+MIB = 1 << 20
+SECOND = 1_000_000_000
+
+
+def partition(
+    flops: Sequence[int | None],
+    resident: Sequence[int],
+    crossing: Sequence[int | None] | None = None,
+    skips: Sequence[tuple[int, int, int]] = (),
+    least: Sequence[int] | None = None,
+) -> PartitionDocument:
+    """A chain of fragments; `crossing[i]` bytes enter fragment i, the last ones leave the model.
+
+    Half of what a fragment needs are weights; without `least`, swapping saves nothing.
+    """
+    count = len(flops)
+    sizes = crossing if crossing is not None else [0] * (count + 1)
+    chain = [
+        Edge(producer=i - 1 if i else MODEL, consumer=i, tensors=("t",), bytes_per_item=sizes[i])
+        for i in range(count)
+    ]
+    out = Edge(producer=count - 1, consumer=MODEL, tensors=("o",), bytes_per_item=sizes[count])
+    more = [
+        Edge(producer=a, consumer=b, tensors=(f"s{a}-{b}",), bytes_per_item=size)
+        for a, b, size in skips
+    ]
+    fragments = tuple(
+        Fragment(
+            index=index,
+            digest=Digest(f"sha256:{index:064x}"),
+            nodes=1,
+            weight_bytes=resident[index] // 2,
+            resident_bytes=resident[index],
+            least_bytes=(resident if least is None else least)[index],
+            activation_bytes=1,
+            flops=flops[index],
+            inputs=(),
+            outputs=(),
+        )
+        for index in range(count)
+    )
+    return PartitionDocument(
+        model_digest=Digest("sha256:" + "0" * 64),
+        fragments=fragments,
+        edges=(*chain, *more, out),
+        inputs=(),
+        outputs=(),
+    )
+
+
+def device(name: str, budget: int = 24 * MIB, flops: int = SECOND, **rest: object) -> PoolDevice:
+    return PoolDevice(name=name, budget_bytes=budget, flops_per_second=flops, **rest)  # type: ignore[arg-type]
+
+
+def placed(answer: Plan | Infeasible) -> Plan:
+    assert isinstance(answer, Plan), answer
+    return answer
+
+
+def reloads(answer: Plan) -> bool:
+    return any(stage.held(Holding.RELOADED) for stage in answer.stages)
+
+
+def read_again(document: PartitionDocument, span: range, on: PoolDevice, moved: int) -> int:
+    """Bytes of weights: the fewest, whichever fragment is granted the spare bytes first."""
+    fragments = [document.fragments[i] for i in span]
+    if sum(each.resident_bytes for each in fragments) <= on.budget_bytes:
+        return 0
+    left = max(0, on.budget_bytes - 2 * moved - sum(each.least_bytes for each in fragments))
+    fewest = []
+    for order in permutations(fragments):
+        spare, read = left, 0
+        for each in order:
+            more = min(spare, each.resident_bytes - each.least_bytes)
+            spare -= more
+            lacking = each.resident_bytes - each.least_bytes - more
+            if lacking:
+                swapped = each.resident_bytes - each.least_bytes
+                read += ceil(each.weight_bytes * lacking, swapped)
+        fewest.append(read)
+    return min(fewest)
+
+
+def ceil(a: int, b: int) -> int:
+    return (a + b - 1) // b

@@ -1,0 +1,98 @@
+"""Fragments in blocks: what a device grants them, what that costs, and what is said of it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.pools import MIB, SECOND, ceil, device, partition, placed, read_again
+from shoal_planner.costs import PAGE_BYTES_PER_SECOND, Holding
+from shoal_planner.explanation import explain, summary
+from shoal_planner.outcome import Infeasible
+from shoal_planner.placement import plan
+from shoal_protocol.choices import Objective
+
+
+@given(st.data())
+def test_no_way_to_grant_memory_reads_fewer_weights(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(4, 20).map(lambda n: n * MIB), min_size=1, max_size=4))
+    least = [size * data.draw(st.integers(1, 4)) // 4 for size in sizes]
+    document = partition([0] * len(sizes), sizes, least=least)
+    budget = data.draw(st.integers(sum(least), sum(sizes)))
+    one, span = device("one", budget=budget), range(len(sizes))
+    answer = placed(plan(document, [one], Objective.LATENCY))
+    read = read_again(document, span, one, moved=0)
+    assert answer.stages[0].compute_nanoseconds == ceil(read * SECOND, PAGE_BYTES_PER_SECOND)
+
+
+def test_a_model_a_little_larger_than_the_fast_device_stays_there_in_blocks() -> None:
+    document = partition([10**8] * 2, [18 * MIB] * 2, least=[6 * MIB] * 2)
+    pool = [device("jetson", budget=32 * MIB, flops=8 * SECOND), device("pi-zero")]
+    answer = placed(plan(document, pool, Objective.LATENCY))
+    (stage,) = answer.stages
+    assert stage.devices == ("jetson",)
+    assert stage.grants(0) + stage.grants(1) == (18 * MIB, 14 * MIB)
+    # 3 MiB of the second one's 9 MiB of weights are read again: of its 12 swappable MiB it lacks 4.
+    assert answer.period_nanoseconds == 2 * 10**8 // 8 + 3 * MIB // 2
+
+
+def test_spare_memory_goes_to_the_fragment_that_it_saves_the_most_reading() -> None:
+    document = partition([10**8] * 2, [20 * MIB] * 2, least=[4 * MIB, 12 * MIB])
+    answer = placed(plan(document, [device("a")], Objective.LATENCY))
+    # The second one reads 10 MiB for want of 8, the first for want of 16.
+    assert answer.grants() == ((4 * MIB,), (20 * MIB,))
+
+
+def test_in_blocks_there_is_room_for_the_activations_of_two_items() -> None:
+    document = partition([10**8], [40 * MIB], [3 * MIB, 2 * MIB], least=[4 * MIB])
+    answer = placed(plan(document, [device("a", budget=24 * MIB)], Objective.LATENCY))
+    assert answer.grants() == ((14 * MIB,),)
+    tight = placed(plan(document, [device("a", budget=8 * MIB)], Objective.LATENCY))
+    assert tight.grants() == ((4 * MIB,),)
+
+
+def test_a_device_of_residency_single_loads_in_turn_what_would_fit_in_blocks_together() -> None:
+    document = partition([10**8] * 2, [20 * MIB] * 2, least=[4 * MIB] * 2)
+    answer = placed(plan(document, [device("a", budget=12 * MIB, single=True)], Objective.LATENCY))
+    (stage,) = answer.stages
+    assert stage.held(Holding.RELOADED)
+    assert answer.grants() == ((12 * MIB,), (12 * MIB,))
+    assert stage.resident_bytes == 12 * MIB
+
+
+def test_a_refusal_says_what_a_fragment_needs_at_least_and_to_be_resident() -> None:
+    document = partition([1], [int(41.2 * MIB)], least=[10 * MIB])
+    answer = plan(document, [device("pi-zero", budget=8 * MIB)], Objective.THROUGHPUT)
+    assert isinstance(answer, Infeasible)
+    assert answer.message("rec", "raise the budget") == (
+        "fragment 0 of rec needs at least 10 MiB by swapping, 41.2 MiB to be resident; "
+        "pi-zero has 8 MiB; raise the budget"
+    )
+
+
+def test_the_explanation_says_what_each_fragment_needs_and_what_it_is_granted() -> None:
+    document = partition([10**8] * 2, [18 * MIB] * 2, least=[6 * MIB] * 2)
+    pool = [device("a", budget=36 * MIB), device("b"), device("c")]
+    answer = placed(plan(document, pool, Objective.THROUGHPUT))
+    assert summary(answer).endswith(
+        "; where memory is short, fragments run in blocks and read weights again"
+    )
+    stages, memory, _ = explain(answer, document)
+    assert stages.rows[0][:4] == ("0", "0-1", "a, b, c", "36 MiB (in blocks)")
+    assert memory.headings == ("fragment", "at least", "resident", "granted")
+    assert memory.rows == (
+        ("0", "6 MiB", "18 MiB", "all on a, b, c"),
+        ("1", "6 MiB", "18 MiB", "all on a; 6 MiB in blocks on b, c"),
+    )
+
+
+def test_alternatives_that_would_load_fragments_in_turn_say_what_these_need_in_blocks() -> None:
+    document = partition([10**8] * 3, [20 * MIB] * 3, least=[10 * MIB] * 3)
+    pool = [device("a", budget=24 * MIB), device("b", budget=12 * MIB)]
+    answer = placed(plan(document, pool, Objective.THROUGHPUT))
+    reasons = {each.alternative: each.reason for each in answer.rejected}
+    assert reasons["one device"] == (
+        "all fragments need at least 30 MiB together, in blocks; a has 24 MiB"
+    )
+    assert reasons["even split"] == (
+        "its fragments need at least 20 MiB together, in blocks; b has 12 MiB: "
+        "it would load them in turn"
+    )

@@ -61,7 +61,7 @@ async def reach(pool: Pool, job: str, succeeded: int) -> pb.JobStatus:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.minutes)])
 async def test_agents_killed_at_random_moments(pool: Pool, tmp_path: Path, seed: int) -> None:
     document, inputs = prepare(pool, tmp_path)
     await pool.submit("kills", document, inputs, tmp_path / "out")

@@ -42,7 +42,13 @@ async def test_models_out_of_packages(
     assert await difference(pool, name, fragments, tmp_path) <= tolerance
 
 
-@pytest.mark.parametrize(("name", "fragments"), cuttings(LIGHT_ZOO))
+@pytest.mark.parametrize(
+    ("name", "fragments"),
+    [
+        pytest.param(*cutting, marks=[] if cutting[1] == 3 else pytest.mark.minutes)
+        for cutting in cuttings(LIGHT_ZOO)
+    ],
+)
 async def test_models_of_the_zoo(pool: Pool, tmp_path: Path, name: str, fragments: int) -> None:
     assert await difference(pool, name, fragments, tmp_path) <= TOLERANCE
 

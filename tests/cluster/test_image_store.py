@@ -26,8 +26,8 @@ def test_nodes_share_layers_and_have_databases_of_their_own(
     images = [pause_image()]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     one, other = tmp_path / "one", tmp_path / "other"
-    fill(one, images)
-    fill(other, images)
+    fill(one, images, tmp_path)
+    fill(other, images, tmp_path)
     first, second = inodes(one), inodes(other)
     assert first.keys() == second.keys()
     databases = {name for name in first if name.endswith(".db")}
@@ -45,8 +45,8 @@ def test_a_store_gives_way_to_that_of_other_images(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rebuilt = replace(image, archive=tmp_path / "rebuilt.tar")
     shutil.copy(image.archive, rebuilt.archive)
-    fill(tmp_path / "one", [image])
-    fill(tmp_path / "other", [rebuilt])
+    fill(tmp_path / "one", [image], tmp_path)
+    fill(tmp_path / "other", [rebuilt], tmp_path)
     assert len(list((tmp_path / "cache" / "shoal" / "cluster" / "stores").iterdir())) == 1
     for root in (tmp_path / "one", tmp_path / "other"):  # what a node has is its own to keep
         assert any(name.endswith("/pause") for name in inodes(root))

@@ -18,15 +18,18 @@ from shoal_cluster.places import cache, locked
 from shoal_cluster.processes import Process
 
 
-def fill(root: Path, images: Sequence[Image]) -> None:
-    """Make `root`, the root folder of a containerd that does not run yet, with these images."""
+def fill(root: Path, images: Sequence[Image], home: Path) -> None:
+    """Make `root`, the root folder of a containerd that does not run yet, with these images.
+
+    `home` is the folder of the cluster: with it ends what a crash may leave running here.
+    """
     stores = cache() / "stores"
     with locked(cache() / "stores.lock"):
         store = stores / _name(images)
         if not store.exists():
             shutil.rmtree(stores, ignore_errors=True)
             unfinished = store.with_suffix(".part")
-            _make(unfinished, images)
+            _make(unfinished, images, home)
             unfinished.rename(store)
         _link(store, root)
 
@@ -59,7 +62,7 @@ def _name(images: Sequence[Image]) -> str:
     return hashlib.sha256(archives.encode()).hexdigest()[:16]
 
 
-def _make(root: Path, images: Sequence[Image]) -> None:
+def _make(root: Path, images: Sequence[Image], home: Path) -> None:
     root.mkdir(parents=True)
     # A folder of its own for what ends with it; its name is short, for the socket's sake.
     with tempfile.TemporaryDirectory(prefix="shoal-store-") as name:
@@ -75,7 +78,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 """
         )
         command = ("containerd", f"--config={configuration}")
-        runtime = Process("containerd", command, folder / "containerd.log", folder)
+        runtime = Process("containerd", command, folder / "containerd.log", home)
         runtime.start()
         try:
             runtime.wait_until(lambda: answers(socket), "answering")

@@ -145,7 +145,8 @@ class Node:
             self._network.join(self.number, self._first_pid, other.number)
             self._network.join(other.number, other._first_pid, self.number)
         if having:
-            image_store.fill(self.file("/var/lib/containerd"), having)
+            root = self.file("/var/lib/containerd")
+            image_store.fill(root, having, self._plane.folder)
             self._images = frozenset(having)
         self.runtime.start()
         socket = self.file(_SOCKET)

@@ -78,6 +78,7 @@ async def test_agents_killed_at_random_moments(pool: Pool, tmp_path: Path, seed:
     check_results(tmp_path / "out")
 
 
+@pytest.mark.minutes
 async def test_all_agents_killed_at_once(pool: Pool, tmp_path: Path) -> None:
     document, inputs = prepare(pool, tmp_path)
     await pool.submit("massacre", document, inputs, tmp_path / "out")

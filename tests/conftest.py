@@ -1,5 +1,6 @@
 """Fixtures that tests of every area may ask for, and the order in which several processes test."""
 
+import gc
 import os
 from collections.abc import Generator
 
@@ -48,6 +49,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What waits most, for a cluster, begins first: so the rest can go on beside it."""
     items.sort(key=_turn)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected lives as long as the process: looking through it for garbage,
+    time and again, would find none.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _turn(item: pytest.Item) -> int:

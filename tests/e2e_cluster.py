@@ -21,7 +21,7 @@ from pool import read_results
 
 from cluster_fixtures import MIB, or_skip
 from parity_with_whole import largest_difference, whole
-from shoal_cluster import Cluster, CommandFailed, Image, NodeShape, build_image
+from shoal_cluster import Cluster, CommandFailed, Image, NodeShape, base_image, build_image
 from shoal_cluster.cluster import require_machine
 from shoal_cluster.control_plane import Store
 from shoal_cluster.programs import find
@@ -281,11 +281,8 @@ def shoal_on_nodes(
     with contextlib.ExitStack() as stack:
         stack.push(made)
         with _timed(seconds, "nodes"):
-            entered.add_nodes(SHAPES)
+            entered.add_nodes(SHAPES, [base_image(), *images])
             entered.provide_volumes()
-        with _timed(seconds, "images"):
-            for image in images:
-                entered.import_image(image)
         shoal = ShoalOnNodes(entered, examples, seconds)
         for namespace in (SYSTEM, NAMESPACE):
             entered.kubectl("create", "namespace", namespace)

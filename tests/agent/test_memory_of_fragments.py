@@ -153,6 +153,7 @@ async def test_of_a_table_no_more_stays_in_memory_than_there_is_room_for(
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 async def test_two_hundred_loads_and_evictions_leave_memory_flat(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:

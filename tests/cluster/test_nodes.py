@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from cluster_fixtures import MIB, or_skip
 from shoal_cluster import Cluster, NodeShape, base_image, build_image, places
-from shoal_cluster.images import BASE_IMAGE
+from shoal_cluster.images import BASE_IMAGE, untagged
 from shoal_cluster.removal import take_down
 
 # The first test waits for the cluster as well, on a machine that may be busy.
@@ -211,6 +212,20 @@ def test_an_image_built_from_a_dockerfile_runs(with_python: Cluster, tmp_path: P
     run(with_python, manifest)
     assert logs(with_python, "built").startswith("Python 3.11")
     assert logs(with_python, "built").endswith("from the context")
+
+
+def test_an_image_that_is_built_anew_leaves_nothing_of_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(f"FROM {BASE_IMAGE}\nCOPY said /said\n")
+    name = "example.test/again:1"
+
+    def build(said: str) -> None:
+        (tmp_path / "said").write_text(said)
+        or_skip(lambda: build_image(name, dockerfile=tmp_path / "Dockerfile", context=tmp_path))
+
+    build("once")
+    before = untagged()
+    build(f"again, {time.time()}")
+    assert untagged() == before
 
 
 def test_a_node_whose_link_is_cut_is_lost_and_comes_back(cluster: Cluster) -> None:

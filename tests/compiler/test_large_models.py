@@ -65,6 +65,7 @@ def large_model(folder: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_model_above_two_gibibytes_is_cut_without_loading_its_weights(tmp_path: Path) -> None:
     path, store = large_model(tmp_path), tmp_path / "store"
     made = subprocess.run(

@@ -39,6 +39,7 @@ def test_a_real_model_in_pieces_gives_what_the_whole_gives(name: str, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize("name", [each for each in ZOO if each not in {*QUICK_ZOO, *HEAVY}])
 def test_a_larger_model_in_pieces_gives_what_the_whole_gives(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)

@@ -49,12 +49,14 @@ def test_three_small_devices_read_the_text(tmp_path: Path) -> None:
     assert int(right) >= 0.95 * int(total)
 
 
+@pytest.mark.minutes
 def test_sentences_of_one_meaning_are_near_each_other(tmp_path: Path) -> None:
     printed, report = run("embeddings", tmp_path)
     check_report(report, items=8, devices=3)
     assert '"A man is eating food." and "A man is eating a piece of bread.": 0.7553' in printed
 
 
+@pytest.mark.minutes
 def test_pictures_go_through_a_network_over_four_devices(tmp_path: Path) -> None:
     printed, report = run("vision", tmp_path)
     check_report(report, items=24, devices=4)

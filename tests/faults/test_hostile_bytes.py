@@ -194,7 +194,14 @@ async def freeze_in_the_middle(pool: Pool, state: Path) -> list[Path]:
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.minutes) for seed in range(1, 6))]
 )
-@pytest.mark.parametrize("damage", [flipped, shortened, zeroed])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flipped,
+        pytest.param(shortened, marks=pytest.mark.minutes),
+        pytest.param(zeroed, marks=pytest.mark.minutes),
+    ],
+)
 async def test_results_are_right_after_a_kill_that_damaged_parts_and_journal(
     pool: Pool, model: Path, tmp_path: Path, damage: Damage, seed: int
 ) -> None:

@@ -61,7 +61,7 @@ async def reach(pool: Pool, job: str, succeeded: int) -> pb.JobStatus:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.minutes)])
 async def test_agents_killed_at_random_moments(pool: Pool, tmp_path: Path, seed: int) -> None:
     document, inputs = prepare(pool, tmp_path)
     await pool.submit("kills", document, inputs, tmp_path / "out")
@@ -78,6 +78,7 @@ async def test_agents_killed_at_random_moments(pool: Pool, tmp_path: Path, seed:
     check_results(tmp_path / "out")
 
 
+@pytest.mark.minutes
 async def test_all_agents_killed_at_once(pool: Pool, tmp_path: Path) -> None:
     document, inputs = prepare(pool, tmp_path)
     await pool.submit("massacre", document, inputs, tmp_path / "out")
@@ -89,7 +90,7 @@ async def test_all_agents_killed_at_once(pool: Pool, tmp_path: Path) -> None:
     check_results(tmp_path / "out")
 
 
-@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("everything", [pytest.param(False, marks=pytest.mark.minutes), True])
 async def test_the_coordinator_killed_twice(pool: Pool, tmp_path: Path, everything: bool) -> None:
     document, inputs = prepare(pool, tmp_path)
     await pool.submit("restart", document, inputs, tmp_path / "out")

@@ -8,7 +8,7 @@ what is tested on it is tested as on a stranger's cluster. From the inside out:
     certificates, processes, access
                          what a control plane is made of
     control_plane        etcd or kine, API server, controller-manager, scheduler
-    network, images, node, volumes
+    network, images, image_store, node, volumes
                          what a node is made of
     cluster              a control plane with nodes and cluster DNS
     policies             its NetworkPolicies enforced, for as long as a test wants that

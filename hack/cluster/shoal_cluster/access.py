@@ -1,6 +1,5 @@
 """What a person does with a cluster: kubectl and helm with its kubeconfig."""
 
-import json
 import os
 import subprocess
 import time
@@ -9,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal_cluster.connection import Connection, RequestFailed, connection
 from shoal_cluster.programs import find
-from shoal_cluster.reading import ReadFailed, reader
 
 
 class CommandFailed(Exception):
@@ -45,28 +44,27 @@ class Access:
         return self._run("helm", arguments, "", seconds)
 
     def get(self, *arguments: str) -> Any:
-        """What `kubectl get ARGUMENTS -o json` gives, parsed; the options are `Reader.get`'s.
+        """What `kubectl get ARGUMENTS -o json` gives, parsed; the options are `Connection.get`'s.
 
         Raises:
             CommandFailed: with what kubectl would say.
         """
         try:
-            changed = self.kubeconfig.stat().st_mtime_ns
-            return reader(self.kubeconfig, changed).get(*arguments)
-        except ReadFailed as failed:
+            return self._connection().get(*arguments)
+        except RequestFailed as failed:
             raise CommandFailed(("kubectl", "get", *arguments), str(failed)) from failed
 
-    def apply(self, *manifests: Mapping[str, object], namespace: str = "default") -> None:
-        """Apply the manifests, server side."""
-        bundle = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
-        self.kubectl(
-            "apply",
-            "--server-side",
-            "--force-conflicts",
-            f"--namespace={namespace}",
-            "--filename=-",
-            given=json.dumps(bundle),
-        )
+    def apply(self, *manifests: Mapping[str, Any], namespace: str = "default") -> None:
+        """Apply the manifests, server side.
+
+        Raises:
+            CommandFailed: with what kubectl would say.
+        """
+        for manifest in manifests:
+            try:
+                self._connection().apply(manifest, namespace)
+            except RequestFailed as failed:
+                raise CommandFailed(("kubectl", "apply"), str(failed)) from failed
 
     def wait_until(
         self, what: str, true: Callable[[], bool], *, seconds: float = 120.0, every: float = 0.25
@@ -87,6 +85,9 @@ class Access:
             if time.monotonic() > until:
                 raise TimeoutError(f"not within {seconds:.0f} s: {what}{last}")
             time.sleep(every)
+
+    def _connection(self) -> Connection:
+        return connection(self.kubeconfig, self.kubeconfig.stat().st_mtime_ns)
 
     def _run(self, program: str, arguments: Sequence[str], given: str, seconds: float) -> str:
         command = (str(find(program)), *arguments)

@@ -91,8 +91,8 @@ class Cluster:
         (node,) = self.add_nodes([NodeShape(name, memory_bytes, labels or {}, taints)])
         return node
 
-    def add_nodes(self, shapes: Iterable[NodeShape]) -> list[Node]:
-        """Add several nodes; they become ready together."""
+    def add_nodes(self, shapes: Iterable[NodeShape], images: Sequence[Image] = ()) -> list[Node]:
+        """Add several nodes, which have `images` from their start; they become ready together."""
         added: list[Node] = []
         for shape in shapes:
             assert shape.name not in self.nodes, f"there is a node {shape.name} already"
@@ -101,7 +101,7 @@ class Cluster:
             node = Node(shape, self._numbers_given, self.network, self.control_plane)
             others = list(self.nodes.values())
             self.nodes[shape.name] = node
-            node.start(others)
+            node.start(others, images)
             added.append(node)
         for node in added:
             node.kubelet.wait_until(node.ready, "ready")

@@ -28,6 +28,8 @@ from shoal_cluster.slow_link import set_delay
 Store = Literal["etcd", "kine"]
 SERVICE_SUBNET = "10.96.0.0/16"
 _SERVICE_ADDRESS = "10.96.0.1"
+# A heap of 100 MB and much garbage: let it grow before it is collected.
+_COLLECT_LESS = {"GOGC": "400"}
 _WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 _AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -197,7 +199,8 @@ class ControlPlane:
     # --- Its parts -------------------------------------------------------------------------
 
     def _process(self, name: str, command: Sequence[str | Path]) -> Process:
-        return Process(name, command, self.folder / "log" / f"{name}.log", self.folder)
+        log = self.folder / "log" / f"{name}.log"
+        return Process(name, command, log, self.folder, environment=_COLLECT_LESS)
 
     def _etcd(self) -> Process:
         client, peer = (f"http://127.0.0.1:{p}" for p in (self._store_port, self._peer_port))

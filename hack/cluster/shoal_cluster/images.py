@@ -5,6 +5,7 @@ the image that a Dockerfile starts from, so that an ordinary Dockerfile builds o
 their layers are kept in the cache; a build after a change of the code takes seconds.
 """
 
+import contextlib
 import os
 import subprocess
 import tempfile
@@ -83,13 +84,22 @@ def build_image(
     trust = [f"--volume={authorities}:{authorities}:ro"] if authorities.exists() else []
     stage = [f"--target={target}"] if target else []
     how = ("--layers", "--pull=never", "--isolation=chroot", "--network=host", *trust, *stage)
+    before = _identity(name)
     _buildah("build", *how, *arguments, f"--file={dockerfile}", f"--tag={name}", str(context))
+    if before and before != _identity(name):
+        with contextlib.suppress(ImageFailed):  # another name of it, or another build, needs it
+            _buildah("rmi", before)
     return _archived(name)
 
 
 def layers(image: Image) -> str:
     """Each layer's size and what made it, as `buildah` tells it (JSON)."""
     return _buildah("inspect", "--type=image", image.name)
+
+
+def untagged() -> set[str]:
+    """The ids of the images in the cache that have no name; builds begin with their layers."""
+    return set(_buildah("images", "--quiet", "--no-trunc", "--filter=dangling=true").split())
 
 
 def _make_base() -> None:

@@ -7,12 +7,11 @@ the first process is killed, the kernel ends everything in the node and lets go 
 """
 
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal_cluster import cgroups, images
+from shoal_cluster import cgroups, image_store, images
 from shoal_cluster.control_plane import ControlPlane
 from shoal_cluster.images import Image
 from shoal_cluster.network import Network, within
@@ -52,6 +51,7 @@ class Node:
         self._plane = control_plane
         self._programs = find_all(("kubelet", "kube-proxy"))
         self._first_pid = 0
+        self._images: frozenset[Image] = frozenset()
         self._init = self._process("init", *self._init_command(), wraps=True)
         self.runtime = self._process("containerd", *self._runtime_command())
         self.kubelet = self._process("kubelet", *self._kubelet_command())
@@ -94,12 +94,14 @@ class Node:
         within(self._first_pid, "nft", "--file", file)
 
     def import_image(self, image: Image) -> None:
-        """Put the image where this node's pods find it."""
-        import_image(self.folder, image)
+        """Put the image where this node's pods find it, unless it has it from its start."""
+        if image not in self._images:
+            import_image(self.folder, image)
 
     def tag_image(self, name: str, other: str) -> None:
         """Give an image of this node another name besides: an image of another version."""
-        self._ctr("--namespace=k8s.io", "image", "tag", "--force", name, other)
+        tag = ("--namespace=k8s.io", "image", "tag", "--force", name, other)
+        image_store.ctr(self.file(_SOCKET), *tag)
 
     def file(self, path: str) -> Path:
         """As `file_of`."""
@@ -127,8 +129,10 @@ class Node:
 
     # --- Its life --------------------------------------------------------------------------
 
-    def start(self, others: Sequence["Node"]) -> None:
-        """Start it, reach the pods of `others` and be reached; ready a few seconds later."""
+    def start(self, others: Sequence["Node"], having: Sequence[Image] = ()) -> None:
+        """Start it with the images `having`, reach the pods of `others` and be reached; ready a few
+        seconds later.
+        """
         cgroups.make(cgroups.root(self._network.number, self.name))
         self._init.start()
         started = self.folder / "started"
@@ -140,8 +144,13 @@ class Node:
         for other in others:
             self._network.join(self.number, self._first_pid, other.number)
             self._network.join(other.number, other._first_pid, self.number)
+        if having:
+            root = self.file("/var/lib/containerd")
+            image_store.fill(root, having, self._plane.folder)
+            self._images = frozenset(having)
         self.runtime.start()
-        self.runtime.wait_until(self._ctr_answers, "answering")
+        socket = self.file(_SOCKET)
+        self.runtime.wait_until(lambda: image_store.answers(socket), "answering")
         self.import_image(images.pause_image())
         self.kubelet.start()
         self.proxy.start()
@@ -304,28 +313,10 @@ class Node:
         )
         return (self._programs["kube-proxy"], f"--config={config}")
 
-    def _ctr(self, *arguments: str) -> None:
-        ctr(self.folder, *arguments)
-
-    def _ctr_answers(self) -> bool:
-        try:
-            self._ctr("version")
-        except OSError:
-            return False
-        return True
-
 
 def import_image(node: Path, image: Image) -> None:
     """Put an image on the node with this folder. Raises `OSError`."""
-    ctr(node, "--namespace=k8s.io", "image", "import", str(image.archive))
-
-
-def ctr(node: Path, *arguments: str) -> None:
-    """Run ctr on the node with this folder, whoever made it. Raises `OSError`."""
-    command = ("ctr", f"--address={file_of(node, _SOCKET)}", *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+    image_store.import_image(file_of(node, _SOCKET), image)
 
 
 def file_of(node: Path, path: str) -> Path:

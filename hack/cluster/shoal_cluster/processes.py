@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ class Process:
 
     `wraps` says that the command starts the program as its one child, as unshare and nsenter do;
     `within` that it is to run in the network, mount and process namespaces of that process.
+    `environment` is set besides the environment of this process.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Process:
     home: Path
     wraps: bool = False
     within: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
@@ -64,7 +66,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | {_MARK: str(self.home)},
+                env=os.environ | self.environment | {_MARK: str(self.home)},
                 start_new_session=True,
             )
 

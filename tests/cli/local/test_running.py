@@ -198,7 +198,9 @@ def largest_differences(bench: Workbench) -> tuple[float, float]:
     return absolute, relative
 
 
-@pytest.mark.parametrize("precision", [None, "Exact", "Half"])
+@pytest.mark.parametrize(
+    "precision", [None, pytest.param("Exact", marks=pytest.mark.minutes), "Half"]
+)
 def test_slow_links_carry_half_precision_only_where_the_job_allows_it(
     bench: Workbench, precision: str | None
 ) -> None:
@@ -220,7 +222,9 @@ def test_slow_links_carry_half_precision_only_where_the_job_allows_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.minutes)]
+)
 def test_an_interrupted_run_leaves_nothing_and_the_next_one_resumes(
     busy: Workbench, number: signal.Signals
 ) -> None:

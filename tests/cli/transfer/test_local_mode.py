@@ -41,6 +41,7 @@ def same(one: dict[str, dict[str, np.ndarray]], other: dict[str, dict[str, np.nd
     )
 
 
+@pytest.mark.minutes
 def test_a_job_of_a_bucket_is_run_here_and_its_results_are_put_there(
     s3: S3, bench: Workbench
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from pool import read_results, write_items
 
 from cluster_fixtures import or_skip
-from operator_processes import ACCOUNT, Operators
+from operator_processes import ACCOUNT, RunningOperator, operators
 from operator_processes import NAMESPACE as HOME
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from real_models import MODELS, find
@@ -47,9 +48,19 @@ KINDS = (
 )
 
 
+@pytest.fixture(scope="module")
+def operator(
+    world: World, account: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningOperator]:
+    """One for all of these tests: they do not end it."""
+    folder = tmp_path_factory.mktemp("operator")
+    with operators(folder, account) as started, operating(started, world) as running:
+        yield running
+
+
 @pytest.fixture(autouse=True)
-def pool(world: World) -> None:
-    """What every job refers to."""
+def pool(world: World, operator: RunningOperator) -> None:
+    """What every job refers to, and who serves it."""
     world.apply_pool()
 
 
@@ -111,71 +122,64 @@ async def on_terms(world: World, name: str, **terms: float) -> None:
 
 
 async def test_a_job_that_is_born_suspended_starts_nothing_until_it_is_resumed(
-    world: World, running: Operators
+    world: World,
 ) -> None:
-    with operating(running, world):
-        world.apply("InferenceJob", "born", **job_spec(suspend=True))
-        world.kubectl("wait", "--for=condition=Suspended", "ij/born", "--timeout=60s")
-        row = world.kubectl("get", "ij", "born").splitlines()[1].split()
-        assert row[:3] == ["born", "m", "shelf"]
-        assert "Suspended" in row
-        assert workers_of(world, "born") == set()
-        assert await run_of(world, "born") is None
-        world.patch("ij", "born", suspend=False)
-        world.kubectl("wait", "--for=condition=Suspended=False", "ij/born", "--timeout=60s")
-        await world.wait("inferencejob", "born", "Complete")
-        assert await told(world, "born") == {"StartedJob": "Normal", "FinishedJob": "Normal"}
+    world.apply("InferenceJob", "born", **job_spec(suspend=True))
+    world.kubectl("wait", "--for=condition=Suspended", "ij/born", "--timeout=60s")
+    row = world.kubectl("get", "ij", "born").splitlines()[1].split()
+    assert row[:3] == ["born", "m", "shelf"]
+    assert "Suspended" in row
+    assert workers_of(world, "born") == set()
+    assert await run_of(world, "born") is None
+    world.patch("ij", "born", suspend=False)
+    world.kubectl("wait", "--for=condition=Suspended=False", "ij/born", "--timeout=60s")
+    await world.wait("inferencejob", "born", "Complete")
+    assert await told(world, "born") == {"StartedJob": "Normal", "FinishedJob": "Normal"}
     job = world.get("inferencejob", "born")
     assert job["status"]["observedGeneration"] == job["metadata"]["generation"] == 2
     row = world.kubectl("get", "ij", "born").splitlines()[1].split()
     assert f"{ITEMS}/{ITEMS}" in row
 
 
-async def test_a_running_job_is_suspended_and_goes_on_where_it_was(
-    world: World, running: Operators
-) -> None:
+async def test_a_running_job_is_suspended_and_goes_on_where_it_was(world: World) -> None:
     inputs = [MODELS[MODEL].inputs(seed) for seed in range(MANY)]
     write_items(world.claims / "lines" / "many", inputs)
     many = job_spec(
         inputs={"uri": "pvc://lines/many"}, outputs={"uri": "pvc://lines/slow"}, parallelism=1
     )
-    with operating(running, world):
-        world.apply("InferenceJob", "slow", **many)
-        await world.until("some items are done", lambda: succeeded(world, "slow") > 0)
-        world.patch("ij", "slow", suspend=True)
-        await world.wait("inferencejob", "slow", "Suspended")
-        run = await run_of(world, "slow")
-        assert run is not None
-        assert run.state == pb.JobStatus.CANCELLED
-        before = succeeded(world, "slow")
-        assert 0 < before < MANY, "it was suspended too late to say anything"
-        assert status_of(world, "slow")["items"]["active"] == 0
-        assert "transfer-results" not in workers_of(world, "slow")
-        world.patch("ij", "slow", suspend=False)
-        await world.until("it goes on", lambda: succeeded(world, "slow") > before)
-        # An agent that dies meanwhile costs tries of its items, not the job.
-        world.pool.kill(DEVICES[1])
-        await world.wait("inferencejob", "slow", "Complete")
+    world.apply("InferenceJob", "slow", **many)
+    await world.until("some items are done", lambda: succeeded(world, "slow") > 0)
+    world.patch("ij", "slow", suspend=True)
+    await world.wait("inferencejob", "slow", "Suspended")
+    run = await run_of(world, "slow")
+    assert run is not None
+    assert run.state == pb.JobStatus.CANCELLED
+    before = succeeded(world, "slow")
+    assert 0 < before < MANY, "it was suspended too late to say anything"
+    assert status_of(world, "slow")["items"]["active"] == 0
+    assert "transfer-results" not in workers_of(world, "slow")
+    world.patch("ij", "slow", suspend=False)
+    await world.until("it goes on", lambda: succeeded(world, "slow") > before)
+    # An agent that dies meanwhile costs tries of its items, not the job.
+    world.pool.kill(DEVICES[1])
+    await world.wait("inferencejob", "slow", "Complete")
     results = read_results(world.claims / "lines" / "slow")
     for given, right in zip(results, whole(find(MODEL), inputs), strict=True):
         assert largest_difference(given, right) <= TOLERANCE
 
 
-async def test_a_job_beyond_its_deadline_fails_and_keeps_what_it_has_finished(
-    world: World, running: Operators
-) -> None:
+async def test_a_job_beyond_its_deadline_fails_and_keeps_what_it_has_finished(world: World) -> None:
     outputs = world.claims / "lines" / "late"
     spec = job_spec(
         inputs={"uri": "pvc://lines/many"}, outputs={"uri": "pvc://lines/late"}, parallelism=1
     )
-    with operating(running, world):
-        world.apply("InferenceJob", "late", **spec)
-        await world.until("some items are done", lambda: succeeded(world, "late") > 0)
-        world.patch("ij", "late", activeDeadlineSeconds=9000, priority=7)
-        await on_terms(world, "late", priority=7, parallelism=1, active_deadline_seconds=9000)
-        world.patch("ij", "late", activeDeadlineSeconds=1)
-        await world.wait("inferencejob", "late", "Failed")
-        assert (await told(world, "late"))["FinishedJob"] == "Warning"
+    world.apply("InferenceJob", "late", **spec)
+    await world.until("some items are done", lambda: succeeded(world, "late") > 0)
+    world.patch("ij", "late", activeDeadlineSeconds=9000, priority=7)
+    await on_terms(world, "late", priority=7, parallelism=1, active_deadline_seconds=9000)
+    world.patch("ij", "late", activeDeadlineSeconds=1)
+    await world.wait("inferencejob", "late", "Failed")
+    assert (await told(world, "late"))["FinishedJob"] == "Warning"
     failed = world.condition("inferencejob", "late", "Failed")
     assert failed["reason"] == "DeadlineExceeded"
     assert failed["message"] == "the job was active for longer than 1 s"
@@ -185,17 +189,14 @@ async def test_a_job_beyond_its_deadline_fails_and_keeps_what_it_has_finished(
     assert done <= len(list(outputs.glob("*.npz"))) < MANY
 
 
-async def test_items_that_fail_are_named_and_the_others_results_stand(
-    world: World, running: Operators
-) -> None:
+async def test_items_that_fail_are_named_and_the_others_results_stand(world: World) -> None:
     folder = world.claims / "lines" / "odd"
     write_items(folder, [MODELS[MODEL].inputs(seed) for seed in range(3)])
     name, value = next(iter(MODELS[MODEL].inputs(0).items()))
     np.savez(folder / "odd.npz", **dict[str, Any]({name: value[..., None]}))
     spec = job_spec(inputs={"uri": "pvc://lines/odd"}, outputs={"uri": "pvc://lines/even"})
-    with operating(running, world):
-        world.apply("InferenceJob", "odd", backoffLimit=1, **spec)
-        await world.wait("inferencejob", "odd", "Failed")
+    world.apply("InferenceJob", "odd", backoffLimit=1, **spec)
+    await world.wait("inferencejob", "odd", "Failed")
     failed = world.condition("inferencejob", "odd", "Failed")
     assert failed["reason"] == "ItemsFailed"
     assert failed["message"].startswith("1 of 4 items failed; first: odd.npz[0]: has ")
@@ -206,9 +207,7 @@ async def test_items_that_fail_are_named_and_the_others_results_stand(
     assert len(list((world.claims / "lines" / "even").glob("*.npz"))) == 3
 
 
-async def test_a_job_outlives_its_pool_and_resumes_when_that_is_made_again(
-    world: World, running: Operators
-) -> None:
+async def test_a_job_outlives_its_pool_and_resumes_when_that_is_made_again(world: World) -> None:
     spec = job_spec(
         inputs={"uri": "pvc://lines/many"}, outputs={"uri": "pvc://lines/orphan"}, parallelism=1
     )
@@ -220,106 +219,95 @@ async def test_a_job_outlives_its_pool_and_resumes_when_that_is_made_again(
     def reason() -> str:
         return str(world.condition("inferencejob", "orphan", "Complete").get("reason"))
 
-    with operating(running, world):
-        world.apply("InferenceJob", "orphan", **spec)
-        await world.until("some items are done", lambda: succeeded(world, "orphan") > 0)
-        both = {"DevicePool", "InferenceJob"}
-        await world.until("the volume is the job's as well", lambda: owners() == both)
-        started = status_of(world, "orphan")["startTime"]
-        world.kubectl("delete", "devicepool", "shelf")
-        await world.until("the job says so", lambda: reason() == "PoolNotFound")
-        message = world.condition("inferencejob", "orphan", "Complete")["message"]
-        assert message.startswith("there is no DevicePool shelf; the ")
-        # It is posted after the condition is written.
-        await world.until(
-            "an Event says so", lambda: events_of(world, "orphan").get("PoolNotFound") == "Warning"
-        )
-        await world.until("Kubernetes keeps the volume", lambda: owners() == {"InferenceJob"})
-        world.apply_pool()
-        await world.wait("inferencejob", "orphan", "Complete")
+    world.apply("InferenceJob", "orphan", **spec)
+    await world.until("some items are done", lambda: succeeded(world, "orphan") > 0)
+    both = {"DevicePool", "InferenceJob"}
+    await world.until("the volume is the job's as well", lambda: owners() == both)
+    started = status_of(world, "orphan")["startTime"]
+    world.kubectl("delete", "devicepool", "shelf")
+    await world.until("the job says so", lambda: reason() == "PoolNotFound")
+    message = world.condition("inferencejob", "orphan", "Complete")["message"]
+    assert message.startswith("there is no DevicePool shelf; the ")
+    # It is posted after the condition is written.
+    await world.until(
+        "an Event says so", lambda: events_of(world, "orphan").get("PoolNotFound") == "Warning"
+    )
+    await world.until("Kubernetes keeps the volume", lambda: owners() == {"InferenceJob"})
+    world.apply_pool()
+    await world.wait("inferencejob", "orphan", "Complete")
     assert status_of(world, "orphan")["startTime"] == started
     assert len(read_results(world.claims / "lines" / "orphan")) == MANY
 
 
 async def test_of_jobs_applied_together_the_one_with_the_highest_priority_starts_first(
-    world: World, running: Operators
+    world: World,
 ) -> None:
     priorities = {"low": 0, "middle": 10, "high": 500}
-    with operating(running, world):
-        for name, priority in priorities.items():
-            spec = job_spec(outputs={"uri": f"pvc://lines/{name}"})
-            world.apply("InferenceJob", name, priority=priority, **spec)
-        for name in priorities:
-            await world.wait("inferencejob", name, "Complete")
+    for name, priority in priorities.items():
+        spec = job_spec(outputs={"uri": f"pvc://lines/{name}"})
+        world.apply("InferenceJob", name, priority=priority, **spec)
+    for name in priorities:
+        await world.wait("inferencejob", name, "Complete")
     order = sorted(priorities, key=lambda name: status_of(world, name)["startTime"])
     assert order[0] == "high"
 
 
-async def test_a_new_plan_does_without_a_node_that_is_cordoned(
-    world: World, running: Operators
-) -> None:
+async def test_a_new_plan_does_without_a_node_that_is_cordoned(world: World) -> None:
     def cordoned() -> bool:
         taints = world.plane.access.get("node", DEVICES[0])["spec"].get("taints", [])
         return any(taint["key"] == "node.kubernetes.io/unschedulable" for taint in taints)
 
-    with operating(running, world):
-        await world.wait("devicepool", "shelf", "Ready")
-        world.kubectl("cordon", DEVICES[0])
-        await world.until("its taint says so", cordoned)
-        world.apply("InferenceJob", "around", **job_spec(outputs={"uri": "pvc://lines/around"}))
-        await world.wait("inferencejob", "around", "Complete")
-        world.kubectl("uncordon", DEVICES[0])
+    await world.wait("devicepool", "shelf", "Ready")
+    world.kubectl("cordon", DEVICES[0])
+    await world.until("its taint says so", cordoned)
+    world.apply("InferenceJob", "around", **job_spec(outputs={"uri": "pvc://lines/around"}))
+    await world.wait("inferencejob", "around", "Complete")
+    world.kubectl("uncordon", DEVICES[0])
     stages = world.get("placement", "around")["status"]["stages"]
     assert DEVICES[0] not in {name for stage in stages for name in stage["devices"]}
 
 
-async def test_a_finished_job_deletes_itself_and_all_that_was_its_own(
-    world: World, running: Operators
-) -> None:
+async def test_a_finished_job_deletes_itself_and_all_that_was_its_own(world: World) -> None:
     spec = job_spec(outputs={"uri": "pvc://lines/brief"})
-    with operating(running, world):
-        world.apply("InferenceJob", "brief", ttlSecondsAfterFinished=1, **spec)
+    world.apply("InferenceJob", "brief", ttlSecondsAfterFinished=1, **spec)
 
-        def left() -> list[str]:
-            kinds = "inferencejobs,partitions,placements,jobs"
-            found = world.plane.access.get(kinds, f"--namespace={NAMESPACE}")["items"]
-            names = (each["metadata"]["name"] for each in found)
-            return [name for name in names if name == "brief" or name.startswith("brief-")]
+    def left() -> list[str]:
+        kinds = "inferencejobs,partitions,placements,jobs"
+        found = world.plane.access.get(kinds, f"--namespace={NAMESPACE}")["items"]
+        names = (each["metadata"]["name"] for each in found)
+        return [name for name in names if name == "brief" or name.startswith("brief-")]
 
-        await world.until("it is there", lambda: "brief" in left())
-        await world.until("nothing of it is left", lambda: not left())
+    await world.until("it is there", lambda: "brief" in left())
+    await world.until("nothing of it is left", lambda: not left())
     assert len(read_results(world.claims / "lines" / "brief")) == ITEMS
     assert (await told(world, "brief"))["FinishedJob"] == "Normal"
 
 
 async def test_wait_works_for_every_kind_and_ready_is_not_told_of_what_stands_on_a_dead_device(
-    world: World, running: Operators
+    world: World,
 ) -> None:
-    with operating(running, world):
-        for kind, name in KINDS:
-            type_ = "Complete" if kind == "inferencejob" else "Ready"
-            until = f"--for=condition={type_}"
-            said = world.kubectl("wait", until, f"{kind}/{name}", "--timeout=100s")
-            assert "condition met" in said
-            found = world.get(kind, name)
-            observed = found["status"]["observedGeneration"]
-            assert observed == found["metadata"]["generation"], kind
-        process = world.pool.process_id(DEVICES[0])
-        used = world.get("placement", "slow")["status"]["stages"]
-        stands = [("device", f"shelf-{DEVICES[0]}"), ("devicepool", "shelf")]
-        if any(DEVICES[0] in stage["devices"] for stage in used):
-            stands.append(("placement", "slow"))
-        os.kill(process, signal.SIGSTOP)
-        try:
-            for kind, name in stands:
-                await world.until(
-                    f"{kind} {name} is not Ready", partial(unready, world, kind, name)
-                )
-                assert world.condition(kind, name, "Ready")["message"], "it says why"
-        finally:
-            os.kill(process, signal.SIGCONT)
+    for kind, name in KINDS:
+        type_ = "Complete" if kind == "inferencejob" else "Ready"
+        until = f"--for=condition={type_}"
+        said = world.kubectl("wait", until, f"{kind}/{name}", "--timeout=100s")
+        assert "condition met" in said
+        found = world.get(kind, name)
+        observed = found["status"]["observedGeneration"]
+        assert observed == found["metadata"]["generation"], kind
+    process = world.pool.process_id(DEVICES[0])
+    used = world.get("placement", "slow")["status"]["stages"]
+    stands = [("device", f"shelf-{DEVICES[0]}"), ("devicepool", "shelf")]
+    if any(DEVICES[0] in stage["devices"] for stage in used):
+        stands.append(("placement", "slow"))
+    os.kill(process, signal.SIGSTOP)
+    try:
         for kind, name in stands:
-            await world.wait(kind, name, "Ready")
+            await world.until(f"{kind} {name} is not Ready", partial(unready, world, kind, name))
+            assert world.condition(kind, name, "Ready")["message"], "it says why"
+    finally:
+        os.kill(process, signal.SIGCONT)
+    for kind, name in stands:
+        await world.wait(kind, name, "Ready")
 
 
 # What no job of these tests needs, and what does.

@@ -136,6 +136,11 @@ def _replayed(layout: Layout, pieces: Sequence[Piece]) -> Iterator[int]:
             name: position for position in piece.nodes for name in profile.nodes[position].inputs
         }
         needed = uses.keys() | set(piece.gives)
+        for name in uses.keys() & set(piece.takes):
+            if (computed := profile.tensors[name].computed_bytes or 0) > (
+                profile.tensors[name].bytes or 0
+            ):
+                inside.hold(name, computed)
         for position in piece.nodes:
             node = profile.nodes[position]
             ends = [name for name in node.inputs if uses[name] == position]

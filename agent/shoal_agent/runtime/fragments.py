@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
@@ -26,7 +27,8 @@ from shoal_agent.memory.residency import (
     Spill,
     short,
 )
-from shoal_agent.runtime.onnx_runtime import RunResult, Runtime, Stopper
+from shoal_agent.runtime.onnx_runtime import RunResult, Runtime, RuntimeFailed, Stopper
+from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
@@ -84,6 +86,7 @@ class Fragments:
         self._processor = processor
         self._counters = counters
         self._on_evicted = on_evicted
+        self._preparation = Preparation(cache, self.request_move, self.end_move)
         self._turn = asyncio.Lock()
         self._loading: dict[str, asyncio.Event] = {}
         self._evicting: set[asyncio.Task[None]] = set()
@@ -324,9 +327,21 @@ class Fragments:
                 if attempt + 1 == _FETCHES_AFTER_DAMAGE:
                     raise
                 continue
-            await self.in_processor(self._runtime.open, digest, folder)
+            await self._open_prepared(digest, folder)
             return fetched_bytes
         raise AssertionError("the loop returns or raises")
+
+    async def _open_prepared(self, digest: str, folder: Path) -> None:
+        """Open a fragment from what was prepared of it, if that can be had."""
+        granted = self.ledger.in_flight.get(digest, 0)
+        if (models := await self._preparation.prepare(digest, folder, granted)) is not None:
+            try:
+                await self.in_processor(self._runtime.open, digest, folder, models[0])
+            except RuntimeFailed as error:  # the cache may have dropped it meanwhile
+                log.warning("%s is opened unprepared: %s", short(digest), error)
+            else:
+                return
+        await self.in_processor(self._runtime.open, digest, folder)
 
     async def _close(self, digest: str) -> int:
         """Let a fragment go, once nothing of it is in use; the bytes that came back."""

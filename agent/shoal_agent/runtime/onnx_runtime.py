@@ -8,13 +8,15 @@ models):
   in memory (within 3 MiB either way) and has a lifetime that one can get wrong.
 - Prepacking is off: it makes a second, anonymous copy of every MatMul's weights.
 - Optimisation stops at "extended": the level above re-orders convolutions' weights into copies
-  (88 MiB for 36 MiB of weights). `_COPYING_OPTIMIZERS` fold or fuse weights into copies and are
+  (88 MiB for 36 MiB of weights). `COPYING_OPTIMIZERS` fold or fuse weights into copies and are
   switched off one by one. What is left after opening a session is 0.2 to 0.4 MiB of heap.
 - One arena for activations, shared by all sessions. It reserves large regions, of which only what
   is touched is resident, so that blocks merge again (19 MiB instead of 26 for one that grows by
   what is asked for). It is limited to the budget: a run that would need more fails instead.
 - A table of which items read rows is reckoned with by rows: when more has gathered in memory, its
   pages are let go (`drop_weights`).
+- A prepared fragment (`preparation`) is opened from the model that was saved for it, without
+  further optimisation and with packing: what it would copy was saved, and is mapped.
 - No memory patterns: they allocate the second run's activations as one block, beside the first's.
 
 Sessions are opened, run and destroyed in one thread; the interpreter's lock is released meanwhile.
@@ -33,12 +35,13 @@ import numpy as np
 import onnxruntime
 
 from shoal_agent.runtime import rehearsal_model
+from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.process_memory import MemoryMeter, drop_mapped_file, trim
 from shoal_agent.runtime.watchdog import Watchdog
 from shoal_protocol.tensors import DTYPES, Array
 from shoal_protocol.v1.tensors_pb2 import BFLOAT16, COMPLEX64, COMPLEX128, DataType
 
-_COPYING_OPTIMIZERS: Final = [
+COPYING_OPTIMIZERS: Final = [
     "ConstantFolding",
     "UnsqueezeElimination",
     "ConvAddFusion",
@@ -121,7 +124,8 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFragment:
-    """A fragment that can run; `weights` is the file that is mapped, `weight_bytes` its size."""
+    """A fragment that can run; `weights` is the file that is mapped, `weight_bytes` the size of the
+    weights, which packed copies in that file are not."""
 
     weights: Path
     weight_bytes: int
@@ -182,9 +186,11 @@ class Runtime:
         gc.collect()
         self.shrink()
 
-    def open(self, digest: str, folder: Path) -> OpenFragment:
-        """Make a fragment ready to run; raises `RuntimeFailed`."""
-        session = self._session(str(folder / "model.onnx"))
+    def open(
+        self, digest: str, folder: Path, prepared: PreparedModel | None = None
+    ) -> OpenFragment:
+        """Make a fragment ready to run, as it was prepared if it was; raises `RuntimeFailed`."""
+        session = self._session(str(folder / "model.onnx"), prepared)
         inputs = []
         for value in session.get_inputs():
             if (dtype := _DTYPES.get(value.type)) is None:
@@ -192,8 +198,9 @@ class Runtime:
             shape = tuple(size if isinstance(size, int) else None for size in value.shape)
             inputs.append(InputSpec(name=value.name, dtype=dtype, shape=shape))
         weights = (folder / "weights.bin").resolve()
+        mapped = weights if prepared is None else prepared.weights.resolve()
         fragment = OpenFragment(
-            weights=weights,
+            weights=mapped,
             weight_bytes=weights.stat().st_size if weights.exists() else 0,
             session=session,
             inputs=tuple(inputs),
@@ -296,16 +303,23 @@ class Runtime:
         self._tiny.run(None, {"x": np.zeros(1, np.float32)}, options)
         trim()
 
-    def _session(self, model: str | bytes) -> onnxruntime.InferenceSession:
+    def _session(
+        self, model: str | bytes, prepared: PreparedModel | None = None
+    ) -> onnxruntime.InferenceSession:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         # A plan for all activations at once would be allocated beside what the first run left.
         options.enable_mem_pattern = False
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        levels = onnxruntime.GraphOptimizationLevel
+        options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED
         options.add_session_config_entry("session.use_env_allocators", "1")
-        options.add_session_config_entry("session.disable_prepacking", "1")
+        if prepared is not None:
+            options.graph_optimization_level = levels.ORT_DISABLE_ALL
+            model = str(prepared.model)
+        if prepared is None or not prepared.packed:
+            options.add_session_config_entry("session.disable_prepacking", "1")
         # Spinning burns processor time that the other agents of a machine need.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
@@ -313,7 +327,7 @@ class Runtime:
                 model,
                 options,
                 providers=["CPUExecutionProvider"],
-                disabled_optimizers=_COPYING_OPTIMIZERS,
+                disabled_optimizers=COPYING_OPTIMIZERS,
             )
         except Exception as error:  # as above
             raise _failure(error, stopped=False) from error

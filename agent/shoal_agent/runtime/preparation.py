@@ -3,14 +3,15 @@
 ONNX Runtime computes fastest with weights in the layouts of this processor: packed matrices,
 blocked convolutions, operators fused, constants folded. At load it makes those in anonymous memory,
 a second copy of the weights. The child makes them once and saves them, so that the agent maps them:
-the speed of a default load, no copy. What it measured on this machine is in `PreparedModel`.
+the speed of a default load, no copy.
 
 The order of events for a fragment that is not prepared yet:
 
 1. The child optimises, packs and saves it, if memory and disk suffice; then it opens the result.
-2. If the child is ended by a signal, a second child opens the fragment as the agent would without
-   preparation. If that one crashes too, or takes too long, the load fails (`CrashedAtLoad`): the
-   model would have ended the agent. The process remembers it, and does not try again.
+2. If the child is ended by a signal, or lacks memory, a second child opens the fragment as the
+   agent would without preparation. If that one crashes too, or takes too long, the load fails
+   (`CrashedAtLoad`): the model would have ended the agent. The process remembers it, and does not
+   try again.
 3. If the child fails in any other way, the agent opens the fragment unprepared.
 
 Memory: a child has the bytes that the ledger granted for the load, which nothing else uses yet, and
@@ -49,11 +50,16 @@ from shoal_agent.telemetry.logs import log
 from shoal_protocol.blocks import Block
 from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.manifest import BLOCKS, MODEL, WEIGHTS
+from shoal_protocol.units import format_bytes
 
-_CHILD_BYTES: Final = 32 << 20
-"""Anonymous memory of a child that has ONNX Runtime loaded and no model: 25 MiB on x86-64."""
-_GRAPH_FACTOR: Final = 16
-"""Memory for a graph while it is optimised, over the size of its file."""
+_CHILD_BYTES: Final = 36 << 20
+"""Anonymous memory of a child besides what grows with the model: with ONNX Runtime loaded 25 MiB on
+x86-64, and its stack, which a deep model fills (8 MiB)."""
+_GRAPH_FACTOR: Final = 12
+"""Memory for a graph while it is optimised, over the size of its file; trees need most."""
+_WEIGHT_FACTORS: Final = (4.25, 2.125, 1.125)
+"""Memory to save a model, over its weights: half precision is converted, tables that are also
+multiplied are transposed, most others are copied once. As much as can be had is best."""
 _SPARE_BYTES: Final = 4 << 20
 _SPARE_BLOCK_BYTES: Final = 256 << 10
 """Memory that a block may have besides what is mapped."""
@@ -113,10 +119,10 @@ class _Form:
         return _CHILD_BYTES + _GRAPH_FACTOR * self.model_bytes
 
     @property
-    def memory_bytes(self) -> int:
-        """To prepare it: all weights of one model in new layouts, and some twice for a moment."""
+    def saving_bytes(self) -> tuple[int, ...]:
+        """Memory to prepare one model after the other: what suffices always, often, sometimes."""
         largest = max(self.weights)
-        return self.trial_bytes + largest + largest // 8 + _SPARE_BYTES
+        return tuple(self.trial_bytes + int(factor * largest) for factor in _WEIGHT_FACTORS)
 
     @property
     def disk_bytes(self) -> int:
@@ -162,7 +168,7 @@ class Preparation:
             if found is not None:
                 return _packed_within(granted_bytes, found, form)
             folder = folder_of(fragment, form.name)
-            for need in (form.memory_bytes, form.trial_bytes):
+            for need in (*form.saving_bytes, form.trial_bytes):
                 if need <= self._tried.get(folder, 0):
                     return None
                 borrowed = max(0, need - granted_bytes)
@@ -174,24 +180,31 @@ class Preparation:
                     return found and _packed_within(granted_bytes, found, form)
                 finally:
                     self._end_move(borrowed)
-        log.info("%s is opened untried: there is no memory for a trial", short(digest))
+        log.info(
+            "%s is opened untried: a trial needs %s, granted are %s",
+            short(digest),
+            format_bytes(form.trial_bytes),
+            format_bytes(granted_bytes),
+        )
         return None
 
     async def _carry_out(
         self, digest: str, fragment: Path, form: _Form, limit_bytes: int
     ) -> tuple[PreparedModel, ...] | None:
         """Prepare it within so many bytes, or at least try whether it can be opened."""
-        if limit_bytes >= form.memory_bytes and self._cache.has_room(form.disk_bytes):
+        if limit_bytes >= min(form.saving_bytes) and self._cache.has_room(form.disk_bytes):
             outcome = await self._save(digest, fragment, form, limit_bytes)
             if outcome.end is _End.DONE:
                 return await asyncio.to_thread(self._find, digest, fragment, form)
             log.info("%s is not prepared: %s", short(digest), outcome.text)
-            if outcome.end not in (_End.CRASHED, _End.LATE):
-                return None
+            if outcome.end is _End.FAILED:
+                return None  # the agent, too, will have an error or none, and survive
         outcome = await self._run_child(form, limit_bytes, None)
         if outcome.end in (_End.CRASHED, _End.LATE):
             self._crashed[digest] = outcome.text
             raise CrashedAtLoad(outcome.text)
+        if outcome.end is not _End.DONE:
+            log.info("%s was not tried to the end: %s", short(digest), outcome.text)
         return None
 
     async def _save(self, digest: str, fragment: Path, form: _Form, limit_bytes: int) -> _Outcome:

@@ -59,6 +59,7 @@ def random_shelf(chance: random.Random) -> Shelf:
             nodes=1,
             weight_bytes=resident // 2,
             resident_bytes=resident,
+            least_bytes=resident,
             activation_bytes=1,
             flops=chance.randint(1, 10) * SECOND // 4,
             inputs=(),

@@ -1,13 +1,19 @@
-"""Fragments of a store, run one after the other in this process, as devices would run them."""
+"""Fragments of a store, run one after the other in this process, as devices would run them.
+
+A fragment that has blocks is run in them too, and must give the same to the bit.
+"""
 
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from shoal_protocol.blocks import Block
+from shoal_protocol.manifest import BLOCKS, MANIFEST, parse_manifest
 from shoal_protocol.partition import MODEL, PartitionDocument
 
 Tensors = Mapping[str, npt.NDArray[np.generic]]
@@ -35,8 +41,28 @@ def run_chained(
         taken = _arriving(document, made, fragment.index)
         assert sorted(taken) == sorted(spec.name for spec in fragment.inputs)
         made[fragment.index] = _run(folder / "model.onnx", taken)
+        blocks = parse_manifest((folder / MANIFEST).read_bytes(), fragment.digest).blocks
+        if blocks:
+            in_blocks = run_blocks(folder, blocks, (folder / BLOCKS).read_bytes(), taken)
+            for name, value in made[fragment.index].items():
+                np.testing.assert_array_equal(in_blocks[name], value, err_msg=name)
         assert sorted(made[fragment.index]) == sorted(spec.name for spec in fragment.outputs)
     return _arriving(document, made, MODEL)
+
+
+def run_blocks(
+    folder: Path, blocks: Sequence[Block], content: bytes, feeds: Tensors
+) -> dict[str, npt.NDArray[np.generic]]:
+    """The blocks of the fragment in a folder, each with nothing but what it takes; all values."""
+    values = dict(feeds)
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".onnx") as skeleton:
+        for block in blocks:
+            end = block.model_offset + block.model_bytes
+            Path(skeleton.name).write_bytes(content[block.model_offset : end])
+            given = _run(Path(skeleton.name), {name: values[name] for name in block.takes})
+            assert sorted(given) == sorted(block.gives)
+            values |= given
+    return values
 
 
 def manifest(store: Path, digest: str) -> dict[str, object]:

@@ -12,21 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-import onnx
-
+from shoal_compiler.blocks import make_blocks
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.fragments import FragmentFiles, Sources, is_stored, layout_weights
 from shoal_compiler.graph import Graph, normalise
+from shoal_compiler.models import make_model
 from shoal_compiler.safety import open_model
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout, Piece
-from shoal_protocol.manifest import WEIGHTS
-from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec
-
-MIN_IR_VERSION: Final = 4
-"""Before it, every initializer had to be an input as well."""
+from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
 
 
 def cut_model(
@@ -61,6 +56,7 @@ def cut_model(
                         nodes=len(piece.nodes),
                         weight_bytes=files.weight_bytes,
                         resident_bytes=files.resident_bytes,
+                        least_bytes=files.least_bytes,
                         activation_bytes=piece.segment.activation_bytes,
                         flops=piece.segment.flops,
                         inputs=files.inputs,
@@ -124,72 +120,18 @@ class _Builder:
         """The files of one fragment."""
         weights = [self.graph.weights[name] for name in piece.weights if name in self.graph.weights]
         stored = layout_weights([each for each in weights if is_stored(each)])
-        model = onnx.ModelProto(
-            ir_version=max(self.graph.ir_version, MIN_IR_VERSION), producer_name="shoal"
-        )
-        for domain, version in sorted(self.graph.opsets.items()):
-            model.opset_import.add(domain=domain, version=version)
-        made = model.graph
-        made.name = "fragment"
-        for position in piece.nodes:
-            node = made.node.add()
-            node.CopyFrom(self.graph.nodes[self.profile.nodes[position].source])
-            node.ClearField("doc_string")
-            node.ClearField("metadata_props")
-        if not piece.nodes:
-            # All is handed through, and the runtime refuses a graph without any node.
-            name = piece.gives[0]
-            made.node.add(op_type="Identity", input=[name], output=[f"{name}/unused"])
-        inputs = tuple(self.profile.tensors[name].spec for name in piece.takes)
-        outputs = tuple(self._given(name) for name in piece.gives)
-        made.input.extend(self._value(spec) for spec in inputs)
-        made.output.extend(self._value(spec) for spec in outputs)
-        for each in stored:
-            tensor = made.initializer.add(
-                name=each.weight.tensor.name,
-                data_type=each.weight.tensor.data_type,
-                dims=each.weight.tensor.dims,
-                data_location=onnx.TensorProto.EXTERNAL,
-            )
-            place = {"location": WEIGHTS, "offset": each.offset, "length": each.weight.bytes}
-            for key, value in place.items():
-                tensor.external_data.add(key=key, value=str(value))
-        made.initializer.extend(each.loaded() for each in weights if not is_stored(each))
-        made.sparse_initializer.extend(
-            self.graph.sparse[name] for name in piece.weights if name in self.graph.sparse
-        )
+        offsets = {each.weight.tensor.name: each.offset for each in stored}
+        whole = make_model(self.graph, self.profile, piece, offsets)
         return FragmentFiles(
-            model=model,
+            model=whole.model,
             stored=stored,
-            inputs=inputs,
-            outputs=outputs,
+            inputs=whole.inputs,
+            outputs=whole.outputs,
             weight_bytes=sum(self.profile.weights[name] for name in piece.weights),
             resident_bytes=piece.segment.resident_bytes,
+            blocks=make_blocks(self.graph, self.profile, piece, whole, offsets),
             sources=self.sources,
         )
-
-    def _given(self, name: str) -> TensorSpec:
-        """What a fragment gives: as inferred, or as the model declares its output."""
-        inferred = self.profile.tensors.get(name)
-        if inferred is not None and inferred.spec.shape is not None:
-            return inferred.spec
-        declared = (each for each in self.profile.outputs if each.name == name)
-        return next(declared, None) or self.profile.tensors[name].spec
-
-    def _value(self, spec: TensorSpec) -> onnx.ValueInfoProto:
-        data_type = onnx.TensorProto.DataType.Value(spec.dtype.upper())
-        value = onnx.ValueInfoProto(name=spec.name)
-        value.type.tensor_type.elem_type = data_type
-        if spec.shape is not None:
-            value.type.tensor_type.shape.SetInParent()
-            for axis in spec.shape:
-                dimension = value.type.tensor_type.shape.dim.add()
-                match axis:
-                    case int():
-                        dimension.dim_value = axis
-                    case str():
-                        dimension.dim_param = axis
-        return value
 
 
 def _edges(layout: Layout, pieces: Sequence[Piece]) -> Iterable[Edge]:

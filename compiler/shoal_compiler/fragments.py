@@ -1,10 +1,11 @@
-"""One fragment as files: model.onnx, weights.bin and fragment.json, named by what they hold.
+"""One fragment as files: model.onnx, weights.bin, blocks.bin and fragment.json, named by what they
+hold.
 
-`fragment.json` is a pure function of the sub-graph: it holds the digests of the other two files,
-and its own digest is the fragment's name. So the weights are read twice: once for their digest,
-which shows whether the fragment exists already, and once to copy them, by the kernel where it can
-(`copy_file_range`), or to verify what exists. They never pass through more memory than
-one buffer.
+`fragment.json` is a pure function of the sub-graph: it holds the digests of the other files, and
+its own digest is the fragment's name. So the weights are read twice: once for their digest, which
+shows whether the fragment exists already, and once to copy them, by the kernel where it can
+(`copy_file_range`), or to verify what exists. They never pass through more memory than one buffer.
+Blocks refer to the same weights.
 """
 
 import os
@@ -16,15 +17,18 @@ from typing import Final
 
 import onnx
 
+from shoal_compiler.blocks import Blocks
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Weight
 from shoal_compiler.profile import dtype_name
 from shoal_compiler.safety import Range
 from shoal_compiler.wire import LARGE
+from shoal_protocol.blocks import blocks_as_json, least_bytes
 from shoal_protocol.digests import Digest, digest_of, digest_of_pieces
 from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import (
+    BLOCKS,
     MANIFEST,
     MAXIMUM_MANIFEST_BYTES,
     MODEL,
@@ -60,14 +64,26 @@ class FragmentFiles:
     outputs: tuple[TensorSpec, ...]
     weight_bytes: int
     resident_bytes: int
+    blocks: Blocks
     sources: "Sources"
+
+    @property
+    def least_bytes(self) -> int:
+        """The smallest budget of a device that swaps."""
+        return least_bytes(self.blocks.blocks) if self.blocks.blocks else self.resident_bytes
 
     def write(self, store: Path | None) -> Digest:
         """Write to `store/fragments/DIGEST/`, or find it there, whole; what is there and is not
         right, byte by byte, is replaced. Without a store only the name is found out. Raises
         `ModelRefused`."""
         content = self.model.SerializeToString(deterministic=True)
-        files = {MODEL: FileEntry(digest=digest_of(content), size_bytes=len(content))}
+        contents = {MODEL: content}
+        if self.blocks.blocks:
+            contents[BLOCKS] = self.blocks.content
+        files = {
+            name: FileEntry(digest=digest_of(each), size_bytes=len(each))
+            for name, each in contents.items()
+        }
         if self.stored:
             size = self.stored[-1].offset + self.stored[-1].weight.bytes
             files[WEIGHTS] = FileEntry(digest=self._weights_digest(), size_bytes=size)
@@ -75,11 +91,11 @@ class FragmentFiles:
         digest = digest_of(manifest)
         if store is not None and not FragmentStore(store).is_sound(digest):
             target = FragmentStore(store).folder(digest)
-            self._write(target, {MODEL: content, MANIFEST: manifest})
+            self._write(target, {**contents, MANIFEST: manifest})
         return digest
 
     def _manifest(self, files: Mapping[str, FileEntry]) -> bytes:
-        description = {
+        description: dict[str, object] = {
             "inputs": [asdict(each) for each in self.inputs],
             "outputs": [asdict(each) for each in self.outputs],
             "weight_bytes": self.weight_bytes,
@@ -94,6 +110,8 @@ class FragmentFiles:
                 for each in self.stored
             },
         }
+        if self.blocks.blocks:
+            description["blocks"] = blocks_as_json(self.blocks.blocks)
         manifest = format_manifest(files, description)
         if len(manifest) > MAXIMUM_MANIFEST_BYTES:
             raise ModelRefused(

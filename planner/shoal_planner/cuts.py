@@ -25,7 +25,6 @@ the limit is then so low that each search ends after a small part of the model.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final
 
 from shoal_planner.profile import Profile, Role
@@ -89,14 +88,14 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
     most = len(layout.legal) + 1
     if request.fragments is not None and not 1 <= request.fragments <= most:
         return _too_many(layout, request.fragments)
-    cost = _share(profile) if request.fragments is not None else _resident
+    cost = share(profile) if request.fragments is not None else _resident
     if request.fragments is None and _fits(layout, request.max_bytes):
         return ()
     nodes = len(profile.nodes)
     tried = max(LEAST_POSITIONS, min(MOST_POSITIONS, MOST_STEPS // max(1, nodes)))
     tried = max(tried, 8 * (request.fragments or 1))
     while True:
-        inner = _thinned(layout, cost, tried)
+        inner = thinned(layout, cost, tried)
         positions = (0, *inner, nodes)
         table = _candidates(layout, positions, cost, request)
         count = request.fragments or _least_to_end(table)[0]
@@ -133,7 +132,7 @@ def _resident(growing: Growing) -> int:
     return growing.resident_bytes
 
 
-def _share(profile: Profile) -> Callable[[Growing], int]:
+def share(profile: Profile) -> Callable[[Growing], int]:
     """FLOPs and weights as shares of the whole, added; nodes count where there is neither."""
     flops = sum(node.flops or 0 for node in profile.nodes)
     weights = profile.weight_bytes
@@ -148,11 +147,11 @@ def _share(profile: Profile) -> Callable[[Growing], int]:
     return cost
 
 
-def _thinned(layout: Layout, cost: Callable[[Growing], int], most: int) -> tuple[int, ...]:
+def thinned(layout: Layout, cost: Callable[[Growing], int], most: int) -> tuple[int, ...]:
     """At most about `most` of the legal positions (see the module's text)."""
     if len(layout.legal) <= most:
         return layout.legal
-    crossing = _crossing_bytes(layout)
+    crossing = layout.crossing_bytes
     growing, costs = Growing(layout, 0), dict[int, int]()
     for position in (*layout.legal, len(layout.profile.nodes)):
         while growing.end < position:
@@ -165,17 +164,6 @@ def _thinned(layout: Layout, cost: Callable[[Growing], int], most: int) -> tuple
         if part not in kept or crossing[position] < crossing[kept[part]]:
             kept[part] = position
     return tuple(sorted(kept.values()))
-
-
-def _crossing_bytes(layout: Layout) -> list[int]:
-    """Bytes that COMPUTE nodes before each position make for nodes behind it."""
-    changes = [0] * (len(layout.profile.nodes) + 2)
-    for position, node in enumerate(layout.profile.nodes):
-        for name in node.outputs if node.role is Role.COMPUTE else ():
-            size = layout.profile.tensors[name].bytes or 1
-            changes[position + 1] += size
-            changes[max(position, layout.last_uses.get(name, 0)) + 1] -= size
-    return list(accumulate(changes))
 
 
 def _candidates(

@@ -27,6 +27,7 @@ the estimate is a lower bound.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Final
 
 from shoal_planner.arena import Arena, Chunk
@@ -81,9 +82,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """A profile with indexes of it, computed once."""
+    """A profile with indexes of it, computed once. `inside` are weights that are not mapped from a
+    file of their own, but in the model itself."""
 
     profile: Profile
+    inside: frozenset[str] = frozenset()
 
     @cached_property
     def makers(self) -> Mapping[str, int]:
@@ -148,6 +151,18 @@ class Layout:
         """Where a cut can be."""
         return tuple(each for each in self.positions if each not in self.obstacles)
 
+    @cached_property
+    def crossing_bytes(self) -> tuple[int, ...]:
+        """For each position, bytes of the tensors that are made before it and needed from there on,
+        but for what depends on no input."""
+        changes = [0] * (len(self.profile.nodes) + 2)
+        for position, node in enumerate(self.profile.nodes):
+            for name in node.outputs if node.role is not Role.CONSTANT else ():
+                size = self.profile.tensors[name].bytes or 1
+                changes[position + 1] += size
+                changes[max(position, self.last_uses.get(name, 0)) + 1] -= size
+        return tuple(accumulate(changes))
+
     def segment(self, start: int, end: int) -> Segment:
         """The fragment of `profile.nodes[start:end]`."""
         growing = Growing(self, start)
@@ -198,13 +213,15 @@ class Growing:
     """A segment that grows by one node at a time; its cost is known at every step.
 
     All that is stored only ever grows, so a search can stop at the first that is too large.
-    `weight_bytes` counts of each weight what is read of it.
+    `weight_bytes` counts of each weight what is read of it; `inside_bytes` are those of them that
+    are in the model itself.
     """
 
     layout: Layout
     start: int
     end: int = field(init=False)
     weight_bytes: int = 0
+    inside_bytes: int = 0
     incoming_bytes: int = 0
     outgoing_bytes: int = 0
     flops: int = 0
@@ -230,13 +247,17 @@ class Growing:
     @property
     def least_bytes(self) -> int:
         """The part of `resident_bytes` that only grows."""
-        arena = self._arena.total_bytes + self._arena.total_bytes // ARENA_MARGIN
-        if arena > SMALL_BYTES:
-            arena += ARENA_BYTES
-        if self.unknown_sizes:
-            arena = max(arena, UNKNOWN_BYTES)
+        arena = self.arena_bytes()
         fixed = FIXED_BYTES + NODE_BYTES * self.node_count
         return self.weight_bytes + self.incoming_bytes + arena + fixed
+
+    def arena_bytes(self, beside: int = 0) -> int:
+        """What the arena comes to, with so many bytes in it besides."""
+        arena = self._arena.total_bytes + beside
+        arena += arena // ARENA_MARGIN
+        if arena > SMALL_BYTES:
+            arena += ARENA_BYTES
+        return max(arena, UNKNOWN_BYTES) if self.unknown_sizes else arena
 
     @property
     def resident_bytes(self) -> int:
@@ -358,6 +379,8 @@ class Growing:
             if size > held:
                 self._weights[name] = size
                 self.weight_bytes += size - held
+                if name in self.layout.inside:
+                    self.inside_bytes += size - held
 
     def _size(self, name: str) -> int:
         size = self.layout.profile.tensors[name].bytes

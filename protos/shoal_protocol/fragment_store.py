@@ -1,11 +1,13 @@
 """A folder of fragments, read: which there are, and their bytes.
 
 ```
-STORE/fragments/DIGEST/fragment.json, model.onnx, weights.bin     DIGEST: 64 hexadecimal digits
+STORE/fragments/DIGEST/fragment.json, model.onnx, weights.bin, blocks.bin
 ```
 
-The coordinator's volume and the cache of an agent have this layout. Names come from the network, so
-none reaches the file system before it is known to be a digest, or one of the three files.
+`DIGEST` has 64 hexadecimal digits. A fragment without large weights has no `weights.bin`, one
+without blocks no `blocks.bin`. The coordinator's volume and the cache of an agent have this layout.
+Names come from the network, so none reaches the file system before it is known to be a digest, or
+one of the four files.
 """
 
 import os

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from shoal_protocol.blocks import Block, blocks_from_json
 from shoal_protocol.digests import Digest, digest_of, from_hexadecimal, hexadecimal
 
 MANIFEST: Final = "fragment.json"
@@ -37,11 +38,13 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What storing and sending need of a manifest: the files beside it, by name."""
+    """What storing, sending and swapping need of a manifest: the files beside it, by name, and the
+    fragment's blocks; a fragment that gains nothing by them has none."""
 
     digest: Digest
     files: Mapping[str, FileEntry]
     manifest_bytes: int
+    blocks: tuple[Block, ...] = ()
 
     @property
     def files_bytes(self) -> int:
@@ -76,13 +79,25 @@ def parse_manifest(content: bytes, digest: Digest) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise FragmentDamaged(f"{MANIFEST} of {digest} is no JSON: {error}") from error
     match document:
-        case {"version": 1, "files": dict(listed)}:
+        case {"version": 1, "files": dict(listed), **others}:
             files = {str(name): _entry(digest, name, value) for name, value in listed.items()}
         case _:
             raise FragmentDamaged(f"{MANIFEST} of {digest} is not of version {_VERSION}")
     if MODEL not in files:
         raise FragmentDamaged(f"{MANIFEST} of {digest} names no {MODEL}")
-    return Manifest(digest=digest, files=files, manifest_bytes=len(content))
+    blocks = _blocks(digest, others.get("blocks"), files.get(BLOCKS))
+    return Manifest(digest=digest, files=files, manifest_bytes=len(content), blocks=blocks)
+
+
+def _blocks(digest: Digest, value: object, file: FileEntry | None) -> tuple[Block, ...]:
+    if value is None and file is None:
+        return ()
+    if value is None or file is None:
+        raise FragmentDamaged(f"{MANIFEST} of {digest} has only one of blocks and {BLOCKS}")
+    try:
+        return blocks_from_json(value, file.size_bytes)
+    except ValueError as error:
+        raise FragmentDamaged(f"{MANIFEST} of {digest}: {error}") from error
 
 
 def _entry(digest: Digest, name: object, value: object) -> FileEntry:

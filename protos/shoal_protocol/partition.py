@@ -35,8 +35,10 @@ class Fragment:
 
     `weight_bytes` are the initializers' bytes. `resident_bytes` is what a device is to reckon with
     above its idle floor while the fragment is loaded and runs one item: weights, the most
-    activations alive at once, and workspace. `flops` and `activation_bytes` are None where a shape
-    is unknown: unknown stays unknown, never zero.
+    activations alive at once, and workspace. `least_bytes` is the same for a device that swaps: the
+    fragment in blocks, the weights of one in memory (`blocks`); without blocks the two are equal.
+    `flops` and `activation_bytes` are None where a shape is unknown: unknown stays unknown, never
+    zero.
     """
 
     index: int
@@ -44,6 +46,7 @@ class Fragment:
     nodes: int
     weight_bytes: int
     resident_bytes: int
+    least_bytes: int
     activation_bytes: int | None
     flops: int | None
     inputs: tuple[TensorSpec, ...]
@@ -143,12 +146,18 @@ def document_from_json(text: str | bytes) -> PartitionDocument:
 
 
 def _read_fragment(reader: "_Reader") -> Fragment:
+    resident_bytes = reader.count("resident_bytes")
+    # Documents that were written before there were blocks do not have it.
+    least_bytes = reader.count("least_bytes") if reader.has("least_bytes") else resident_bytes
+    if least_bytes > resident_bytes:
+        raise DocumentRefused(reader.at("least_bytes"), f"is over {resident_bytes}, the resident")
     return Fragment(
         index=reader.count("index"),
         digest=reader.digest("digest"),
         nodes=reader.count("nodes"),
         weight_bytes=reader.count("weight_bytes"),
-        resident_bytes=reader.count("resident_bytes"),
+        resident_bytes=resident_bytes,
+        least_bytes=least_bytes,
         activation_bytes=reader.optional_count("activation_bytes"),
         flops=reader.optional_count("flops"),
         inputs=_read_specs(reader, "inputs"),
@@ -215,6 +224,9 @@ class _Reader:
         if key not in self.value:
             raise DocumentRefused(self.at(key), "is missing")
         return self.value[key]
+
+    def has(self, key: str) -> bool:
+        return isinstance(self.value, Mapping) and key in self.value
 
     def count(self, key: str, least: int = 0) -> int:
         value = self._field(key)

@@ -32,6 +32,7 @@ def fragment(index: int, takes: str, gives: str) -> Fragment:
         nodes=3,
         weight_bytes=100,
         resident_bytes=1000,
+        least_bytes=400,
         activation_bytes=None,
         flops=12,
         inputs=(spec(takes),),
@@ -59,6 +60,14 @@ def test_a_document_reads_back_as_it_was() -> None:
     assert json.dumps(json.loads(text), sort_keys=True, separators=(",", ":")) == text
 
 
+def test_a_document_of_before_blocks_needs_what_is_resident() -> None:
+    top = json.loads(document_to_json(DOCUMENT))
+    for each in top["fragments"]:
+        del each["least_bytes"]
+    read = document_from_json(json.dumps(top))
+    assert [each.least_bytes for each in read.fragments] == [1000, 1000]
+
+
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "version": lambda top: top.update(version=2),
     "model_digest": lambda top: top.update(model_digest="abc"),
@@ -66,6 +75,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "fragments[0].nodes": lambda top: top["fragments"][0].update(nodes=-1),
     "fragments[0].flops": lambda top: top["fragments"][0].update(flops=1.5),
     "fragments[0].weight_bytes": lambda top: top["fragments"][0].update(weight_bytes=2**63),
+    "fragments[0].least_bytes": lambda top: top["fragments"][0].update(least_bytes=1001),
     "fragments[0].inputs[0].dtype": lambda top: top["fragments"][0]["inputs"][0].update(dtype=""),
     "fragments[0].inputs[0].shape[1]": lambda top: top["fragments"][0]["inputs"][0].update(
         shape=[1, True]

@@ -89,6 +89,7 @@ def put_model(store: Path) -> PartitionDocument:
                 nodes=1,
                 weight_bytes=0,
                 resident_bytes=1000,
+                least_bytes=1000,
                 activation_bytes=None,
                 flops=None,
                 inputs=tuple(map(tensor, inputs)),

@@ -46,6 +46,7 @@ def partition(
             nodes=1,
             weight_bytes=resident[index] // 2,
             resident_bytes=resident[index],
+            least_bytes=resident[index],
             activation_bytes=1,
             flops=flops[index],
             inputs=(),

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal_protocol.blocks import Block, blocks_as_json
 from shoal_protocol.digests import Digest, digest_of, from_hexadecimal, hexadecimal, is_digest
 from shoal_protocol.manifest import (
+    BLOCKS,
     MODEL,
     WEIGHTS,
     FileEntry,
@@ -34,6 +36,50 @@ def test_a_manifest_is_read_as_it_was_written(model: FileEntry, weights: FileEnt
     expected = Manifest(digest=digest_of(content), files=files, manifest_bytes=len(content))
     assert found == expected
     assert found.total_bytes == len(content) + sum(each.size_bytes for each in files.values())
+
+
+BLOCK = Block(
+    model_offset=0,
+    model_bytes=5,
+    takes=("x",),
+    gives=("y",),
+    held_bytes=1,
+    weight_bytes=2,
+    working_bytes=3,
+)
+
+
+def test_blocks_are_read_as_they_were_written() -> None:
+    files = {MODEL: ENTRY, BLOCKS: ENTRY}
+    content = format_manifest(files, {"blocks": blocks_as_json([BLOCK, BLOCK])})
+    assert parse_manifest(content, digest_of(content)).blocks == (BLOCK, BLOCK)
+
+
+def test_a_fragment_may_have_no_blocks() -> None:
+    content = format_manifest({MODEL: ENTRY}, {})
+    assert parse_manifest(content, digest_of(content)).blocks == ()
+
+
+@pytest.mark.parametrize(
+    ("files", "blocks", "reason"),
+    [
+        ({MODEL: ENTRY}, [BLOCK, BLOCK], "has only one of blocks and blocks.bin"),
+        ({MODEL: ENTRY, BLOCKS: ENTRY}, None, "has only one of blocks and blocks.bin"),
+        ({MODEL: ENTRY, BLOCKS: ENTRY}, [BLOCK], "blocks are not a list of 2 to 256"),
+        (
+            {MODEL: ENTRY, BLOCKS: FileEntry(digest=ENTRY.digest, size_bytes=4)},
+            [BLOCK, BLOCK],
+            "block 0 is beyond the end of its file",
+        ),
+    ],
+)
+def test_blocks_that_make_no_sense_damage_a_fragment(
+    files: dict[str, FileEntry], blocks: list[Block] | None, reason: str
+) -> None:
+    described = {} if blocks is None else {"blocks": blocks_as_json(blocks)}
+    content = format_manifest(files, described)
+    with pytest.raises(FragmentDamaged, match=reason):
+        parse_manifest(content, digest_of(content))
 
 
 def described(**change: Any) -> dict[str, Any]:

@@ -96,6 +96,7 @@ def document(fragments: int = 3, resident: int = 20 * MIB) -> PartitionDocument:
             nodes=4,
             weight_bytes=resident // 2,
             resident_bytes=resident,
+            least_bytes=resident,
             activation_bytes=1024,
             flops=1_000_000,
             inputs=(spec(names[index]),),

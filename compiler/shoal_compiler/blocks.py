@@ -1,0 +1,116 @@
+"""The blocks of a fragment: a fragment is a model, so it is profiled, cut and built as one.
+
+What is known of the fragment's nodes is taken from the model's profile, and costs nothing again.
+The roles of nodes, and with them the order and the cuts, are found anew: a shape that the fragment
+is sent is an input here, not something that can be made again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shoal_compiler.graph import Graph
+from shoal_compiler.models import PieceModel, make_model, value_info
+from shoal_compiler.order import choose_order, roles
+from shoal_planner.blocks import block_costs, choose_blocks
+from shoal_planner.profile import Profile
+from shoal_planner.segments import Layout, Piece
+from shoal_protocol.blocks import Block, least_bytes
+
+GAIN: Final = 10
+"""Blocks are to save at least one part in so many of the fragment's resident bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks of a fragment, and `blocks.bin`; both empty where blocks gain nothing."""
+
+    blocks: tuple[Block, ...] = ()
+    content: bytes = b""
+
+
+def make_blocks(
+    graph: Graph, profile: Profile, piece: Piece, whole: PieceModel, offsets: Mapping[str, int]
+) -> Blocks:
+    """Cut the fragment of a piece, which `whole` is the model of, into blocks where they save
+    enough. `offsets` are where its large weights are in weights.bin."""
+    segment = piece.segment
+    large = sum(profile.weights[name] for name in offsets)
+    if segment.activation_bytes is None or large * GAIN < segment.resident_bytes:
+        return Blocks()
+    own = as_model(graph, profile, piece, whole, offsets)
+    cuts = choose_blocks(own.layout)
+    blocks = own.blocks(cuts) if cuts else Blocks()
+    if not cuts or least_bytes(blocks.blocks) * GAIN > segment.resident_bytes * (GAIN - 1):
+        return Blocks()
+    return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentModel:
+    """A fragment as a model of its own, in the normal form that `graph.normalise` gives."""
+
+    graph: Graph
+    layout: Layout
+    offsets: Mapping[str, int]
+
+    def blocks(self, cuts: tuple[int, ...]) -> Blocks:
+        """The blocks that cuts of the fragment's own profile make."""
+        blocks, content = [], bytearray()
+        costs = block_costs(self.layout, cuts)
+        for part, cost in zip(self.layout.pieces(cuts), costs, strict=True):
+            model = make_model(self.graph, self.layout.profile, part, self.offsets).model
+            skeleton = model.SerializeToString(deterministic=True)
+            block = Block(
+                model_offset=len(content),
+                model_bytes=len(skeleton),
+                takes=part.takes,
+                gives=part.gives,
+                held_bytes=cost.held_bytes,
+                weight_bytes=cost.weight_bytes,
+                working_bytes=cost.working_bytes,
+            )
+            blocks.append(block)
+            content += skeleton
+        return Blocks(tuple(blocks), bytes(content))
+
+
+def as_model(
+    graph: Graph, profile: Profile, piece: Piece, whole: PieceModel, offsets: Mapping[str, int]
+) -> FragmentModel:
+    """The fragment of a piece as a model."""
+    own_graph = _graph(graph, profile, piece, whole)
+    own = _profile(own_graph, profile, piece, whole)
+    inside = frozenset(own.weights) - offsets.keys()
+    return FragmentModel(own_graph, Layout(own, inside), offsets)
+
+
+def _graph(graph: Graph, profile: Profile, piece: Piece, whole: PieceModel) -> Graph:
+    """The fragment in the normal form that `shoal_compiler.graph.normalise` gives."""
+    return replace(
+        graph,
+        nodes=tuple(graph.nodes[profile.nodes[position].source] for position in piece.nodes),
+        inputs=tuple(value_info(spec) for spec in whole.inputs),
+        outputs=tuple(value_info(spec) for spec in whole.outputs),
+        weights={name: graph.weights[name] for name in piece.weights if name in graph.weights},
+        sparse={name: graph.sparse[name] for name in piece.weights if name in graph.sparse},
+        declared={},
+    )
+
+
+def _profile(graph: Graph, profile: Profile, piece: Piece, whole: PieceModel) -> Profile:
+    node_roles = roles(graph)
+    known = [profile.nodes[position] for position in piece.nodes]
+    names = [spec.name for spec in whole.inputs]
+    names += [name for node in known for name in node.outputs]
+    return replace(
+        profile,
+        inputs=whole.inputs,
+        outputs=whole.outputs,
+        nodes=tuple(
+            replace(known[index], source=index, role=node_roles[index])
+            for index in choose_order(graph, node_roles)
+        ),
+        tensors={name: profile.tensors[name] for name in names},
+        weights={name: profile.weights[name] for name in piece.weights},
+    )

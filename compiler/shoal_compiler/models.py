@@ -1,0 +1,93 @@
+"""A piece of a graph as an ONNX model, without its large weights: fragments and blocks are both."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import onnx
+
+from shoal_compiler.graph import Graph
+from shoal_planner.profile import Profile
+from shoal_planner.segments import Piece
+from shoal_protocol.manifest import WEIGHTS
+from shoal_protocol.partition import TensorSpec
+
+MIN_IR_VERSION: Final = 4
+"""Before it, every initializer had to be an input as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceModel:
+    """A model, and what it takes and gives."""
+
+    model: onnx.ModelProto
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def make_model(
+    graph: Graph, profile: Profile, piece: Piece, offsets: Mapping[str, int]
+) -> PieceModel:
+    """The model of a piece. Weights in `offsets` are in weights.bin, there; others in the model."""
+    model = onnx.ModelProto(ir_version=max(graph.ir_version, MIN_IR_VERSION), producer_name="shoal")
+    for domain, version in sorted(graph.opsets.items()):
+        model.opset_import.add(domain=domain, version=version)
+    made = model.graph
+    made.name = "fragment"
+    for position in piece.nodes:
+        node = made.node.add()
+        node.CopyFrom(graph.nodes[profile.nodes[position].source])
+        node.ClearField("doc_string")
+        node.ClearField("metadata_props")
+    if not piece.nodes:
+        # All is handed through, and the runtime refuses a graph without any node.
+        name = piece.gives[0]
+        made.node.add(op_type="Identity", input=[name], output=[f"{name}/unused"])
+    inputs = tuple(profile.tensors[name].spec for name in piece.takes)
+    outputs = tuple(_given(profile, name) for name in piece.gives)
+    made.input.extend(value_info(spec) for spec in inputs)
+    made.output.extend(value_info(spec) for spec in outputs)
+    weights = [graph.weights[name] for name in piece.weights if name in graph.weights]
+    for weight in weights:
+        if (offset := offsets.get(weight.tensor.name)) is None:
+            continue
+        tensor = made.initializer.add(
+            name=weight.tensor.name,
+            data_type=weight.tensor.data_type,
+            dims=weight.tensor.dims,
+            data_location=onnx.TensorProto.EXTERNAL,
+        )
+        place = {"location": WEIGHTS, "offset": offset, "length": weight.bytes}
+        for key, value in place.items():
+            tensor.external_data.add(key=key, value=str(value))
+    made.initializer.extend(each.loaded() for each in weights if each.tensor.name not in offsets)
+    made.sparse_initializer.extend(
+        graph.sparse[name] for name in piece.weights if name in graph.sparse
+    )
+    return PieceModel(model=model, inputs=inputs, outputs=outputs)
+
+
+def _given(profile: Profile, name: str) -> TensorSpec:
+    """What a piece gives: as inferred, or as the model declares its output."""
+    inferred = profile.tensors.get(name)
+    if inferred is not None and inferred.spec.shape is not None:
+        return inferred.spec
+    declared = (each for each in profile.outputs if each.name == name)
+    return next(declared, None) or profile.tensors[name].spec
+
+
+def value_info(spec: TensorSpec) -> onnx.ValueInfoProto:
+    """A tensor as an input or output of a graph."""
+    data_type = onnx.TensorProto.DataType.Value(spec.dtype.upper())
+    value = onnx.ValueInfoProto(name=spec.name)
+    value.type.tensor_type.elem_type = data_type
+    if spec.shape is not None:
+        value.type.tensor_type.shape.SetInParent()
+        for axis in spec.shape:
+            dimension = value.type.tensor_type.shape.dim.add()
+            match axis:
+                case int():
+                    dimension.dim_value = axis
+                case str():
+                    dimension.dim_param = axis
+    return value

@@ -1,0 +1,209 @@
+"""The blocks of fragments: what they compute, what they refer to, and that files carry them."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from chaining import manifest, run_blocks, run_chained, run_whole
+from made_models import weight
+from random_graphs import WIDTH, models
+from real_models import MODELS, find
+from shoal_compiler.blocks import as_model
+from shoal_compiler.cutting import cut_model
+from shoal_compiler.fragments import is_stored, layout_weights
+from shoal_compiler.graph import normalise
+from shoal_compiler.models import make_model
+from shoal_compiler.profile import profile_model
+from shoal_compiler.safety import open_model
+from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.segments import Layout
+from shoal_protocol.blocks import Block, least_bytes
+from shoal_protocol.digests import Digest
+from shoal_protocol.fragment_store import FragmentStore
+from shoal_protocol.manifest import BLOCKS
+from shoal_protocol.partition import PartitionDocument
+
+MIB = 1 << 20
+LAYERS = 8
+
+
+def chain_of_megabytes(path: Path, rows: str | int = 1) -> Path:
+    """Layers of 1 MiB each."""
+    nodes, width = [], 512
+    for number in range(LAYERS):
+        nodes.append(helper.make_node("MatMul", [f"t{number}", f"w{number}"], [f"m{number}"]))
+        nodes.append(helper.make_node("Tanh", [f"m{number}"], [f"t{number + 1}"]))
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, width])
+        for name in ("t0", f"t{LAYERS}")
+    ]
+    weights = [
+        numpy_helper.from_array(weight(width, width, seed=number), f"w{number}")
+        for number in range(LAYERS)
+    ]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=9), path)
+    return path
+
+
+def cut(path: Path, store: Path | None, fragments: int = 1) -> PartitionDocument:
+    profile = profile_model(path)
+    cuts = choose_cuts(profile, CutRequest(fragments=fragments))
+    assert not isinstance(cuts, Refusal)
+    return cut_model(path, profile, cuts, store)
+
+
+def blocks_of(store: Path, digest: Digest) -> tuple[Block, ...]:
+    return FragmentStore(store).manifest(digest).blocks
+
+
+def check_facts(store: Path, digest: Digest) -> None:
+    """Every weight is the fragment's own, where that is; every value is given before it is taken;
+    the models lie one behind the other."""
+    folder, said = FragmentStore(store).folder(digest), manifest(store, digest)
+    content, end = (folder / BLOCKS).read_bytes(), 0
+    values = {each["name"] for each in said["inputs"]}  # type: ignore[attr-defined]
+    read = set()
+    for block in blocks_of(store, digest):
+        assert block.model_offset == end
+        end += block.model_bytes
+        assert set(block.takes) <= values
+        values |= set(block.gives)
+        model = onnx.ModelProto.FromString(content[block.model_offset : end])
+        assert [each.name for each in model.graph.input] == list(block.takes)
+        assert [each.name for each in model.graph.output] == list(block.gives)
+        mapped = 0
+        for tensor in model.graph.initializer:
+            if tensor.data_location != TensorProto.EXTERNAL:
+                continue
+            place = {each.key: each.value for each in tensor.external_data}
+            known = said["initializers"][tensor.name]  # type: ignore[index]
+            assert place == {
+                "location": "weights.bin",
+                "offset": str(known["offset"]),
+                "length": str(known["bytes"]),
+            }
+            read.add(tensor.name)
+            mapped += known["bytes"]
+        assert block.weight_bytes <= mapped
+    assert end == len(content)
+    assert read == set(said["initializers"])  # type: ignore[call-overload]
+    assert {each["name"] for each in said["outputs"]} <= values  # type: ignore[attr-defined]
+
+
+def test_a_fragment_is_stored_with_its_blocks(tmp_path: Path) -> None:
+    path = chain_of_megabytes(tmp_path / "model.onnx")
+    document = cut(path, tmp_path / "store", 2)
+    for fragment in document.fragments:
+        check_facts(tmp_path / "store", fragment.digest)
+        blocks = blocks_of(tmp_path / "store", fragment.digest)
+        assert fragment.least_bytes == least_bytes(blocks) < fragment.resident_bytes
+    feeds = {"t0": weight(1, 512, seed=99)}
+    got = run_chained(tmp_path / "store", document, feeds)
+    np.testing.assert_array_equal(got[f"t{LAYERS}"], run_whole(path, feeds)[f"t{LAYERS}"])
+
+
+def test_what_is_said_without_a_store_is_what_is_stored(tmp_path: Path) -> None:
+    path = chain_of_megabytes(tmp_path / "model.onnx")
+    assert cut(path, None) == cut(path, tmp_path / "store")
+
+
+def test_where_sizes_are_unknown_there_are_no_blocks(tmp_path: Path) -> None:
+    path = chain_of_megabytes(tmp_path / "model.onnx", rows="N")
+    (fragment,) = cut(path, tmp_path / "store").fragments
+    assert fragment.least_bytes == fragment.resident_bytes
+    assert blocks_of(tmp_path / "store", fragment.digest) == ()
+    assert not (FragmentStore(tmp_path / "store").folder(fragment.digest) / BLOCKS).exists()
+
+
+def test_where_little_would_be_saved_there_are_no_blocks(tmp_path: Path) -> None:
+    path = chain_of_megabytes(tmp_path / "model.onnx", rows=16 * 1024)
+    (fragment,) = cut(path, tmp_path / "store").fragments
+    assert fragment.activation_bytes is not None
+    assert fragment.least_bytes == fragment.resident_bytes
+
+
+def test_damaged_blocks_are_found_and_made_again(tmp_path: Path) -> None:
+    path, store = chain_of_megabytes(tmp_path / "model.onnx"), tmp_path / "store"
+    (fragment,) = cut(path, store).fragments
+    place = FragmentStore(store).folder(fragment.digest) / BLOCKS
+    right = place.read_bytes()
+    place.write_bytes(right[:-1] + b"?")
+    assert not FragmentStore(store).is_sound(fragment.digest)
+    assert cut(path, store).fragments == (fragment,)
+    assert place.read_bytes() == right
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ppocr_rec",
+        "silero_vad",
+        "minilm_l6",
+        "mobilenet_v2",
+        pytest.param("resnet18", marks=pytest.mark.slow),
+        pytest.param("efficientnet_b1", marks=pytest.mark.slow),
+    ],
+)
+def test_the_blocks_of_real_models_refer_to_their_weights(name: str, tmp_path: Path) -> None:
+    path, model = find(name), MODELS[name]
+    profile = profile_model(path, model.shapes())
+    (fragment,) = cut_model(path, profile, (), tmp_path).fragments
+    assert fragment.least_bytes <= fragment.resident_bytes
+    if fragment.least_bytes < fragment.resident_bytes:
+        check_facts(tmp_path, fragment.digest)
+        feeds = model.inputs(0)
+        folder = FragmentStore(tmp_path).folder(fragment.digest)
+        blocks = blocks_of(tmp_path, fragment.digest)
+        got = run_blocks(folder, blocks, (folder / BLOCKS).read_bytes(), feeds)
+        for output, value in run_whole(folder / "model.onnx", feeds).items():
+            np.testing.assert_array_equal(got[output], value, err_msg=f"{name}, {output}")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(made=models(), data=st.data())
+def test_random_blocks_of_random_fragments_give_what_the_fragments_give(
+    made: onnx.ModelProto, data: st.DataObject
+) -> None:
+    feeds = {
+        each.name: np.random.default_rng(seed).uniform(-1, 1, (3, WIDTH)).astype(np.float32)
+        for seed, each in enumerate(made.graph.input)
+    }
+
+    def some(legal: tuple[int, ...]) -> tuple[int, ...]:
+        chosen = st.sets(st.sampled_from(legal), max_size=4) if legal else st.just(set[int]())
+        return tuple(sorted(data.draw(chosen)))
+
+    with tempfile.TemporaryDirectory() as place:
+        path, store = Path(place) / "model.onnx", Path(place) / "store"
+        onnx.save(made, path)
+        profile = profile_model(path, {name: value.shape for name, value in feeds.items()})
+        cuts = some(Layout(profile).legal)
+        document = cut_model(path, profile, cuts, store)
+        kept: dict[int, dict[str, np.ndarray]] = {}
+        run_chained(store, document, feeds, kept)  # type: ignore[arg-type]
+        graph = normalise(open_model(path))
+        for fragment, piece in zip(document.fragments, Layout(profile).pieces(cuts), strict=True):
+            weights = [graph.weights[name] for name in piece.weights]
+            stored = layout_weights([each for each in weights if is_stored(each)])
+            offsets = {each.weight.tensor.name: each.offset for each in stored}
+            own = as_model(
+                graph, profile, piece, make_model(graph, profile, piece, offsets), offsets
+            )
+            blocks = own.blocks(some(own.layout.legal))
+            taken = {
+                name: kept[edge.producer][name]
+                for edge in document.into(fragment.index)
+                for name in edge.tensors
+            }
+            folder = FragmentStore(store).folder(fragment.digest)
+            got = run_blocks(folder, blocks.blocks, blocks.content, taken)
+            for name, value in kept[fragment.index].items():
+                np.testing.assert_array_equal(got[name], value, err_msg=name)

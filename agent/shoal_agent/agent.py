@@ -17,8 +17,9 @@ from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher
 from shoal_agent.enrolment.identity import Identity
 from shoal_agent.memory.residency import Ledger, short
+from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.fragments import Fragments
-from shoal_agent.runtime.onnx_runtime import Runtime, RuntimeFailed
+from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter, drop_library_pages
 from shoal_agent.runtime.rehearsal import rehearse_transfers
 from shoal_agent.session.control import Session, SessionBroken
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _SILENT_SECONDS: Final = 15.0
 _GOODBYE_SECONDS: Final = 1.0
+_LIMIT_SECONDS: Final = 0.5
 _CONNECTIONS: Final = 256
 """Of peers, at one time; what strangers hold of them costs memory on a small device."""
 
@@ -105,6 +107,7 @@ class Agent:
         await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         renewing = asyncio.create_task(self._renew(), name="identity")
+        following = asyncio.create_task(self._follow_limit(), name="limit")
         draining = asyncio.create_task(self._drain.wait(), name="drain")
         try:
             await asyncio.wait((connecting, draining), return_when=asyncio.FIRST_COMPLETED)
@@ -117,9 +120,10 @@ class Agent:
                     timeout=self.settings.drain_seconds,
                 )
         finally:
-            for task in (connecting, draining, renewing):
+            background = (connecting, draining, renewing, following)
+            for task in background:
                 task.cancel()
-            await asyncio.gather(connecting, draining, renewing, return_exceptions=True)
+            await asyncio.gather(*background, return_exceptions=True)
             await self.links.close()
             if listener is not None:
                 await listener.stop(_GOODBYE_SECONDS)
@@ -343,6 +347,18 @@ class Agent:
             f"{format_bytes(budget)}: "
             f"raise the limit by {format_bytes(floor + budget - limit)}, or lower the budget"
         )
+
+    async def _follow_limit(self) -> None:
+        """Have the budget that the container's limit leaves, when that changes while it runs: never
+        more than the settings say. In local mode the runner sets the limit by the budget."""
+        while not self.settings.exit_with_parent:
+            await asyncio.sleep(_LIMIT_SECONDS)
+            limit = self._machine.memory_limit_bytes()
+            if not self._settled or limit is None:
+                continue
+            budget = min(self.settings.budget, max(0, limit - self._meter.floor_bytes))
+            if budget != self.fragments.ledger.budget:
+                await self.fragments.change_budget(budget)
 
     def _evicted(self, digest: str, reason: str) -> None:
         log.warning("gave up %s: %s", digest, reason)

@@ -7,7 +7,7 @@ must take whatever follows the document.
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from shoal_protocol.blocks import Block, blocks_as_json, least_bytes
 
 ALIGNMENT = 4096
 EXTERNAL_FROM = 1024
@@ -29,6 +31,16 @@ class MadeFragment:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     resident_bytes: int
+    least_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class InBlocks:
+    """How a fragment is cut into blocks, and what each is said to need besides its weights."""
+
+    count: int
+    held_bytes: int = 256 << 10
+    working_bytes: int = 1 << 20
 
 
 def sha256(data: bytes) -> str:
@@ -36,46 +48,33 @@ def sha256(data: bytes) -> str:
 
 
 def write_fragment(
-    store: Path, model: onnx.ModelProto, resident_bytes: int | None = None
+    store: Path,
+    model: onnx.ModelProto,
+    resident_bytes: int | None = None,
+    blocks: InBlocks | None = None,
 ) -> MadeFragment:
     """Write one self-contained model, weights inside, as a fragment of the store."""
     model = lift_constants(model)
-    weights = bytearray()
-    initializers: dict[str, Any] = {}
-    for tensor in model.graph.initializer:
-        data = numpy_helper.to_array(tensor)
-        raw = np.ascontiguousarray(data).tobytes()
-        if len(raw) < EXTERNAL_FROM:
-            continue
-        weights.extend(b"\0" * (-len(weights) % ALIGNMENT))
-        offset = len(weights)
-        weights.extend(raw)
-        initializers[tensor.name] = {
-            "dtype": dtype_name(tensor.data_type),
-            "shape": list(tensor.dims),
-            "offset": offset,
-            "bytes": len(raw),
-        }
-        bare = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-        bare.data_location = TensorProto.EXTERNAL
-        entries = {"location": "weights.bin", "offset": str(offset), "length": str(len(raw))}
-        for key, value in entries.items():
-            bare.external_data.add(key=key, value=value)
-        tensor.CopyFrom(bare)
-    files: dict[str, bytes] = {"model.onnx": model.SerializeToString(deterministic=True)}
+    weights, initializers = pack_weights(model)
+    files: dict[str, bytes] = {"model.onnx": externalised(model, initializers)}
     if weights:
-        files["weights.bin"] = bytes(weights)
+        files["weights.bin"] = weights
     resident = resident_bytes or (2 * len(weights) + (4 << 20))
-    manifest = {
+    manifest: dict[str, Any] = {
         "version": 1,
-        "files": {
-            name: {"sha256": sha256(data), "bytes": len(data)} for name, data in files.items()
-        },
         "inputs": [spec(value) for value in model.graph.input],
         "outputs": [spec(value) for value in model.graph.output],
         "weight_bytes": len(weights),
         "resident_bytes": resident,
         "initializers": initializers,
+    }
+    least = resident
+    if blocks is not None:
+        described, files["blocks.bin"] = pack_blocks(model, initializers, blocks)
+        manifest["blocks"] = blocks_as_json(described)
+        least = least_bytes(described)
+    manifest["files"] = {
+        name: {"sha256": sha256(data), "bytes": len(data)} for name, data in files.items()
     }
     files["fragment.json"] = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
     digest = sha256(files["fragment.json"])
@@ -89,7 +88,65 @@ def write_fragment(
         inputs=tuple(value.name for value in model.graph.input),
         outputs=tuple(value.name for value in model.graph.output),
         resident_bytes=resident,
+        least_bytes=least,
     )
+
+
+def pack_weights(model: onnx.ModelProto) -> tuple[bytes, dict[str, Any]]:
+    """The content of weights.bin, and where in it each initializer is."""
+    weights = bytearray()
+    initializers: dict[str, Any] = {}
+    for tensor in model.graph.initializer:
+        raw = np.ascontiguousarray(numpy_helper.to_array(tensor)).tobytes()
+        if len(raw) < EXTERNAL_FROM:
+            continue
+        weights.extend(b"\0" * (-len(weights) % ALIGNMENT))
+        initializers[tensor.name] = {
+            "dtype": dtype_name(tensor.data_type),
+            "shape": list(tensor.dims),
+            "offset": len(weights),
+            "bytes": len(raw),
+        }
+        weights.extend(raw)
+    return bytes(weights), initializers
+
+
+def externalised(model: onnx.ModelProto, initializers: Mapping[str, Any]) -> bytes:
+    """A model whose weights are where they are packed."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    for tensor in model.graph.initializer:
+        if (place := initializers.get(tensor.name)) is None:
+            continue
+        bare = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        bare.data_location = TensorProto.EXTERNAL
+        entries = {"location": "weights.bin", "offset": place["offset"], "length": place["bytes"]}
+        for key, value in entries.items():
+            bare.external_data.add(key=key, value=str(value))
+        tensor.CopyFrom(bare)
+    return model.SerializeToString(deterministic=True)
+
+
+def pack_blocks(
+    model: onnx.ModelProto, initializers: Mapping[str, Any], blocks: InBlocks
+) -> tuple[list[Block], bytes]:
+    """The blocks of a model, and the content of blocks.bin."""
+    described, packed = [], bytearray()
+    for piece in cut(model, blocks.count):
+        used = [initializers.get(tensor.name, {"bytes": 0}) for tensor in piece.graph.initializer]
+        content = externalised(piece, initializers)
+        described.append(
+            Block(
+                model_offset=len(packed),
+                model_bytes=len(content),
+                takes=tuple(value.name for value in piece.graph.input),
+                gives=tuple(value.name for value in piece.graph.output),
+                held_bytes=blocks.held_bytes,
+                weight_bytes=sum(-(-each["bytes"] // ALIGNMENT) * ALIGNMENT for each in used),
+                working_bytes=blocks.working_bytes,
+            )
+        )
+        packed.extend(content)
+    return described, bytes(packed)
 
 
 def lift_constants(model: onnx.ModelProto) -> onnx.ModelProto:

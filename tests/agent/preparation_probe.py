@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from shoal_agent.cache.disk import FragmentCache
-from shoal_agent.runtime.onnx_runtime import Runtime, Stopper
+from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MemoryMeter, trim, tune_allocator
 
@@ -33,16 +34,16 @@ def memory() -> tuple[int, int]:
 def measure(store: Path, digest: str) -> None:
     tune_allocator()
     folder = FragmentCache(store, 1 << 30).path(digest)
-    models = asyncio.run(preparation(store).prepare(digest, folder, GRANTED))
-    assert models is not None
+    prepared = asyncio.run(preparation(store).prepare(digest, folder, GRANTED))
+    assert prepared.whole is not None
     runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=GRANTED)
     runtime.rehearse()
     before = memory()
-    runtime.open(digest, folder, models[0])
+    runtime.open(digest, folder, GRANTED, prepared)
     runtime.run(digest, {"x": np.ones((1, 1024), np.float32)}, Stopper())
     after = memory()
     grown = {"anonymous": after[0] - before[0], "mapped": after[1] - before[1]}
-    print(json.dumps(grown | {"packed": models[0].packed}))
+    print(json.dumps(grown))
 
 
 async def prepare(store: Path, digest: str) -> None:

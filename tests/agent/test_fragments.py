@@ -23,8 +23,9 @@ from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher, FragmentUnavailable, Source
 from shoal_agent.execution.queue import Made
 from shoal_agent.memory.residency import Ledger
+from shoal_agent.runtime.failures import Terminated
 from shoal_agent.runtime.fragments import Fragments
-from shoal_agent.runtime.onnx_runtime import Runtime, Terminated
+from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.activations import ActivationStore, SpillFull, StoreBuffer

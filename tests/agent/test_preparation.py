@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -17,15 +18,17 @@ import numpy as np
 import pytest
 
 from agent.conftest import StartAgent
-from agent.fragment_making import MadeFragment, dense_model, tree_model, write_fragment
+from agent.fragment_making import InBlocks, MadeFragment, dense_model, tree_model, write_fragment
 from agent.model_families import FAMILIES, half_precision, item
 from agent.scripted_coordinator import ScriptedCoordinator
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import Ledger
-from shoal_agent.runtime.onnx_runtime import RunResult, Runtime, Stopper
+from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
 from shoal_agent.runtime.preparation import CrashedAtLoad, Preparation
-from shoal_agent.runtime.prepared import PreparedModel, folder_of
+from shoal_agent.runtime.prepared import Prepared, PreparedModel, folder_of
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -44,7 +47,8 @@ def runtime() -> Iterator[Callable[..., RunResult]]:
             made_fragment: MadeFragment, x: np.ndarray, prepared: PreparedModel | None = None
         ) -> RunResult:
             def call() -> RunResult:
-                made.open(made_fragment.digest, made_fragment.folder, prepared)
+                source = Prepared(whole=prepared)
+                made.open(made_fragment.digest, made_fragment.folder, None, source)
                 try:
                     (name,) = made_fragment.inputs
                     return made.run(made_fragment.digest, {name: x}, Stopper())
@@ -65,9 +69,9 @@ class Bench:
         self.preparation = Preparation(self.cache, self.ledger.request_move, self.ledger.end_move)
 
     async def prepare(self, fragment: MadeFragment, granted: int = 4 * MIB) -> PreparedModel | None:
-        models = await self.preparation.prepare(fragment.digest, fragment.folder, granted)
+        prepared = await self.preparation.prepare(fragment.digest, fragment.folder, granted)
         assert self.ledger.moving == 0, "what was borrowed was not given back"
-        return None if models is None else models[0]
+        return prepared.whole
 
 
 @pytest.fixture
@@ -77,6 +81,18 @@ def dense(tmp_path: Path) -> MadeFragment:
 
 def leftovers(fragment: MadeFragment) -> list[str]:
     return [path.name for path in fragment.folder.rglob("*.part")]
+
+
+def mapped_bytes(made: MadeFragment, under: str) -> tuple[int, int] | None:
+    """Bytes in memory, and of those this process's own, of mapped files whose path in the
+    fragment's folder begins so; None: there are none."""
+    smaps = Path("/proc/self/smaps").read_text()
+    found = "".join(re.findall(rf" {made.folder}/{under}.*\n((?:[A-Z].*\n)*)", smaps))
+    resident, own = (
+        sum(int(kib) << 10 for kib in re.findall(rf"^{name}: +(\d+)", found, re.MULTILINE))
+        for name in ("Rss", "Anonymous")
+    )
+    return (resident, own) if found else None
 
 
 # ---- what it is for ------------------------------------------------------------------------------
@@ -92,7 +108,7 @@ async def test_a_prepared_fragment_computes_what_it_computes_unprepared(
     plain = runtime(fragment, x)
     prepared = await Bench(tmp_path).prepare(fragment)
     assert prepared is not None
-    assert prepared.packed
+    assert prepared.recipe_for_whole(fragment.resident_bytes // 2, None) is PREPARED
     fast = runtime(fragment, x, prepared)
     (expected,), (result,) = plain.outputs.values(), fast.outputs.values()
     precision = 2e-3 if expected.dtype == np.float16 else 2e-5
@@ -113,7 +129,6 @@ def test_packed_weights_are_mapped_and_not_copied(tmp_path: Path) -> None:
         text=True,
     )
     measured = json.loads(probe.stdout)
-    assert measured["packed"]
     assert measured["anonymous"] < weights // 8
     assert measured["mapped"] >= weights // 2, "the packed weights were not used"
 
@@ -132,10 +147,33 @@ async def test_what_was_prepared_is_used_by_the_next_process(
 async def test_a_model_whose_packing_does_not_fit_is_opened_without(
     tmp_path: Path, dense: MadeFragment
 ) -> None:
-    prepared = await Bench(tmp_path).prepare(dense, granted=1)
+    prepared = await Bench(tmp_path).prepare(dense)
     assert prepared is not None
-    assert prepared.opening_bytes > 1
-    assert not prepared.packed
+    opening, size = prepared.packed.opening_bytes, (dense.folder / "weights.bin").stat().st_size
+    assert prepared.recipe_for_whole(size, opening) is PREPARED
+    assert prepared.recipe_for_whole(size, opening - 1) is PREPARED_UNPACKED
+
+
+async def test_blocks_are_prepared_too_and_their_pages_dropped(tmp_path: Path) -> None:
+    made = write_fragment(tmp_path, dense_model([512] * 9), 16 * MIB, InBlocks(8))
+    x = {"x": np.random.default_rng(0).standard_normal((3, 512), dtype=np.float32)}
+    # The largest matrix is there twice for a moment, when its block is opened.
+    granted = made.least_bytes + 3 * MIB
+    prepared = await Bench(tmp_path).preparation.prepare(made.digest, made.folder, granted)
+    assert prepared.whole is None, "a form was made that is not needed"
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
+    runtime.open("whole", made.folder)
+    whole = runtime.run("whole", x, Stopper()).outputs["y"]
+    runtime.close("whole")
+    runtime.open("blocks", made.folder, granted, prepared)
+    assert mapped_bytes(made, "weights.bin") is None
+    for size in (granted, granted, made.least_bytes, made.least_bytes):
+        runtime.grant("blocks", made.folder, size)
+        result = runtime.run("blocks", x, Stopper()).outputs["y"]
+        np.testing.assert_allclose(result, whole, rtol=1e-4, atol=1e-5)
+        kept = size - made.least_bytes
+        assert mapped_bytes(made, "prepared/") == (kept, 0)
+    runtime.close("blocks")
 
 
 # ---- what a device lacks -------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_agent.memory.residency import Evict, Ledger, Load, MakeRoom, Refusal, Spill
+from shoal_agent.memory.residency import Evict, Grant, Ledger, Load, MakeRoom, Refusal, Spill
 from shoal_protocol.units import Bytes
 
 
@@ -154,6 +154,65 @@ def test_nothing_wraps_below_zero() -> None:
     assert refusal.have == 10
 
 
+def in_blocks(ledger: Ledger, digest: str, need: int, least: int) -> None:
+    """Make a fragment resident that can run in blocks."""
+    assert ledger.request_load(digest, Bytes(need)) is Load.ADMITTED
+    assert ledger.finish_load(digest, Bytes(least))
+
+
+def test_a_fragment_in_blocks_that_takes_more_than_there_is_is_granted_less_by_that() -> None:
+    ledger = new_ledger(a=50)
+    in_blocks(ledger, "b", 40, least=20)
+    assert ledger.measure("b", Bytes(55)) == [Grant(digest="b", size=Bytes(35))]
+    assert ledger.resident == {"a": 50, "b": 50}
+    # It still takes more than it is granted, and so on, until it can do without no more.
+    assert ledger.measure("b", Bytes(60)) == [Grant(digest="b", size=Bytes(24))]
+    assert ledger.measure("b", Bytes(30)) == []
+    assert ledger.resident == {"a": 50, "b": 30}
+    assert ledger.measure("b", Bytes(60)) == [Grant(digest="b", size=Bytes(20))]
+    (eviction,) = ledger.measure("b", Bytes(51))
+    assert isinstance(eviction, Evict)
+    assert (ledger.resident, ledger.shares) == ({"a": 50}, {})
+
+
+def test_under_a_smaller_budget_the_fragment_gives_most_that_can_do_without_most() -> None:
+    ledger = new_ledger(a=30)
+    in_blocks(ledger, "b", 30, least=20)
+    in_blocks(ledger, "c", 40, least=15)
+    assert ledger.change_budget(Bytes(90)) == [Grant(digest="c", size=Bytes(30))]
+    assert ledger.change_budget(Bytes(70)) == [
+        Grant(digest="c", size=Bytes(15)),
+        Grant(digest="b", size=Bytes(25)),
+    ]
+    assert ledger.resident == {"a": 30, "b": 25, "c": 15}
+    assert ledger.change_budget(Bytes(200)) == [
+        Grant(digest="b", size=Bytes(30)),
+        Grant(digest="c", size=Bytes(40)),
+    ]
+
+
+def test_under_a_budget_too_small_for_all_the_oldest_goes_and_the_others_give_only_the_rest() -> (
+    None
+):
+    ledger = new_ledger(a=30)
+    in_blocks(ledger, "b", 40, least=20)
+    ledger.request_space(30)
+    eviction, grant, spill = ledger.change_budget(Bytes(35))
+    assert isinstance(eviction, Evict)
+    assert eviction.reason == "the budget changed: would need 30 B, have 0 B of a budget of 35 B"
+    assert (grant, spill) == (Grant(digest="b", size=Bytes(35)), Spill(size=Bytes(30)))
+
+
+def test_what_moves_may_end_when_the_budget_shrinks_and_no_fragment_goes_for_it() -> None:
+    ledger = new_ledger(a=40)
+    ledger.request_move(60)
+    assert ledger.change_budget(Bytes(50)) == []
+    assert not ledger.request_space(1)
+    assert ledger.request_load("b", Bytes(5)) is Load.POSTPONED
+    ledger.end_move(60)
+    assert ledger.request_space(10)
+
+
 # ---- against brute force -------------------------------------------------------------------------
 
 
@@ -173,10 +232,12 @@ class Event:
     digest: str = "a"
     size: Bytes = Bytes(0)
     planned: Bytes = Bytes(0)
+    least: Bytes | None = None
 
     def apply(self, ledger: Ledger) -> object:
         arguments = {
             "grow": (self.digest, self.size, self.planned),
+            "finish_load": (self.digest, self.least),
             **dict.fromkeys(FRAGMENT_SIZES, (self.digest, self.size)),
             **dict.fromkeys(FRAGMENTS, (self.digest,)),
         }.get(self.name, (self.size,))
@@ -185,9 +246,9 @@ class Event:
 
 
 FRAGMENT_SIZES = ("request_load", "measure", "shrink")
-FRAGMENTS = ("finish_load", "fail_load", "unload")
+FRAGMENTS = ("fail_load", "unload")
 SIZES = ("request_space", "return_space", "request_move", "end_move", "begin_move", "arrive")
-NAMES = ("grow", *FRAGMENT_SIZES, *FRAGMENTS, *SIZES)
+NAMES = ("grow", "finish_load", "change_budget", *FRAGMENT_SIZES, *FRAGMENTS, *SIZES)
 
 
 @dataclass
@@ -215,7 +276,7 @@ class Recount:
     def remove(self, digest: str) -> None:
         self.fragments = [(key, size) for key, size in self.fragments if key != digest]
 
-    def meet(self, event: Event, was: Ledger) -> None:
+    def meet(self, event: Event, was: Ledger) -> None:  # noqa: C901 - one case per event
         """Take in what an event says of itself, whatever is answered to it."""
         digest, size = event.digest, event.size
         match event.name:
@@ -223,12 +284,17 @@ class Recount:
                 self.remove(digest)
             case "measure" if digest in was.resident:
                 room = self.budget - self.total() + self.size(digest)
-                measured: int = size
-                if room < size <= room + self.activations + self.moving:
+                if size <= self.size(digest) and digest in was.shares:
+                    self.resize(digest, max(was.shares[digest].granted, size))
+                elif size <= room + self.activations + self.moving:
                     measured = min(size, room + self.activations)
-                self.resize(digest, max(self.size(digest), measured))
+                    self.resize(digest, max(self.size(digest), measured))
             case "shrink" if digest in was.resident:
-                self.resize(digest, min(self.size(digest), size))
+                share = was.shares.get(digest)
+                planned = size if share is None else max(size, share.granted)
+                self.resize(digest, min(self.size(digest), planned))
+            case "change_budget":
+                self.budget = size
             case "unload" if digest in was.resident:
                 self.remove(digest)
             case "return_space":
@@ -240,8 +306,8 @@ class Recount:
             case "arrive":
                 self.shift(min(size, self.moving))
 
-    def follow(  # noqa: C901 - one case per answer
-        self, answer: object, event: Event, *, single: bool
+    def follow(  # noqa: C901, PLR0912 - one case per answer
+        self, answer: object, event: Event, was: Ledger
     ) -> None:
         """Do what the ledger answered to an event."""
         match answer, event.name:
@@ -249,6 +315,11 @@ class Recount:
                 self.fragments.append((event.digest, event.size))
             case Evict(digest=digest), _:
                 self.remove(digest)
+            case Grant(digest=digest), "measure":
+                room = self.budget - self.total() + self.size(digest) + self.activations
+                self.resize(digest, max(self.size(digest), room))
+            case Grant(digest=digest, size=size), "change_budget":
+                self.resize(digest, self.size(digest) + size - was.shares[digest].granted)
             case Spill(size=size), _:
                 assert 0 < size <= self.activations
             case MakeRoom(size=size), "request_load":
@@ -263,7 +334,7 @@ class Recount:
                 self.resize(event.digest, self.size(event.digest) + event.size)
             case Refusal(need=need, have=have), "request_load":
                 assert have >= 0
-                assert need > have or single
+                assert need > have or was.single
             case (Load() | bool(), "request_load" | "request_space" | "request_move" | "grow"):
                 pass
             case (None, _) | (bool(), "finish_load"):
@@ -274,7 +345,12 @@ class Recount:
 
 sizes = st.integers(0, 120).map(Bytes)
 events = st.builds(
-    Event, st.sampled_from(NAMES), digest=st.sampled_from("abcd"), size=sizes, planned=sizes
+    Event,
+    st.sampled_from(NAMES),
+    digest=st.sampled_from("abcd"),
+    size=sizes,
+    planned=sizes,
+    least=st.none() | sizes,
 )
 
 
@@ -287,22 +363,27 @@ def test_the_invariant_holds_after_every_call_and_matches_a_recount(
     recount = Recount(100)
 
     def step(event: Event) -> None:
-        recount.meet(event, ledger)
+        was = copy(ledger)
+        recount.meet(event, was)
         answer = event.apply(ledger)
         for each in answer if isinstance(answer, list) else [answer]:
-            recount.follow(each, event, single=single)
+            recount.follow(each, event, was)
             if isinstance(each, Spill) and disk_full:
                 demands = ledger.fail_spill(each.digest)
                 for demand in demands:
-                    recount.follow(demand, event, single=single)
+                    recount.follow(demand, event, was)
             elif isinstance(each, Spill):
                 step(Event("return_space", size=each.size))
 
+    late = 0  # What neither disk nor eviction could help when the budget became smaller.
     for event in history:
         step(event)
+        if event.name == "change_budget":
+            late = recount.moving + recount.activations * disk_full
         held = dict(ledger.resident) | dict(ledger.in_flight)
         assert held == dict(recount.fragments)
         assert ledger.reserved == recount.activations
         assert ledger.moving == recount.moving
-        assert recount.total() <= recount.budget, f"over the budget after {event}"
+        late = max(0, min(late, recount.total() - recount.budget))
+        assert recount.total() - late <= recount.budget, f"over the budget after {event}"
         assert not single or len(recount.fragments) <= 1

@@ -20,7 +20,8 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from shoal_agent.runtime.process_memory import MemoryMeter, tune_allocator
-from shoal_agent.runtime.onnx_runtime import Runtime, Stopper
+from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.onnx_runtime import Runtime
 tune_allocator()
 meter = MemoryMeter()
 runtime = Runtime(meter, threads=1, limit_bytes=256 << 20)

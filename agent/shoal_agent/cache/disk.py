@@ -36,7 +36,7 @@ from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
 from shoal_protocol.manifest import MANIFEST, FragmentDamaged, Manifest
 from shoal_protocol.units import format_bytes
 
-PREPARED: Final = "prepared"
+PREPARED_FOLDER: Final = "prepared"
 _PART: Final = ".part"
 
 
@@ -181,7 +181,7 @@ class FragmentCache:
             for each in victims:
                 self._remove(each)
             for each in stripped:
-                shutil.rmtree(self.path(each) / PREPARED, ignore_errors=True)
+                shutil.rmtree(self.path(each) / PREPARED_FOLDER, ignore_errors=True)
         return victims
 
     def _victims(self, digest: str, need_bytes: int) -> tuple[list[str], list[str]]:
@@ -308,9 +308,9 @@ class FragmentCache:
 
 def _prepared_bytes(folder: Path) -> int:
     """Bytes of what was prepared of a fragment; what was not finished is removed."""
-    for part in (folder / PREPARED).glob(f"*{_PART}"):
+    for part in (folder / PREPARED_FOLDER).glob(f"*{_PART}"):
         shutil.rmtree(part, ignore_errors=True)
-    files = (path for path in (folder / PREPARED).rglob("*") if path.is_file())
+    files = (path for path in (folder / PREPARED_FOLDER).rglob("*") if path.is_file())
     size = 0
     for path in files:
         with suppress(OSError):  # it was removed meanwhile

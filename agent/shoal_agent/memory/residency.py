@@ -24,16 +24,26 @@ granted meanwhile.
 
 An estimate is corrected upwards only. A fragment that was measured below its estimate keeps it: the
 estimate is for the largest item of the plan, the measurement for the items seen so far.
+
+A fragment that can run in blocks can run in less than it was loaded for (`Share`). It is not
+evicted for what it could do without: it is granted less (`Grant`), and more again when the budget
+grows.
+
+The budget may change at any time (`change_budget`). What moves then is neither spilled nor a reason
+to evict: until it has ended, it may exceed a budget that became smaller, and nothing else is
+granted.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Final
+from typing import Final, TypeVar
 
 from shoal_protocol.units import Bytes, format_bytes
 
 NOTHING: Final = Bytes(0)
+
+Held = TypeVar("Held")
 
 
 class NoRoom(Exception):
@@ -91,12 +101,38 @@ class Evict:
     reason: str
 
 
-Demand = Spill | Evict
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Run a fragment within that many bytes from now on."""
+
+    digest: str
+    size: Bytes
+
+
+Demand = Spill | Evict | Grant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Of a fragment that can run in blocks: it needs `least`, is `granted`, and would use `wanted`.
+
+    What is reckoned for it is more than what is granted where it took more than it was granted.
+    """
+
+    least: Bytes
+    granted: Bytes
+    wanted: Bytes
+
+    @property
+    def slack(self) -> Bytes:
+        """What it can do without."""
+        return Bytes(max(0, self.granted - self.least))
 
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """What is promised and to whom. `resident` is in the order in which fragments became that.
+    """What is promised and to whom. `resident` is in the order in which fragments became that;
+    `shares` are those of resident fragments that can run in blocks.
 
     Each method takes one event and returns what has to be done about it. The mappings are replaced,
     never changed: another thread may be reading one.
@@ -106,6 +142,7 @@ class Ledger:
     single: bool = False
     resident: Mapping[str, Bytes] = field(default_factory=dict)
     in_flight: Mapping[str, Bytes] = field(default_factory=dict)
+    shares: Mapping[str, Share] = field(default_factory=dict)
     reserved: Bytes = NOTHING
     moving: Bytes = NOTHING
 
@@ -150,11 +187,15 @@ class Ledger:
         self.in_flight = {**self.in_flight, digest: need}
         return Load.ADMITTED
 
-    def finish_load(self, digest: str) -> bool:
-        """The fragment can run now. False: its place went to activations meanwhile."""
-        if digest in self.in_flight:
-            self.resident = {**self.resident, digest: self.in_flight[digest]}
+    def finish_load(self, digest: str, least: Bytes | None = None) -> bool:
+        """The fragment can run now, and in blocks within `least`, unless that is None. False: its
+        place went to others meanwhile."""
+        if (need := self.in_flight.get(digest)) is not None:
+            self.resident = {**self.resident, digest: need}
             self.in_flight = _without(self.in_flight, digest)
+            if least is not None:
+                share = Share(least=least, granted=need, wanted=need)
+                self.shares = {**self.shares, digest: share}
         return digest in self.resident
 
     def fail_load(self, digest: str) -> None:
@@ -162,18 +203,27 @@ class Ledger:
         self.in_flight = _without(self.in_flight, digest)
 
     def measure(self, digest: str, measured: Bytes) -> list[Demand]:
-        """A fragment has run and took that much: it goes if it does not fit beside the others."""
-        known = self.resident.get(digest)
-        if known is None or measured <= known:
+        """A fragment has run and took that much. If that does not fit beside the others, it is
+        granted less by what is missing; it goes if it cannot run in less."""
+        known, share = self.resident.get(digest), self.shares.get(digest)
+        if known is None:
+            return []
+        if measured <= known:
+            if share is not None:  # it was measured beyond another grant, and is not beyond this
+                granted = max(share.granted, measured)
+                self.resident = {**self.resident, digest: granted}
             return []
         have = Bytes(max(0, self.budget - self.moving - self.fragments + known))
+        demands: list[Demand] = []
         if measured > have + self.moving:
-            self.unload(digest)
-            reason = f"measured {self._short_of(measured, have)}"
-            return [Evict(digest=digest, need=measured, have=have, reason=reason)]
+            if share is None or not share.slack:
+                return [self._evict(digest, measured, "measured")]
+            missing = (measured - have) * 9 // 8  # the next run may take a little more
+            less = Bytes(max(share.least, share.granted - missing))
+            demands.append(self._grant(digest, less))
         # Measured while much moved: the ledger takes what there is; the next run measures again.
-        self.resident = {**self.resident, digest: min(measured, have)}
-        return self._spills(digest)
+        self.resident = {**self.resident, digest: max(known, min(measured, have))}
+        return [*demands, *self._spills(digest)]
 
     def grow(self, digest: str, size: Bytes, planned: Bytes) -> bool:
         """Whether pages may stay that a resident fragment has gathered: it does not need them, but
@@ -189,12 +239,49 @@ class Ledger:
 
     def shrink(self, digest: str, planned: Bytes) -> None:
         """It has let them go, and is reckoned with as before."""
+        if (share := self.shares.get(digest)) is not None:
+            planned = max(planned, share.granted)
         if planned < self.resident.get(digest, NOTHING):
             self.resident = {**self.resident, digest: planned}
 
     def unload(self, digest: str) -> None:
         """The fragment has been given up and its memory is back."""
         self.resident = _without(self.resident, digest)
+        self.shares = _without(self.shares, digest)
+
+    # ---- the budget --------------------------------------------------------------------------
+
+    def change_budget(self, budget: Bytes) -> list[Demand]:
+        """There is more or less memory from now on. Fragments are evicted only where all of them
+        together cannot run in it: loads in flight first, then what became resident first."""
+        self.budget = budget
+        demands: list[Demand] = []
+        for each in (*self.in_flight, *self.resident):
+            least = self.fragments - sum(share.slack for share in self.shares.values())
+            if least <= budget:
+                break
+            demands.append(self._evict(each, self._held(each), "the budget changed: would need"))
+        demands += self._grant_less(self.fragments + self.moving - budget)
+        return [*demands, *self._grant_more(), *self._spills()]
+
+    def _grant_less(self, excess: int) -> list[Demand]:
+        """Take from the fragments that can do without the most, so that few read more again."""
+        demands: list[Demand] = []
+        for each, share in sorted(self.shares.items(), key=lambda item: -item[1].slack):
+            if (cut := min(share.slack, excess)) > 0:
+                self.resident = {**self.resident, each: Bytes(self.resident[each] - cut)}
+                demands.append(self._grant(each, Bytes(share.granted - cut)))
+                excess -= cut
+        return demands
+
+    def _grant_more(self) -> list[Demand]:
+        """Give back what nobody has to the fragments that were granted less than they want."""
+        demands: list[Demand] = []
+        for each, share in self.shares.items():
+            if (more := min(share.wanted - share.granted, self.free)) > 0:
+                self.resident = {**self.resident, each: Bytes(self.resident[each] + more)}
+                demands.append(self._grant(each, Bytes(share.granted + more)))
+        return demands
 
     # ---- activations -------------------------------------------------------------------------
 
@@ -240,14 +327,31 @@ class Ledger:
         for each in dict.fromkeys((*first, *self.in_flight, *self.resident)):
             if not self.excess:
                 break
-            if need := self.in_flight.get(each) or self.resident.get(each):
-                self.fail_load(each)
-                self.unload(each)
+            if need := self._held(each):
+                self._remove(each)
                 have = self.free_for_fragments
                 demands.append(Evict(digest=each, need=need, have=have, reason=reason))
         return demands
 
     # ---- inside ------------------------------------------------------------------------------
+
+    def _held(self, digest: str) -> Bytes:
+        """What a fragment has, resident or in flight."""
+        return self.in_flight.get(digest) or self.resident.get(digest, NOTHING)
+
+    def _remove(self, digest: str) -> None:
+        self.fail_load(digest)
+        self.unload(digest)
+
+    def _evict(self, digest: str, need: Bytes, cause: str) -> Evict:
+        self._remove(digest)
+        have = self.free_for_fragments
+        reason = f"{cause} {self._short_of(need, have)}"
+        return Evict(digest=digest, need=need, have=have, reason=reason)
+
+    def _grant(self, digest: str, size: Bytes) -> Grant:
+        self.shares = {**self.shares, digest: replace(self.shares[digest], granted=size)}
+        return Grant(digest=digest, size=size)
 
     def _spills(self, digest: str | None = None) -> list[Demand]:
         """What of the activations has to leave memory, now that others have its room."""
@@ -260,7 +364,7 @@ class Ledger:
         )
 
 
-def _without(held: Mapping[str, Bytes], digest: str) -> Mapping[str, Bytes]:
+def _without(held: Mapping[str, Held], digest: str) -> Mapping[str, Held]:
     return {key: value for key, value in held.items() if key != digest}
 
 

@@ -58,6 +58,16 @@ def align(folder: Path) -> None:
     (folder / MODEL).write_bytes(model.SerializeToString())
 
 
+def mapped_bytes(model: bytes) -> int:
+    """What ONNX Runtime maps of a model's external data: whole pages for each tensor."""
+    ranges = {
+        (entries["offset"].value, int(entries["length"].value))
+        for tensor in _tensors(_model_type().FromString(model).graph)
+        if (entries := {entry.key: entry for entry in tensor.external_data})
+    }
+    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for _, size in ranges)
+
+
 class _Copier:
     """Copies ranges of a file to pages of another; a range that several tensors share, once."""
 

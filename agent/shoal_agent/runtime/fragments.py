@@ -7,10 +7,9 @@ Everything that touches ONNX Runtime runs in one thread, the processor.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
@@ -19,15 +18,19 @@ from shoal_agent.cache.fetching import Fetched, Fetcher, Source
 from shoal_agent.memory.residency import (
     Demand,
     Evict,
+    Grant,
     Ledger,
     Load,
     MakeRoom,
     NoRoom,
     Refusal,
+    Share,
     Spill,
     short,
 )
-from shoal_agent.runtime.onnx_runtime import RunResult, Runtime, RuntimeFailed, Stopper
+from shoal_agent.runtime.blocks import GrantTooSmall
+from shoal_agent.runtime.failures import RuntimeFailed, Stopper
+from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.telemetry.counters import Counters
@@ -99,12 +102,14 @@ class Fragments:
         self._changed = asyncio.Event()
         self._spill_turn = asyncio.Lock()
         self._spilling: set[asyncio.Task[None]] = set()
+        self._granting: set[asyncio.Task[None]] = set()
         self.spill: Callable[[int], Awaitable[None]] = _nothing_to_spill
 
     # ---- what sessions ask for ---------------------------------------------------------------
 
     async def load(self, digest: str, need_bytes: int, sources: Sequence[Source]) -> LoadResult:
-        """Make a fragment resident.
+        """Make a fragment resident, to run within `need_bytes`: as a whole if that is enough for
+        it, else in blocks.
 
         Raises `OverBudget`, `SpillFull`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
         `RuntimeFailed`, `OSError`.
@@ -122,8 +127,8 @@ class Fragments:
         self._loading[digest] = asyncio.Event()
         self.cache.pin(digest)
         try:
-            fetched = await self._open(digest, sources)
-            self.ledger.finish_load(digest)
+            fetched, least = await self._open(digest, need_bytes, sources)
+            self.ledger.finish_load(digest, least)
         finally:
             await self._end_load(digest)
         if digest not in self.ledger.resident:
@@ -169,33 +174,45 @@ class Fragments:
         if digest not in self.ledger.resident:
             raise NotResident(f"{short(digest)} is not resident")
         before = self.ledger.reserved + self.ledger.moving
+        terms = self._terms(digest)
         result = await self._run(digest, tensors)
+        if self._terms(digest) != terms:
+            return result  # what it took was right when it began, and says nothing of the next run
         beside = max(before, self.ledger.reserved + self.ledger.moving)
         if digest not in self._measured:
-            others = sum(n for key, n in self.ledger.resident.items() if key != digest)
-            # What the process took beyond what is reckoned for all else is put to this fragment.
-            measured = max(0, result.peak_bytes - others - beside)
-            self._carry_out(self.ledger.measure(digest, Bytes(measured)))
-            while self._spilling:
-                await asyncio.gather(*self._spilling)
-            if self.ledger.resident.get(digest, 0) >= measured:
-                self._measured.add(digest)
-            if digest not in self.ledger.resident:
-                await asyncio.gather(*self._evicting, return_exceptions=True)
-                have = self.ledger.free_for_fragments
-                raise OverBudget(
-                    measured,
-                    have,
-                    f"{short(digest)} was measured: would need {format_bytes(measured)}, "
-                    f"have {format_bytes(have)}",
-                )
+            await self._measure(digest, result.peak_bytes - beside)
         elif result.peak_bytes > self.ledger.budget:
             self._counters.over_budget += 1
             await self.in_processor(self._runtime.shrink)
+            if digest in self.ledger.shares:
+                self._measured.discard(digest)  # it may be granted less
         excess = result.peak_bytes - self.ledger.fragments - beside
         if excess > 0 and not self._may_grow(digest, excess):
             await self._shrink(digest)
         return result
+
+    def _terms(self, digest: str) -> tuple[Bytes, Share | None]:
+        return self.ledger.budget, self.ledger.shares.get(digest)
+
+    async def _measure(self, digest: str, peak_bytes: int) -> None:
+        """Put to a fragment what the process took beyond what is reckoned for all else; raises
+        `OverBudget` when it is evicted for that."""
+        others = sum(n for key, n in self.ledger.resident.items() if key != digest)
+        measured = max(0, peak_bytes - others)
+        self._carry_out(self.ledger.measure(digest, Bytes(measured)))
+        while changing := self._spilling | self._granting:
+            await asyncio.gather(*changing)
+        if self.ledger.resident.get(digest, 0) >= measured:
+            self._measured.add(digest)
+        if digest not in self.ledger.resident:
+            await asyncio.gather(*self._evicting, return_exceptions=True)
+            have = self.ledger.free_for_fragments
+            raise OverBudget(
+                measured,
+                have,
+                f"{short(digest)} was measured: would need {format_bytes(measured)}, "
+                f"have {format_bytes(have)}",
+            )
 
     def _may_grow(self, digest: str, excess: int) -> bool:
         """Whether a fragment may keep the rows that have gathered of its tables."""
@@ -237,6 +254,19 @@ class Fragments:
     def stop_run(self) -> None:
         """Ask the present run to end early, also when it still waits for the processor."""
         self._stopper.stop()
+
+    # ---- the budget --------------------------------------------------------------------------
+
+    async def change_budget(self, budget_bytes: int) -> None:
+        """There is more or less memory from now on. On return, what had to leave memory has left
+        it, but for what moves."""
+        for grown in list(self._planned):
+            await self._shrink(grown)
+        log.warning("the budget is %s now", format_bytes(budget_bytes))
+        self._carry_out(self.ledger.change_budget(Bytes(budget_bytes)))
+        while changing := self._spilling | self._granting | self._evicting:
+            await asyncio.gather(*changing, return_exceptions=True)
+        self._changed.set()
 
     # ---- the activations' share --------------------------------------------------------------
 
@@ -293,7 +323,8 @@ class Fragments:
 
     async def close(self) -> None:
         """Wait for what is being given up."""
-        await asyncio.gather(*self._evicting, *self._spilling, return_exceptions=True)
+        changing = self._evicting | self._spilling | self._granting
+        await asyncio.gather(*changing, return_exceptions=True)
         await self._fetcher.close()
 
     async def _admit(self, digest: str, need_bytes: int) -> bool:
@@ -315,8 +346,11 @@ class Fragments:
                 case Refusal(need=need, have=have, reason=reason):
                     raise OverBudget(need, have, reason)
 
-    async def _open(self, digest: str, sources: Sequence[Source]) -> int:
-        """Fetch, verify and open; a damaged copy on disk is fetched anew. Bytes fetched."""
+    async def _open(
+        self, digest: str, granted_bytes: int, sources: Sequence[Source]
+    ) -> tuple[int, Bytes | None]:
+        """Fetch, verify and open; a damaged copy on disk is fetched anew. Bytes fetched, and the
+        least that it can run in if it has blocks."""
         fetched_bytes = 0
         for attempt in range(_FETCHES_AFTER_DAMAGE):
             fetched = await self._fetcher.ensure(digest, sources)
@@ -327,21 +361,16 @@ class Fragments:
                 if attempt + 1 == _FETCHES_AFTER_DAMAGE:
                     raise
                 continue
-            await self._open_prepared(digest, folder)
-            return fetched_bytes
-        raise AssertionError("the loop returns or raises")
-
-    async def _open_prepared(self, digest: str, folder: Path) -> None:
-        """Open a fragment from what was prepared of it, if that can be had."""
-        granted = self.ledger.in_flight.get(digest, 0)
-        if (models := await self._preparation.prepare(digest, folder, granted)) is not None:
+            prepared = await self._preparation.prepare(digest, folder, granted_bytes)
             try:
-                await self.in_processor(self._runtime.open, digest, folder, models[0])
-            except RuntimeFailed as error:  # the cache may have dropped it meanwhile
-                log.warning("%s is opened unprepared: %s", short(digest), error)
-            else:
-                return
-        await self.in_processor(self._runtime.open, digest, folder)
+                least = await self.in_processor(
+                    self._runtime.open, digest, folder, granted_bytes, prepared
+                )
+            except GrantTooSmall as error:
+                reason = f"{short(digest)} {error}"
+                raise OverBudget(error.need_bytes, error.have_bytes, reason) from error
+            return fetched_bytes, None if least is None else Bytes(least)
+        raise AssertionError("the loop returns or raises")
 
     async def _close(self, digest: str) -> int:
         """Let a fragment go, once nothing of it is in use; the bytes that came back."""
@@ -361,11 +390,13 @@ class Fragments:
         for demand in demands:
             match demand:
                 case Spill(digest=needs):
-                    self._start_spill(needs)
+                    _begin(self._spill_excess(needs), self._spilling)
                 case Evict(digest=digest, reason=reason):
                     # A load under way sees that it lost its place, and closes what it opened.
                     if digest not in self._loading:
-                        self._start_eviction(digest, reason)
+                        _begin(self._evict(digest, reason), self._evicting)
+                case Grant(digest=digest, size=size):
+                    _begin(self._grant(digest, size), self._granting)
 
     async def _make_room(self, size: int) -> None:
         """Spill; where somebody else does already, less may be needed then: ask again."""
@@ -374,34 +405,48 @@ class Fragments:
             if not waited:
                 await self.spill(size)
 
-    def _start_spill(self, needs: str | None) -> None:
+    async def _spill_excess(self, needs: str | None) -> None:
         """Bring activations to disk until the ledger's invariant holds again."""
+        async with self._spill_turn:
+            if (size := self.ledger.excess) == 0:
+                return
+            try:
+                await self.spill(size)
+            except SpillFull as error:
+                log.warning("fragments give way to activations: %s", error)
+                self._carry_out(self.ledger.fail_spill(needs))
 
-        async def spill() -> None:
-            async with self._spill_turn:
-                if (size := self.ledger.excess) == 0:
-                    return
-                try:
-                    await self.spill(size)
-                except SpillFull as error:
-                    log.warning("fragments give way to activations: %s", error)
-                    self._carry_out(self.ledger.fail_spill(needs))
+    async def _grant(self, digest: str, size: Bytes) -> None:
+        """Let a fragment run within so many bytes. What it gives back is reckoned as free already:
+        whatever is loaded there is opened in the processor after this."""
+        self._light.pop(digest, None)
+        self._measured.discard(digest)
+        try:
+            folder = self.cache.path(digest)
+            await self.in_processor(self._runtime.grant, digest, folder, size)
+        except (RuntimeFailed, FragmentDamaged, OSError) as error:
+            if digest not in self.ledger.resident:
+                return
+            reason = f"cannot run in {format_bytes(size)}: {error}"
+            self.ledger.unload(digest)
+            _begin(self._evict(digest, reason), self._evicting)
+        else:
+            self._counters.grants += 1
+            log.warning("%s runs within %s now", short(digest), format_bytes(size))
 
-        task = asyncio.create_task(spill(), name="spill")
-        self._spilling.add(task)
-        task.add_done_callback(self._spilling.discard)
+    async def _evict(self, digest: str, reason: str) -> None:
+        # Loads that come after this wait until the memory is back.
+        async with self._turn:
+            await self._close(digest)
+        self._counters.evictions += 1
+        self._on_evicted(digest, reason)
 
-    def _start_eviction(self, digest: str, reason: str) -> None:
-        async def evict() -> None:
-            # Loads that come after this wait until the memory is back.
-            async with self._turn:
-                await self._close(digest)
-            self._counters.evictions += 1
-            self._on_evicted(digest, reason)
 
-        task = asyncio.create_task(evict(), name=f"evict {short(digest)}")
-        self._evicting.add(task)
-        task.add_done_callback(self._evicting.discard)
+def _begin(work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
+    """Do it beside what goes on; it is among `tasks` until it has ended."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
 async def _nothing_to_spill(_: int) -> None:

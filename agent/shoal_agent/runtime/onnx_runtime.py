@@ -8,15 +8,15 @@ models):
   in memory (within 3 MiB either way) and has a lifetime that one can get wrong.
 - Prepacking is off: it makes a second, anonymous copy of every MatMul's weights.
 - Optimisation stops at "extended": the level above re-orders convolutions' weights into copies
-  (88 MiB for 36 MiB of weights). `COPYING_OPTIMIZERS` fold or fuse weights into copies and are
+  (88 MiB for 36 MiB of weights). Optimizers that fold or fuse weights into copies are
   switched off one by one. What is left after opening a session is 0.2 to 0.4 MiB of heap.
 - One arena for activations, shared by all sessions. It reserves large regions, of which only what
   is touched is resident, so that blocks merge again (19 MiB instead of 26 for one that grows by
   what is asked for). It is limited to the budget: a run that would need more fails instead.
 - A table of which items read rows is reckoned with by rows: when more has gathered in memory, its
   pages are let go (`drop_weights`).
-- A prepared fragment (`preparation`) is opened from the model that was saved for it, without
-  further optimisation and with packing: what it would copy was saved, and is mapped.
+- A prepared fragment (`preparation`) is opened from the model that was saved for it: what would be
+  copied was saved, and is mapped.
 - No memory patterns: they allocate the second run's activations as one block, beside the first's.
 
 Sessions are opened, run and destroyed in one thread; the interpreter's lock is released meanwhile.
@@ -24,33 +24,36 @@ Memory is back when `close` returns.
 """
 
 import gc
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnxruntime
 
+from shoal_agent.memory.residency import short
 from shoal_agent.runtime import rehearsal_model
-from shoal_agent.runtime.prepared import PreparedModel
+from shoal_agent.runtime.blocks import BlockFragment, Blocks, as_value, read_blocks
+from shoal_agent.runtime.failures import (
+    NotOpen,
+    OutOfBudget,
+    RuntimeFailed,
+    Stopper,
+    Terminated,
+    failure_of,
+)
+from shoal_agent.runtime.inputs import check_inputs, input_spec
+from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter, drop_mapped_file, trim
+from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
 from shoal_agent.runtime.watchdog import Watchdog
-from shoal_protocol.tensors import DTYPES, Array
-from shoal_protocol.v1.tensors_pb2 import BFLOAT16, COMPLEX64, COMPLEX128, DataType
+from shoal_agent.telemetry.logs import log
+from shoal_protocol.manifest import MODEL, WEIGHTS
+from shoal_protocol.tensors import Array
 
-COPYING_OPTIMIZERS: Final = [
-    "ConstantFolding",
-    "UnsqueezeElimination",
-    "ConvAddFusion",
-    "ConvMulFusion",
-    "ConvBNFusion",
-    "MatMul_BatchNormalization_Fusion",
-    "AttentionFusion",
-    "QAttentionFusion",
-]
+_EXTERNAL_DATA: Final = "session.model_external_initializers_file_folder_path"
 _SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
 _GROW_BY_DOUBLING: Final = 0
 _KEPT_REGION_BYTES: Final = 64 << 10
@@ -58,80 +61,39 @@ _KEPT_REGION_BYTES: Final = 64 << 10
 _LEAST_REGION_BYTES: Final = 1 << 20
 _ARENA_GRANULE: Final = 256
 """The arena refuses every region that is not a multiple of it, as half of `20M` is not."""
-_ERROR_CHARACTERS: Final = 400
-_OUT_OF_MEMORY: Final = (
-    "Failed to allocate memory",
-    "bad_alloc",
-    "exceed memory limit",
-    "smaller than requested",
-)
-
-_DTYPES: Final = {
-    f"tensor({DataType.Name(each).lower()})": dtype.newbyteorder("=")
-    for each, dtype in DTYPES.items()
-    if each not in (BFLOAT16, COMPLEX64, COMPLEX128)
-}
-"""What numpy calls the types of inputs."""
 
 
-class RuntimeFailed(Exception):
-    """ONNX Runtime could not open or run a fragment; the text is its first line."""
+class WholeFragment:
+    """One session. It maps its weights, and they stay in memory once they have been read."""
+
+    def __init__(
+        self, session: onnxruntime.InferenceSession, weights: Path, weight_bytes: int
+    ) -> None:
+        """`weights` is the file that is mapped; packed copies in it do not count as weights.
+
+        Raises `RuntimeFailed`.
+        """
+        self._session = session
+        self._weights = weights.resolve()
+        self.weight_bytes = weight_bytes
+        self.inputs = tuple(input_spec(value) for value in session.get_inputs())
+        self.outputs = tuple(value.name for value in session.get_outputs())
+
+    def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
+        """One item; raises `RuntimeFailed` and its kinds."""
+        try:
+            outputs = self._session.run(self.outputs, feed, stopper.options)
+        except Exception as error:  # the runtime's exceptions have no common base but this
+            raise failure_of(error, stopped=stopper.stopped) from error
+        # The runtime's arrays are views into its allocator; kept, they would hold all of it back.
+        return [np.array(output) for output in outputs]
+
+    def drop_weights(self) -> None:
+        """Let go of all weights: the next run reads again what it needs."""
+        drop_mapped_file(self._weights)
 
 
-class OutOfBudget(RuntimeFailed):
-    """A run would have taken more memory than the budget allows."""
-
-
-class NotOpen(RuntimeFailed):
-    """The fragment was closed before the run began."""
-
-
-_NODE: Final = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
-"""How the runtime names the node that it was in."""
-
-
-class Terminated(RuntimeFailed):
-    """A run was stopped because it was asked to."""
-
-
-class Stopper:
-    """Ends one run early, from any thread; one that has not begun ends as it begins."""
-
-    def __init__(self) -> None:
-        self.options = onnxruntime.RunOptions()
-        self.options.log_severity_level = 4
-
-    def stop(self) -> None:
-        self.options.terminate = True
-
-    @property
-    def stopped(self) -> bool:
-        return bool(self.options.terminate)
-
-
-class InputMismatch(ValueError):
-    """An input's name, type or shape does not suit the fragment: trying again does not help."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputSpec:
-    """What a fragment takes under one name; in `shape` None means any size."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int | None, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenFragment:
-    """A fragment that can run; `weights` is the file that is mapped, `weight_bytes` the size of the
-    weights, which packed copies in that file are not."""
-
-    weights: Path
-    weight_bytes: int
-    session: onnxruntime.InferenceSession
-    inputs: tuple[InputSpec, ...]
-    outputs: tuple[str, ...]
+OpenFragment = WholeFragment | BlockFragment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +112,7 @@ class Runtime:
         self._meter = meter
         self._threads = threads
         self._open: dict[str, OpenFragment] = {}
+        self._prepared: dict[str, Prepared] = {}
         self._in_passing: Stopper | None = None
         self._watchdog = Watchdog(self._stop_in_passing)
         onnxruntime.set_default_logger_severity(4)
@@ -175,51 +138,91 @@ class Runtime:
         self.shrink()
 
     def rehearse(self) -> None:
-        """Run a model of what most models are made of, and let it go; raises `RuntimeFailed`."""
+        """Run a model of what most models are made of, as whole and as blocks, and let it go;
+        raises `RuntimeFailed`."""
         session = self._session(rehearsal_model.model())
         try:
             for _ in range(2):  # the first run differs: kernels prepare what they keep
                 session.run(None, rehearsal_model.feed())
+            values = {name: as_value(array) for name, array in rehearsal_model.feed().items()}
+            for value in session.run_with_ort_values(None, values):
+                value.numpy()
+            del value, values
         except Exception as error:  # the runtime's exceptions have no common base but this
-            raise _failure(error, stopped=False) from error
+            raise failure_of(error) from error
         del session
         gc.collect()
         self.shrink()
 
     def open(
-        self, digest: str, folder: Path, prepared: PreparedModel | None = None
-    ) -> OpenFragment:
-        """Make a fragment ready to run, as it was prepared if it was; raises `RuntimeFailed`."""
-        session = self._session(str(folder / "model.onnx"), prepared)
-        inputs = []
-        for value in session.get_inputs():
-            if (dtype := _DTYPES.get(value.type)) is None:
-                raise RuntimeFailed(f"input {value.name} of type {value.type} is not supported")
-            shape = tuple(size if isinstance(size, int) else None for size in value.shape)
-            inputs.append(InputSpec(name=value.name, dtype=dtype, shape=shape))
-        weights = (folder / "weights.bin").resolve()
-        mapped = weights if prepared is None else prepared.weights.resolve()
-        fragment = OpenFragment(
-            weights=mapped,
-            weight_bytes=weights.stat().st_size if weights.exists() else 0,
-            session=session,
-            inputs=tuple(inputs),
-            outputs=tuple(value.name for value in session.get_outputs()),
-        )
-        self._open[digest] = fragment
+        self,
+        digest: str,
+        folder: Path,
+        granted_bytes: int | None = None,
+        prepared: Prepared = NOTHING_PREPARED,
+    ) -> int | None:
+        """Make a fragment ready to run within `granted_bytes` (None: whatever it takes). The least
+        that it can run in; None: it has no blocks.
+
+        Raises `RuntimeFailed`, `FragmentDamaged`, `OSError`.
+        """
+        blocks = read_blocks(folder)
+        if blocks is not None and granted_bytes is not None:
+            blocks.check(granted_bytes)
+        try:
+            fragment = self._fragment(folder, blocks, granted_bytes, prepared)
+        except RuntimeFailed as error:
+            if prepared == NOTHING_PREPARED:
+                raise
+            # Its files may have made room for others meanwhile.
+            log.warning("%s is opened unprepared: %s", short(digest), error)
+            fragment = self._fragment(folder, blocks, granted_bytes, NOTHING_PREPARED)
+        self._open[digest], self._prepared[digest] = fragment, prepared
         trim()  # parsing and optimising leave freed heap behind
-        return fragment
+        return None if blocks is None else blocks.least_bytes
+
+    def _fragment(
+        self, folder: Path, blocks: Blocks | None, granted_bytes: int | None, prepared: Prepared
+    ) -> OpenFragment:
+        most_bytes = 0 if blocks is None else blocks.resident_bytes
+        if blocks is not None and granted_bytes is not None and granted_bytes < most_bytes:
+            if prepared.blocks is not None:
+                blocks = blocks.with_prepared(prepared.blocks, granted_bytes)
+            return BlockFragment(blocks, granted_bytes, self._session)
+        weights, model = folder / WEIGHTS, prepared.whole
+        size = weights.stat().st_size if weights.exists() else 0
+        recipe = None if model is None else model.recipe_for_whole(size, granted_bytes)
+        if model is None or recipe is None:
+            return WholeFragment(self._session(str(folder / MODEL)), weights, size)
+        session = self._session(str(model.model), None, recipe)
+        return WholeFragment(session, model.weights, size)
+
+    def grant(self, digest: str, folder: Path, granted_bytes: int) -> None:
+        """Run a fragment within so many bytes from now on. It is not open any more where that
+        fails; raises as `open`."""
+        fragment, blocks = self._open.get(digest), read_blocks(folder)
+        if fragment is None or blocks is None:
+            return
+        in_blocks = granted_bytes < blocks.resident_bytes
+        is_in_blocks = isinstance(fragment, BlockFragment)
+        if isinstance(fragment, BlockFragment) and in_blocks and fragment.runs_in(granted_bytes):
+            fragment.grant(granted_bytes)
+        elif in_blocks or is_in_blocks:
+            prepared = self._prepared[digest]
+            del fragment
+            self.close(digest)
+            self.open(digest, folder, granted_bytes, prepared)
 
     def run(self, digest: str, tensors: Mapping[str, Array], stopper: Stopper) -> RunResult:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds."""
         fragment, feed = self._prepare(digest, tensors)
         self._meter.begin_peak()
         try:
-            outputs, compute_seconds = self._run(fragment, feed, stopper)
+            outputs, compute_seconds = _run(fragment, feed, stopper)
         except OutOfBudget:
             # Items of other sizes may have left the arena in pieces: once more, in an empty one.
             self.shrink()
-            outputs, compute_seconds = self._run(fragment, feed, stopper)
+            outputs, compute_seconds = _run(fragment, feed, stopper)
         return self._result(fragment, outputs, compute_seconds)
 
     def run_in_passing(self, digest: str, tensors: Mapping[str, Array]) -> RunResult | None:
@@ -231,7 +234,7 @@ class Runtime:
         try:
             with self._watchdog:
                 self._in_passing = Stopper()
-                outputs, compute_seconds = self._run(fragment, feed, self._in_passing)
+                outputs, compute_seconds = _run(fragment, feed, self._in_passing)
         except (Terminated, OutOfBudget):
             return None
         finally:
@@ -256,20 +259,6 @@ class Runtime:
             peak_bytes=self._meter.peak_since_begin_bytes(),
         )
 
-    def _run(
-        self, fragment: OpenFragment, feed: dict[str, Array], stopper: Stopper
-    ) -> tuple[list[Array], float]:
-        if stopper.stopped:
-            raise Terminated("stopped before it began")
-        started = perf_counter()
-        try:
-            outputs = fragment.session.run(fragment.outputs, feed, stopper.options)
-        except Exception as error:  # as above
-            raise _failure(error, stopped=stopper.stopped) from error
-        compute_seconds = perf_counter() - started
-        # The runtime's arrays are views into its allocator; kept, they would hold all of it back.
-        return [np.array(output) for output in outputs], compute_seconds
-
     def _stop_in_passing(self) -> None:
         if (stopper := self._in_passing) is not None:
             stopper.stop()
@@ -278,14 +267,15 @@ class Runtime:
         """Give a fragment up; the bytes that came back. Its memory is back on return."""
         before = self._meter.used_bytes()
         self._open.pop(digest, None)
+        self._prepared.pop(digest, None)
         gc.collect()  # the session goes now, not when a cycle through it is found
         self.shrink()
         return max(0, before - self._meter.used_bytes())
 
     def weight_bytes(self, digest: str) -> int:
-        """Of a fragment that is open; else none."""
+        """Of a fragment that is open as a whole; else none."""
         fragment = self._open.get(digest)
-        return 0 if fragment is None else fragment.weight_bytes
+        return fragment.weight_bytes if isinstance(fragment, WholeFragment) else 0
 
     def drop_weights(self, digest: str) -> None:
         """Let a fragment's mapped weights go: it reads rows of a table, and those of many items
@@ -294,7 +284,7 @@ class Runtime:
         """
         fragment = self._open.get(digest)
         if fragment is not None:
-            drop_mapped_file(fragment.weights)
+            fragment.drop_weights()
 
     def shrink(self) -> None:
         """Give back what neither fragments nor activations hold."""
@@ -304,73 +294,36 @@ class Runtime:
         trim()
 
     def _session(
-        self, model: str | bytes, prepared: PreparedModel | None = None
+        self, model: str | bytes, weights: Path | None = None, recipe: Recipe = AS_IT_IS
     ) -> onnxruntime.InferenceSession:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = self._threads
-        options.inter_op_num_threads = 1
+        """`weights` is the folder of its external data, which a path has beside it."""
+        options = recipe.options(self._threads)
         # A plan for all activations at once would be allocated beside what the first run left.
         options.enable_mem_pattern = False
-        levels = onnxruntime.GraphOptimizationLevel
-        options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED
         options.add_session_config_entry("session.use_env_allocators", "1")
-        if prepared is not None:
-            options.graph_optimization_level = levels.ORT_DISABLE_ALL
-            model = str(prepared.model)
-        if prepared is None or not prepared.packed:
-            options.add_session_config_entry("session.disable_prepacking", "1")
         # Spinning burns processor time that the other agents of a machine need.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if weights is not None:
+            options.add_session_config_entry(_EXTERNAL_DATA, str(weights))
         try:
-            return onnxruntime.InferenceSession(
+            session = onnxruntime.InferenceSession(
                 model,
                 options,
                 providers=["CPUExecutionProvider"],
-                disabled_optimizers=COPYING_OPTIMIZERS,
+                disabled_optimizers=list(recipe.disabled),
             )
         except Exception as error:  # as above
-            raise _failure(error, stopped=False) from error
+            raise failure_of(error) from error
+        # It would hold on to the model that it has read.
+        session._model_bytes = None
+        return session
 
 
-def check_inputs(specs: tuple[InputSpec, ...], tensors: Mapping[str, Array]) -> None:
-    """Whether tensors suit a fragment; `InputMismatch` says what does not.
-
-    A symbolic size is any size here: exporters give one symbol to axes that differ.
-    """
-    for spec in specs:
-        tensor = tensors.get(spec.name)
-        if tensor is None:
-            raise InputMismatch(f"input {spec.name} is missing")
-        if tensor.dtype != spec.dtype:
-            raise InputMismatch(f"input {spec.name}: type {tensor.dtype} is not {spec.dtype}")
-        if not _fits(tensor.shape, spec.shape):
-            raise InputMismatch(
-                f"input {spec.name}: shape {_shape(tensor.shape)} does not fit {_shape(spec.shape)}"
-            )
-
-
-def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    # The runtime shows a shape of unknown rank like a number's: as ().
-    if not wanted:
-        return True
-    return len(shape) == len(wanted) and all(
-        expected is None or size == expected for size, expected in zip(shape, wanted, strict=True)
-    )
-
-
-def _shape(sizes: tuple[int | None, ...]) -> str:
-    return "[" + ",".join("?" if size is None else str(size) for size in sizes) + "]"
-
-
-def _failure(error: Exception, *, stopped: bool) -> RuntimeFailed:
-    text = str(error)
-    line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    line = line[:_ERROR_CHARACTERS]
-    if stopped:
-        node = _NODE.search(text)
-        where = f"in its {node[1]} node {node[2]!r}" if node else f"while it ran: {line}"
-        return Terminated(f"stopped {where}")
-    if any(sign in text for sign in _OUT_OF_MEMORY):
-        return OutOfBudget(line)
-    return RuntimeFailed(line)
+def _run(
+    fragment: OpenFragment, feed: Mapping[str, Array], stopper: Stopper
+) -> tuple[list[Array], float]:
+    if stopper.stopped:
+        raise Terminated("stopped before it began")
+    started = perf_counter()
+    outputs = fragment.run(feed, stopper)
+    return outputs, perf_counter() - started

@@ -28,7 +28,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from typing import Final
@@ -36,8 +36,10 @@ from typing import Final
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import short
 from shoal_agent.runtime import prepare_child
-from shoal_agent.runtime.onnx_runtime import COPYING_OPTIMIZERS, RuntimeFailed
+from shoal_agent.runtime.blocks import Blocks, read_blocks
+from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.prepared import (
+    Prepared,
     PreparedDamaged,
     PreparedModel,
     Stamps,
@@ -47,11 +49,12 @@ from shoal_agent.runtime.prepared import (
     stamps_of,
 )
 from shoal_agent.telemetry.logs import log
-from shoal_protocol.blocks import Block
 from shoal_protocol.durable_files import sync_folder
 from shoal_protocol.manifest import BLOCKS, MODEL, WEIGHTS
 from shoal_protocol.units import format_bytes
 
+_WHOLE: Final = "whole"
+_BLOCKS: Final = "blocks"
 _CHILD_BYTES: Final = 36 << 20
 """Anonymous memory of a child besides what grows with the model: with ONNX Runtime loaded 25 MiB on
 x86-64, and its stack, which a deep model fills (8 MiB)."""
@@ -61,8 +64,6 @@ _WEIGHT_FACTORS: Final = (4.25, 2.125, 1.125)
 """Memory to save a model, over its weights: half precision is converted, tables that are also
 multiplied are transposed, most others are copied once. As much as can be had is best."""
 _SPARE_BYTES: Final = 4 << 20
-_SPARE_BLOCK_BYTES: Final = 256 << 10
-"""Memory that a block may have besides what is mapped."""
 _SECONDS: Final = 120.0
 _BYTES_PER_SECOND: Final = 4 << 20
 _REPORT_BYTES: Final = 16 << 10
@@ -112,7 +113,12 @@ class _Form:
     ranges: tuple[tuple[int, int], ...]
     model_bytes: int
     weights: tuple[int, ...]
-    """Bytes of each model's."""
+    """Bytes of each model's that are read."""
+    stored_bytes: int
+    """Those of all weights, tables too of which rows are read."""
+
+    def of(self, prepared: Prepared) -> object | None:
+        return prepared.whole if self.name == _WHOLE else prepared.blocks
 
     @property
     def trial_bytes(self) -> int:
@@ -127,12 +133,12 @@ class _Form:
     @property
     def disk_bytes(self) -> int:
         """Weights as they are, and packed ones, which are a little larger."""
-        total = sum(self.weights)
-        return 2 * total + total // 4 + 4 * self.model_bytes + _SPARE_BYTES
+        graphs = 4 * len(self.weights) * self.model_bytes
+        return 2 * self.stored_bytes + self.stored_bytes // 4 + graphs + _SPARE_BYTES
 
     @property
     def seconds(self) -> float:
-        return _SECONDS + sum(self.weights) / _BYTES_PER_SECOND
+        return _SECONDS + self.stored_bytes / _BYTES_PER_SECOND
 
 
 class Preparation:
@@ -153,31 +159,39 @@ class Preparation:
         self._crashed: dict[str, str] = {}
         self._tried: dict[Path, int] = {}
 
-    async def prepare(
-        self, digest: str, fragment: Path, granted_bytes: int, blocks: Sequence[Block] = ()
-    ) -> tuple[PreparedModel, ...] | None:
-        """The fragment's model prepared, or each of its `blocks`; None: to be opened as it is.
+    async def prepare(self, digest: str, fragment: Path, granted_bytes: int) -> Prepared:
+        """What there is of a fragment, with the form in it that runs in what is granted, if that
+        could be prepared.
 
-        Raises `CrashedAtLoad`, `OSError`.
+        Raises `CrashedAtLoad`, `FragmentDamaged`, `OSError`.
         """
         if (reason := self._crashed.get(digest)) is not None:
             raise CrashedAtLoad(reason)
-        form = await asyncio.to_thread(_form, fragment, blocks)
+        blocks = await asyncio.to_thread(read_blocks, fragment)
+        whole = _whole(fragment)
+        forms = [whole] if blocks is None else [whole, _in_blocks(fragment, blocks)]
+        in_blocks = blocks is not None and granted_bytes < blocks.resident_bytes
+        needed = forms[-1 if in_blocks else 0]
+        prepared = await asyncio.to_thread(self._find, digest, fragment, forms)
+        if needed.of(prepared) is None and await self._made(
+            digest, fragment, needed, granted_bytes
+        ):
+            prepared = await asyncio.to_thread(self._find, digest, fragment, forms)
+        return prepared
+
+    async def _made(self, digest: str, fragment: Path, form: _Form, granted_bytes: int) -> bool:
+        """Prepare it, or at least try it, with as much memory as can be had."""
+        folder = folder_of(fragment, form.name)
         async with self._turn:
-            found = await asyncio.to_thread(self._find, digest, fragment, form)
-            if found is not None:
-                return _packed_within(granted_bytes, found, form)
-            folder = folder_of(fragment, form.name)
             for need in (*form.saving_bytes, form.trial_bytes):
                 if need <= self._tried.get(folder, 0):
-                    return None
+                    return False
                 borrowed = max(0, need - granted_bytes)
                 if borrowed and not self._request_move(borrowed):
                     continue
                 self._tried[folder] = need
                 try:
-                    found = await self._carry_out(digest, fragment, form, granted_bytes + borrowed)
-                    return found and _packed_within(granted_bytes, found, form)
+                    return await self._carry_out(digest, fragment, form, granted_bytes + borrowed)
                 finally:
                     self._end_move(borrowed)
         log.info(
@@ -186,26 +200,24 @@ class Preparation:
             format_bytes(form.trial_bytes),
             format_bytes(granted_bytes),
         )
-        return None
+        return False
 
-    async def _carry_out(
-        self, digest: str, fragment: Path, form: _Form, limit_bytes: int
-    ) -> tuple[PreparedModel, ...] | None:
+    async def _carry_out(self, digest: str, fragment: Path, form: _Form, limit_bytes: int) -> bool:
         """Prepare it within so many bytes, or at least try whether it can be opened."""
         if limit_bytes >= min(form.saving_bytes) and self._cache.has_room(form.disk_bytes):
             outcome = await self._save(digest, fragment, form, limit_bytes)
             if outcome.end is _End.DONE:
-                return await asyncio.to_thread(self._find, digest, fragment, form)
+                return True
             log.info("%s is not prepared: %s", short(digest), outcome.text)
             if outcome.end is _End.FAILED:
-                return None  # the agent, too, will have an error or none, and survive
+                return False  # the agent, too, will have an error or none, and survive
         outcome = await self._run_child(form, limit_bytes, None)
         if outcome.end in (_End.CRASHED, _End.LATE):
             self._crashed[digest] = outcome.text
             raise CrashedAtLoad(outcome.text)
         if outcome.end is not _End.DONE:
             log.info("%s was not tried to the end: %s", short(digest), outcome.text)
-        return None
+        return False
 
     async def _save(self, digest: str, fragment: Path, form: _Form, limit_bytes: int) -> _Outcome:
         folder = folder_of(fragment, form.name)
@@ -222,20 +234,32 @@ class Preparation:
         finally:
             await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
 
-    def _find(self, digest: str, fragment: Path, form: _Form) -> tuple[PreparedModel, ...] | None:
-        """A prepared form that is on disk and right; one that is wrong is removed."""
+    def _find(self, digest: str, fragment: Path, forms: Sequence[_Form]) -> Prepared:
+        """What is on disk and right."""
+        found = {form.name: self._find_form(digest, fragment, form) for form in forms}
+        whole = found[_WHOLE]
+        return Prepared(
+            whole=None if whole is None else whole[0],
+            blocks=found.get(_BLOCKS),
+        )
+
+    def _find_form(
+        self, digest: str, fragment: Path, form: _Form
+    ) -> tuple[PreparedModel, ...] | None:
+        """One form; if it is wrong, it is removed."""
         folder = folder_of(fragment, form.name)
-        verified = self._verified.get(folder)
         try:
-            models = read_prepared(folder, form.name, max(1, len(form.ranges)), verified)
+            verified = self._verified.get(folder)
+            models = read_prepared(folder, form.name, len(form.weights), verified)
             self._verified[folder] = stamps_of(models)
-            return models
         except FileNotFoundError:
             if not folder.exists():
                 return None
             log.warning("the prepared form of %s is not whole", short(digest))
         except (PreparedDamaged, OSError) as error:
             log.warning("the prepared form of %s is made anew: %s", short(digest), error)
+        else:
+            return models
         self._tried.pop(folder, None)
         shutil.rmtree(folder, ignore_errors=True)
         self._cache.count_prepared(digest)
@@ -250,7 +274,6 @@ class Preparation:
             key=key(form.name),
             limit_bytes=limit_bytes,
             disk_bytes=form.disk_bytes,
-            copying_optimizers=COPYING_OPTIMIZERS,
         )
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", prepare_child.__name__, order.as_argument()),
@@ -292,39 +315,31 @@ def _outcome(status: int, report: bytes) -> _Outcome:
     return _Outcome(_End.CRASHED if number in _CRASHES else _End.KILLED, text)
 
 
-def _form(fragment: Path, blocks: Sequence[Block]) -> _Form:
-    if blocks:
-        return _Form(
-            name="blocks",
-            file=fragment / BLOCKS,
-            ranges=tuple((block.model_offset, block.model_bytes) for block in blocks),
-            model_bytes=max(block.model_bytes for block in blocks),
-            weights=tuple(block.weight_bytes for block in blocks),
-        )
-    weights = fragment / WEIGHTS
-    size = weights.stat().st_size if weights.exists() else 0
+def _whole(fragment: Path) -> _Form:
     return _Form(
-        name="whole",
+        name=_WHOLE,
         file=fragment / MODEL,
         ranges=(),
         model_bytes=(fragment / MODEL).stat().st_size,
-        weights=(size,),
+        weights=(_weights_bytes(fragment),),
+        stored_bytes=_weights_bytes(fragment),
     )
 
 
-def _packed_within(
-    granted_bytes: int, models: tuple[PreparedModel, ...], form: _Form
-) -> tuple[PreparedModel, ...]:
-    """Which models are opened with packing: it fits, and leaves blocks that can be swapped."""
-    swapped = bool(form.ranges)
-    return tuple(
-        replace(
-            model,
-            packed=model.opening_bytes <= granted_bytes
-            and (not swapped or model.anonymous_bytes <= max(_SPARE_BLOCK_BYTES, weights // 8)),
-        )
-        for model, weights in zip(models, form.weights, strict=True)
+def _in_blocks(fragment: Path, source: Blocks) -> _Form:
+    return _Form(
+        name=_BLOCKS,
+        file=fragment / BLOCKS,
+        ranges=tuple((block.model_offset, block.model_bytes) for block in source.blocks),
+        model_bytes=max(block.model_bytes for block in source.blocks),
+        weights=tuple(block.weight_bytes for block in source.blocks),
+        stored_bytes=_weights_bytes(fragment),
     )
+
+
+def _weights_bytes(fragment: Path) -> int:
+    weights = fragment / WEIGHTS
+    return weights.stat().st_size if weights.exists() else 0
 
 
 def _make_empty(part: Path) -> None:
@@ -334,7 +349,7 @@ def _make_empty(part: Path) -> None:
 
 def _admit(part: Path, folder: Path) -> None:
     """Give a whole form its final name, durably; forms of other runtimes or processors go."""
-    current = {key("whole"), key("blocks")}
+    current = {key(_WHOLE), key(_BLOCKS)}
     for other in folder.parent.iterdir():
         if other.name not in current and other != part:
             shutil.rmtree(other, ignore_errors=True)

@@ -18,15 +18,18 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal_agent.runtime.process_memory import exit_with_parent, trim
 from shoal_protocol.manifest import MODEL, WEIGHTS
+
+if TYPE_CHECKING:
+    from shoal_agent.runtime.recipes import Recipe
 
 NO_MEMORY: Final = 3
 """The exit status of a process that reached its limit."""
@@ -34,7 +37,7 @@ FAILED: Final = 4
 """That of one that wrote why it could not do it."""
 MANIFEST: Final = "prepared.json"
 _LOOK_SECONDS: Final = 0.005
-_LEAST_EXTERNAL_BYTES: Final = "1024"
+_LEAST_EXTERNAL_BYTES: Final = 1024
 _ERROR_CHARACTERS: Final = 400
 _FIELDS: Final = re.compile(r"^(VmHWM|VmRSS|VmData|RssAnon):\s+(\d+) kB", re.MULTILINE)
 _OUT_OF_MEMORY: Final = ("bad_alloc", "Failed to allocate memory")
@@ -56,7 +59,6 @@ class Order:
     key: str
     limit_bytes: int
     disk_bytes: int
-    copying_optimizers: Sequence[str]
 
     def as_argument(self) -> str:
         return json.dumps(asdict(self))
@@ -96,30 +98,30 @@ def main(argument: str) -> int:
 
 def _try(order: Order) -> dict[str, Any]:
     """Open the models as the agent does without preparation."""
+    from shoal_agent.runtime.recipes import AS_IT_IS  # noqa: PLC0415 - under the limit
+
     for model in _models(order):
-        _session(model, Path(order.file).parent, _unprepared(), order.copying_optimizers)
-        gc.collect()
-        trim()
+        _open(model, AS_IT_IS, Path(order.file).parent)
+        _free()
     return {}
 
 
 def _prepare(order: Order) -> dict[str, Any]:
     """Save the models optimised, with a manifest that says what opening each takes."""
-    from shoal_agent.runtime.external_data import align  # noqa: PLC0415 - the agent imports this module
+    from shoal_agent.runtime.external_data import align  # noqa: PLC0415 - as above
+    from shoal_agent.runtime.recipes import SAVING  # noqa: PLC0415 - as above
 
     assert order.part is not None
     part = Path(order.part)
-    models = []
+    models: list[dict[str, Any]] = []
     for index, model in enumerate(_models(order)):
         folder = part / str(index)
         folder.mkdir(mode=0o700)
-        _session(model, Path(order.file).parent, _saving(folder), ())
-        gc.collect()
-        trim()
+        _open(model, SAVING, Path(order.file).parent, saved=folder)
+        _free()
         (folder / WEIGHTS).touch()  # a model without weights has none
         align(folder)
-        # In a run of its own: a crash here is one of the prepared form, not of the model.
-        models.append(_measured(folder) | {"files": _files(folder)})
+        models.append(_opened(folder, model) | {"files": _files(folder)})
     body = json.dumps({"version": 1, "key": order.key, "models": models}, sort_keys=True)
     manifest = part / MANIFEST
     manifest.write_text(f"{sha256(body.encode()).hexdigest()}\n{body}", encoding="utf-8")
@@ -128,70 +130,86 @@ def _prepare(order: Order) -> dict[str, Any]:
     return {}
 
 
-def _models(order: Order) -> list[str | bytes]:
+def _models(order: Order) -> Iterator[str | bytes]:
     if not order.ranges:
-        return [order.file]
+        yield order.file
     with open(order.file, "rb") as file:
-        return [os.pread(file.fileno(), size, offset) for offset, size in order.ranges]
+        for offset, size in order.ranges:
+            yield os.pread(file.fileno(), size, offset)
 
 
-def _session(model: str | bytes, weights: Path, options: Any, disabled: Sequence[str]) -> Any:
+def _open(
+    model: str | bytes, recipe: "Recipe", weights: Path | None = None, saved: Path | None = None
+) -> Any:
+    """A session; `weights` is the folder of external data where `model` is no path, and `saved`
+    the folder in which to save what is optimised and packed."""
     import onnxruntime  # noqa: PLC0415 - as above
 
+    options = recipe.options(threads=1)
+    options.enable_cpu_mem_arena = False
     if isinstance(model, bytes):
         key = "session.model_external_initializers_file_folder_path"
         options.add_session_config_entry(key, str(weights))
+    if saved is not None:
+        external = "session.optimized_model_external_initializers"
+        options.optimized_model_filepath = str(saved / MODEL)
+        options.add_session_config_entry(f"{external}_file_name", WEIGHTS)
+        options.add_session_config_entry(
+            f"{external}_min_size_in_bytes", str(_LEAST_EXTERNAL_BYTES)
+        )
+        options.add_session_config_entry(
+            "session.save_external_prepacked_constant_initializers", "1"
+        )
     return onnxruntime.InferenceSession(
-        model, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(disabled)
+        model,
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=list(recipe.disabled),
     )
 
 
-def _options(level: str, entries: Mapping[str, str]) -> Any:
-    import onnxruntime  # noqa: PLC0415 - as above
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.enable_cpu_mem_arena = False
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    for key, value in entries.items():
-        options.add_session_config_entry(key, value)
-    return options
+def _free() -> None:
+    gc.collect()
+    trim()
 
 
-def _unprepared() -> Any:
-    return _options("ORT_ENABLE_EXTENDED", {"session.disable_prepacking": "1"})
-
-
-def _saving(folder: Path) -> Any:
-    external = "session.optimized_model_external_initializers"
-    options = _options(
-        "ORT_ENABLE_ALL",
-        {
-            f"{external}_file_name": WEIGHTS,
-            f"{external}_min_size_in_bytes": _LEAST_EXTERNAL_BYTES,
-            "session.save_external_prepacked_constant_initializers": "1",
-        },
-    )
-    options.optimized_model_filepath = str(folder / MODEL)
-    return options
-
-
-def _measured(folder: Path) -> dict[str, int]:
-    """What opening a prepared model takes at most, and what of it remains in anonymous memory."""
+def _measured(folder: Path, recipe: "Recipe") -> dict[str, int]:
+    """What opening a prepared model takes at most, and what of that remains, anonymous or mapped.
+    A crash here is one of the prepared form, not of the model."""
     with suppress(OSError):  # a hardened container: the mark of the saving counts then
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before = _memory()
-    session = _session(str(folder / MODEL), folder, _options("ORT_DISABLE_ALL", {}), ())
+    session = _open(str(folder / MODEL), recipe)
     trim()
     after = _memory()
+    mapped = _mapped_bytes(folder / WEIGHTS)
     del session
-    gc.collect()
-    trim()
+    _free()
     return {
         "opening_bytes": max(0, after["VmHWM"] - before["VmRSS"]),
         "anonymous_bytes": max(0, after["RssAnon"] - before["RssAnon"]),
+        "mapped_bytes": mapped,
     }
+
+
+def _mapped_bytes(path: Path) -> int:
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        ranges = [line.split()[0].split("-") for line in maps if line.rstrip().endswith(str(path))]
+    return sum(int(end, 16) - int(start, 16) for start, end in ranges)
+
+
+def _opened(folder: Path, model: str | bytes) -> dict[str, dict[str, int]]:
+    """`prepared.Opened` of both ways to open it."""
+    from shoal_agent.runtime.external_data import mapped_bytes  # noqa: PLC0415 - as above
+    from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED  # noqa: PLC0415 - as above
+
+    packed, unpacked = (_measured(folder, recipe) for recipe in (PREPARED, PREPARED_UNPACKED))
+    # Packed forms are mapped here, too, but never read.
+    unpacked["mapped_bytes"] = mapped_bytes((folder / MODEL).read_bytes())
+    before = mapped_bytes(model if isinstance(model, bytes) else Path(model).read_bytes())
+    for each in (packed, unpacked):
+        each["growth_bytes"] = each.pop("mapped_bytes") + each["anonymous_bytes"] - before
+    return {"packed": packed, "unpacked": unpacked}
 
 
 def _files(folder: Path) -> dict[str, dict[str, str | int]]:

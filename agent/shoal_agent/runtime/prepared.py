@@ -21,13 +21,16 @@ from typing import Final
 
 import onnxruntime
 
-from shoal_agent.cache.disk import PREPARED, file_digest
+from shoal_agent.cache.disk import PREPARED_FOLDER, file_digest
 from shoal_agent.runtime.prepare_child import MANIFEST
+from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED, Recipe
 from shoal_protocol.digests import from_hexadecimal
 from shoal_protocol.manifest import MODEL, WEIGHTS
 
 _VERSION: Final = "1"
 _MOST_MANIFEST_BYTES: Final = 1 << 20
+_SPARE_BYTES: Final = 64 << 10
+"""A model may have so much more than before, however small its weights are."""
 _PROCESSOR_FIELDS: Final = ("model name", "flags", "Features", "CPU implementer", "CPU part")
 """Of /proc/cpuinfo, on x86 and on ARM."""
 
@@ -37,19 +40,54 @@ class PreparedDamaged(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedModel:
-    """An optimised model, to be opened from its path without further optimisation.
+class Opened:
+    """What a prepared model takes that is opened in one way: at most while it is opened, what
+    remains of that in anonymous memory, and how much more that is, with the weights that it reads
+    from its mapping, than the weights of the model as it is (less than zero: it is less)."""
 
-    Opened with packing, it takes `opening_bytes` at most, and `anonymous_bytes` of that remain:
-    packed weights that ONNX Runtime cannot save. What else it uses of `weights` is mapped. `packed`
-    says whether it is to be opened so.
+    opening_bytes: int
+    anonymous_bytes: int
+    growth_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """An optimised model, to be opened from its path; `weights` is beside it.
+
+    Packed weights that ONNX Runtime cannot save remain in anonymous memory when it is opened with
+    packing: quantised convolutions, recurrent networks.
     """
 
     model: Path
     weights: Path
-    opening_bytes: int
-    anonymous_bytes: int
-    packed: bool = True
+    packed: Opened
+    unpacked: Opened
+
+    def recipe_for_whole(self, weight_bytes: int, granted_bytes: int | None) -> Recipe | None:
+        """How to open it where all of it stays in memory; None: it would take too much.
+
+        It may have more than the model as it is by an eighth of the weights, for they are padded,
+        or by half of what is granted for other things: half precision that is converted once, and
+        saved, is not converted in each run.
+        """
+        beside = max(0, (granted_bytes or 0) - weight_bytes)
+        growth = max(weight_bytes // 8, beside // 2, _SPARE_BYTES)
+        for recipe, opened in ((PREPARED, self.packed), (PREPARED_UNPACKED, self.unpacked)):
+            opens = granted_bytes is None or opened.opening_bytes <= granted_bytes
+            if opens and opened.growth_bytes <= growth:
+                return recipe
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What there is of a fragment: its model, its blocks."""
+
+    whole: PreparedModel | None = None
+    blocks: tuple[PreparedModel, ...] | None = None
+
+
+NOTHING_PREPARED: Final = Prepared()
 
 
 def key(form: str) -> str:
@@ -75,7 +113,7 @@ def _processor() -> str:
 
 def folder_of(fragment: Path, form: str) -> Path:
     """Where a fragment's prepared form is, or would be."""
-    return fragment / PREPARED / key(form)
+    return fragment / PREPARED_FOLDER / key(form)
 
 
 Stamps = tuple[tuple[int, int, int, int], ...]
@@ -107,8 +145,8 @@ def read_prepared(
         PreparedModel(
             model=folder / str(index) / MODEL,
             weights=folder / str(index) / WEIGHTS,
-            opening_bytes=each["opening_bytes"],
-            anonymous_bytes=each["anonymous_bytes"],
+            packed=Opened(**each["packed"]),
+            unpacked=Opened(**each["unpacked"]),
         )
         for index, each in enumerate(described["models"])
     )

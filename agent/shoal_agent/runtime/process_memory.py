@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from shoal_agent.runtime.mapped_pages import PageRange, drop
+
 _STATUS_BYTES: Final = 8192
 _FIELDS: Final = re.compile(rb"^Vm(HWM|RSS):\s+(\d+) kB", re.MULTILINE)
 _RESET_PEAK: Final = b"5"
@@ -31,7 +33,6 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _PR_SET_PDEATHSIG: Final = 1
-_MADV_DONTNEED: Final = 4
 _MAPPING: Final = re.compile(
     r"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ (\d+) *(.*)|^(Rss|Anonymous): +(\d+) kB"
 )
@@ -139,17 +140,13 @@ def drop_mapped_file(path: Path) -> None:
 class _Mapping:
     """Addresses at which a file is mapped."""
 
-    start: int
-    end: int
+    pages: PageRange
     writable: bool
     path: str
 
 
 def _drop(mappings: Iterable[_Mapping]) -> None:
-    libc = ctypes.CDLL(None)
-    for each in list(mappings):
-        size = ctypes.c_size_t(each.end - each.start)
-        libc.madvise(ctypes.c_void_p(each.start), size, _MADV_DONTNEED)
+    drop([each.pages for each in mappings])
 
 
 def _clean_mappings() -> Iterator[_Mapping]:
@@ -166,7 +163,8 @@ def _clean_mappings() -> Iterator[_Mapping]:
                 continue
             match found.groups():
                 case (str(start), str(end), str(rights), str(inode), str(path), _, _):
-                    mapping = _Mapping(int(start, 16), int(end, 16), "w" in rights, path)
+                    pages = PageRange(int(start, 16), int(end, 16))
+                    mapping = _Mapping(pages, "w" in rights, path)
                     if inode == "0":
                         mapping = None
                 case (*_, "Rss", str(kib)):

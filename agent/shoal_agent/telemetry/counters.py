@@ -47,6 +47,7 @@ class Counters:
     evictions: int = 0
     sessions: int = 0
     over_budget: int = 0
+    grants: int = 0
     compute: Histogram = field(default_factory=Histogram)
     task: Histogram = field(default_factory=Histogram)
     load: Histogram = field(default_factory=Histogram)

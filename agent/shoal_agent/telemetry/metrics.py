@@ -61,6 +61,7 @@ class AgentCollector(Collector):
             ("received_bytes", "Bytes of activations received.", counters.received_bytes),
             ("evictions", "Fragments given up.", counters.evictions),
             ("sessions", "Sessions opened.", counters.sessions),
+            ("grants", "Times a fragment was given more or less memory.", counters.grants),
             ("over_budget_runs", "Runs that were measured above the budget.", counters.over_budget),
         ):
             yield CounterMetricFamily(f"shoal_agent_{name}", text, value=count)

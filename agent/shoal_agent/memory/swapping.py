@@ -1,0 +1,82 @@
+"""How much of each block's weights stays in memory while a fragment runs block after block.
+
+All blocks are open, and the arena of activations keeps what the neediest block took: both always
+count, and leave the rest of the grant as *room* for weights. While a block runs, all of its weights
+are in memory; after it, its *kept* bytes stay, and the others, its *streamed* bytes, are dropped:
+
+    peak = held + working + kept bytes of all blocks + most that one block streams  <=  granted
+
+A streamed byte is read again for the next input, at the same cost in whichever block it is, so the
+best plan keeps the most bytes. A part of a block can stay; hence no knapsack: if no block may
+stream more than `level`, then each has to keep what it has beyond that. The lower the level, the
+more is kept in all, until it no longer fits. The lowest level that fits is the best; what is left
+of the room then keeps blocks that are below the level, the largest first.
+
+A level is a number of huge pages, or one block: of a huge page, either all stays or nothing.
+
+Weights that come from a slow disk are prefetched: those of the next block while one runs. Then two
+blocks stream at once, and less is kept.
+
+A block that reads rows of a table keeps nothing: it is reckoned with the rows of one item, and the
+rows of further items would gather beside them.
+
+(FlexNN, section 4, plans the same trade per layer; SwapNet, section 5, per block.)
+"""
+
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_protocol.blocks import Block
+
+HUGE_PAGE_BYTES: Final = 2 << 20
+"""Where files are cached in such pages, the kernel maps and drops them as a whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapPlan:
+    """`kept_bytes` of each block stay in memory when it has run; `peak_bytes` is the promise.
+
+    `prefetches`: the weights of the next block may come into memory while a block runs.
+    """
+
+    kept_bytes: tuple[int, ...]
+    peak_bytes: int
+    prefetches: bool
+
+
+def plan_swapping(
+    blocks: Sequence[Block],
+    granted_bytes: int,
+    *,
+    rows: Collection[int] = (),
+    prefetch: bool = False,
+    huge_page_bytes: int = HUGE_PAGE_BYTES,
+) -> SwapPlan | None:
+    """The plan that keeps the most within the grant; None: there is none that fits.
+
+    `rows` are the blocks that read rows of tables.
+    """
+    streams = 2 if prefetch else 1
+    tables = max((blocks[index].weight_bytes for index in rows), default=0)
+    weights = [0 if i in rows else block.weight_bytes for i, block in enumerate(blocks)]
+    room = granted_bytes - sum(block.held_bytes for block in blocks)
+    room -= max(block.working_bytes for block in blocks)
+
+    def left(level: int) -> int:
+        return room - sum(max(0, size - level) for size in weights) - streams * max(level, tables)
+
+    # What is left grows with the level, for as long as more blocks exceed it than stream at once.
+    highest = max(tables, *sorted(weights, reverse=True)[streams:], 0)
+    levels = sorted({*range(0, highest, huge_page_bytes), *weights, highest})
+    levels = levels[: levels.index(highest) + 1]
+    found = bisect_left(levels, 0, key=left)
+    if found == len(levels):
+        return None
+    level = levels[found]
+    kept, unused = [max(0, size - level) for size in weights], left(level)
+    for index in sorted(range(len(blocks)), key=lambda index: kept[index] - weights[index]):
+        if (rest := weights[index] - kept[index]) <= unused:
+            kept[index], unused = weights[index], unused - rest
+    return SwapPlan(kept_bytes=tuple(kept), peak_bytes=granted_bytes - unused, prefetches=prefetch)

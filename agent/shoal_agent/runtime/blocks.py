@@ -1,0 +1,304 @@
+"""A fragment that runs block after block, in less memory than its weights take.
+
+The sessions of all blocks are open. ONNX Runtime maps a block's weights from weights.bin when it
+opens the block: the ranges of that file that appear in this process's address space meanwhile are
+that block's, and stay its own while it is open. Their pages come into memory when the block reads
+them, and when it has run, those that `memory.swapping` does not keep are dropped.
+
+Values pass from block to block inside the runtime, without copies, and go after their last use.
+
+Where weights would come from the disk and not from the page cache, the next block's are read in a
+thread while one runs. From the page cache that gains nothing, and costs what could be kept.
+
+Each session has threads of its own: the pool that sessions could share spins while it waits, and
+burns processor time that the other agents of a machine need.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnxruntime
+
+from shoal_agent.memory.swapping import SwapPlan, plan_swapping
+from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated, failure_of
+from shoal_agent.runtime.inputs import InputSpec, input_spec
+from shoal_agent.runtime.mapped_pages import (
+    PageRange,
+    added,
+    are_cold,
+    beyond,
+    drop,
+    mapped_ranges,
+    populate,
+    size_of,
+)
+from shoal_agent.runtime.prepared import PreparedModel
+from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, Recipe
+from shoal_protocol.blocks import Block, blocks_from_json, least_bytes
+from shoal_protocol.manifest import BLOCKS, MANIFEST, FragmentDamaged
+from shoal_protocol.tensors import Array
+from shoal_protocol.units import format_bytes
+
+OpenSession = Callable[[bytes | str, Path | None, Recipe], onnxruntime.InferenceSession]
+"""Opens a model, whose weights are in files of a folder, beside it where that is None; raises
+`RuntimeFailed`."""
+
+_UNREAD_BYTES: Final = 64 << 10
+"""A block that maps so much more than it reads, and an eighth, has a table of which it reads rows:
+less is the ends of pages."""
+
+
+class GrantTooSmall(RuntimeFailed):
+    """A fragment cannot run in what it was granted, not even in blocks."""
+
+    def __init__(self, need_bytes: int, have_bytes: int) -> None:
+        super().__init__(
+            f"would need {format_bytes(need_bytes)} even in blocks, have {format_bytes(have_bytes)}"
+        )
+        self.need_bytes = need_bytes
+        self.have_bytes = have_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """The blocks of a fragment in a folder; `resident_bytes` is what it takes as a whole."""
+
+    folder: Path
+    resident_bytes: int
+    outputs: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    prepared: tuple[Path, ...] = ()
+
+    @property
+    def least_bytes(self) -> int:
+        return least_bytes(self.blocks)
+
+    def check(self, granted_bytes: int) -> None:
+        """Whether it can run in what it is granted. Raises `GrantTooSmall`."""
+        if granted_bytes < self.least_bytes:
+            raise GrantTooSmall(self.least_bytes, granted_bytes)
+
+    def with_prepared(self, models: Sequence[PreparedModel], granted_bytes: int) -> "Blocks":
+        """The same, with prepared models in place of its own, if they run in what is granted.
+
+        What ONNX Runtime packs and cannot map is held for as long as a block is open.
+        """
+        blocks = tuple(
+            replace(
+                block,
+                held_bytes=block.held_bytes + model.packed.anonymous_bytes,
+                weight_bytes=max(
+                    0,
+                    block.weight_bytes + model.packed.growth_bytes - model.packed.anonymous_bytes,
+                ),
+            )
+            for block, model in zip(self.blocks, models, strict=True)
+        )
+        held = sum(block.held_bytes for block in blocks)
+        opening = max(model.packed.opening_bytes for model in models)
+        if max(least_bytes(blocks), held + opening) > granted_bytes:
+            return self
+        return replace(self, blocks=blocks, prepared=tuple(model.model for model in models))
+
+    def open_models(
+        self, open_session: OpenSession
+    ) -> Iterator[tuple[Block, onnxruntime.InferenceSession]]:
+        """Sessions of the blocks, in order."""
+        if self.prepared:
+            for block, path in zip(self.blocks, self.prepared, strict=True):
+                yield block, open_session(str(path), None, PREPARED)
+            return
+        for block, model in zip(self.blocks, self._models(), strict=True):
+            yield block, open_session(model, self.folder, AS_IT_IS)
+
+    def _models(self) -> Iterator[bytes]:
+        with (self.folder / BLOCKS).open("rb") as file:
+            for block in self.blocks:
+                file.seek(block.model_offset)
+                yield file.read(block.model_bytes)
+
+
+def read_blocks(folder: Path) -> Blocks | None:
+    """What a fragment's manifest says of its blocks; None: it has none. Raises `FragmentDamaged`,
+    `OSError`."""
+    if not (folder / BLOCKS).exists():
+        return None
+    try:
+        document = json.loads((folder / MANIFEST).read_bytes())
+        blocks = blocks_from_json(document["blocks"], (folder / BLOCKS).stat().st_size)
+        resident_bytes = int(document["resident_bytes"])
+        known = {str(each["name"]) for each in document["inputs"]}
+        outputs = tuple(str(each["name"]) for each in document["outputs"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FragmentDamaged(f"{folder / MANIFEST} describes no blocks: {error}") from error
+    for index, block in enumerate(blocks):
+        if missing := set(block.takes) - known:
+            raise FragmentDamaged(f"block {index} takes {min(missing)!r}, which nothing gives")
+        known.update(block.gives)
+    if missing := set(outputs) - known:
+        raise FragmentDamaged(f"no block gives the output {min(missing)!r}")
+    return Blocks(
+        folder=folder.resolve(), resident_bytes=resident_bytes, outputs=outputs, blocks=blocks
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenBlock:
+    """`spent` are the values that nothing needs once it has run."""
+
+    session: onnxruntime.InferenceSession
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    spent: tuple[str, ...]
+    weights: tuple[PageRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Adopted:
+    """A plan, and which pages of each block are to be dropped by it."""
+
+    plan: SwapPlan
+    streamed: tuple[tuple[PageRange, ...], ...]
+
+
+class BlockFragment:
+    """All blocks open. Used like a whole fragment, by the same thread."""
+
+    def __init__(self, source: Blocks, granted_bytes: int, open_session: OpenSession) -> None:
+        """Raises `GrantTooSmall`, `RuntimeFailed`, `OSError`."""
+        source.check(granted_bytes)
+        self._source = source
+        self._open = tuple(_open_blocks(source, open_session))
+        self._rows = {
+            index
+            for index, (block, described) in enumerate(zip(self._open, source.blocks, strict=True))
+            if size_of(block.weights) > described.weight_bytes * 9 // 8 + _UNREAD_BYTES
+        }
+        self._prefetcher = ThreadPoolExecutor(1, "prefetch")
+        self._prefetches: dict[int, Future[None]] = {}
+        self.inputs = tuple(_inputs(source, self._open))
+        self.outputs = source.outputs
+        self.grant(granted_bytes)
+
+    def runs_in(self, granted_bytes: int) -> bool:
+        """Whether it does, as it is open: prepared blocks may need more than others."""
+        return granted_bytes >= self._source.least_bytes
+
+    def grant(self, granted_bytes: int) -> None:
+        """Run within so many bytes from now on. Raises `GrantTooSmall`."""
+        self._source.check(granted_bytes)
+        blocks = self._source.blocks
+        warm = plan_swapping(blocks, granted_bytes, rows=self._rows)
+        cold = plan_swapping(blocks, granted_bytes, rows=self._rows, prefetch=True)
+        assert warm is not None, "the least that it needs was granted"
+        self._warm = self._adopt(warm)
+        self._cold = None if cold is None else self._adopt(cold)
+        self._follow(self._warm)
+
+    def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
+        """One item; raises `RuntimeFailed` and its kinds."""
+        adopted = self._choose()
+        if adopted is not self._followed:
+            self._follow(adopted)
+        values = {name: as_value(array) for name, array in feed.items()}
+        try:
+            for index, block in enumerate(self._open):
+                if adopted.plan.prefetches:
+                    self._prefetch(index + 1)
+                _run_block(block, values, stopper)
+                self._drop(index, adopted)
+        except RuntimeFailed:
+            self._follow(adopted)
+            raise
+        # The runtime's arrays are views into its allocator; kept, they would hold it back.
+        return [np.array(values[name].numpy()) for name in self.outputs]
+
+    def drop_weights(self) -> None:
+        """Let go of all weights: the next run reads them again."""
+        for block in self._open:
+            drop(block.weights)
+
+    # ---- inside ------------------------------------------------------------------------------
+
+    def _adopt(self, plan: SwapPlan) -> _Adopted:
+        pairs = zip(self._open, plan.kept_bytes, strict=True)
+        return _Adopted(plan, tuple(beyond(block.weights, kept) for block, kept in pairs))
+
+    def _choose(self) -> _Adopted:
+        """The plan that prefetches, where there is one and something has to come from the disk."""
+        if self._cold is not None and any(are_cold(pages) for pages in self._warm.streamed):
+            return self._cold
+        return self._warm
+
+    def _follow(self, adopted: _Adopted) -> None:
+        """Have no more in memory than a plan keeps."""
+        self._followed = adopted
+        for index in range(len(self._open)):
+            self._drop(index, adopted)
+
+    def _drop(self, index: int, adopted: _Adopted) -> None:
+        if (prefetch := self._prefetches.pop(index, None)) is not None:
+            prefetch.result()
+        drop(adopted.streamed[index])
+
+    def _prefetch(self, index: int) -> None:
+        if index < len(self._open) and index not in self._rows:
+            weights = self._open[index].weights
+            if are_cold(weights):
+                self._prefetches[index] = self._prefetcher.submit(populate, weights)
+
+
+def _open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[_OpenBlock]:
+    last = {name: index for index, block in enumerate(source.blocks) for name in block.takes}
+    before = mapped_ranges(source.folder)
+    for index, (block, session) in enumerate(source.open_models(open_session)):
+        after = mapped_ranges(source.folder)
+        yield _OpenBlock(
+            session=session,
+            takes=block.takes,
+            gives=block.gives,
+            spent=tuple(
+                name
+                for name in dict.fromkeys((*block.takes, *block.gives))
+                if last.get(name, -1) <= index and name not in source.outputs
+            ),
+            weights=added(before, after),
+        )
+        before = after
+
+
+def _inputs(source: Blocks, blocks: Sequence[_OpenBlock]) -> Iterator[InputSpec]:
+    """Of the fragment: what blocks take and none gives."""
+    seen: set[str] = set()
+    for block in blocks:
+        for value in block.session.get_inputs():
+            if value.name not in seen:
+                seen.add(value.name)
+                yield input_spec(value)
+        seen.update(block.gives)
+
+
+def as_value(array: Array) -> onnxruntime.OrtValue:
+    """A view: nothing is copied that is in order already."""
+    return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
+
+
+def _run_block(
+    block: _OpenBlock, values: dict[str, onnxruntime.OrtValue], stopper: Stopper
+) -> None:
+    """Take from the values, and put what it gives there."""
+    if stopper.stopped:
+        raise Terminated("stopped between two of its blocks")
+    taken = {name: values[name] for name in block.takes}
+    try:
+        made = block.session.run_with_ort_values(block.gives, taken, stopper.options)
+    except Exception as error:  # the runtime's exceptions have no common base but this
+        raise failure_of(error, stopped=stopper.stopped) from error
+    values.update(zip(block.gives, made, strict=True))
+    for name in block.spent:
+        del values[name]

@@ -1,0 +1,118 @@
+"""Pages of mapped files: which addresses there are, bringing them into memory, dropping them.
+
+The kernel maps more than is touched: with a page come its neighbours in the page cache
+(fault-around), or the whole huge page; and that goes as a whole when a part of it is dropped. So
+what is dropped is a range of pages, and not what was read of it.
+
+Dropping is safe where nothing was written: what a private mapping was written to would be lost.
+ONNX Runtime writes to no weights that it has mapped (a test sees to that).
+"""
+
+import ctypes
+import mmap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
+
+_MADV_POPULATE_READ: Final = 22
+_SAMPLED_BYTES: Final = 1 << 20
+_MADV_DONTNEED: Final = 4
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PageRange:
+    """Addresses of whole pages."""
+
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+def size_of(ranges: Iterable[PageRange]) -> int:
+    return sum(each.size for each in ranges)
+
+
+def mapped_ranges(folder: Path) -> list[PageRange]:
+    """Where this process has mapped files of a folder."""
+    prefix = f"{folder}/"
+    found = []
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            fields = line.rstrip("\n").split(maxsplit=5)
+            if len(fields) == 6 and fields[5].startswith(prefix):
+                start, _, end = fields[0].partition("-")
+                found.append(PageRange(int(start, 16), int(end, 16)))
+    return found
+
+
+def added(before: Iterable[PageRange], after: Iterable[PageRange]) -> tuple[PageRange, ...]:
+    """What of `after` is not in `before`: the kernel merges mappings that adjoin."""
+    old = sorted(before)
+    new: list[PageRange] = []
+    for each in sorted(after):
+        start = each.start
+        for known in old:
+            if known.end <= start or each.end <= known.start:
+                continue
+            if start < known.start:
+                new.append(PageRange(start, known.start))
+            start = max(start, known.end)
+        if start < each.end:
+            new.append(PageRange(start, each.end))
+    return tuple(new)
+
+
+def beyond(ranges: Sequence[PageRange], size: int) -> tuple[PageRange, ...]:
+    """The ranges without their first `size` bytes; rather more than less, so that no page and no
+    huge page is cut."""
+    rest: list[PageRange] = []
+    for each in ranges:
+        start = _page_start(each, each.start + min(size, each.size))
+        size = max(0, size - each.size)
+        if start < each.end:
+            rest.append(PageRange(start, each.end))
+    return tuple(rest)
+
+
+def _page_start(pages: PageRange, address: int) -> int:
+    """Where the page begins that an address may be in the middle of, huge if it may be that."""
+    huge = address // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    if pages.start <= huge and huge + HUGE_PAGE_BYTES <= pages.end:
+        return huge
+    return address // mmap.PAGESIZE * mmap.PAGESIZE
+
+
+def drop(ranges: Iterable[PageRange]) -> None:
+    """Let go of the pages; they come back when they are read."""
+    for each in ranges:
+        _madvise(each, _MADV_DONTNEED)
+
+
+def populate(ranges: Iterable[PageRange]) -> None:
+    """Bring the pages into memory. Kernels before 5.14 do not: they come when they are read."""
+    for each in ranges:
+        _madvise(each, _MADV_POPULATE_READ)
+
+
+def are_cold(ranges: Iterable[PageRange]) -> bool:
+    """Whether reading them would wait for the disk, judged by the beginning of each range."""
+    for each in ranges:
+        size = min(each.size, _SAMPLED_BYTES)
+        present = (ctypes.c_ubyte * (size // mmap.PAGESIZE))()
+        failed = _LIBC.mincore(ctypes.c_void_p(each.start), ctypes.c_size_t(size), present)
+        if not failed and b"\0" in bytes(present):
+            return True
+    return False
+
+
+def _madvise(pages: PageRange, advice: int) -> None:
+    _LIBC.madvise(ctypes.c_void_p(pages.start), ctypes.c_size_t(pages.size), advice)
+
+
+_LIBC: Final = ctypes.CDLL(None)

@@ -1,0 +1,45 @@
+"""Budgets that change while fragments are resident, as the kernel measures it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.conftest import SOURCES
+from agent.fragment_making import InBlocks, dense_model, write_fragment
+
+MIB = 1 << 20
+
+
+def changes(store: Path, count: int) -> dict[str, Any]:
+    """What a process reports whose budget changed that often, with two fragments in blocks."""
+    models = (dense_model([512] * 9), dense_model([512, *[1024, 512] * 4]))
+    digests = [
+        write_fragment(store, model, size, InBlocks(8)).digest
+        for model, size in zip(models, (12 * MIB, 20 * MIB), strict=True)
+    ]
+    script = Path(__file__).with_name("changing_budgets.py")
+    path = os.pathsep.join(str(SOURCES / each) for each in ("agent", "protos"))
+    done = subprocess.run(
+        [sys.executable, script, store, str(count), *digests],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=150,
+    )
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@pytest.mark.slow
+def test_five_hundred_budgets_are_kept_and_leave_no_trace(tmp_path: Path) -> None:
+    report = changes(tmp_path, 500)
+    assert report["evicted"] == []
+    over = [(budget, peak) for budget, peak, *_ in report["steps"] if peak > budget]
+    assert over == []
+    assert len({tuple(outputs) for *_, outputs in report["steps"]}) == 1
+    assert report["left"] < MIB

@@ -1,0 +1,118 @@
+"""What an agent's memory does that runs fragments in blocks, as the kernel measures it."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.conftest import Joined
+from agent.fragment_making import InBlocks, MadeFragment, dense_model, write_fragment
+from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
+from agent.test_running import edge, task
+from shoal_protocol.v1 import session_pb2 as pb
+
+Join = Callable[..., Awaitable[Joined]]
+MIB = 1 << 20
+WIDTH = 1024
+WHOLE = 70 * MIB
+
+
+def made_of(store: Path, whole: int = WHOLE, working: int = MIB) -> MadeFragment:
+    """Sixteen blocks with 4 MiB of weights each."""
+    blocks = InBlocks(16, working_bytes=working)
+    return write_fragment(store, dense_model([WIDTH] * 17), whole, blocks)
+
+
+async def run(
+    device: ConnectedDevice, made: MadeFragment, item: int, rows: int = 1
+) -> tuple[pb.Reply, np.ndarray]:
+    """One item, and its output."""
+    x = np.random.default_rng(0).standard_normal((rows, WIDTH), dtype=np.float32)
+    await device.give(edge(-1, 0, item), {"x": x})
+    execute = pb.Execute(
+        task=task(0, item),
+        digest=made.digest,
+        inputs=[pb.InputSource(producer=-1, tensors=["x"])],
+        results=["y"],
+    )
+    reply = await device.ask("execute", execute)
+    assert reply.HasField("executed"), reply
+    return reply, (await device.result()).tensors["y"]
+
+
+async def expected(coordinator: ScriptedCoordinator, join: Join, rows: int = 1) -> np.ndarray:
+    """What the fragment computes as a whole."""
+    made = made_of(coordinator.store)
+    joined = await join("pi-5", budget="100Mi")
+    await joined.device.load(made.digest, WHOLE)
+    _, output = await run(joined.device, made, 0, rows)
+    assert joined.agent.status("VmRSS") - joined.device.hello.floor_bytes > 64 * MIB
+    return output
+
+
+@pytest.mark.parametrize("granted", [10 * MIB, 24 * MIB, 40 * MIB])
+async def test_a_fragment_runs_within_whatever_it_is_granted(
+    coordinator: ScriptedCoordinator, join: Join, granted: int
+) -> None:
+    whole = await expected(coordinator, join)
+    made = made_of(coordinator.store)
+    joined = await join(budget=str(granted))
+    idle = joined.agent.status("VmRSS")
+    reply = await joined.device.load(made.digest, granted)
+    assert reply.loaded.resident_bytes == granted, reply
+    for item in range(4):
+        reply, output = await run(joined.device, made, item)
+        assert reply.executed.peak_bytes <= granted
+        assert np.array_equal(output, whole)
+    telemetry = await joined.device.telemetry.get()
+    assert telemetry.peak_bytes <= granted
+    await joined.device.unload(made.digest)
+    assert joined.agent.status("VmRSS") - idle < 3 * MIB
+    assert joined.agent.mapped() == set()
+
+
+async def test_less_than_the_least_is_refused_with_need_and_have(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    made = made_of(coordinator.store)
+    joined = await join()
+    reply = await joined.device.load(made.digest, made.least_bytes - 1)
+    failure = reply.failure
+    assert failure.code == pb.BUDGET
+    assert (failure.need_bytes, failure.have_bytes) == (made.least_bytes, made.least_bytes - 1)
+    assert "would need 9 MiB even in blocks, have 9 MiB" in failure.message
+    assert (await joined.device.load(made.digest, made.least_bytes)).HasField("loaded")
+
+
+async def test_a_whole_fragment_measured_over_the_budget_goes_on_in_blocks(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    whole = await expected(coordinator, join)
+    made = made_of(coordinator.store, whole=20 * MIB)
+    joined = await join(budget="24Mi")
+    await joined.device.load(made.digest, 20 * MIB)
+    for item in range(4):
+        reply, output = await run(joined.device, made, item)
+        np.testing.assert_allclose(output, whole, rtol=1e-4, atol=1e-6, err_msg=str(reply))
+        # It was wrong once, and is not again.
+        assert (reply.executed.peak_bytes <= 24 * MIB) == (item > 0)
+    assert joined.device.evicted.empty()
+    assert "runs within 9 MiB now" in joined.agent.errors.read_text()
+
+
+async def test_a_fragment_in_blocks_measured_over_the_budget_goes_on_with_less(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    # Its activations take 16 MiB, not 1.
+    whole = await expected(coordinator, join, rows=1024)
+    made = made_of(coordinator.store)
+    joined = await join(budget="50Mi")
+    await joined.device.load(made.digest, 46 * MIB)
+    peaks = []
+    for item in range(8):
+        reply, output = await run(joined.device, made, item, rows=1024)
+        np.testing.assert_allclose(output, whole, rtol=1e-4, atol=1e-6, err_msg=str(reply))
+        peaks.append(reply.executed.peak_bytes)
+    assert peaks[0] > 50 * MIB >= max(peaks[1:])
+    assert joined.device.evicted.empty()

@@ -107,10 +107,10 @@ def test_a_new_grant_is_followed_at_once(runtime: Runtime, made: MadeFragment) -
     runtime.open("f", made.folder, made.resident_bytes)
     for granted in np.random.default_rng(1).integers(made.least_bytes, 12 * MIB, 30):
         runtime.run("f", X, Stopper())
-        runtime.grant("f", made.folder, int(granted))
+        runtime.grant("f", int(granted))
         assert resident(made.folder)[0] <= max(0, granted - made.least_bytes + MIB)
         assert np.array_equal(runtime.run("f", X, Stopper()).outputs["y"], whole)
-    runtime.grant("f", made.folder, made.resident_bytes)
+    runtime.grant("f", made.resident_bytes)
     runtime.run("f", X, Stopper())
     assert resident(made.folder) == (8 * MIB, 0)
 
@@ -218,6 +218,21 @@ def test_a_value_that_is_output_and_input_of_later_blocks_stays(
     outputs = [runtime.run(each, {"x": read_only}, Stopper()).outputs for each in ("whole", "f")]
     assert list(outputs[0]) == list(outputs[1]) == ["y", "r0"]
     assert all(np.array_equal(outputs[0][name], outputs[1][name]) for name in ("y", "r0"))
+
+
+def test_text_is_refused_when_the_blocks_are_opened(runtime: Runtime, tmp_path: Path) -> None:
+    number, text = TensorProto.FLOAT, TensorProto.STRING
+    nodes = [("Cast", "x", "number"), ("Relu", "number", "positive"), ("Cast", "positive", "y")]
+    made = [helper.make_node(kind, [taken], [given]) for kind, taken, given in nodes]
+    for node, kind in ((made[0], number), (made[2], text)):
+        node.attribute.append(helper.make_attribute("to", kind))
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(made, "text", [value("x", text, [2])], [value("y", text, [2])])
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    fragment = write_fragment(tmp_path, model, 16 * MIB, InBlocks(3))
+    with pytest.raises(RuntimeFailed, match="input x is text"):
+        runtime.open("f", fragment.folder, fragment.least_bytes)
 
 
 def table_model() -> ModelProto:

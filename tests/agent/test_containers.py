@@ -9,28 +9,37 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agent.conftest import SOURCES
+from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
+from agent.test_memory_in_blocks import run
 from shoal_agent.agent import advertised
 
 LIMIT = 600 << 20
 
 
+ROOTS = {
+    Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes",
+    Path("/sys/fs/cgroup"): "memory.max",
+}
+
+
+def limit(group: Path, size: int) -> None:
+    (group / ROOTS[group.parent]).write_text(str(size))
+
+
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A control group whose memory is limited, of whichever version there is."""
-    roots = {
-        Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes",
-        Path("/sys/fs/cgroup"): "memory.max",
-    }
-    for root, name in roots.items():
+    for root, name in ROOTS.items():
         folder = root / f"shoal-test-{os.getpid()}"
         try:
             folder.mkdir()
             if (folder / name).exists():
-                (folder / name).write_text(str(LIMIT))
+                limit(folder, LIMIT)
                 yield folder
                 folder.rmdir()
                 return
@@ -68,6 +77,48 @@ async def test_an_agent_that_passes_its_allowance_says_so_and_takes_no_work(
             assert status == 503
             assert "the limit of 600 MiB leaves 10 MiB beside the budget of 590 MiB" in text
             assert "or lower the budget" in text
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
+
+
+@pytest.mark.real
+async def test_a_limit_that_changes_is_followed_by_the_budget(
+    coordinator: ScriptedCoordinator, folder: Path, group: Path
+) -> None:
+    blocks = InBlocks(16)
+    made = write_fragment(coordinator.store, dense_model([1024] * 17), 70 << 20, blocks)
+    command = [sys.executable, "-m", "shoal_agent", "--name", "pi-4", "--budget", "96Mi"]
+    command += ["--coordinator", f"unix:{folder}/c.sock", "--cache", str(folder / "cache")]
+    command += ["--threads", "1", "--log-level", "info"]
+    errors = folder / "agent.err"
+    path = os.pathsep.join(str(SOURCES / each) for each in ("agent", "protos"))
+    joins = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command]
+    with errors.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            *joins, stderr=file, env=os.environ | {"PYTHONPATH": path}
+        )
+
+    async def says(words: str) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while words not in errors.read_text():
+                await asyncio.sleep(0.1)
+
+    try:
+        device = await coordinator.device()
+        assert (await device.load(made.digest, made.resident_bytes)).HasField("loaded")
+        output = (await run(device, made, 0))[1]
+        for item, budget in enumerate((32 << 20, 10 << 20), 1):
+            limit(group, device.hello.floor_bytes + budget)
+            await says(f"the budget is {budget >> 20} MiB now")
+            await says(f"runs within {budget >> 20} MiB now")
+            reply, again = await run(device, made, item)
+            assert np.array_equal(again, output)
+            assert reply.executed.peak_bytes <= budget
+        limit(group, LIMIT)
+        await says("the budget is 96 MiB now")
+        await says("runs within 70 MiB now")
+        assert np.array_equal((await run(device, made, 3))[1], output)
     finally:
         process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)

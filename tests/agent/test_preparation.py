@@ -168,7 +168,7 @@ async def test_blocks_are_prepared_too_and_their_pages_dropped(tmp_path: Path) -
     runtime.open("blocks", made.folder, granted, prepared)
     assert mapped_bytes(made, "weights.bin") is None
     for size in (granted, granted, made.least_bytes, made.least_bytes):
-        runtime.grant("blocks", made.folder, size)
+        runtime.grant("blocks", size)
         result = runtime.run("blocks", x, Stopper()).outputs["y"]
         np.testing.assert_allclose(result, whole, rtol=1e-4, atol=1e-5)
         kept = size - made.least_bytes

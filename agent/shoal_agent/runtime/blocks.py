@@ -181,7 +181,7 @@ class BlockFragment:
         }
         self._prefetcher = ThreadPoolExecutor(1, "prefetch")
         self._prefetches: dict[int, Future[None]] = {}
-        self.inputs = tuple(_inputs(source, self._open))
+        self.inputs = tuple(_inputs(self._open))
         self.outputs = source.outputs
         self.grant(granted_bytes)
 
@@ -272,14 +272,17 @@ def _open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[_OpenBlo
         before = after
 
 
-def _inputs(source: Blocks, blocks: Sequence[_OpenBlock]) -> Iterator[InputSpec]:
-    """Of the fragment: what blocks take and none gives."""
+def _inputs(blocks: Sequence[_OpenBlock]) -> Iterator[InputSpec]:
+    """Of the fragment: what blocks take and none gives. Raises `RuntimeFailed`."""
     seen: set[str] = set()
     for block in blocks:
         for value in block.session.get_inputs():
             if value.name not in seen:
                 seen.add(value.name)
-                yield input_spec(value)
+                spec = input_spec(value)
+                if spec.dtype.hasobject:
+                    raise RuntimeFailed(f"input {spec.name} is text, which blocks do not take")
+                yield spec
         seen.update(block.gives)
 
 

@@ -328,8 +328,7 @@ class Fragments:
         await self._fetcher.close()
 
     async def _admit(self, digest: str, need_bytes: int) -> bool:
-        """Whether there is something to load. `OverBudget` if it must not be, `SpillFull` if what
-        is in its way has no other place."""
+        """Whether there is something to load. Raises `OverBudget`, `SpillFull`."""
         while True:
             if need_bytes > self.ledger.free:
                 for grown in list(self._planned):
@@ -349,8 +348,7 @@ class Fragments:
     async def _open(
         self, digest: str, granted_bytes: int, sources: Sequence[Source]
     ) -> tuple[int, Bytes | None]:
-        """Fetch, verify and open; a damaged copy on disk is fetched anew. Bytes fetched, and the
-        least that it can run in if it has blocks."""
+        """Fetch, verify, prepare, open. Bytes fetched, and the least it can run in (in blocks)."""
         fetched_bytes = 0
         for attempt in range(_FETCHES_AFTER_DAMAGE):
             fetched = await self._fetcher.ensure(digest, sources)
@@ -422,8 +420,7 @@ class Fragments:
         self._light.pop(digest, None)
         self._measured.discard(digest)
         try:
-            folder = self.cache.path(digest)
-            await self.in_processor(self._runtime.grant, digest, folder, size)
+            await self.in_processor(self._runtime.grant, digest, size)
         except (RuntimeFailed, FragmentDamaged, OSError) as error:
             if digest not in self.ledger.resident:
                 return

@@ -113,6 +113,7 @@ class Runtime:
         self._threads = threads
         self._open: dict[str, OpenFragment] = {}
         self._prepared: dict[str, Prepared] = {}
+        self._blocks: dict[str, Blocks] = {}
         self._in_passing: Stopper | None = None
         self._watchdog = Watchdog(self._stop_in_passing)
         onnxruntime.set_default_logger_severity(4)
@@ -179,7 +180,10 @@ class Runtime:
             fragment = self._fragment(folder, blocks, granted_bytes, NOTHING_PREPARED)
         self._open[digest], self._prepared[digest] = fragment, prepared
         trim()  # parsing and optimising leave freed heap behind
-        return None if blocks is None else blocks.least_bytes
+        if blocks is None:
+            return None
+        self._blocks[digest] = blocks
+        return blocks.least_bytes
 
     def _fragment(
         self, folder: Path, blocks: Blocks | None, granted_bytes: int | None, prepared: Prepared
@@ -197,10 +201,10 @@ class Runtime:
         session = self._session(str(model.model), None, recipe)
         return WholeFragment(session, model.weights, size)
 
-    def grant(self, digest: str, folder: Path, granted_bytes: int) -> None:
+    def grant(self, digest: str, granted_bytes: int) -> None:
         """Run a fragment within so many bytes from now on. It is not open any more where that
         fails; raises as `open`."""
-        fragment, blocks = self._open.get(digest), read_blocks(folder)
+        fragment, blocks = self._open.get(digest), self._blocks.get(digest)
         if fragment is None or blocks is None:
             return
         in_blocks = granted_bytes < blocks.resident_bytes
@@ -211,7 +215,7 @@ class Runtime:
             prepared = self._prepared[digest]
             del fragment
             self.close(digest)
-            self.open(digest, folder, granted_bytes, prepared)
+            self.open(digest, blocks.folder, granted_bytes, prepared)
 
     def run(self, digest: str, tensors: Mapping[str, Array], stopper: Stopper) -> RunResult:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds."""
@@ -268,6 +272,7 @@ class Runtime:
         before = self._meter.used_bytes()
         self._open.pop(digest, None)
         self._prepared.pop(digest, None)
+        self._blocks.pop(digest, None)
         gc.collect()  # the session goes now, not when a cycle through it is found
         self.shrink()
         return max(0, before - self._meter.used_bytes())

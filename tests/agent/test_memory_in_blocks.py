@@ -56,7 +56,7 @@ async def expected(coordinator: ScriptedCoordinator, join: Join, rows: int = 1) 
     joined = await join("pi-5", budget="100Mi")
     await joined.device.load(made.digest, WHOLE)
     _, output = await run(joined.device, made, 0, rows)
-    assert joined.agent.status("VmRSS") - joined.device.hello.floor_bytes > 64 * MIB
+    assert joined.agent.status("VmRSS") - joined.device.hello.floor_bytes > 60 * MIB
     return output
 
 
@@ -113,17 +113,18 @@ async def test_a_whole_fragment_measured_over_the_budget_goes_on_in_blocks(
 async def test_a_fragment_in_blocks_measured_over_the_budget_goes_on_with_less(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
-    # Its activations take 16 MiB, not 1.
-    whole = await expected(coordinator, join, rows=1024)
+    # Its activations take 8 MiB, not 1.
+    whole = await expected(coordinator, join, rows=512)
     made = made_of(coordinator.store)
-    joined = await join(budget="50Mi")
+    joined = await join(budget="48Mi")
     await joined.device.load(made.digest, 46 * MIB)
     peaks = []
-    for item in range(8):
-        reply, output = await run(joined.device, made, item, rows=1024)
+    for item in range(10):
+        reply, output = await run(joined.device, made, item, rows=512)
         assert_close(output, whole)
         peaks.append(reply.executed.peak_bytes)
-    assert peaks[0] > 50 * MIB >= max(peaks[1:])
+    # What the transport takes beside it varies, so that once may not be enough.
+    assert peaks[0] > 48 * MIB >= max(peaks[4:]), peaks
     assert joined.device.evicted.empty()
 
 

@@ -42,6 +42,8 @@ from typing import Final, TypeVar
 from shoal_protocol.units import Bytes, format_bytes
 
 NOTHING: Final = Bytes(0)
+_NOISE: Final = 32
+"""Runs differ by one part in so many of what they take, as the transport beside them does."""
 
 Held = TypeVar("Held")
 
@@ -218,7 +220,7 @@ class Ledger:
         if measured > have + self.moving:
             if share is None or not share.slack:
                 return [self._evict(digest, measured, "measured")]
-            missing = (measured - have) * 9 // 8  # the next run may take a little more
+            missing = (measured - have) * 5 // 4 + have // _NOISE
             less = Bytes(max(share.least, share.granted - missing))
             demands.append(self._grant(digest, less))
         # Measured while much moved: the ledger takes what there is; the next run measures again.

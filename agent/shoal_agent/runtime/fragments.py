@@ -179,13 +179,12 @@ class Fragments:
         if self._terms(digest) != terms:
             return result  # what it took was right when it began, and says nothing of the next run
         beside = max(before, self.ledger.reserved + self.ledger.moving)
-        if digest not in self._measured:
-            await self._measure(digest, result.peak_bytes - beside)
-        elif result.peak_bytes > self.ledger.budget:
+        known, over = digest in self._measured, result.peak_bytes > self.ledger.budget
+        if known and over:
             self._counters.over_budget += 1
             await self.in_processor(self._runtime.shrink)
-            if digest in self.ledger.shares:
-                self._measured.discard(digest)  # it may be granted less
+        if not known or (over and digest in self.ledger.shares):
+            await self._measure(digest, result.peak_bytes - beside)
         excess = result.peak_bytes - self.ledger.fragments - beside
         if excess > 0 and not self._may_grow(digest, excess):
             await self._shrink(digest)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import resource
 import shutil
 import signal
@@ -38,9 +39,8 @@ class AgentProcess:
         """Fragments whose weights are mapped in the process."""
         text = Path(f"/proc/{self.process.pid}/maps").read_text()
         return {
-            "sha256:" + Path(line.split()[-1]).parent.name
-            for line in text.splitlines()
-            if line.endswith("weights.bin")
+            f"sha256:{digest}"
+            for digest in re.findall(r"/fragments/(\w+)/.*weights\.bin$", text, re.MULTILINE)
         }
 
     async def ended(self) -> int:

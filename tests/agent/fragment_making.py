@@ -273,3 +273,32 @@ def slow_model(rounds: int) -> onnx.ModelProto:
         ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def tree_model(depth: int) -> onnx.ModelProto:
+    """A decision tree that is a chain: each test has a leaf on one side, the next on the other. One
+    of 20,000 tests ends ONNX Runtime with SIGSEGV when it is opened."""
+    count, leaves = 2 * depth + 1, list(range(depth, 2 * depth + 1))
+    none = [0] * len(leaves)
+    node = helper.make_node(
+        "TreeEnsembleRegressor",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        n_targets=1,
+        nodes_treeids=[0] * count,
+        nodes_nodeids=list(range(count)),
+        nodes_featureids=[0] * count,
+        nodes_values=[float(number) for number in range(count)],
+        nodes_modes=["BRANCH_LEQ"] * depth + ["LEAF"] * len(leaves),
+        nodes_truenodeids=leaves[:-1] + none,
+        nodes_falsenodeids=[*range(1, depth), leaves[-1], *none],
+        target_treeids=none,
+        target_nodeids=leaves,
+        target_ids=none,
+        target_weights=[1.0] * len(leaves),
+    )
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1]) for name in "xy")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    graph = helper.make_graph([node], "tree", [x], [y])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)

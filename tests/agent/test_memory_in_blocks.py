@@ -45,6 +45,11 @@ async def run(
     return reply, (await device.result()).tensors["y"]
 
 
+def assert_close(output: np.ndarray, whole: np.ndarray) -> None:
+    """One may be of the prepared form, which adds in another order."""
+    np.testing.assert_allclose(output, whole, rtol=1e-4, atol=1e-6)
+
+
 async def expected(coordinator: ScriptedCoordinator, join: Join, rows: int = 1) -> np.ndarray:
     """What the fragment computes as a whole."""
     made = made_of(coordinator.store)
@@ -68,7 +73,7 @@ async def test_a_fragment_runs_within_whatever_it_is_granted(
     for item in range(4):
         reply, output = await run(joined.device, made, item)
         assert reply.executed.peak_bytes <= granted
-        assert np.array_equal(output, whole)
+        assert_close(output, whole)
     telemetry = await joined.device.telemetry.get()
     assert telemetry.peak_bytes <= granted
     await joined.device.unload(made.digest)
@@ -98,7 +103,7 @@ async def test_a_whole_fragment_measured_over_the_budget_goes_on_in_blocks(
     await joined.device.load(made.digest, 20 * MIB)
     for item in range(4):
         reply, output = await run(joined.device, made, item)
-        assert np.array_equal(output, whole), reply
+        assert_close(output, whole)
         # It was wrong once, and is not again.
         assert (reply.executed.peak_bytes <= 24 * MIB) == (item > 0)
     assert joined.device.evicted.empty()
@@ -116,7 +121,7 @@ async def test_a_fragment_in_blocks_measured_over_the_budget_goes_on_with_less(
     peaks = []
     for item in range(10):
         reply, output = await run(joined.device, made, item, rows=512)
-        assert np.array_equal(output, whole), reply
+        assert_close(output, whole)
         peaks.append(reply.executed.peak_bytes)
     # What the transport takes beside it varies, so that once may not be enough.
     assert peaks[0] > 48 * MIB >= max(peaks[4:]), peaks

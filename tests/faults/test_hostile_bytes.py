@@ -23,9 +23,9 @@ import numpy as np
 import onnx
 import pytest
 import pytest_asyncio
-from onnx import TensorProto, helper
 from pool import Pool, cut, read_results, running_pool, write_items
 
+from agent.fragment_making import tree_model
 from cli.local.workbench import WIDTH, Workbench, save_inputs, save_model
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from pki.test_enrolment import csr, seen_as
@@ -85,41 +85,13 @@ def check_results(model: Path, outputs: Path) -> None:
 # ---- a model that crashes ONNX Runtime -----------------------------------------------------------
 
 
-def save_tree(path: Path, depth: int) -> Path:
-    """A decision tree that is a chain: each test has a leaf on one side, the next on the other."""
-    count, leaves = 2 * depth + 1, list(range(depth, 2 * depth + 1))
-    none = [0] * len(leaves)
-    node = helper.make_node(
-        "TreeEnsembleRegressor",
-        ["x"],
-        ["y"],
-        domain="ai.onnx.ml",
-        n_targets=1,
-        nodes_treeids=[0] * count,
-        nodes_nodeids=list(range(count)),
-        nodes_featureids=[0] * count,
-        nodes_values=[float(number) for number in range(count)],
-        nodes_modes=["BRANCH_LEQ"] * depth + ["LEAF"] * len(leaves),
-        nodes_truenodeids=leaves[:-1] + none,
-        nodes_falsenodeids=[*range(1, depth), leaves[-1], *none],
-        target_treeids=none,
-        target_nodeids=leaves,
-        target_ids=none,
-        target_weights=[1.0] * len(leaves),
-    )
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1]) for name in "xy")
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    graph = helper.make_graph([node], "tree", [x], [y])
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
-    return path
-
-
 def put_deep_tree(store: Path, folder: Path) -> PartitionDocument:
     """A fragment that the compiler would refuse: its own of a small tree, with a deep one in it."""
-    document = cut(save_tree(folder / "tree.onnx", 10), store, 1)
+    onnx.save(tree_model(10), folder / "tree.onnx")
+    document = cut(folder / "tree.onnx", store, 1)
     (fragment,) = document.fragments
     shallow = store / "fragments" / hexadecimal(fragment.digest)
-    content = save_tree(folder / "deep.onnx", 20_000).read_bytes()
+    content = tree_model(20_000).SerializeToString()
     manifest = json.loads((shallow / "fragment.json").read_bytes())
     entry = {"sha256": hexadecimal(digest_of(content)), "bytes": len(content)}
     manifest["files"] = {"model.onnx": entry}
@@ -131,7 +103,25 @@ def put_deep_tree(store: Path, folder: Path) -> PartitionDocument:
     return replace(document, fragments=(replace(fragment, digest=digest_of(text)),))
 
 
-async def test_a_model_that_crashes_the_runtime_fails_alone(
+async def test_a_model_that_crashes_the_runtime_fails_before_a_device_opens_it(
+    model: Path, tmp_path: Path
+) -> None:
+    devices = [{"name": name, "memory": "160Mi"} for name in ("one", "two")]
+    async with running_pool(tmp_path / "pool", devices, cgroups=False) as pool:
+        document, inputs = sound_job(pool, model, tmp_path / "in")
+        hostile = put_deep_tree(pool.store, tmp_path)
+        one = write_items(tmp_path / "one", [{"x": np.ones((1, 1), np.float32)}])
+        await pool.submit("hostile", hostile, one, tmp_path / "nothing")
+        await pool.submit("healthy", document, inputs, tmp_path / "out")
+        bad, good = await pool.finish("hostile"), await pool.finish("healthy")
+        assert bad.state == pb.JobStatus.FAILED
+        assert "ONNX Runtime ended with SIGSEGV when it loaded this fragment" in bad.message
+        assert sum(map(pool.restarts, pool.device_names)) == 0
+        assert (good.state, good.succeeded) == (pb.JobStatus.COMPLETE, FILES * STACKED), good
+    check_results(model, tmp_path / "out")
+
+
+async def test_a_model_that_crashes_devices_too_small_for_a_trial_fails_alone(
     pool: Pool, model: Path, tmp_path: Path
 ) -> None:
     document, inputs = sound_job(pool, model, tmp_path / "in")

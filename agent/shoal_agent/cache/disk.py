@@ -13,7 +13,8 @@ leaves no time of change (the next process notices it); and changes to a fragmen
 resident.
 
 The cache is bounded. The least recently used fragments are dropped first; what is resident or in
-use stays.
+use stays. What was prepared of a fragment (`runtime/prepared.py`) is in its folder, counts, and
+goes with it; that of fragments in use goes too where a fetch would not fit otherwise.
 
 Two locks. `_memory` guards the entries; it is never held over disk work, so the event loop may take
 it: `cached`, `in`, `pin`, `unpin`, `total_bytes`. `_disk` orders what renames and removes
@@ -35,6 +36,7 @@ from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
 from shoal_protocol.manifest import MANIFEST, FragmentDamaged, Manifest
 from shoal_protocol.units import format_bytes
 
+PREPARED_FOLDER: Final = "prepared"
 _PART: Final = ".part"
 
 
@@ -53,6 +55,11 @@ class _Entry:
     manifest: Manifest
     verified: _Stamps | None
     used_at: int
+    prepared_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.manifest.total_bytes + self.prepared_bytes
 
 
 class FragmentCache:
@@ -75,8 +82,9 @@ class FragmentCache:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of cached fragments, those in parts not counted."""
-        return sum(self.cached().values())
+        """Bytes of cached fragments and of what was prepared, those in parts not counted."""
+        with self._memory:
+            return sum(entry.total_bytes for entry in self._entries.values())
 
     def cached(self) -> dict[str, int]:
         with self._memory:
@@ -166,19 +174,22 @@ class FragmentCache:
             with self._memory:
                 self._expected.pop(digest, None)
                 fetched = {digest, *self._expected}
-                victims = self._victims(digest, need_bytes)
+                victims, stripped = self._victims(digest, need_bytes)
             for folder in self.folder.glob(f"*{_PART}"):
                 if f"sha256:{folder.stem}" not in fetched:  # nobody fetches it any more
                     shutil.rmtree(folder, ignore_errors=True)
             for each in victims:
                 self._remove(each)
+            for each in stripped:
+                shutil.rmtree(self.path(each) / PREPARED_FOLDER, ignore_errors=True)
         return victims
 
-    def _victims(self, digest: str, need_bytes: int) -> list[str]:
-        """Decide what goes for a fragment, and expect it. Raises `CacheFull`."""
+    def _victims(self, digest: str, need_bytes: int) -> tuple[list[str], list[str]]:
+        """Decide what goes for a fragment, and expect it: other fragments, and what was prepared of
+        those in use. Raises `CacheFull`."""
         expected = sum(self._expected.values())
-        sizes = {key: entry.manifest.total_bytes for key, entry in self._entries.items()}
-        pinned = sum(size for key, size in sizes.items() if key in self._pinned)
+        used = {key: entry for key, entry in self._entries.items() if key in self._pinned}
+        pinned = sum(entry.manifest.total_bytes for entry in used.values())
         have = max(0, self.limit_bytes - expected - pinned)
         if need_bytes > have:
             raise CacheFull(
@@ -189,15 +200,38 @@ class FragmentCache:
                 "raise --cache-size",
             )
         self._expected[digest] = need_bytes
-        excess = sum(sizes.values()) + expected + need_bytes - self.limit_bytes
+        total = sum(entry.total_bytes for entry in self._entries.values())
+        excess = total + expected + need_bytes - self.limit_bytes
         victims: list[str] = []
         for other in self._oldest_first():
             if excess <= 0:
                 break
-            excess -= sizes[other]
-            del self._entries[other]
+            excess -= self._entries.pop(other).total_bytes
             victims.append(other)
-        return victims
+        stripped: list[str] = []
+        for other, entry in used.items():
+            if excess > 0 and entry.prepared_bytes:
+                excess -= entry.prepared_bytes
+                entry.prepared_bytes = 0
+                stripped.append(other)
+        return victims, stripped
+
+    # ---- what was prepared -------------------------------------------------------------------
+
+    def has_room(self, need_bytes: int) -> bool:
+        """Whether so much fits beside all that is cached or expected: nothing is dropped for it."""
+        with self._memory:
+            total = sum(entry.total_bytes for entry in self._entries.values())
+            expected = sum(self._expected.values())
+        free = shutil.disk_usage(self.folder).free
+        return total + expected + need_bytes <= self.limit_bytes and need_bytes <= free // 2
+
+    def count_prepared(self, digest: str) -> None:
+        """Reckon with what there is now of a fragment that was prepared."""
+        size = _prepared_bytes(self.path(digest))
+        with self._memory:
+            if (entry := self._entries.get(digest)) is not None:
+                entry.prepared_bytes = size
 
     def drop_oldest(self) -> str | None:
         """Drop one fragment because the disk is full; None if none may be dropped."""
@@ -261,10 +295,27 @@ class FragmentCache:
             if is_digest(digest) and self._store.has(digest):
                 self._clock += 1
                 manifest = self._store.manifest(digest)
-                self._entries[digest] = _Entry(manifest, verified=None, used_at=self._clock)
+                self._entries[digest] = _Entry(
+                    manifest,
+                    verified=None,
+                    used_at=self._clock,
+                    prepared_bytes=_prepared_bytes(folder),
+                )
                 continue
             self.dropped_at_start.append(folder.name)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prepared_bytes(folder: Path) -> int:
+    """Bytes of what was prepared of a fragment; what was not finished is removed."""
+    for part in (folder / PREPARED_FOLDER).glob(f"*{_PART}"):
+        shutil.rmtree(part, ignore_errors=True)
+    files = (path for path in (folder / PREPARED_FOLDER).rglob("*") if path.is_file())
+    size = 0
+    for path in files:
+        with suppress(OSError):  # it was removed meanwhile
+            size += path.stat().st_size
+    return size
 
 
 def _stamps(folder: Path, manifest: Manifest) -> _Stamps | None:

@@ -17,7 +17,7 @@ burns processor time that the other agents of a machine need.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -37,13 +37,16 @@ from shoal_agent.runtime.mapped_pages import (
     populate,
     size_of,
 )
+from shoal_agent.runtime.prepared import PreparedModel
+from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, Recipe
 from shoal_protocol.blocks import Block, blocks_from_json, least_bytes
 from shoal_protocol.manifest import BLOCKS, IN_ORDER, MANIFEST, FragmentDamaged
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import format_bytes
 
-OpenSession = Callable[[bytes, Path], onnxruntime.InferenceSession]
-"""Opens a model, whose weights are in files of a folder; raises `RuntimeFailed`."""
+OpenSession = Callable[[bytes | str, Path | None, Recipe], onnxruntime.InferenceSession]
+"""Opens a model, whose weights are in files of a folder, beside it where that is None; raises
+`RuntimeFailed`."""
 
 _UNREAD_BYTES: Final = 64 << 10
 """A block that maps so much more than it reads, and an eighth, has a table of which it reads rows:
@@ -69,6 +72,7 @@ class Blocks:
     resident_bytes: int
     outputs: tuple[str, ...]
     blocks: tuple[Block, ...]
+    prepared: tuple[Path, ...] = ()
 
     @property
     def least_bytes(self) -> int:
@@ -79,8 +83,40 @@ class Blocks:
         if granted_bytes < self.least_bytes:
             raise GrantTooSmall(self.least_bytes, granted_bytes)
 
-    def models(self) -> Iterator[bytes]:
-        """The models of the blocks, in order. (Prepared ones would take their place here.)"""
+    def with_prepared(self, models: Sequence[PreparedModel], granted_bytes: int) -> "Blocks":
+        """The same, with prepared models in place of its own, if they run in what is granted.
+
+        What ONNX Runtime packs and cannot map is held for as long as a block is open.
+        """
+        blocks = tuple(
+            replace(
+                block,
+                held_bytes=block.held_bytes + model.packed.anonymous_bytes,
+                weight_bytes=max(
+                    0,
+                    block.weight_bytes + model.packed.growth_bytes - model.packed.anonymous_bytes,
+                ),
+            )
+            for block, model in zip(self.blocks, models, strict=True)
+        )
+        held = sum(block.held_bytes for block in blocks)
+        opening = max(model.packed.opening_bytes for model in models)
+        if max(least_bytes(blocks), held + opening) > granted_bytes:
+            return self
+        return replace(self, blocks=blocks, prepared=tuple(model.model for model in models))
+
+    def open_models(
+        self, open_session: OpenSession
+    ) -> Iterator[tuple[Block, onnxruntime.InferenceSession]]:
+        """Sessions of the blocks, in order."""
+        if self.prepared:
+            for block, path in zip(self.blocks, self.prepared, strict=True):
+                yield block, open_session(str(path), None, PREPARED)
+            return
+        for block, model in zip(self.blocks, self._models(), strict=True):
+            yield block, open_session(model, self.folder, AS_IT_IS)
+
+    def _models(self) -> Iterator[bytes]:
         with (self.folder / BLOCKS).open("rb") as file:
             for block in self.blocks:
                 file.seek(block.model_offset)
@@ -158,6 +194,10 @@ class BlockFragment:
         self.outputs = source.outputs
         self.grant(granted_bytes)
 
+    def runs_in(self, granted_bytes: int) -> bool:
+        """Whether it does, as it is open: prepared blocks may need more than others."""
+        return granted_bytes >= self._source.least_bytes
+
     def grant(self, granted_bytes: int) -> None:
         """Run within so many bytes from now on. Raises `GrantTooSmall`."""
         self._source.check(granted_bytes)
@@ -225,8 +265,7 @@ class BlockFragment:
 def _open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[_OpenBlock]:
     last = {name: index for index, block in enumerate(source.blocks) for name in block.takes}
     before = mapped_ranges(source.folder)
-    for index, (block, model) in enumerate(zip(source.blocks, source.models(), strict=True)):
-        session = open_session(model, source.folder)
+    for index, (block, session) in enumerate(source.open_models(open_session)):
         after = mapped_ranges(source.folder)
         yield _OpenBlock(
             session=session,

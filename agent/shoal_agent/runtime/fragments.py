@@ -31,6 +31,7 @@ from shoal_agent.memory.residency import (
 from shoal_agent.runtime.blocks import GrantTooSmall
 from shoal_agent.runtime.failures import RuntimeFailed, Stopper
 from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
+from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
@@ -88,6 +89,7 @@ class Fragments:
         self._processor = processor
         self._counters = counters
         self._on_evicted = on_evicted
+        self._preparation = Preparation(cache, self.request_move, self.end_move)
         self._turn = asyncio.Lock()
         self._loading: dict[str, asyncio.Event] = {}
         self._evicting: set[asyncio.Task[None]] = set()
@@ -325,8 +327,7 @@ class Fragments:
         await self._fetcher.close()
 
     async def _admit(self, digest: str, need_bytes: int) -> bool:
-        """Whether there is something to load. `OverBudget` if it must not be, `SpillFull` if what
-        is in its way has no other place."""
+        """Whether there is something to load. Raises `OverBudget`, `SpillFull`."""
         while True:
             if need_bytes > self.ledger.free:
                 for grown in list(self._planned):
@@ -346,8 +347,7 @@ class Fragments:
     async def _open(
         self, digest: str, granted_bytes: int, sources: Sequence[Source]
     ) -> tuple[int, Bytes | None]:
-        """Fetch, verify and open; a damaged copy on disk is fetched anew. Bytes fetched, and the
-        least that it can run in if it has blocks."""
+        """Fetch, verify, prepare, open. Bytes fetched, and the least it can run in (in blocks)."""
         fetched_bytes = 0
         for attempt in range(_FETCHES_AFTER_DAMAGE):
             fetched = await self._fetcher.ensure(digest, sources)
@@ -358,8 +358,11 @@ class Fragments:
                 if attempt + 1 == _FETCHES_AFTER_DAMAGE:
                     raise
                 continue
+            prepared = await self._preparation.prepare(digest, folder, granted_bytes)
             try:
-                least = await self.in_processor(self._runtime.open, digest, folder, granted_bytes)
+                least = await self.in_processor(
+                    self._runtime.open, digest, folder, granted_bytes, prepared
+                )
             except GrantTooSmall as error:
                 reason = f"{short(digest)} {error}"
                 raise OverBudget(error.need_bytes, error.have_bytes, reason) from error

@@ -8,13 +8,15 @@ models):
   in memory (within 3 MiB either way) and has a lifetime that one can get wrong.
 - Prepacking is off: it makes a second, anonymous copy of every MatMul's weights.
 - Optimisation stops at "extended": the level above re-orders convolutions' weights into copies
-  (88 MiB for 36 MiB of weights). `_COPYING_OPTIMIZERS` fold or fuse weights into copies and are
+  (88 MiB for 36 MiB of weights). Optimizers that fold or fuse weights into copies are
   switched off one by one. What is left after opening a session is 0.2 to 0.4 MiB of heap.
 - One arena for activations, shared by all sessions. It reserves large regions, of which only what
   is touched is resident, so that blocks merge again (19 MiB instead of 26 for one that grows by
   what is asked for). It is limited to the budget: a run that would need more fails instead.
 - A table of which items read rows is reckoned with by rows: when more has gathered in memory, its
   pages are let go (`drop_weights`).
+- A prepared fragment (`preparation`) is opened from the model that was saved for it: what would be
+  copied was saved, and is mapped.
 - No memory patterns: they allocate the second run's activations as one block, beside the first's.
 
 Sessions are opened, run and destroyed in one thread; the interpreter's lock is released meanwhile.
@@ -32,26 +34,27 @@ from typing import Final
 import numpy as np
 import onnxruntime
 
+from shoal_agent.memory.residency import short
 from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.blocks import BlockFragment, Blocks, as_value, read_blocks, runs_in_order
-from shoal_agent.runtime.failures import NotOpen, OutOfBudget, Stopper, Terminated, failure_of
+from shoal_agent.runtime.failures import (
+    NotOpen,
+    OutOfBudget,
+    RuntimeFailed,
+    Stopper,
+    Terminated,
+    failure_of,
+)
 from shoal_agent.runtime.inputs import check_inputs, input_spec
+from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter, drop_mapped_file, trim
+from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
 from shoal_agent.runtime.watchdog import Watchdog
+from shoal_agent.telemetry.logs import log
 from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
 from shoal_protocol.manifest import MODEL, WEIGHTS
 from shoal_protocol.tensors import Array
 
-_COPYING_OPTIMIZERS: Final = [
-    "ConstantFolding",
-    "UnsqueezeElimination",
-    "ConvAddFusion",
-    "ConvMulFusion",
-    "ConvBNFusion",
-    "MatMul_BatchNormalization_Fusion",
-    "AttentionFusion",
-    "QAttentionFusion",
-]
 _EXTERNAL_DATA: Final = "session.model_external_initializers_file_folder_path"
 _SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
 _GROW_BY_DOUBLING: Final = 0
@@ -63,11 +66,16 @@ _ARENA_GRANULE: Final = 256
 class WholeFragment:
     """One session. It maps its weights, and they stay in memory once they have been read."""
 
-    def __init__(self, folder: Path, session: onnxruntime.InferenceSession) -> None:
-        """Raises `RuntimeFailed`."""
+    def __init__(
+        self, session: onnxruntime.InferenceSession, weights: Path, weight_bytes: int
+    ) -> None:
+        """`weights` is the file that is mapped; packed copies in it do not count as weights.
+
+        Raises `RuntimeFailed`.
+        """
         self._session = session
-        self._weights = (folder / WEIGHTS).resolve()
-        self.weight_bytes = self._weights.stat().st_size if self._weights.exists() else 0
+        self._weights = weights.resolve()
+        self.weight_bytes = weight_bytes
         self.inputs = tuple(input_spec(value) for value in session.get_inputs())
         self.outputs = tuple(value.name for value in session.get_outputs())
 
@@ -104,6 +112,7 @@ class Runtime:
         self._meter = meter
         self._threads = threads
         self._open: dict[str, OpenFragment] = {}
+        self._prepared: dict[str, Prepared] = {}
         self._blocks: dict[str, Blocks] = {}
         self._in_passing: Stopper | None = None
         self._watchdog = Watchdog(self._stop_in_passing)
@@ -147,23 +156,52 @@ class Runtime:
         gc.collect()
         self.shrink()
 
-    def open(self, digest: str, folder: Path, granted_bytes: int | None = None) -> int | None:
+    def open(
+        self,
+        digest: str,
+        folder: Path,
+        granted_bytes: int | None = None,
+        prepared: Prepared = NOTHING_PREPARED,
+    ) -> int | None:
         """Make a fragment ready to run within `granted_bytes` (None: whatever it takes). The least
         that it can run in; None: it has no blocks.
 
         Raises `RuntimeFailed`, `FragmentDamaged`, `OSError`.
         """
         blocks = read_blocks(folder)
-        open_session = partial(self._session, in_order=runs_in_order(folder))
-        if blocks is None or granted_bytes is None or granted_bytes >= blocks.resident_bytes:
-            self._open[digest] = WholeFragment(folder, open_session(str(folder / MODEL)))
-        else:
-            self._open[digest] = BlockFragment(blocks, granted_bytes, open_session)
+        if blocks is not None and granted_bytes is not None:
+            blocks.check(granted_bytes)
+        try:
+            fragment = self._fragment(folder, blocks, granted_bytes, prepared)
+        except RuntimeFailed as error:
+            if prepared == NOTHING_PREPARED:
+                raise
+            # Its files may have made room for others meanwhile.
+            log.warning("%s is opened unprepared: %s", short(digest), error)
+            fragment = self._fragment(folder, blocks, granted_bytes, NOTHING_PREPARED)
+        self._open[digest], self._prepared[digest] = fragment, prepared
         trim()  # parsing and optimising leave freed heap behind
         if blocks is None:
             return None
         self._blocks[digest] = blocks
         return blocks.least_bytes
+
+    def _fragment(
+        self, folder: Path, blocks: Blocks | None, granted_bytes: int | None, prepared: Prepared
+    ) -> OpenFragment:
+        most_bytes = 0 if blocks is None else blocks.resident_bytes
+        open_session = partial(self._session, in_order=runs_in_order(folder))
+        if blocks is not None and granted_bytes is not None and granted_bytes < most_bytes:
+            if prepared.blocks is not None:
+                blocks = blocks.with_prepared(prepared.blocks, granted_bytes)
+            return BlockFragment(blocks, granted_bytes, open_session)
+        weights, model = folder / WEIGHTS, prepared.whole
+        size = weights.stat().st_size if weights.exists() else 0
+        recipe = None if model is None else model.recipe_for_whole(size, granted_bytes)
+        if model is None or recipe is None:
+            return WholeFragment(open_session(str(folder / MODEL)), weights, size)
+        session = self._session(str(model.model), None, recipe)
+        return WholeFragment(session, model.weights, size)
 
     def grant(self, digest: str, granted_bytes: int) -> None:
         """Run a fragment within so many bytes from now on. It is not open any more where that
@@ -172,12 +210,14 @@ class Runtime:
         if fragment is None or blocks is None:
             return
         in_blocks = granted_bytes < blocks.resident_bytes
-        if in_blocks and isinstance(fragment, BlockFragment):
+        is_in_blocks = isinstance(fragment, BlockFragment)
+        if isinstance(fragment, BlockFragment) and in_blocks and fragment.runs_in(granted_bytes):
             fragment.grant(granted_bytes)
-        elif in_blocks or isinstance(fragment, BlockFragment):
+        elif in_blocks or is_in_blocks:
+            prepared = self._prepared[digest]
             del fragment
             self.close(digest)
-            self.open(digest, blocks.folder, granted_bytes)
+            self.open(digest, blocks.folder, granted_bytes, prepared)
 
     def run(self, digest: str, tensors: Mapping[str, Array], stopper: Stopper) -> RunResult:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds."""
@@ -233,6 +273,7 @@ class Runtime:
         """Give a fragment up; the bytes that came back. Its memory is back on return."""
         before = self._meter.used_bytes()
         self._open.pop(digest, None)
+        self._prepared.pop(digest, None)
         self._blocks.pop(digest, None)
         gc.collect()  # the session goes now, not when a cycle through it is found
         self.shrink()
@@ -260,21 +301,21 @@ class Runtime:
         trim()
 
     def _session(
-        self, model: str | bytes, weights: Path | None = None, *, in_order: bool = False
+        self,
+        model: str | bytes,
+        weights: Path | None = None,
+        recipe: Recipe = AS_IT_IS,
+        *,
+        in_order: bool = False,
     ) -> onnxruntime.InferenceSession:
         """`weights` is the folder of its external data, which a path has beside it. `in_order`: run
-        the nodes in the order of the file."""
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = self._threads
-        options.inter_op_num_threads = 1
+        the nodes in the order of the file, where nobody has ordered them anew to prepare it."""
+        options = recipe.options(self._threads)
         # A plan for all activations at once would be allocated beside what the first run left.
         options.enable_mem_pattern = False
-        if in_order:
+        if in_order and recipe is AS_IT_IS:
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.add_session_config_entry("session.use_env_allocators", "1")
-        options.add_session_config_entry("session.disable_prepacking", "1")
         # Spinning burns processor time that the other agents of a machine need.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if weights is not None:
@@ -284,7 +325,7 @@ class Runtime:
                 model,
                 options,
                 providers=["CPUExecutionProvider"],
-                disabled_optimizers=_COPYING_OPTIMIZERS,
+                disabled_optimizers=list(recipe.disabled),
             )
         except Exception as error:  # as above
             raise failure_of(error) from error

@@ -175,9 +175,12 @@ def _clean_mappings() -> Iterator[_Mapping]:
                     pass
 
 
-def exit_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends, however that ends."""
-    parent = os.getppid()
+def exit_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel to kill this process when its parent ends, however that ends.
+
+    `parent` is its process id, where this process received it; else that is what it is now.
+    """
+    expected = os.getppid() if parent is None else parent
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent or parent == 1:
+    if os.getppid() != expected or (parent is None and expected == 1):
         raise SystemExit("the parent is gone already")

@@ -1,0 +1,366 @@
+"""Fragments are opened in a child process before the agent opens them, and prepared for speed.
+
+ONNX Runtime computes fastest with weights in the layouts of this processor: packed matrices,
+blocked convolutions, operators fused, constants folded. At load it makes those in anonymous memory,
+a second copy of the weights. The child makes them once and saves them, so that the agent maps them:
+the speed of a default load, no copy.
+
+The order of events for a fragment that is not prepared yet:
+
+1. The child optimises, packs and saves it, if memory and disk suffice; then it opens the result.
+2. If the child is ended by a signal, or lacks memory, a second child opens the fragment as the
+   agent would without preparation. If that one crashes too, or takes too long, the load fails
+   (`CrashedAtLoad`): the model would have ended the agent. The process remembers it, and does not
+   try again.
+3. If the child fails in any other way, the agent opens the fragment unprepared.
+
+Memory: a child has the bytes that the ledger granted for the load, which nothing else uses yet, and
+what it borrows from the ledger while it runs. One child runs at a time.
+
+Not covered: where not even a trial fits in memory (`_CHILD_BYTES` and a little), the fragment is
+opened without one; a model that crashes in a run, not at load; and a fragment whose prepared form
+exists was tried when that was made.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Final
+
+from shoal_agent.cache.disk import FragmentCache
+from shoal_agent.memory.residency import short
+from shoal_agent.runtime import prepare_child
+from shoal_agent.runtime.blocks import Blocks, read_blocks
+from shoal_agent.runtime.failures import RuntimeFailed
+from shoal_agent.runtime.prepared import (
+    Prepared,
+    PreparedDamaged,
+    PreparedModel,
+    Stamps,
+    folder_of,
+    key,
+    read_prepared,
+    stamps_of,
+)
+from shoal_agent.telemetry.logs import log
+from shoal_protocol.durable_files import sync_folder
+from shoal_protocol.manifest import BLOCKS, MODEL, WEIGHTS
+from shoal_protocol.units import format_bytes
+
+_WHOLE: Final = "whole"
+_BLOCKS: Final = "blocks"
+_CHILD_BYTES: Final = 36 << 20
+"""Anonymous memory of a child besides what grows with the model: with ONNX Runtime loaded 25 MiB on
+x86-64, and its stack, which a deep model fills (8 MiB)."""
+_GRAPH_FACTOR: Final = 12
+"""Memory for a graph while it is optimised, over the size of its file; trees need most."""
+_WEIGHT_FACTORS: Final = (4.25, 2.125, 1.125)
+"""Memory to save a model, over its weights: half precision is converted, tables that are also
+multiplied are transposed, most others are copied once. As much as can be had is best."""
+_SPARE_BYTES: Final = 4 << 20
+_SECONDS: Final = 120.0
+_BYTES_PER_SECOND: Final = 4 << 20
+_REPORT_BYTES: Final = 16 << 10
+_CRASHES: Final = (
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGILL,
+    signal.SIGFPE,
+)
+_ALLOCATOR: Final = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+}
+"""Freed memory goes back at once: the peak for ResNet-152 is 236 MiB instead of 371."""
+
+
+class CrashedAtLoad(RuntimeFailed):
+    """The fragment would have ended this process."""
+
+
+class _End(Enum):
+    """How a child ended."""
+
+    DONE = auto()
+    FAILED = auto()
+    NO_MEMORY = auto()
+    CRASHED = auto()
+    LATE = auto()
+    KILLED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    end: _End
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """The models to open: a fragment whole, or its blocks."""
+
+    name: str
+    file: Path
+    ranges: tuple[tuple[int, int], ...]
+    model_bytes: int
+    weights: tuple[int, ...]
+    """Bytes of each model's that are read."""
+    stored_bytes: int
+    """Those of all weights, tables too of which rows are read."""
+
+    def of(self, prepared: Prepared) -> object | None:
+        return prepared.whole if self.name == _WHOLE else prepared.blocks
+
+    @property
+    def trial_bytes(self) -> int:
+        return _CHILD_BYTES + _GRAPH_FACTOR * self.model_bytes
+
+    @property
+    def saving_bytes(self) -> tuple[int, ...]:
+        """Memory to prepare one model after the other: what suffices always, often, sometimes."""
+        largest = max(self.weights)
+        return tuple(self.trial_bytes + int(factor * largest) for factor in _WEIGHT_FACTORS)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Weights as they are, and packed ones, which are a little larger."""
+        graphs = 4 * len(self.weights) * self.model_bytes
+        return 2 * self.stored_bytes + self.stored_bytes // 4 + graphs + _SPARE_BYTES
+
+    @property
+    def seconds(self) -> float:
+        return _SECONDS + self.stored_bytes / _BYTES_PER_SECOND
+
+
+class Preparation:
+    """Prepares fragments, one at a time. `request_move` borrows bytes of the ledger, where it has
+    them; `end_move` gives them back."""
+
+    def __init__(
+        self,
+        cache: FragmentCache,
+        request_move: Callable[[int], bool],
+        end_move: Callable[[int], None],
+    ) -> None:
+        self._cache = cache
+        self._request_move = request_move
+        self._end_move = end_move
+        self._turn = asyncio.Lock()
+        self._verified: dict[Path, Stamps] = {}
+        self._crashed: dict[str, str] = {}
+        self._tried: dict[Path, int] = {}
+
+    async def prepare(self, digest: str, fragment: Path, granted_bytes: int) -> Prepared:
+        """What there is of a fragment, with the form in it that runs in what is granted, if that
+        could be prepared.
+
+        Raises `CrashedAtLoad`, `FragmentDamaged`, `OSError`.
+        """
+        if (reason := self._crashed.get(digest)) is not None:
+            raise CrashedAtLoad(reason)
+        blocks = await asyncio.to_thread(read_blocks, fragment)
+        whole = _whole(fragment)
+        forms = [whole] if blocks is None else [whole, _in_blocks(fragment, blocks)]
+        in_blocks = blocks is not None and granted_bytes < blocks.resident_bytes
+        needed = forms[-1 if in_blocks else 0]
+        prepared = await asyncio.to_thread(self._find, digest, fragment, forms)
+        if needed.of(prepared) is None and await self._made(
+            digest, fragment, needed, granted_bytes
+        ):
+            prepared = await asyncio.to_thread(self._find, digest, fragment, forms)
+        return prepared
+
+    async def _made(self, digest: str, fragment: Path, form: _Form, granted_bytes: int) -> bool:
+        """Prepare it, or at least try it, with as much memory as can be had."""
+        folder = folder_of(fragment, form.name)
+        async with self._turn:
+            for need in (*form.saving_bytes, form.trial_bytes):
+                if need <= self._tried.get(folder, 0):
+                    return False
+                borrowed = max(0, need - granted_bytes)
+                if borrowed and not self._request_move(borrowed):
+                    continue
+                self._tried[folder] = need
+                try:
+                    return await self._carry_out(digest, fragment, form, granted_bytes + borrowed)
+                finally:
+                    self._end_move(borrowed)
+        log.info(
+            "%s is opened untried: a trial needs %s, granted are %s",
+            short(digest),
+            format_bytes(form.trial_bytes),
+            format_bytes(granted_bytes),
+        )
+        return False
+
+    async def _carry_out(self, digest: str, fragment: Path, form: _Form, limit_bytes: int) -> bool:
+        """Prepare it within so many bytes, or at least try whether it can be opened."""
+        if limit_bytes >= min(form.saving_bytes) and self._cache.has_room(form.disk_bytes):
+            outcome = await self._save(digest, fragment, form, limit_bytes)
+            if outcome.end is _End.DONE:
+                return True
+            log.info("%s is not prepared: %s", short(digest), outcome.text)
+            if outcome.end is _End.FAILED:
+                return False  # the agent, too, will have an error or none, and survive
+        outcome = await self._run_child(form, limit_bytes, None)
+        if outcome.end in (_End.CRASHED, _End.LATE):
+            self._crashed[digest] = outcome.text
+            raise CrashedAtLoad(outcome.text)
+        if outcome.end is not _End.DONE:
+            log.info("%s was not tried to the end: %s", short(digest), outcome.text)
+        return False
+
+    async def _save(self, digest: str, fragment: Path, form: _Form, limit_bytes: int) -> _Outcome:
+        folder = folder_of(fragment, form.name)
+        part = folder.with_suffix(".part")
+        try:
+            await asyncio.to_thread(_make_empty, part)
+            outcome = await self._run_child(form, limit_bytes, part)
+            if outcome.end is _End.DONE:
+                await asyncio.to_thread(_admit, part, folder)
+                self._cache.count_prepared(digest)
+            return outcome
+        except OSError as error:
+            return _Outcome(_End.FAILED, str(error))
+        finally:
+            await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
+
+    def _find(self, digest: str, fragment: Path, forms: Sequence[_Form]) -> Prepared:
+        """What is on disk and right."""
+        found = {form.name: self._find_form(digest, fragment, form) for form in forms}
+        whole = found[_WHOLE]
+        return Prepared(
+            whole=None if whole is None else whole[0],
+            blocks=found.get(_BLOCKS),
+        )
+
+    def _find_form(
+        self, digest: str, fragment: Path, form: _Form
+    ) -> tuple[PreparedModel, ...] | None:
+        """One form; if it is wrong, it is removed."""
+        folder = folder_of(fragment, form.name)
+        try:
+            verified = self._verified.get(folder)
+            models = read_prepared(folder, form.name, len(form.weights), verified)
+            self._verified[folder] = stamps_of(models)
+        except FileNotFoundError:
+            if not folder.exists():
+                return None
+            log.warning("the prepared form of %s is not whole", short(digest))
+        except (PreparedDamaged, OSError) as error:
+            log.warning("the prepared form of %s is made anew: %s", short(digest), error)
+        else:
+            return models
+        self._tried.pop(folder, None)
+        shutil.rmtree(folder, ignore_errors=True)
+        self._cache.count_prepared(digest)
+        return None
+
+    async def _run_child(self, form: _Form, limit_bytes: int, part: Path | None) -> _Outcome:
+        order = prepare_child.Order(
+            parent=os.getpid(),
+            file=str(form.file),
+            ranges=form.ranges,
+            part=None if part is None else str(part),
+            key=key(form.name),
+            limit_bytes=limit_bytes,
+            disk_bytes=form.disk_bytes,
+        )
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", prepare_child.__name__, order.as_argument()),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=_environment(),
+        )
+        try:
+            async with asyncio.timeout(form.seconds):
+                assert process.stdout is not None
+                report = await process.stdout.read(_REPORT_BYTES)
+                status = await process.wait()
+        except TimeoutError:
+            text = f"ONNX Runtime did not open this fragment within {form.seconds:.0f} s"
+            return _Outcome(_End.LATE, text)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return _outcome(status, report)
+
+
+def _outcome(status: int, report: bytes) -> _Outcome:
+    if status == 0:
+        return _Outcome(_End.DONE, "")
+    if status == prepare_child.NO_MEMORY:
+        return _Outcome(_End.NO_MEMORY, "it needs more memory than there is for it")
+    if status >= 0:
+        return _Outcome(_End.FAILED, report.decode(errors="replace").strip() or f"exit {status}")
+    try:
+        number = signal.Signals(-status)
+    except ValueError:  # a real-time signal
+        return _Outcome(_End.KILLED, f"its process was ended by signal {-status}")
+    text = (
+        f"ONNX Runtime ended with {number.name} when it loaded this fragment, "
+        "in a process of its own"
+    )
+    return _Outcome(_End.CRASHED if number in _CRASHES else _End.KILLED, text)
+
+
+def _whole(fragment: Path) -> _Form:
+    return _Form(
+        name=_WHOLE,
+        file=fragment / MODEL,
+        ranges=(),
+        model_bytes=(fragment / MODEL).stat().st_size,
+        weights=(_weights_bytes(fragment),),
+        stored_bytes=_weights_bytes(fragment),
+    )
+
+
+def _in_blocks(fragment: Path, source: Blocks) -> _Form:
+    return _Form(
+        name=_BLOCKS,
+        file=fragment / BLOCKS,
+        ranges=tuple((block.model_offset, block.model_bytes) for block in source.blocks),
+        model_bytes=max(block.model_bytes for block in source.blocks),
+        weights=tuple(block.weight_bytes for block in source.blocks),
+        stored_bytes=_weights_bytes(fragment),
+    )
+
+
+def _weights_bytes(fragment: Path) -> int:
+    weights = fragment / WEIGHTS
+    return weights.stat().st_size if weights.exists() else 0
+
+
+def _make_empty(part: Path) -> None:
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True, mode=0o700)
+
+
+def _admit(part: Path, folder: Path) -> None:
+    """Give a whole form its final name, durably; forms of other runtimes or processors go."""
+    current = {key(_WHOLE), key(_BLOCKS)}
+    for other in folder.parent.iterdir():
+        if other.name not in current and other != part:
+            shutil.rmtree(other, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+    sync_folder(folder.parent)
+    sync_folder(folder.parent.parent)
+
+
+def _environment() -> dict[str, str]:
+    """Only what Python needs to find its modules, and what keeps memory small."""
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return {**kept, **_ALLOCATOR, "PYTHONPATH": path}

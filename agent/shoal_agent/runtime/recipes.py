@@ -1,0 +1,47 @@
+"""How ONNX Runtime opens a model: which optimisations, and whether it packs weights."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import onnxruntime
+
+_COPYING_OPTIMIZERS: Final = (
+    "ConstantFolding",
+    "UnsqueezeElimination",
+    "ConvAddFusion",
+    "ConvMulFusion",
+    "ConvBNFusion",
+    "MatMul_BatchNormalization_Fusion",
+    "AttentionFusion",
+    "QAttentionFusion",
+)
+"""They fold or fuse weights into copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`level` is a name of `GraphOptimizationLevel`; `disabled` are optimizers of that level."""
+
+    level: str
+    packs: bool
+    disabled: tuple[str, ...] = ()
+
+    def options(self, threads: int) -> onnxruntime.SessionOptions:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, self.level)
+        if not self.packs:
+            options.add_session_config_entry("session.disable_prepacking", "1")
+        return options
+
+
+AS_IT_IS: Final = Recipe("ORT_ENABLE_EXTENDED", packs=False, disabled=_COPYING_OPTIMIZERS)
+"""A model that is not prepared: whatever copies weights is off."""
+SAVING: Final = Recipe("ORT_ENABLE_ALL", packs=True)
+"""To prepare a model, in a child process."""
+PREPARED: Final = Recipe("ORT_DISABLE_ALL", packs=True)
+"""A prepared model: packed weights are found among its external data, and mapped."""
+PREPARED_UNPACKED: Final = Recipe("ORT_DISABLE_ALL", packs=False)
+"""The same, where packing would take too much memory."""

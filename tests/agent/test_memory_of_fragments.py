@@ -59,7 +59,7 @@ async def test_weights_are_mapped_and_never_on_the_heap(
     assert joined.agent.status("RssFile") - mapped_before > 31 * MIB
 
 
-@pytest.mark.parametrize("budget", ["20M", "20000001", "33333333"])
+@pytest.mark.parametrize("budget", ["20M", "20000001", "33333333", "8Gi"])
 async def test_a_budget_of_any_number_of_bytes_serves(
     coordinator: ScriptedCoordinator, join: Join, budget: str
 ) -> None:

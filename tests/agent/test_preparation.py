@@ -189,7 +189,7 @@ async def test_without_memory_for_a_child_the_fragment_is_opened_as_it_is(
 
 async def test_a_child_stays_within_what_it_was_given(tmp_path: Path) -> None:
     """Half precision becomes four times as much: converted, and packed beside that."""
-    fragment = write_fragment(tmp_path, half_precision(1024, layers=8), 8 * MIB)
+    fragment = write_fragment(tmp_path, half_precision(1024, layers=8), 40 * MIB)
     assert await Bench(tmp_path, budget=Bytes(60 * MIB)).prepare(fragment) is None
     assert leftovers(fragment) == []
     assert await Bench(tmp_path).prepare(fragment) is not None

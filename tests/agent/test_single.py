@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -35,8 +36,8 @@ def mapped_weights(process: int) -> frozenset[str]:
         text = Path(f"/proc/{process}/maps").read_text()
     finally:
         os.kill(process, signal.SIGCONT)
-    lines = (line for line in text.splitlines() if line.endswith("/weights.bin"))
-    return frozenset(Path(line.split(maxsplit=5)[-1]).parent.name for line in lines)
+    # As it was cut, or as it was prepared, in folders below.
+    return frozenset(re.findall(r"/fragments/(\w+)/.*weights\.bin$", text, re.MULTILINE))
 
 
 def is_stopped(thread: Path) -> bool:

@@ -150,10 +150,24 @@ def read_blocks(folder: Path) -> Blocks | None:
 def runs_in_order(folder: Path) -> bool:
     """Whether a fragment's nodes are to run in the order of the file. Raises `FragmentDamaged`,
     `OSError`."""
+    return _description(folder).get(IN_ORDER) is True
+
+
+def reads_rows(folder: Path) -> bool:
+    """Whether a fragment has a table of which an item reads some rows only, so that it takes less
+    memory than it has weights. Raises `FragmentDamaged`, `OSError`."""
+    match _description(folder):
+        case {"resident_bytes": int(resident), "weight_bytes": int(weights)}:
+            return resident < weights
+    return False
+
+
+def _description(folder: Path) -> dict[str, object]:
     try:
-        return json.loads((folder / MANIFEST).read_bytes()).get(IN_ORDER) is True
-    except (ValueError, AttributeError) as error:
+        description: object = json.loads((folder / MANIFEST).read_bytes())
+    except ValueError as error:
         raise FragmentDamaged(f"{folder / MANIFEST} is no manifest: {error}") from error
+    return description if isinstance(description, dict) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,8 @@ class Recipe:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, self.level)
+        # By default a product with quantised weights rounds its other operand to 8 bits.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if not self.packs:
             options.add_session_config_entry("session.disable_prepacking", "1")
         return options

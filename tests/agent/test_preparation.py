@@ -23,6 +23,7 @@ from agent.model_families import FAMILIES, half_precision, item
 from agent.scripted_coordinator import ScriptedCoordinator
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import Ledger
+from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
 from shoal_agent.runtime.preparation import CrashedAtLoad, Preparation
@@ -172,7 +173,11 @@ async def test_blocks_are_prepared_too_and_their_pages_dropped(tmp_path: Path) -
         result = runtime.run("blocks", x, Stopper()).outputs["y"]
         np.testing.assert_allclose(result, whole, rtol=1e-4, atol=1e-5)
         kept = size - made.least_bytes
-        assert mapped_bytes(made, "prepared/") == (kept, 0)
+        mapped = mapped_bytes(made, "prepared/")
+        assert mapped is not None
+        # Where a huge page lies, by chance, over the border of what is kept, all of it is dropped.
+        assert kept - HUGE_PAGE_BYTES < mapped[0] <= kept
+        assert mapped[1] == 0
     runtime.close("blocks")
 
 

@@ -22,7 +22,7 @@ GRANTED = 256 << 20
 
 
 def preparation(store: Path) -> Preparation:
-    return Preparation(FragmentCache(store, 1 << 30), lambda _: True, lambda _: None)
+    return Preparation(FragmentCache(store, 1 << 30), lambda _: True, lambda _: None, worth_bytes=0)
 
 
 def memory() -> tuple[int, int]:

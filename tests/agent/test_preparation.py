@@ -26,7 +26,7 @@ from shoal_agent.memory.residency import Ledger
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
-from shoal_agent.runtime.preparation import CrashedAtLoad, Preparation
+from shoal_agent.runtime.preparation import WORTH_BYTES, CrashedAtLoad, Preparation
 from shoal_agent.runtime.prepared import Prepared, PreparedModel, folder_of
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED
@@ -67,7 +67,9 @@ class Bench:
     def __init__(self, root: Path, budget: Bytes = AMPLE, cache_bytes: int = 1 << 30) -> None:
         self.cache = FragmentCache(root, cache_bytes)
         self.ledger = Ledger(budget=budget)
-        self.preparation = Preparation(self.cache, self.ledger.request_move, self.ledger.end_move)
+        self.preparation = Preparation(
+            self.cache, self.ledger.request_move, self.ledger.end_move, worth_bytes=0
+        )
 
     async def prepare(self, fragment: MadeFragment, granted: int = 4 * MIB) -> PreparedModel | None:
         prepared = await self.preparation.prepare(fragment.digest, fragment.folder, granted)
@@ -367,3 +369,17 @@ async def test_forms_of_other_runtimes_go_when_one_is_made(
     (foreign / "prepared.json").write_text("{}")
     assert await Bench(tmp_path).prepare(dense) is not None
     assert not foreign.exists()
+
+
+async def test_what_is_small_is_opened_at_once_and_a_large_graph_is_tried(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.preparation = Preparation(
+        bench.cache, bench.ledger.request_move, bench.ledger.end_move, worth_bytes=WORTH_BYTES
+    )
+    small = write_fragment(tmp_path, dense_model([256] * 4), 8 * MIB)
+    assert await bench.prepare(small) is None
+    assert not (small.folder / "prepared").exists()
+    large = write_fragment(tmp_path, dense_model([1024] * 3), 40 * MIB)
+    assert await bench.prepare(large) is not None
+    with pytest.raises(CrashedAtLoad, match="SIGSEGV"):
+        await bench.prepare(write_fragment(tmp_path, tree_model(20_000), 8 * MIB))

@@ -21,9 +21,9 @@ hundreds (DistilBERT took 225 MiB of 194 that it was granted).
 Memory: a child has the bytes that the ledger granted for the load, which nothing else uses yet, and
 what it borrows from the ledger while it runs. One child runs at a time.
 
-Not covered: where not even a trial fits in memory (`_CHILD_BYTES` and a little), the fragment is
-opened without one; a model that crashes in a run, not at load; and a fragment whose prepared form
-exists was tried when that was made.
+Not covered: a small fragment (`WORTH_BYTES`), which is opened at once; where not even a trial fits
+in memory (`_CHILD_BYTES` and a little), the fragment is opened without one; a model that crashes in
+a run, not at load; and a fragment whose prepared form exists was tried when that was made.
 """
 
 import asyncio
@@ -68,6 +68,11 @@ _WEIGHT_FACTORS: Final = (4.25, 2.125, 1.125)
 """Memory to save a model, over its weights: half precision is converted, tables that are also
 multiplied are transposed, most others are copied once. As much as can be had is best."""
 _SPARE_BYTES: Final = 4 << 20
+WORTH_BYTES: Final = 4 << 20
+"""A child takes 0.3 s of a PC's processor to start, and ten times that of a small board's. Smaller
+fragments gain less than that in thousands of runs."""
+_GRAPH_WORTH: Final = 32
+"""What a byte of the graph counts beside one of weights: large ones end the runtime, if any do."""
 _SECONDS: Final = 120.0
 _BYTES_PER_SECOND: Final = 4 << 20
 _REPORT_BYTES: Final = 16 << 10
@@ -156,8 +161,12 @@ class Preparation:
         cache: FragmentCache,
         request_move: Callable[[int], bool],
         end_move: Callable[[int], None],
+        *,
+        worth_bytes: int = WORTH_BYTES,
     ) -> None:
+        """`worth_bytes`: of what is smaller nothing is prepared or tried."""
         self._cache = cache
+        self._worth_bytes = worth_bytes
         self._request_move = request_move
         self._end_move = end_move
         self._turn = asyncio.Lock()
@@ -181,11 +190,16 @@ class Preparation:
         in_blocks = blocks is not None and granted_bytes < blocks.resident_bytes
         needed = forms[-1 if in_blocks else 0]
         prepared = await asyncio.to_thread(self._find, digest, fragment, forms)
-        if needed.of(prepared) is None and await self._made(
-            digest, fragment, needed, granted_bytes
+        if (
+            needed.of(prepared) is None
+            and self._is_worth_it(needed)
+            and await self._made(digest, fragment, needed, granted_bytes)
         ):
             prepared = await asyncio.to_thread(self._find, digest, fragment, forms)
         return prepared
+
+    def _is_worth_it(self, form: _Form) -> bool:
+        return form.stored_bytes + _GRAPH_WORTH * form.model_bytes >= self._worth_bytes
 
     async def _made(self, digest: str, fragment: Path, form: _Form, granted_bytes: int) -> bool:
         """Prepare it, or at least try it, with as much memory as can be had."""

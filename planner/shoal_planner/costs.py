@@ -51,6 +51,9 @@ fast. A cache that has lost them reads the disk."""
 _ITEMS_WAITING: Final = 2
 """A device that could fill its memory with weights leaves room for what so many items bring and
 take away: the dispatcher gives it the second while it computes the first."""
+_NOISE: Final = 16
+"""One part in so many of a budget is not granted to weights: what the transport takes varies,
+by 0.6 MiB under load."""
 
 _SCALE: Final = 10**24
 
@@ -191,10 +194,16 @@ class Costs:
         held = self.at_once(span, device)
         if held is Holding.WHOLE:
             return tuple(Bytes(each.resident_bytes) for each in fragments)
-        room = device.budget_bytes - _ITEMS_WAITING * sum(filter(None, self.crossing(span)))
+        waiting = _ITEMS_WAITING * sum(filter(None, self.crossing(span)))
+        room = device.budget_bytes - max(waiting, device.budget_bytes // _NOISE)
         if held is None:
             return tuple(
-                Bytes(min(each.resident_bytes, max(each.least_bytes, room))) for each in fragments
+                Bytes(
+                    each.resident_bytes
+                    if each.resident_bytes <= device.budget_bytes - waiting
+                    else max(each.least_bytes, room)
+                )
+                for each in fragments
             )
         granted = {each.index: each.least_bytes for each in fragments}
         spare = max(0, room - sum(granted.values()))

@@ -76,7 +76,8 @@ def read_again(document: PartitionDocument, span: range, on: PoolDevice, moved: 
     fragments = [document.fragments[i] for i in span]
     if sum(each.resident_bytes for each in fragments) <= on.budget_bytes:
         return 0
-    left = max(0, on.budget_bytes - 2 * moved - sum(each.least_bytes for each in fragments))
+    kept_free = max(2 * moved, on.budget_bytes // 16)
+    left = max(0, on.budget_bytes - kept_free - sum(each.least_bytes for each in fragments))
     fewest = []
     for order in permutations(fragments):
         spare, read = left, 0

@@ -41,8 +41,7 @@ def test_a_status_names_the_fragments_that_run_in_blocks_with_their_grants() -> 
     of = site(large=20, small=10)
     (stage,) = status_of(best(of), of.document).stages
     assert (stage.devices, stage.resident_bytes) == (("large", "small"), 20 * MIB)
-    activations = 2 * (32 + 32)
-    small = Grant(fragment=0, device="small", granted_bytes=10 * MIB - activations)
+    small = Grant(fragment=0, device="small", granted_bytes=10 * MIB * 15 // 16)  # rest: free
     assert stage.in_blocks == (small,)
 
 

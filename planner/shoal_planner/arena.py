@@ -77,10 +77,10 @@ class Arena:
     def _extend(self, wanted: int) -> None:
         """Add a region that has room for so many bytes."""
         size = self._next_region_bytes
-        self._next_region_bytes = 2 * size if wanted <= size else size
         while wanted > size:
             size *= 2
-        self._next_region_bytes = max(size, self._next_region_bytes)
+        # A region that had to be doubled is not doubled once more for the next one.
+        self._next_region_bytes = max(size, 2 * self._next_region_bytes)
         self._add_region(size)
         self.total_bytes += size // _TABLE_SHARE
 

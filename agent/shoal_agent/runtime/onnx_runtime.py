@@ -12,7 +12,8 @@ models):
   switched off one by one. What is left after opening a session is 0.2 to 0.4 MiB of heap.
 - One arena for activations, shared by all sessions. It reserves large regions, of which only what
   is touched is resident, so that blocks merge again (19 MiB instead of 26 for one that grows by
-  what is asked for). It is limited to the budget: a run that would need more fails instead.
+  what is asked for). Their sizes are those that plans reckon with (`arena_regions`). It is limited
+  to the budget: a run that would need more fails instead.
 - A table of which items read rows is reckoned with by rows: when more has gathered in memory, its
   pages are let go (`drop_weights`).
 - A prepared fragment (`preparation`) is opened from the model that was saved for it: what would be

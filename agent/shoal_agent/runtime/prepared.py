@@ -27,7 +27,8 @@ from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED, Recipe
 from shoal_protocol.digests import from_hexadecimal
 from shoal_protocol.manifest import MODEL, WEIGHTS
 
-_VERSION: Final = "1"
+_VERSION: Final = "2"
+"""Another one for other options in `recipes`, other sessions' bytes, or another manifest."""
 _MOST_MANIFEST_BYTES: Final = 1 << 20
 _SPARE_BYTES: Final = 64 << 10
 """A model may have so much more than before, however small its weights are."""

@@ -1,0 +1,63 @@
+"""The replay of the runtime's arena: chunks never overlap, and what was touched stays touched."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_planner.arena import Arena, Chunk
+from shoal_protocol.arena_regions import REGION_BYTES
+
+MIB = 1 << 20
+TABLES = REGION_BYTES // 32
+
+
+@given(st.data())
+def test_chunks_never_overlap_and_all_that_was_touched_counts(data: st.DataObject) -> None:
+    arena = Arena()
+    alive: list[Chunk] = []
+    reached: dict[int, int] = {}
+    largest = 0
+    for _ in range(data.draw(st.integers(1, 40))):
+        if data.draw(st.integers(0, 1)) and alive:
+            arena.release(alive.pop(data.draw(st.integers(0, len(alive) - 1))))
+            continue
+        size = data.draw(st.sampled_from([1, 255, 4096, 64 << 10, MIB, 5 * MIB, 40 * MIB]))
+        chunk = arena.allocate(size)
+        assert chunk.size >= size
+        for other in alive:
+            apart = chunk.offset >= other.offset + other.size
+            assert (
+                chunk.region != other.region or apart or other.offset >= chunk.offset + chunk.size
+            )
+        alive.append(chunk)
+        reached[chunk.region] = max(reached.get(chunk.region, 0), chunk.offset + chunk.size)
+        largest = max(largest, sum(each.size for each in alive))
+        touched = sum(reached.values())
+        assert largest <= touched <= arena.total_bytes
+        assert (arena.total_bytes > touched) == (max(reached) > 0), "only large regions have tables"
+
+
+def test_the_smallest_free_chunk_is_taken_though_it_was_never_touched() -> None:
+    arena = Arena()
+    low, border = arena.allocate(20 * MIB), arena.allocate(MIB)
+    arena.release(low)  # 20 MiB are free below, and 11 MiB at the end of the region
+    assert arena.allocate(4 * MIB).offset == border.offset + border.size
+    assert arena.total_bytes == 25 * MIB + TABLES
+
+
+def test_what_is_small_lies_in_the_region_of_the_idle_agent() -> None:
+    arena = Arena()
+    arena.allocate(4096)
+    assert arena.total_bytes == 4096
+
+
+def test_each_region_is_twice_as_large_as_the_one_before_or_as_large_as_needed() -> None:
+    arena = Arena()
+    regions = [arena.allocate(size * MIB).region for size in (30, 30, 30, 200, 50)]
+    # Regions of 32, 64 and 256 MiB; the second and the third have room for two.
+    assert regions == [1, 2, 2, 3, 3]
+    freed = Arena()
+    chunks = [freed.allocate(10 * MIB) for _ in range(3)]
+    for chunk in chunks:
+        freed.release(chunk)
+    assert freed.allocate(30 * MIB).region == 1, "freed neighbours did not join"
+    assert freed.total_bytes == 30 * MIB + TABLES

@@ -47,7 +47,10 @@ class DeviceStatus(Status):
     """What the coordinator last reported; telemetry is in Prometheus, not here."""
 
     conditions: tuple[Condition, ...] = member(
-        CONDITIONS, "Ready, which is Unknown while the device is silent.", default=[]
+        CONDITIONS,
+        "Ready, which is Unknown while the device is silent; WithinBudget, which is False until "
+        "nothing was measured above the budget for ten minutes, or the agent has started again.",
+        default=[],
     )
     node: str | None = member(
         Text(max_length=253), "The node it runs on.", default=None, example="pi-4"

@@ -145,7 +145,12 @@ class PlacementColumns:
 class PlacementStatus(Status):
     """The plan."""
 
-    conditions: tuple[Condition, ...] = member(CONDITIONS, "Planned, Ready.", default=[])
+    conditions: tuple[Condition, ...] = member(
+        CONDITIONS,
+        "Planned, Ready; WithinBudget, which is False while a device of the plan is over its "
+        "budget.",
+        default=[],
+    )
     epoch: int | None = member(COUNT, "Grows with every new plan.", default=None, example=1)
     stages: tuple[StageStatus, ...] = member(
         Items(of=Object(StageStatus), max_items=MAX_FRAGMENTS), "The stages.", default=[]

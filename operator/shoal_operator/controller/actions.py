@@ -150,7 +150,7 @@ class Actions:
         return True
 
     async def _device(self, child: DeviceChild, owner: Identity) -> bool:
-        """A Device, then its status, which says nothing as long as it is the same."""
+        """A Device, its status, which says nothing as long as it is the same, and its Events."""
         changed = await self._children.apply(child.device, owner)
         key = key_of_manifest(child.device)
         state = self._cache.state(key.kind, key.namespace, key.name)
@@ -158,6 +158,8 @@ class Actions:
         if state.value is None or state.value.status != child.status:
             await self._apply_status(state.identity, write(child.status))
             changed = True
+        if child.notes:
+            await self._events.post(state.identity, child.notes)
         return changed
 
     async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:

@@ -145,7 +145,7 @@ class Snapshots:
             coordinator=coordinator,
             claim=claim,
             agents=agents,
-            view=self._view(reader, namespace, name, views.DEVICES, views.RUNS),
+            view=self._view(reader, namespace, name, views.DEVICES, views.EXCESSES, views.RUNS),
             devices=reader.all_own(Device, namespace, referring(name)),
             jobs=self._jobs(reader, namespace),
             own_jobs=tuple(self._jobs_on(namespace, name)),
@@ -155,7 +155,7 @@ class Snapshots:
     async def _placement(self, reader: Reader, placement: Placement) -> PlacementSnapshot:
         namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
         partition = reader.own(Partition, namespace, placement.spec.partition_ref.name)
-        view = self._view(reader, namespace, pool, views.FLEET)
+        view = self._view(reader, namespace, pool, views.FLEET, views.EXCESSES)
         return PlacementSnapshot(
             now=now_text(),
             settings=self._settings,
@@ -182,7 +182,7 @@ class Snapshots:
         view: views.View = Unreachable(reason="the job's pool is not known yet")
         if name is not None:
             # Of a job that has ended only its run is left to be removed.
-            parts = () if over else (views.LOST, views.FRAGMENTS)
+            parts = () if over else (views.LOST, views.EXCESSES, views.FRAGMENTS)
             view = self._view(reader, namespace, name, run, *parts)
         return InferenceJobSnapshot(
             now=now_text(),

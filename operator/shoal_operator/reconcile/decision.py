@@ -42,10 +42,11 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChild:
-    """A Device object with its status, both written by the operator only."""
+    """A Device object with its status, both written by the operator only, and Events on it."""
 
     device: Manifest
     status: DeviceStatus
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

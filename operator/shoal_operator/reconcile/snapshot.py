@@ -17,6 +17,8 @@ from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes
 
+RECOVERY_SECONDS: Final = 600.0
+"""For how long a device counts as over its budget after the last measurement above it."""
 _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 
 
@@ -126,6 +128,22 @@ class DeviceState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """A device was measured above its budget: its highest peak since its agent started, and how
+    many seconds ago the last such measurement was.
+    """
+
+    peak_bytes: Bytes
+    budget_bytes: Bytes
+    seconds: float
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether the device still counts as over its budget."""
+        return self.seconds < RECOVERY_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectedDevice:
     """A device as its pool's coordinator reports it."""
 
@@ -137,6 +155,7 @@ class ConnectedDevice:
     cached_fragments: int
     cached_bytes: Bytes
     silent_seconds: float
+    excess: Excess | None = None
 
 
 class RunState(StrEnum):

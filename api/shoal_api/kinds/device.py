@@ -64,6 +64,14 @@ class DeviceStatus(Status):
     floor_bytes: int | None = member(
         COUNT, "What the idle agent uses itself.", unit="bytes", default=None, example=62914560
     )
+    limit_bytes: int | None = member(
+        COUNT,
+        "The memory limit of its agent's container. It starts with an allowance for the idle agent "
+        "beside the budget, and follows floorBytes where the cluster resizes pods in place.",
+        unit="bytes",
+        default=None,
+        example=130023424,
+    )
     cached_fragments: CachedFragments | None = member(
         Object(CachedFragments), "What lies on its disk.", default=None
     )

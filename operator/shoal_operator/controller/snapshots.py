@@ -6,11 +6,13 @@ where it may still change, the object is requeued.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Final, assert_never
 
 from shoal_api.kinds import AnyKind, Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_operator.controller import views
+from shoal_operator.controller.agent_pods import AgentPods
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.cache import (
     ANY,
@@ -82,6 +84,7 @@ class Snapshots:
         self._settings = settings
         self._enrolment_authority = enrolment_authority
         self._pods = Pods(api)
+        self._agent_pods = AgentPods(api)
         self._claims = Claims(api)
         self._documents = Documents(api)
 
@@ -136,7 +139,7 @@ class Snapshots:
             reader.state(DEPLOYMENT.kind, namespace, coordinator_name(name)),
             reader.members((DAEMON_SET.kind, namespace, made_for(uid_of(pool)))),
         )
-        return DevicePoolSnapshot(
+        snapshot = DevicePoolSnapshot(
             now=now_text(),
             settings=self._settings,
             pool=pool,
@@ -151,6 +154,7 @@ class Snapshots:
             own_jobs=tuple(self._jobs_on(namespace, name)),
             enrolment_authority=self._enrolment_authority(),
         )
+        return replace(snapshot, pods=await self._agent_pods.read(snapshot))
 
     async def _placement(self, reader: Reader, placement: Placement) -> PlacementSnapshot:
         namespace, pool = namespace_of(placement), placement.spec.pool_ref.name

@@ -5,6 +5,7 @@ is not connected stays as long as its node is selected, since its agent will be 
 within its budget: see `budgets`.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from shoal_api.columns import print_device
@@ -104,6 +105,13 @@ def _seen(snapshot: DevicePoolSnapshot, device: Device, each: ConnectedDevice) -
     )
 
 
+def _limit(snapshot: DevicePoolSnapshot, device: Device, node: str | None) -> int | None:
+    """The memory limit in force of a device's pod; as it was where the pods were not read."""
+    limits = {pod.node: pod.limit_in_force_bytes or pod.limit_bytes for pod in snapshot.pods}
+    before = None if device.status is None else device.status.limit_bytes
+    return before if node is None else limits.get(node, before)
+
+
 def _child(
     snapshot: DevicePoolSnapshot,
     device: Device,
@@ -113,6 +121,7 @@ def _child(
 ) -> DeviceChild:
     """A Device; its status is as it was, but for what is given."""
     status, budget = status or device.status or DeviceStatus(), device_budget(device, reported)
+    status = replace(status, limit_bytes=_limit(snapshot, device, status.node))
     return DeviceChild(
         device=manifest(
             snapshot.pool,

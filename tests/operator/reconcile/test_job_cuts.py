@@ -10,6 +10,7 @@ from shoal_api.fields import Condition, ConditionStatus
 from shoal_api.kinds.partition import PartitionStatus
 from shoal_operator.reconcile.decision import Decision
 from shoal_operator.reconcile.snapshot import CoordinatorView, InferenceJobSnapshot
+from shoal_protocol.units import Bytes
 
 REFUSAL = "node conv1 needs 41 MiB, the limit is 24 MiB"
 
@@ -29,7 +30,7 @@ def refused(*budgets_mib: int, cut_for: int) -> InferenceJobSnapshot:
     )
     partition = replace(
         partition,
-        spec=replace(partition.spec, max_fragment_size=cut_for * MIB),
+        spec=replace(partition.spec, max_fragment_size=Bytes(cut_for * MIB)),
         status=PartitionStatus(conditions=(cut,)),
     )
     devices = tuple(device(f"d{mib}", budget=mib * MIB) for mib in budgets_mib)

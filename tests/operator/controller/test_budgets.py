@@ -5,6 +5,7 @@ The node is played, the coordinator is real, and the device says what the test h
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from cluster_fixtures import or_skip
 from coordinator.scripted import ScriptedDevice, connected, put_model
 from fake_node import PlayedNode, Process, run_nodes
-from operator_processes import Operators, wait_until
+from operator_processes import ACCOUNT, Operators, wait_until
 from shoal_cluster import ControlPlane
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.login import log_in
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.real, pytest.mark.slow, pytest.ma
 MIB = 1 << 20
 BUDGET = 64 * MIB
 FLOOR = 45 * MIB
-ALLOWANCE = 96 * MIB
+ALLOWED = str(96 * MIB + BUDGET)
 
 
 @pytest.fixture(scope="module")
@@ -105,21 +106,30 @@ async def until(what: str, true: Callable[[], bool]) -> None:
     await asyncio.to_thread(wait_until, what, true)
 
 
-async def test_a_pods_limit_follows_the_floor_and_an_excess_is_a_condition_and_one_event(
-    plane: ControlPlane, namespace: str, running: Operators, coordinator: str, tmp_path: Path
-) -> None:
+@contextlib.asynccontextmanager
+async def running_shelf(
+    plane: ControlPlane, namespace: str, running: Operators, target: str, store: Path
+) -> AsyncIterator[tuple[Shelf, ScriptedDevice, Path]]:
+    """The pool with its one agent's pod, a device that is not connected yet, the operator's log."""
     shelf = Shelf(plane, namespace)
     hello = pb.Hello(
         protocol=PROTOCOL, device="n1", incarnation=1, budget_bytes=BUDGET, floor_bytes=FLOOR
     )
-    device = ScriptedDevice(coordinator, "n1", put_model(tmp_path / "store"), hello=hello)
     async with played_node(plane, namespace):
-        operator = running.start("--coordinator", f"{namespace}/shelf={coordinator}")
+        operator = running.start("--coordinator", f"{namespace}/shelf={target}")
         await asyncio.to_thread(operator.wait_until_leading)
         shelf.apply_pool()
         await until("the agent's pod is there", lambda: bool(shelf.pod()))
-        first, allowed = shelf.pod()["metadata"]["uid"], str(ALLOWANCE + BUDGET)
-        assert shelf.memory() == (allowed, allowed)
+        assert shelf.memory() == (ALLOWED, ALLOWED)
+        yield shelf, ScriptedDevice(target, "n1", put_model(store), hello=hello), operator.log
+
+
+async def test_a_pods_limit_follows_the_floor_and_an_excess_is_a_condition_and_one_event(
+    plane: ControlPlane, namespace: str, running: Operators, coordinator: str, tmp_path: Path
+) -> None:
+    making = running_shelf(plane, namespace, running, coordinator, tmp_path)
+    async with making as (shelf, device, _):
+        first = shelf.pod()["metadata"]["uid"]
         async with connected(device):
             lowered = str(48 * MIB + BUDGET)
             await until("its limit is lowered", lambda: shelf.memory() == (lowered, lowered))
@@ -137,3 +147,22 @@ async def test_a_pods_limit_follows_the_floor_and_an_excess_is_a_condition_and_o
             assert event["message"] == "peaked at 80.6 MiB, budget 64 MiB (126 %)"
     (agents,) = shelf.all("daemonsets")
     assert agents["metadata"]["generation"] == 1, "what starts the pods is as it was"
+
+
+async def test_where_pods_are_not_resized_a_limit_stays_and_the_pool_is_none_the_worse(
+    plane: ControlPlane, namespace: str, running: Operators, coordinator: str, tmp_path: Path
+) -> None:
+    """As in a cluster that is too old for it: every request for it is refused."""
+    role = plane.access.get("clusterrole", ACCOUNT)
+    role["rules"] = [rule for rule in role["rules"] if "pods/resize" not in rule["resources"]]
+    plane.kubectl("replace", "--filename=-", given=json.dumps(role))
+    making = running_shelf(plane, namespace, running, coordinator, tmp_path)
+    async with making as (shelf, device, log), connected(device):
+        refused = "memory limits stay as they are"
+        await until("it was tried", lambda: refused in log.read_text())
+        await until(
+            "the Device shows its limit", lambda: shelf.device().get("limitBytes") == int(ALLOWED)
+        )
+        assert shelf.memory() == (ALLOWED, ALLOWED)
+        conditions = shelf.all("devicepools")[0]["status"]["conditions"]
+        assert "NotApplied" not in {each["reason"] for each in conditions}

@@ -115,7 +115,7 @@ class FragmentFiles:
         for name, file in self.weight_files.items():
             if name == WEIGHTS:
                 file.write(part / name, sources)
-            elif not shared.link(file.entry.digest, part / name):
+            elif not shared.link(file.entry, part / name):
                 file.write(part / name, sources)
                 shared.keep(file.entry.digest, part / name)
         for name, content in {**self._contents, MANIFEST: self._manifest}.items():

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from shoal_protocol.digests import Digest, digest_of_file, hexadecimal
 from shoal_protocol.durable_files import open_regular, sync_folder
+from shoal_protocol.manifest import FileEntry
 
 
 class SharedFiles:
@@ -26,7 +27,7 @@ class SharedFiles:
     def __init__(self, root: Path) -> None:
         self._folder = root / "shared"
 
-    def link(self, digest: Digest, target: Path) -> bool:
+    def link(self, entry: FileEntry, target: Path) -> bool:
         """Give a fragment a file of another one; False: there is none that is right. `target` is
         replaced; it is never written to where it is the file of another fragment. Raises `OSError`
         if the file cannot be read now."""
@@ -36,14 +37,14 @@ class SharedFiles:
         own = target.with_name(f"{target.name}.link")
         own.unlink(missing_ok=True)
         try:
-            os.link(self._path(digest), own, follow_symlinks=False)
+            os.link(self._path(entry.digest), own, follow_symlinks=False)
         except OSError:
             return False
-        if _is_right(own, digest):
+        if _is_right(own, entry):
             own.rename(target)
             return True
         own.unlink()
-        self._path(digest).unlink(missing_ok=True)
+        self._path(entry.digest).unlink(missing_ok=True)
         return False
 
     def keep(self, digest: Digest, file: Path) -> None:
@@ -65,9 +66,10 @@ class SharedFiles:
         return self._folder / hexadecimal(digest)
 
 
-def _is_right(path: Path, digest: Digest) -> bool:
+def _is_right(path: Path, entry: FileEntry) -> bool:
     try:
         with open_regular(path) as file:
-            return digest_of_file(file) == digest
+            size = os.fstat(file.fileno()).st_size
+            return size == entry.size_bytes and digest_of_file(file) == entry.digest
     except FileNotFoundError:
         return False

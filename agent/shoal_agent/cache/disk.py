@@ -197,7 +197,7 @@ class FragmentCache:
         return {
             name
             for name, entry in manifest.files.items()
-            if is_shared(name) and self.shared.link(entry.digest, part / name)
+            if is_shared(name) and self.shared.link(entry, part / name)
         }
 
     def make_room(self, manifest: Manifest, linked: Set[str] = frozenset()) -> list[str]:

@@ -198,7 +198,7 @@ class _Transfer:
             await self._receive(path, entry, source)
             return
         async with self._turn_for(entry.digest):
-            if not await in_thread(self._cache.shared.link, entry.digest, path):
+            if not await in_thread(self._cache.shared.link, entry, path):
                 await self._receive(path, entry, source)
                 await in_thread(self._cache.shared.keep, entry.digest, path)
 

@@ -255,15 +255,15 @@ class Volume:
         if place.is_file():  # it was verified before it got its name
             size = place.stat().st_size
             return StoredFile(name=path.name, size_bytes=size, digest=entry.digest)
-        if is_shared(path.name) and self._link_shared(path, entry.digest):
+        if is_shared(path.name) and self._link_shared(path, entry):
             return StoredFile(name=path.name, size_bytes=size_bytes, digest=entry.digest)
         part = PartialFile(staged / f"{path.name}.part", size_bytes, path.name)
         return Upload(self, path, part, entry.digest)
 
-    def _link_shared(self, path: FragmentPath, digest: Digest) -> bool:
+    def _link_shared(self, path: FragmentPath, entry: FileEntry) -> bool:
         """Whether another fragment has this file, and this one now too."""
         staged = self._staged(path)
-        if not self._shared.link(digest, staged / path.name):
+        if not self._shared.link(entry, staged / path.name):
             return False
         sync_folder(staged)
         self._publish_fragment(path.digest, staged)

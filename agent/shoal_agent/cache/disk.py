@@ -110,7 +110,7 @@ class FragmentCache:
     def total_bytes(self) -> int:
         """Bytes of cached fragments and of what was prepared, those in parts not counted."""
         with self._memory:
-            return _disk_bytes(self._footprints())
+            return _disk_bytes(entry.footprint for entry in self._entries.values())
 
     def cached(self) -> dict[str, int]:
         with self._memory:
@@ -193,6 +193,8 @@ class FragmentCache:
 
     def link_shared(self, manifest: Manifest) -> Set[str]:
         """Give a part the files that fragments here have already; their names. Raises `OSError`."""
+        with self._disk, self._memory:  # from now on nobody removes the part
+            self._expected.setdefault(manifest.digest, Footprint(0))
         part = self.part(manifest.digest)
         return {
             name

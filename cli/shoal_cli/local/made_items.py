@@ -1,0 +1,70 @@
+"""An item for a model of which there is none: made from the types and shapes of its inputs.
+
+Numbers with a fraction are drawn evenly from -1 to 1, by a fixed seed; whole numbers and truth
+values are 1, which most models take for an index, a length and a mask alike. An axis of any size is
+given one by `shapes`; a first axis of its own accord: one item is a batch of one.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from shoal_protocol.partition import TensorSpec
+from shoal_protocol.tensors import DTYPES, Array
+from shoal_protocol.v1 import tensors_pb2 as pb
+
+_MOST_ELEMENTS: Final = 1 << 31
+
+
+class NoItem(Exception):
+    """No item can be made; the text says what to give instead."""
+
+
+def make_item(
+    specs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Array]:
+    """One item. Raises `NoItem`."""
+    if unknown := set(shapes) - {spec.name for spec in specs}:
+        names = ", ".join(spec.name for spec in specs)
+        raise NoItem(f"--shape {min(unknown)}: the model has no such input; it has {names}")
+    chance = np.random.default_rng(0)
+    return {spec.name: _made(spec, shapes.get(spec.name), chance) for spec in specs}
+
+
+def _made(spec: TensorSpec, given: tuple[int, ...] | None, chance: np.random.Generator) -> Array:
+    shape = given or _shape(spec)
+    if spec.shape is not None and not _agree(shape, spec.shape):
+        wanted = ",".join("?" if not isinstance(axis, int) else str(axis) for axis in spec.shape)
+        raise NoItem(f"--shape {spec.name}={','.join(map(str, shape))}: the model takes {wanted}")
+    names = {pb.DataType.Name(each): dtype for each, dtype in DTYPES.items()}
+    dtype = names.get(spec.dtype.upper())
+    if dtype is None or dtype.hasobject:
+        raise NoItem(f"input {spec.name} is {spec.dtype}: no item is made; give --inputs FOLDER")
+    if np.prod(shape, dtype=float) > _MOST_ELEMENTS:
+        raise NoItem(f"--shape {spec.name}: {'x'.join(map(str, shape))} is too large for one item")
+    if dtype.kind in "fc":
+        return chance.uniform(-1, 1, shape).astype(dtype)
+    return np.ones(shape, dtype)
+
+
+def _shape(spec: TensorSpec) -> tuple[int, ...]:
+    sizes = (None,) if spec.shape is None else spec.shape
+    shape = tuple(
+        1 if place == 0 and spec.shape and not isinstance(axis, int) else axis
+        for place, axis in enumerate(sizes)
+    )
+    fixed = tuple(axis for axis in shape if isinstance(axis, int))
+    if len(fixed) == len(shape):
+        return fixed
+    axes = ", ".join("?" if axis is None else str(axis) for axis in sizes)
+    raise NoItem(
+        f"input {spec.name} has the shape [{axes}]: say which with --shape {spec.name}=..., "
+        "or give items with --inputs FOLDER"
+    )
+
+
+def _agree(shape: tuple[int, ...], wanted: tuple[int | str | None, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        size == axis for size, axis in zip(shape, wanted, strict=True) if isinstance(axis, int)
+    )

@@ -17,11 +17,12 @@ _RIGHT: Final = 26
 _PLOT_WIDTH: Final = WIDTH - _LEFT - _RIGHT
 _HEAD: Final = 66
 """Height of what is above the first panel: title and subtitle."""
-_LEGEND: Final = 50
-"""Above each plot: its title and its legend."""
+_TITLE: Final = 32
+_LEGEND_ROW: Final = 20
+"""Above each plot: its title and the rows of its legend."""
 _FOOT: Final = 52
 """Below each plot: the axis, its numbers and its title."""
-_LETTER: Final = 6.9
+_LETTER: Final = 6.5
 """Width of a letter of the legend, on the safe side: SVG says not how wide text is."""
 _TICKS: Final = 6
 _ROOM: Final = 1.08
@@ -33,8 +34,9 @@ text { fill: #1f2933; } .soft { fill: #5b6b7a; font-size: 12px; } .name { font-w
 .a { fill: #b9c4cf; stroke: #b9c4cf; } .b { fill: #12946f; stroke: #12946f; }
 .c { fill: #2f7fb8; stroke: #2f7fb8; } .d { fill: #c2591c; stroke: #c2591c; }
 .e { fill: #7d5ba6; stroke: #7d5ba6; } .f { fill: #a6871f; stroke: #a6871f; }
-.limit { fill: #c0262d; stroke: #c0262d; } .area { stroke: none; fill-opacity: 0.85; }
-.line { fill: none; stroke-width: 2; stroke-linejoin: round; } .level { stroke-width: 1.6; }
+.limit { fill: #c0262d; stroke: #c0262d; }
+path.area, rect.area { stroke: none; fill-opacity: 0.85; }
+path.line { fill: none; stroke-width: 2; stroke-linejoin: round; } .level { stroke-width: 1.6; }
 .dashed { stroke-dasharray: 6 4; } .spread { stroke-width: 1.4; }
 @media (prefers-color-scheme: dark) {
 text { fill: #e6edf3; } .soft { fill: #9fb0c0; }
@@ -94,8 +96,9 @@ def draw(title: str, subtitle: str, panels: Sequence[Panel]) -> str:
     """The chart as the text of an SVG file."""
     top, parts = float(_HEAD), list[str]()
     for panel in panels:
-        parts += _Plot(panel, top + _LEGEND).elements()
-        top += _LEGEND + panel.height + _FOOT
+        plot = _Plot(panel, top)
+        parts += plot.elements()
+        top = plot.bottom + _FOOT
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top:.0f}" role="img" '
         f'aria-labelledby="title summary" font-family="{_FONTS}" font-size="13">'
@@ -109,11 +112,14 @@ def draw(title: str, subtitle: str, panels: Sequence[Panel]) -> str:
 
 
 def ticks(least: float, most: float, *, logarithmic: bool = False) -> list[float]:
-    """Round numbers within a range: powers of two, or about `_TICKS` at the same distances."""
+    """Round numbers within a range: powers of two and what lies between them, or about `_TICKS` at
+    the same distances."""
     if logarithmic:
         first, last = math.ceil(math.log2(least)), math.floor(math.log2(most))
         step = max(1, math.ceil((last - first + 1) / (2 * _TICKS)))
-        return [2.0**power for power in range(first, last + 1, step)]
+        powers = [2.0**power for power in range(first, last + 1, step)]
+        between = [1.5 * power for power in (2.0 ** (first - 1), *powers)] if step == 1 else []
+        return sorted(each for each in (*powers, *between) if least <= each <= most)
     if most <= least:
         return [least]
     rough = (most - least) / _TICKS
@@ -126,15 +132,22 @@ def ticks(least: float, most: float, *, logarithmic: bool = False) -> list[float
 class _Plot:
     """One panel with its scales."""
 
-    def __init__(self, panel: Panel, top: float) -> None:
-        self._panel, self._top = panel, top
+    def __init__(self, panel: Panel, above: float) -> None:
+        """`above` is where the room for title and legend begins."""
+        self._panel, self._above = panel, above
+        self._entries = list(_legend(panel))
+        rows = max((row for _, row, _ in self._entries), default=0) + 1
+        self._top = above + _TITLE + rows * _LEGEND_ROW
+        self.bottom = self._top + panel.height
         tops = [(x, high) for area in panel.areas for x, _, high in area.points]
         tops += [point for line in panel.lines for point in line.points]
         xs = [x for x, _ in tops] or [0.0, 1.0]
         self._least, self._most = min(xs), max(xs)
         if panel.logarithmic:
             self._least, self._most = self._least / 1.25, self._most * 1.25
-        elif self._most == self._least:
+        else:
+            self._least = 0.0
+        if self._most == self._least:
             self._most += 1
         ys = [y for _, y in tops]
         ys += [high for line in panel.lines for _, high in line.spreads]
@@ -143,7 +156,7 @@ class _Plot:
 
     def elements(self) -> Iterator[str]:
         panel = self._panel
-        place = f'x="{_LEFT}" y="{self._top - 30:.1f}"'
+        place = f'x="{_LEFT}" y="{self._above + 20:.1f}"'
         yield f'<text class="name" {place}>{escape(panel.title)}</text>'
         yield from self._grid()
         for area in panel.areas:
@@ -152,7 +165,7 @@ class _Plot:
             yield self._level(level)
         for line in panel.lines:
             yield from self._line(line)
-        yield from self._legend()
+        yield from self._legend_elements()
 
     def _x(self, value: float) -> float:
         least, most = self._least, self._most
@@ -203,11 +216,9 @@ class _Plot:
         for x, y in places:
             yield _dot(line.colour, x, y)
 
-    def _legend(self) -> Iterator[str]:
-        x, y = float(_LEFT), self._top - 10
-        panel = self._panel
-        entries: list[Area | Line | Level] = [*reversed(panel.areas), *panel.lines, *panel.levels]
-        for entry in entries:
+    def _legend_elements(self) -> Iterator[str]:
+        for entry, row, place in self._entries:
+            x, y = _LEFT + place, self._above + _TITLE + _LEGEND_ROW * row + 10
             match entry:
                 case Area():
                     mark = f'<rect class="area {entry.colour}" x="{x:.1f}" y="{y - 9:.1f}" '
@@ -218,7 +229,18 @@ class _Plot:
                     kind = f"line level {entry.colour}{' dashed' * entry.dashed}"
                     yield f'<path class="{kind}" d="M{x:.1f} {y - 4:.1f}h14"/>'
             yield _text(x + 19, y, entry.name)
-            x += 19 + _LETTER * len(entry.name) + 16
+
+
+def _legend(panel: Panel) -> Iterator[tuple[Area | Line | Level, int, float]]:
+    """What the legend names, the topmost first, with its row and its place there."""
+    row, place = 0, 0.0
+    entries: list[Area | Line | Level] = [*reversed(panel.areas), *panel.lines, *panel.levels]
+    for entry in entries:
+        width = 19 + _LETTER * len(entry.name) + 18
+        if place and place + width > _PLOT_WIDTH:
+            row, place = row + 1, 0.0
+        yield entry, row, place
+        place += width
 
 
 def _dot(colour: str, x: float, y: float) -> str:

@@ -69,8 +69,8 @@ def _milliseconds(quartiles: tuple[float, float]) -> tuple[float, float]:
 
 def _over_time(figures: BudgetFigures) -> list[Panel]:
     traced = figures.runs.traced
-    title = "From the first item on: fetched, prepared, opened, then items in a row"
-    whole = _residency(figures, title, traced.begun, traced.items_ended, "s", 1.0)
+    title = "From the first item on: the model is fetched, prepared and opened; then items in a row"
+    whole = _residency(figures, title, traced.begun, traced.items_ended, "seconds", 1.0)
     return [whole, _closely(figures)]
 
 
@@ -82,7 +82,7 @@ def _closely(figures: BudgetFigures) -> Panel:
     )
     title = f"A device of {format_bytes(figures.budget_bytes)}: {_ITEMS_CLOSELY} items closely"
     end = traced.items_ended
-    return _residency(figures, title, end - 1.3 * long, end - 0.3 * long, "ms", 1e3)
+    return _residency(figures, title, end - 1.3 * long, end - 0.3 * long, "milliseconds", 1e3)
 
 
 def _residency(
@@ -111,7 +111,7 @@ def _residency(
         areas=areas,
         levels=[
             _above_floor(figures, f"floor + budget of {format_bytes(budget)}", budget),
-            _above_floor(figures, f"peak, {format_bytes(peak)} above the floor", peak, dashed=True),
+            _above_floor(figures, f"peak: floor + {format_bytes(peak)}", peak, dashed=True),
         ],
     )
 

@@ -15,7 +15,7 @@ from shoal_protocol.units import format_bytes
 
 def device_tables(figures: DeviceFigures) -> RenderableType:
     """Memory, plan and time of each budget, then the peers."""
-    title = f"{figures.model} on one device, {figures.threads} threads"
+    title = f"{figures.model} on one device, {figures.threads} thread{'s' * (figures.threads != 1)}"
     tables = (_memory, _plan, partial(_time, figures))
     parts: list[RenderableType] = [Text(title, style="bold underline")]
     for make in tables:
@@ -88,7 +88,8 @@ def _time(figures: DeviceFigures, budgets: tuple[BudgetFigures, ...]) -> Rendera
 
 
 def _peers(peers: tuple[PeerFigures, ...]) -> RenderableType:
-    table, shown = _table("The whole model", "", "peak above floor", "load", "first run")
+    numbers = ("peak above its floor", "load", "first run")
+    table = plain_table("", *(Column(each, justify="right") for each in numbers))
     cells: tuple[Callable[[PeerFigures], str], ...] = (
         lambda peer: format_bytes(peer.peak_bytes),
         lambda peer: format_seconds(peer.load_seconds),
@@ -99,7 +100,7 @@ def _peers(peers: tuple[PeerFigures, ...]) -> RenderableType:
             table.add_row(PEER_NAMES[peer.way], f"not run: {peer.problem}")
         else:
             table.add_row(PEER_NAMES[peer.way], *(cell(peer) for cell in cells))
-    return shown
+    return titled("The whole model", table)
 
 
 def _quartiles(times: Times) -> str:

@@ -257,7 +257,7 @@ class _Device:
             raise DeviceFailed(f"{self._what} ended as soon as it had begun")
         with self._sampler.sampling():
             begun = monotonic()
-            first = await self._submit(self._items.one)
+            await self._submit(self._items.one)
             items_begun = monotonic()
             many = await self._submit(self._items.many)
             items_ended = monotonic()
@@ -266,7 +266,7 @@ class _Device:
         compute, latency, peers = await self._take_turns()
         cold = [_compute(await self._cold()) for _ in range(COLD_TURNS)]
         return Runs(
-            first_seconds=first.latency.maximum_seconds,
+            first_seconds=items_begun - begun,
             kept_bytes=kept_bytes,
             items_per_second=many.items / many.seconds if many.seconds else 0.0,
             compute=compute,

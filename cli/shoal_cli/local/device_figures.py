@@ -88,10 +88,10 @@ class Traced:
 class Runs:
     """What the items on one device took.
 
-    `first_seconds`: the first item's way, with fetching, preparing and opening the model. `compute`
-    and `cold` are times in ONNX Runtime: with the weights in the page cache, and with those that
-    were dropped on the disk. `latency` is an item's whole way. `peers` are times of the same turns
-    as `compute`. `kept_bytes` of the weights were in memory between two items.
+    `first_seconds`: from the job to its result, the model fetched, prepared and opened meanwhile.
+    `compute` and `cold` are times in ONNX Runtime: with the weights in the page cache, and with
+    those that were dropped on the disk. `latency` is an item's whole way. `peers` are times of the
+    same turns as `compute`. `kept_bytes` of the weights were in memory between two items.
     """
 
     first_seconds: float

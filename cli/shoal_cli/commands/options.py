@@ -158,7 +158,23 @@ Quiet = Annotated[bool, _show("--quiet", "-q", help="No progress and no summary.
 # ---- shoal plan ----------------------------------------------------------------------------------
 
 PlanFiles = Annotated[
-    list[Path], typer.Argument(metavar="FILE...", help="Manifests, or folders of manifests.")
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        help="Manifests, or folders of manifests, or one [bold].onnx[/bold] file.",
+        show_default=False,
+    ),
+]
+PlanInputs = Annotated[
+    Path | None, _bare(help="Folder of .npz and .npy files, whose shapes are planned for.")
+]
+BareShapes = Annotated[
+    list[str] | None,
+    _bare(
+        "--shape",
+        metavar="INPUT=1,3,48,320",
+        help="The shape of an input with dynamic axes, to plan for. Repeatable.",
+    ),
 ]
 PlanWork = Annotated[
     Path | None,
@@ -398,6 +414,15 @@ def is_model(files: Sequence[Path]) -> bool:
     if models and len(files) > 1:
         raise typer.BadParameter("give one .onnx model, or manifests, not both")
     return bool(models)
+
+
+def refuse_with_manifests(**bare: object) -> None:
+    """Manifests say all that the options of a bare model say."""
+    for name, value in bare.items():
+        if value is not None:
+            raise typer.BadParameter(
+                f"--{name} goes with a bare .onnx model; manifests say it themselves"
+            )
 
 
 def load_files(files: Sequence[Path]) -> "Manifests":

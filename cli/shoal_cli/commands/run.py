@@ -81,7 +81,7 @@ def run(
             mode=mode or Mode.STREAMING,
         )
     else:
-        _refuse_with_manifests(
+        options.refuse_with_manifests(
             inputs=inputs,
             outputs=outputs,
             devices=devices,
@@ -122,15 +122,6 @@ def _needed(path: Path | None, option: str) -> Path:
     if path is None:
         raise typer.BadParameter(f"a bare model needs {option} PATH")
     return path
-
-
-def _refuse_with_manifests(**bare: object) -> None:
-    """Manifests say all that the options of a bare model say."""
-    for name, value in bare.items():
-        if value is not None:
-            raise typer.BadParameter(
-                f"--{name} goes with a bare .onnx model; manifests say it themselves"
-            )
 
 
 def _check_report(path: Path) -> None:

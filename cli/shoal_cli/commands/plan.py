@@ -128,11 +128,11 @@ def _print(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path) -> None:
 
 def _unknown(document: "PartitionDocument") -> str:
     """Why times cannot be predicted, and what to give."""
-    free = [
-        f"{spec.name} [{', '.join('?' if axis is None else str(axis) for axis in spec.shape or ())}]"
-        for spec in document.inputs
-        if spec.shape is None or not all(isinstance(axis, int) for axis in spec.shape)
-    ]
+    free = []
+    for spec in document.inputs:
+        axes = ["?" if axis is None else str(axis) for axis in spec.shape or (None,)]
+        if not all(axis.isdigit() for axis in axes):
+            free.append(f"{spec.name} [{', '.join(axes)}]")
     if not free:
         return "some shapes are unknown, so times are not predicted"
     return (

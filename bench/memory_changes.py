@@ -37,6 +37,7 @@ from shoal_agent.runtime.process_memory import (
     tune_allocator,
 )
 from shoal_agent.telemetry.counters import Counters
+from shoal_agent.telemetry.logs import log
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
 from shoal_protocol.units import Bytes
@@ -101,14 +102,15 @@ def changes(report: Report, options: Namespace) -> None:
             _adaptation(bench)
     pair = FEW if report.quick else MANY
     with tempfile.TemporaryDirectory(prefix="shoal-changes-") as folder:
-        models = [_model(name, Path(folder)) for name in pair.models]
-        steps = Steps(
-            cache=folder,
-            models=(models[0], models[1]),
-            changes=pair.changes,
-            switches=pair.switches,
-        )
-        _add(report, f"{' and '.join(pair.models)}", carry_out(steps))
+        _add(report, " and ".join(pair.models), alternate_budgets_and_models(pair, Path(folder)))
+
+
+def alternate_budgets_and_models(pair: Pair, folder: Path) -> "Outcome":
+    """In a process of its own, with fragments that are made in a folder."""
+    one, two = (_model(name, folder) for name in pair.models)
+    return carry_out(
+        Steps(cache=str(folder), models=(one, two), changes=pair.changes, switches=pair.switches)
+    )
 
 
 def _preparation(bench: Bench) -> None:
@@ -272,6 +274,7 @@ async def _unlimited(_: int) -> None:
 
 def main() -> None:
     tune_allocator()
+    log.setLevel("ERROR")  # each change would be a line
     given = json.loads(sys.argv[1])
     one, two = (Model(**each) for each in given.pop("models"))
     outcome = asyncio.run(_carry_out(Steps(**given, models=(one, two))))

@@ -5,13 +5,13 @@ compute. What it makes is believed only if it computes what ONNX Runtime does.
 """
 
 import importlib.util
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from memory_items import Tensors
 
 _DTYPES = {np.dtype(np.float32): "f32", np.dtype(np.int64): "i64"}
@@ -38,12 +38,13 @@ def convert_for_ncnn(model: Path, feeds: Tensors, folder: Path) -> Path:
     spec = importlib.util.find_spec("pnnx")
     assert spec is not None
     assert spec.origin is not None
-    shutil.copytree(model.parent, folder, dirs_exist_ok=True)  # pnnx writes beside the model
+    folder.mkdir()  # pnnx writes beside the model, and misreads weights in a file of their own
+    onnx.save(onnx.load(model), folder / "model.onnx")
     shapes = ",".join(
         f"[{','.join(map(str, array.shape))}]{_DTYPES[array.dtype]}" for array in feeds.values()
     )
     program = Path(spec.origin).with_name("pnnx")
-    command = [str(program), model.name, "fp16=0", f"inputshape={shapes}"]
+    command = [str(program), "model.onnx", "fp16=0", f"inputshape={shapes}"]
     try:
         made = subprocess.run(
             command, cwd=folder, capture_output=True, timeout=_CONVERSION_SECONDS, check=False

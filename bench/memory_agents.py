@@ -1,5 +1,5 @@
 """Through real agents: a model over three devices whose budgets are a fraction of what their
-fragments need, against the same with budgets that fit. Both pools run, and get items in turns.
+fragments need, against the same with budgets that fit. All six run, and take items in turns.
 """
 
 import asyncio
@@ -12,22 +12,22 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from measurement import Measurement, Report, compared
+from measurement import VALUE, Measurement, Report, compared
 from memory_items import SUBJECTS
 from memory_subjects import QUICK, QUICK_TURNS, TURNS, model_of
-from pool import Pool, cut, read_results, running_pool, write_items
+from pool import cut, read_results, running_pool, write_items
 
 from shoal_planner.costs import PoolDevice
 from shoal_planner.outcome import Infeasible
-from shoal_planner.placement import Pin, plan
+from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective, PinPolicy
-from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.partition import Fragment, PartitionDocument
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 MIB = 1 << 20
 MODELS = ("resnet152", "distilbert_sst2")
-DEVICES = ("one", "two", "three")
+FRAGMENTS = 3
 _FRACTION = 5
 _SPARE = 8
 """Of what blocks need at the least, one part in so many is free for items on their way."""
@@ -38,24 +38,6 @@ class _Pin:
     fragment: int
     device: str
     policy: PinPolicy = PinPolicy.REQUIRED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Planned:
-    """The fragments on the devices, each on its own, within budgets."""
-
-    document: PartitionDocument
-    budgets: Sequence[int]
-
-    def homes_and_grants(self) -> tuple[Any, Any]:
-        devices = [
-            PoolDevice(name=name, budget_bytes=Bytes(size))
-            for name, size in zip(DEVICES, self.budgets, strict=True)
-        ]
-        pins: list[Pin] = [_Pin(fragment=i, device=name) for i, name in enumerate(DEVICES)]
-        found = plan(self.document, devices, Objective.LATENCY, pins=pins)
-        assert not isinstance(found, Infeasible), found.problem
-        return found.homes(), found.grants()
 
 
 def agents(report: Report, options: Namespace) -> None:
@@ -72,65 +54,67 @@ async def over_three_devices(
 ) -> None:
     feeds = SUBJECTS[name].inputs()
     shapes = {key: each.shape for key, each in feeds.items()}
-    document = cut(model, folder / "few" / "store", len(DEVICES), shapes)
-    cut(model, folder / "all" / "store", len(DEVICES), shapes)
-    whole = [each.resident_bytes + each.resident_bytes // _SPARE for each in document.fragments]
-    small = [
-        max(each.resident_bytes // _FRACTION, each.least_bytes + each.least_bytes // _SPARE)
-        for each in document.fragments
+    document = cut(model, folder / "store", FRAGMENTS, shapes)
+    ways = {"few": [_few(each) for each in document.fragments]}
+    ways["all"] = [
+        each.resident_bytes + each.resident_bytes // _SPARE for each in document.fragments
     ]
     shares = ", ".join(
         f"{size / MIB:.0f} of {each.resident_bytes / MIB:.0f}"
-        for size, each in zip(small, document.fragments, strict=True)
+        for size, each in zip(ways["few"], document.fragments, strict=True)
     )
-    report.note(f"{name}: budgets of {shares} MiB, a fifth or the least that blocks run in")
+    report.note(f"{name}: budgets of {shares} MiB: a fifth, or the least that the blocks run in")
     inputs = write_items(folder / "in", [feeds])
-    async with (
-        _pool(folder / "few", small) as few,
-        _pool(folder / "all", whole) as ample,
-    ):
-        times: dict[str, list[float]] = {"few": [], "all": []}
-        pools = {"few": (few, small), "all": (ample, whole)}
+    planned = {way: _planned(document, way, budgets) for way, budgets in ways.items()}
+    devices = [
+        {"name": _device(way, number), "memory": size}
+        for way, budgets in ways.items()
+        for number, size in enumerate(budgets)
+    ]
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    async with running_pool(folder, devices) as pool:
         for turn in range(-2, turns):  # the first two load and warm up
-            for key in ("few", "all") if turn % 2 else ("all", "few"):
-                pool, budgets = pools[key]
-                planned = _Planned(document=document, budgets=budgets)
-                seconds, outputs = await _one(pool, planned, inputs, folder / key, turn)
-                _check(name, model, outputs)
+            for way in ways if turn % 2 else reversed(ways):
+                label = f"{way}-{turn + 2}"
+                homes, grants = planned[way]
+                out = folder / f"out-{label}"
+                status = await pool.run(label, document, inputs, out, homes=homes, grants=grants)
+                assert status.state == pb.JobStatus.COMPLETE, status
+                _check(name, model, read_results(out)[0])
                 if turn >= 0:
-                    times[key].append(seconds)
-        report.add(
-            compared(
-                f"{name} on three small devices: an item", times["few"], times["all"], unit="s"
-            )
-        )
-        worst = max(each.peak_bytes / each.budget_bytes for each in (await few.devices()).values())
-        report.add(
-            Measurement(
-                name=f"{name} on three small devices: largest share of a budget",
-                value=100 * worst,
-                unit="%",
-            )
-        )
+                    times[way].append(status.latency.maximum_seconds)
+        known = await pool.devices()
+    title = f"{name} on three small devices"
+    report.add(compared(f"{title}: an item", times["few"], times["all"], unit="s"))
+    for number in range(FRAGMENTS):
+        each = known[_device("few", number)]
+        share = 100 * each.peak_bytes / each.budget_bytes
+        what = f"{title}: share of the budget of device {number + 1}"
+        report.add(Measurement(name=what, value=share, unit="%", goal=VALUE <= 100))
 
 
-def _pool(folder: Path, budgets: Sequence[int]) -> Any:
-    devices = [{"name": name, "memory": size} for name, size in zip(DEVICES, budgets, strict=True)]
-    return running_pool(folder, devices)
+def _few(fragment: Fragment) -> int:
+    least = fragment.least_bytes + fragment.least_bytes // _SPARE
+    return max(fragment.resident_bytes // _FRACTION, least)
 
 
-async def _one(
-    pool: Pool, planned: _Planned, inputs: Path, folder: Path, turn: int
-) -> tuple[float, dict[str, Any]]:
-    """One item: its seconds from admission to result, and the result."""
-    homes, grants = planned.homes_and_grants()
-    out = folder / f"out-{turn}"
-    status = await pool.run(
-        f"item{turn + 2}", planned.document, inputs, out, homes=homes, grants=grants
-    )
-    assert status.state == pb.JobStatus.COMPLETE, status
-    (outputs,) = read_results(out)
-    return status.latency.maximum_seconds, outputs
+def _device(way: str, number: int) -> str:
+    return f"{way}-{number}"
+
+
+def _planned(
+    document: PartitionDocument, way: str, budgets: Sequence[int]
+) -> tuple[Sequence[Sequence[str]], Sequence[Sequence[int]]]:
+    """Each fragment on a device of its own: which, and what it is granted there."""
+    names = [_device(way, number) for number in range(FRAGMENTS)]
+    devices = [
+        PoolDevice(name=name, budget_bytes=Bytes(size))
+        for name, size in zip(names, budgets, strict=True)
+    ]
+    pins = [_Pin(fragment=number, device=name) for number, name in enumerate(names)]
+    found = plan(document, devices, Objective.LATENCY, pins=pins)
+    assert not isinstance(found, Infeasible), found.problem
+    return found.homes(), found.grants()
 
 
 _expected: dict[str, list[Any]] = {}

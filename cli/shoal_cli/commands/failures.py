@@ -38,7 +38,7 @@ def print_failure(error: Exception) -> int | None:
 def title_of(error: Exception) -> str | None:
     """What to call an error; None where it is not one of the user's."""
     from shoal_cli.local import (
-        device_bench,
+        device_figures,
         made_items,
         orders,
         pool,
@@ -71,7 +71,7 @@ def title_of(error: Exception) -> str | None:
         runner.NoPlan: "does not fit",
         orders.JobRefused: "job refused",
         made_items.NoItem: "no item to run",
-        device_bench.DeviceFailed: "the device failed",
+        device_figures.DeviceFailed: "the device failed",
         runner.EnforcementImpossible: "budgets cannot be enforced",
         workspace.WorkspaceBusy: "work folder in use",
         pool.AgentsMissing: "agents missing",

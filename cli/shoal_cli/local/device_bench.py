@@ -21,10 +21,10 @@ from typing import Final
 
 import numpy as np
 
-from shoal_agent.memory.swapping import plan_swapping
 from shoal_cli.local.cgroups import Enforce, RunGroups, open_groups
 from shoal_cli.local.device_figures import (
     BudgetFigures,
+    DeviceFailed,
     DeviceFigures,
     PeerFigures,
     Runs,
@@ -57,10 +57,6 @@ _WATCH_SECONDS: Final = 300.0
 _WATCH_INTERVAL_SECONDS: Final = 0.02
 _CUT_BYTES: Final = 64 << 20
 """Of the device that the model is cut for: into one fragment, whatever its budget."""
-
-
-class DeviceFailed(Exception):
-    """The device did not compute an item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,6 +335,9 @@ class _Device:
         blocks = FragmentStore(self._pool.workspace.store).manifest(fragment.digest).blocks
         if not blocks or granted >= fragment.resident_bytes:
             return whole
+        # Only where agents run is there one to import from.
+        from shoal_agent.memory.swapping import plan_swapping  # noqa: PLC0415
+
         plan = plan_swapping(blocks, granted)
         assert plan is not None, "the plan grants at least what it needs"
         kept = zip(blocks, plan.kept_bytes, strict=True)

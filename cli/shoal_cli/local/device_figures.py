@@ -7,6 +7,10 @@ from statistics import median, quantiles
 from shoal_cli.local.resident import Sample
 
 
+class DeviceFailed(Exception):
+    """The device did not compute an item."""
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """Seconds of one thing that was measured again and again."""

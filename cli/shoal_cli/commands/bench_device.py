@@ -15,8 +15,8 @@ from shoal_cli.local.cgroups import Enforce
 if TYPE_CHECKING:
     from shoal_cli.local.device_bench import BenchOrder
     from shoal_cli.local.device_figures import DeviceFigures
+    from shoal_cli.local.made_items import Array
     from shoal_protocol.partition import Fragment, TensorSpec
-    from shoal_protocol.tensors import Array
 
 CURVE: Final = 6
 _MIB: Final = 1 << 20

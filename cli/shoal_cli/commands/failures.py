@@ -39,7 +39,6 @@ def title_of(error: Exception) -> str | None:
     """What to call an error; None where it is not one of the user's."""
     from shoal_cli.local import (
         device_figures,
-        made_items,
         orders,
         pool,
         preparation,
@@ -70,7 +69,7 @@ def title_of(error: Exception) -> str | None:
         steps.StepCrashed: "a step failed",
         runner.NoPlan: "does not fit",
         orders.JobRefused: "job refused",
-        made_items.NoItem: "no item to run",
+        device_figures.NoItem: "no item to run",
         device_figures.DeviceFailed: "the device failed",
         runner.EnforcementImpossible: "budgets cannot be enforced",
         workspace.WorkspaceBusy: "work folder in use",

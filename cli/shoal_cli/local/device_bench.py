@@ -32,6 +32,7 @@ from shoal_cli.local.device_figures import (
     Times,
     Traced,
 )
+from shoal_cli.local.made_items import Array
 from shoal_cli.local.observer import Observer
 from shoal_cli.local.orders import JobOrder, bare_manifests, read_orders
 from shoal_cli.local.peers import Peer, PeerFailed, PeerRequest, running_peer
@@ -47,7 +48,6 @@ from shoal_protocol.coordinator_client import ENDED, CoordinatorClient
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import MODEL
 from shoal_protocol.partition import Fragment
-from shoal_protocol.tensors import Array
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 

@@ -7,6 +7,10 @@ from statistics import median, quantiles
 from shoal_cli.local.resident import Sample
 
 
+class NoItem(Exception):
+    """No item can be made for the model; the text says what to give instead."""
+
+
 class DeviceFailed(Exception):
     """The device did not compute an item."""
 

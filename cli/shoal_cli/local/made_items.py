@@ -6,19 +6,18 @@ given one by `shapes`; a first axis of its own accord: one item is a batch of on
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto, helper
 
+from shoal_cli.local.device_figures import NoItem
 from shoal_protocol.partition import TensorSpec
-from shoal_protocol.tensors import DTYPES, Array
-from shoal_protocol.v1 import tensors_pb2 as pb
+
+Array = npt.NDArray[Any]
 
 _MOST_ELEMENTS: Final = 1 << 31
-
-
-class NoItem(Exception):
-    """No item can be made; the text says what to give instead."""
 
 
 def make_item(
@@ -31,9 +30,8 @@ def make_item(
 
 def _made(spec: TensorSpec, given: tuple[int, ...] | None, chance: np.random.Generator) -> Array:
     shape = given or _shape(spec)
-    names = {pb.DataType.Name(each): dtype for each, dtype in DTYPES.items()}
-    dtype = names.get(spec.dtype.upper())
-    if dtype is None or dtype.hasobject:
+    dtype = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(spec.dtype.upper()))
+    if dtype.kind not in "fciub":
         raise NoItem(f"input {spec.name} is {spec.dtype}: no item is made; give --inputs FOLDER")
     if np.prod(shape, dtype=float) > _MOST_ELEMENTS:
         raise NoItem(f"--shape {spec.name}: {'x'.join(map(str, shape))} is too large for one item")

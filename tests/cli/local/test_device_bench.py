@@ -12,7 +12,8 @@ import pytest
 
 from cli.local.test_preparation import DEEP, MIB
 from cli.local.workbench import Workbench
-from shoal_cli.local.made_items import NoItem, make_item
+from shoal_cli.local.device_figures import NoItem
+from shoal_cli.local.made_items import make_item
 from shoal_cli.local.resident import ResidencySampler, mapped_bytes
 from shoal_protocol.partition import TensorSpec
 

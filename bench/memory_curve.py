@@ -39,17 +39,18 @@ def curve(report: Report, options: Namespace) -> None:
         with opened(report, name, options) as bench:
             _bandwidths(bench)
             default = _peak(bench, bench.task, None, None)
-            points = {"default": [(default, _default_time(bench))]}
+            seconds = _default_seconds(bench)
+            points = {"default": [(default, 1.0)]}
             for way in ("mapped", *NEEDS):
                 if point := _of_peer(bench, way, default):
                     points[way] = [point]
             points["granted"] = [_of_grant(bench, each, default) for each in _grants(bench)]
             if options.pictures is not None:
-                _draw(bench, points, options.pictures)
+                _draw(bench, points, seconds, options.pictures)
 
 
 def _of_grant(bench: Bench, size_bytes: int, default: int) -> tuple[int, float]:
-    """Peak and time of the fragment within a grant."""
+    """Peak of the fragment within a grant, and its time as a share of the default's."""
     subject, least = SUBJECTS[bench.name], bench.fragment.least_bytes
     title = f"granted {size_bytes / MIB:.0f} MiB"
     aim = _goal(subject.peak if size_bytes == least else None)
@@ -60,7 +61,7 @@ def _of_grant(bench: Bench, size_bytes: int, default: int) -> tuple[int, float]:
 
 
 def _of_peer(bench: Bench, way: str, default: int) -> tuple[int, float] | None:
-    """Peak and time of a peer, or nothing, where it cannot run the model."""
+    """The same of a peer, or nothing, where it cannot run the model."""
     task = replace(bench.task, way=way, turns=bench.turns)
     try:
         if way == "ncnn":
@@ -93,12 +94,15 @@ def _peak(
 
 
 def _times(bench: Bench, task: Task, title: str, goal: Goal | None) -> float:
+    """How often the default's time, in the same turns."""
     ours, peers = in_child(task)
-    bench.report.add(compared(f"{bench.name} {title}: time", ours, peers, unit="s", goal=goal))
-    return median(ours)
+    line = compared(f"{bench.name} {title}: time", ours, peers, unit="s", goal=goal)
+    bench.report.add(line)
+    assert line.ratio is not None, "both were measured"
+    return line.ratio
 
 
-def _default_time(bench: Bench) -> float:
+def _default_seconds(bench: Bench) -> float:
     task = replace(bench.task, what="times", turns=bench.turns)
     ours, _ = in_child(task)
     _cold(bench, replace(task, what="cold"), NAMES["default"])
@@ -144,16 +148,19 @@ def _bandwidths(bench: Bench) -> None:
             bench.report.add(Measurement(name=name, value=rate, unit="MB/s"))
 
 
-def _draw(bench: Bench, points: dict[str, list[tuple[int, float]]], folder: Path) -> None:
+def _draw(
+    bench: Bench, points: dict[str, list[tuple[int, float]]], seconds: float, folder: Path
+) -> None:
+    """`points` are peaks and times, these as shares of the default's `seconds`."""
     panel = Panel(
         title="Time of an item against memory",
         x_title="most memory above the floor, MiB",
-        y_title="milliseconds",
+        y_title="of the default's time",
         lines=[
             Line(
                 name=NAMES[way],
                 colour=COLOURS[way],
-                points=[(peak / MIB, 1e3 * seconds) for peak, seconds in sorted(points[way])],
+                points=[(peak / MIB, share) for peak, share in sorted(points[way])],
             )
             for way in NAMES
             if way in points
@@ -162,6 +169,9 @@ def _draw(bench: Bench, points: dict[str, list[tuple[int, float]]], folder: Path
         height=320,
     )
     threads = f"{bench.task.threads} thread{'s' * (bench.task.threads != 1)}"
-    subtitle = f"{threads}, medians of {bench.turns} runs with the weights in the page cache"
+    subtitle = (
+        f"{threads}, medians of {bench.turns} pairs with the weights in the page cache; "
+        f"the default takes {1e3 * seconds:.3g} ms"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{bench.name}.svg").write_text(draw(bench.name, subtitle, [panel]))

@@ -22,7 +22,7 @@ _LEGEND_ROW: Final = 20
 """Above each plot: its title and the rows of its legend."""
 _FOOT: Final = 52
 """Below each plot: the axis, its numbers and its title."""
-_LETTER: Final = 6.5
+_LETTER: Final = 7.1
 """Width of a letter of the legend, on the safe side: SVG says not how wide text is."""
 _TICKS: Final = 6
 _ROOM: Final = 1.08

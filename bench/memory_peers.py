@@ -70,7 +70,7 @@ def ncnn_run(folder: Path, feeds: Tensors, threads: int) -> Callable[[], list[An
     if net.load_param(str(folder / "model.ncnn.param")) or net.load_model(
         str(folder / "model.ncnn.bin")
     ):
-        raise PeerUnable("ncnn does not load it")
+        raise PeerUnable("ncnn does not load it: it lacks a kind of layer")
     arrays = [
         np.ascontiguousarray(each.astype(np.int32) if each.dtype == np.int64 else each)
         for each in feeds.values()

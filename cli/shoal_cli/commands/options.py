@@ -445,8 +445,6 @@ def refuse_with_manifests(**bare: object) -> None:
 
 def load_files(files: Sequence[Path]) -> "Manifests":
     """Read manifests; raises `ManifestErrors`."""
-    if is_model(files):
-        raise typer.BadParameter(f"{files[0]} is a model; this command takes manifests")
     from shoal_cli.local.manifests import load_manifests
 
     return load_manifests(files)

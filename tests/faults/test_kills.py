@@ -110,6 +110,7 @@ async def test_the_coordinator_killed_twice(pool: Pool, tmp_path: Path, everythi
     check_results(tmp_path / "out")
 
 
+@pytest.mark.minutes
 async def test_a_second_run_repeats_nothing(pool: Pool, tmp_path: Path) -> None:
     document, inputs = prepare(pool, tmp_path)
     first = await pool.run("twice", document, inputs, tmp_path / "out")

@@ -90,7 +90,8 @@ async def test_all_agents_killed_at_once(pool: Pool, tmp_path: Path) -> None:
     check_results(tmp_path / "out")
 
 
-@pytest.mark.parametrize("everything", [pytest.param(False, marks=pytest.mark.minutes), True])
+@pytest.mark.minutes
+@pytest.mark.parametrize("everything", [False, True])
 async def test_the_coordinator_killed_twice(pool: Pool, tmp_path: Path, everything: bool) -> None:
     document, inputs = prepare(pool, tmp_path)
     await pool.submit("restart", document, inputs, tmp_path / "out")

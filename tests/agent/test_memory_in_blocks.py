@@ -70,7 +70,9 @@ async def run_whole(coordinator: ScriptedCoordinator, join: Join, rows: int) -> 
     return output
 
 
-@pytest.mark.parametrize("granted", [10 * MIB, 24 * MIB, 40 * MIB])
+@pytest.mark.parametrize(
+    "granted", [10 * MIB, pytest.param(24 * MIB, marks=pytest.mark.minutes), 40 * MIB]
+)
 async def test_a_fragment_runs_within_whatever_it_is_granted(
     coordinator: ScriptedCoordinator, join: Join, granted: int
 ) -> None:

@@ -35,7 +35,9 @@ def changes(store: Path, count: int) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count", [40, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.minutes])]
+)
 def test_every_budget_is_kept_and_none_leaves_a_trace(tmp_path: Path, count: int) -> None:
     report = changes(tmp_path, count)
     assert report["evicted"] == []

@@ -50,8 +50,18 @@ def assert_close(output: np.ndarray, whole: np.ndarray) -> None:
     np.testing.assert_allclose(output, whole, rtol=1e-4, atol=1e-6)
 
 
+_WHOLE: dict[int, np.ndarray] = {}
+
+
 async def expected(coordinator: ScriptedCoordinator, join: Join, rows: int = 1) -> np.ndarray:
-    """What the fragment computes as a whole."""
+    """What the fragment computes as a whole; computed once."""
+    if rows not in _WHOLE:
+        _WHOLE[rows] = await run_whole(coordinator, join, rows)
+    return _WHOLE[rows]
+
+
+async def run_whole(coordinator: ScriptedCoordinator, join: Join, rows: int) -> np.ndarray:
+    """What an agent computes that has room for the whole fragment."""
     made = made_of(coordinator.store)
     joined = await join("pi-5", budget="100Mi")
     idle = joined.agent.without_libraries()
@@ -61,7 +71,9 @@ async def expected(coordinator: ScriptedCoordinator, join: Join, rows: int = 1) 
     return output
 
 
-@pytest.mark.parametrize("granted", [10 * MIB, 24 * MIB, 40 * MIB])
+@pytest.mark.parametrize(
+    "granted", [10 * MIB, pytest.param(24 * MIB, marks=pytest.mark.minutes), 40 * MIB]
+)
 async def test_a_fragment_runs_within_whatever_it_is_granted(
     coordinator: ScriptedCoordinator, join: Join, granted: int
 ) -> None:
@@ -136,7 +148,7 @@ async def test_a_fragment_in_blocks_measured_over_the_budget_goes_on_with_less(
         "ppocr_rec",
         pytest.param("minilm_l6", marks=pytest.mark.slow),
         pytest.param("resnet18", marks=pytest.mark.slow),
-        pytest.param("vit_base_16", marks=pytest.mark.slow),
+        pytest.param("vit_base_16", marks=[pytest.mark.slow, pytest.mark.minutes]),
     ],
 )
 async def test_a_real_model_runs_in_blocks_within_what_it_is_granted(

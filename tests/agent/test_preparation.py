@@ -38,6 +38,7 @@ from shoal_protocol.v1 import session_pb2 as pb
 MIB = 1 << 20
 AMPLE = Bytes(512 * MIB)
 PROBE = Path(__file__).with_name("preparation_probe.py")
+SEEDS = (0, 1, *(pytest.param(seed, marks=pytest.mark.minutes) for seed in (2, 3)))
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +257,7 @@ def children() -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_a_child_that_is_killed_leaves_nothing_half(
     seed: int, tmp_path: Path, dense: MadeFragment, runtime: Callable[..., RunResult]
 ) -> None:
@@ -275,7 +276,7 @@ async def test_a_child_that_is_killed_leaves_nothing_half(
     runtime(dense, item(dense_model([256, 512, 256])), prepared)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_an_agent_that_is_killed_takes_its_child_along(
     seed: int, tmp_path: Path, dense: MadeFragment
 ) -> None:

@@ -63,18 +63,29 @@ def in_half_precision(path: Path, folder: Path) -> Path:
     return half
 
 
-@pytest.mark.parametrize("change", [as_it_is, in_half_precision])
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("ppocr_rec", (1, 3, 48, 320)),
-        pytest.param("ppocr_rec", (6, 3, 48, 320), marks=pytest.mark.slow),
-        pytest.param("ppocr_det", (1, 3, 640, 640), marks=pytest.mark.slow),
-        pytest.param("minilm_l6", None, marks=pytest.mark.slow),
-        pytest.param("resnet18", None, marks=pytest.mark.slow),
-        pytest.param("mobilenet_v2", None, marks=pytest.mark.slow),
-    ],
+CASES: tuple[tuple[str, tuple[int, ...] | None], ...] = (
+    ("ppocr_rec", (1, 3, 48, 320)),
+    ("ppocr_rec", (6, 3, 48, 320)),
+    ("ppocr_det", (1, 3, 640, 640)),
+    ("minilm_l6", None),
+    ("resnet18", None),
+    ("mobilenet_v2", None),
 )
+HALVED = ("ppocr_rec", "resnet18")
+"""In half precision in every check, the other models when there are minutes."""
+
+
+def cases() -> list[object]:
+    """Each model as it is, and in half precision."""
+    made: list[object] = [pytest.param(*case, as_it_is) for case in CASES]
+    for name, shape in CASES:
+        often = name in HALVED and (shape is None or shape[0] == 1)
+        marks = () if often else (pytest.mark.minutes,)
+        made.append(pytest.param(name, shape, in_half_precision, marks=marks))
+    return made
+
+
+@pytest.mark.parametrize(("name", "shape", "change"), cases())
 def test_the_estimate_is_near_what_is_measured(
     name: str, shape: tuple[int, ...] | None, change: Callable[[Path, Path], Path], tmp_path: Path
 ) -> None:

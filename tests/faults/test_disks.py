@@ -43,6 +43,7 @@ def check_results(outputs: Path) -> None:
         assert largest_difference(given, right) <= TOLERANCE
 
 
+@pytest.mark.minutes
 async def test_a_corrupted_cached_fragment_is_detected_and_fetched_again(
     pool: Pool, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
 FILES = 6
-STACKED = 100
+STACKED = 60
 
 
 @pytest_asyncio.fixture

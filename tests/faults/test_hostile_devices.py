@@ -6,12 +6,13 @@ from the test: it sends what no agent would send.
 
 import asyncio
 import contextlib
+import functools
 import math
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -37,7 +38,13 @@ from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import files_pb2 as files
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.files_pb2_grpc import FilesStub
-from shoal_protocol.v1.tensors_pb2 import FLOAT, ZSTD, Acknowledgement, FetchFragmentRequest
+from shoal_protocol.v1.tensors_pb2 import (
+    FLOAT,
+    ZSTD,
+    Acknowledgement,
+    FetchFragmentRequest,
+    FrameHeader,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -315,10 +322,19 @@ async def upload_inputs(pool: Pool) -> None:
     await worker.close()
 
 
+@functools.cache
+def zeros() -> EncodedActivation:
+    """1 GiB of them, in 33 KB."""
+    key = ActivationKey(job="", epoch=0, item=0, producer=0, consumer=0)
+    zeros = np.zeros(1 << 30, np.uint8)
+    return encode_activation(key, "", {"y": zeros}, transfer=0, codec=ZSTD)
+
+
 def bomb(key: ActivationKey, shape: tuple[int, ...]) -> EncodedActivation:
     """33 KB that declare this shape, and decode to 1 GiB: the header says so, or it lies."""
-    zeros = np.zeros(1 << 30, np.uint8)
-    activation = encode_activation(key, "", {"y": zeros}, transfer=0, codec=ZSTD)
+    header = FrameHeader.FromString(zeros().header.SerializeToString())
+    key.write(header.activation.key)
+    activation = replace(zeros(), header=header)
     (tensor,) = activation.header.activation.tensors
     tensor.dtype, tensor.shape[:] = FLOAT, shape
     tensor.decoded_bytes = 4 * math.prod(shape)

@@ -90,7 +90,8 @@ async def test_all_agents_killed_at_once(pool: Pool, tmp_path: Path) -> None:
     check_results(tmp_path / "out")
 
 
-@pytest.mark.parametrize("everything", [pytest.param(False, marks=pytest.mark.minutes), True])
+@pytest.mark.minutes
+@pytest.mark.parametrize("everything", [False, True])
 async def test_the_coordinator_killed_twice(pool: Pool, tmp_path: Path, everything: bool) -> None:
     document, inputs = prepare(pool, tmp_path)
     await pool.submit("restart", document, inputs, tmp_path / "out")
@@ -110,6 +111,7 @@ async def test_the_coordinator_killed_twice(pool: Pool, tmp_path: Path, everythi
     check_results(tmp_path / "out")
 
 
+@pytest.mark.minutes
 async def test_a_second_run_repeats_nothing(pool: Pool, tmp_path: Path) -> None:
     document, inputs = prepare(pool, tmp_path)
     first = await pool.run("twice", document, inputs, tmp_path / "out")

@@ -6,6 +6,7 @@ their layers are kept in the cache; a build after a change of the code takes sec
 """
 
 import contextlib
+import functools
 import os
 import subprocess
 import tempfile
@@ -42,20 +43,22 @@ class ImageFailed(Exception):
     """An image could not be made; the message is the end of what the builder said."""
 
 
+@functools.cache  # each question to buildah takes a third of a second of a processor
 def base_image() -> Image:
     """Python 3.11 on Debian, under the name that Dockerfiles start from; made once (a minute)."""
     with locked(cache() / "images.lock"):
         if not _identity(BASE_IMAGE):
             _make_base()
-    return _archived(BASE_IMAGE)
+    return _archived(BASE_IMAGE, _identity(BASE_IMAGE))
 
 
+@functools.cache
 def pause_image() -> Image:
     """What holds a pod's namespaces."""
     with locked(cache() / "images.lock"):
         if not _identity(PAUSE_IMAGE):
             _commit(PAUSE_IMAGE, find("pause"), "/pause", entrypoint='["/pause"]')
-    return _archived(PAUSE_IMAGE)
+    return _archived(PAUSE_IMAGE, _identity(PAUSE_IMAGE))
 
 
 def build_image(
@@ -85,11 +88,14 @@ def build_image(
     stage = [f"--target={target}"] if target else []
     how = ("--layers", "--pull=never", "--isolation=chroot", "--network=host", *trust, *stage)
     before = _identity(name)
-    _buildah("build", *how, *arguments, f"--file={dockerfile}", f"--tag={name}", str(context))
-    if before and before != _identity(name):
+    with tempfile.NamedTemporaryFile(prefix="shoal-image-") as file:
+        made = (f"--file={dockerfile}", f"--tag={name}", f"--iidfile={file.name}", str(context))
+        _buildah("build", *how, *arguments, *made)
+        identity = Path(file.name).read_text().removeprefix("sha256:")
+    if before and before != identity:
         with contextlib.suppress(ImageFailed):  # another name of it, or another build, needs it
             _buildah("rmi", before)
-    return _archived(name)
+    return _archived(name, identity)
 
 
 def layers(image: Image) -> str:
@@ -128,12 +134,11 @@ def _commit(name: str, content: Path, at: str, *, entrypoint: str) -> None:
         _buildah("rm", container)
 
 
-def _archived(name: str) -> Image:
+def _archived(name: str, identity: str) -> Image:
     """The image with its archive, written anew only when the image has changed."""
-    identity = _identity(name)[:12]
     prefix = name.replace("/", "_").replace(":", "_")
     folder = cache() / "images"
-    archive = folder / f"{prefix}-{identity}.tar"
+    archive = folder / f"{prefix}-{identity[:12]}.tar"
     with locked(cache() / "images.lock"):
         if not archive.exists():
             folder.mkdir(exist_ok=True)

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from cli.local.workbench import save_model
+from shoal_cli.commands.app import run_app
 
 COMMANDS = (
     "run",
@@ -142,12 +143,16 @@ def test_completion_scripts_are_there_for_the_usual_shells() -> None:
     ],
 )
 def test_wrong_usage_ends_with_status_2_and_says_what_is_meant(
-    arguments: list[str], said: str
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = shoal(*arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run_app(arguments) == 2
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert "Traceback" not in errors
 
 
 def test_a_malformed_manifest_is_refused_with_file_line_and_field(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ def run_deep(bench: Workbench, devices: int, budget_mib: int) -> Ran:
     return bench.run("run", folder / "model.onnx", *places, *pool, "--verify")
 
 
-@pytest.mark.parametrize(("devices", "budget_mib"), [(1, 16), (2, 12)])
+@pytest.mark.parametrize(
+    ("devices", "budget_mib"), [pytest.param(1, 16, marks=pytest.mark.minutes), (2, 12)]
+)
 def test_a_model_larger_than_the_devices_runs_in_blocks_without_a_load_more(
     bench: Workbench, devices: int, budget_mib: int
 ) -> None:

@@ -26,7 +26,7 @@ def until(true: Callable[[], object], process: subprocess.Popen[str] | None = No
     while not true():
         assert time.monotonic() < give_up, "it did not happen within a minute"
         assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def children(folder: Path) -> dict[int, str]:
@@ -95,7 +95,7 @@ def job_of(ran: Ran) -> dict[str, object]:
 @pytest.fixture
 def busy(bench: Workbench) -> Workbench:
     """Enough work that a signal comes while it runs: agents whose links are slow."""
-    save_inputs(bench.inputs, files=40, stacked=16)
+    save_inputs(bench.inputs, files=40, stacked=8)
     text = bench.manifest.read_text()
     slow = "link: {latencyMilliseconds: 20}, cpus: '0.5', memory:"
     bench.manifest.write_text(text.replace("memory:", slow, 3))

@@ -14,6 +14,7 @@ from certificates import Pki
 from cli.transfer.servers import free_port
 from cli.transfer.web_server import Web
 from made_models import TOPOLOGIES
+from shoal_cli.commands.app import run_app
 from shoal_compiler.profile import profile_model
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import document_from_json
@@ -73,7 +74,10 @@ def test_inspect_answers_in_one_line(model: Path, tmp_path: Path, web: Web) -> N
 
 
 def test_what_is_refused_ends_with_2_and_what_may_pass_with_1(
-    model: Path, tmp_path: Path, web: Web
+    model: Path,
+    tmp_path: Path,
+    web: Web,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     other = f"sha256:{'0' * 64}"
     (tmp_path / "bad.onnx").write_bytes(b"this is no model")
@@ -88,10 +92,11 @@ def test_what_is_refused_ends_with_2_and_what_may_pass_with_1(
         (["copy", tmp_path / "empty", tmp_path / "out"], "there are no files"),
         (["copy", tmp_path / "empty", "oci://example.com/"], "nothing can be written"),
     ):
-        done = shoal(*arguments)
-        assert done.returncode == 2, (arguments, done.stderr)
-        assert said in " ".join(done.stderr.split())
-        assert "Traceback" not in done.stderr
+        status = run_app([str(each) for each in arguments])
+        errors = capsys.readouterr().err
+        assert status == 2, (arguments, errors)
+        assert said in " ".join(errors.split())
+        assert "Traceback" not in errors
     done = shoal("copy", model, "localhost:1/jobs/a/in", "--insecure")
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("shoal: carrying broke off")

@@ -90,8 +90,8 @@ def check_the_end(cluster: Cluster) -> None:
 
 SEEDS = [
     *range(10),
-    *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 30)),
-    *(pytest.param(seed, marks=pytest.mark.minutes) for seed in range(30, 80)),
+    *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 20)),
+    *(pytest.param(seed, marks=pytest.mark.minutes) for seed in range(20, 80)),
 ]
 
 

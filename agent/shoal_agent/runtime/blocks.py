@@ -18,6 +18,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,8 @@ OpenSession = Callable[[bytes | str, Path | None, Recipe], onnxruntime.Inference
 """Opens a model, whose weights are in files of a folder, beside it where that is None; raises
 `RuntimeFailed`."""
 
+_SESSION_BYTES: Final = 192 << 10
+"""What a session without weights holds once it is open, at most: the manifest counts that."""
 _UNREAD_BYTES: Final = 64 << 10
 """A block that maps so much more than it reads, and an eighth, has a table of which it reads rows:
 less is the ends of pages."""
@@ -91,7 +94,7 @@ class Blocks:
         blocks = tuple(
             replace(
                 block,
-                held_bytes=block.held_bytes + model.packed.anonymous_bytes,
+                held_bytes=block.held_bytes + max(0, model.packed.anonymous_bytes - _SESSION_BYTES),
                 weight_bytes=max(
                     0,
                     block.weight_bytes + model.packed.growth_bytes - model.packed.anonymous_bytes,
@@ -221,6 +224,9 @@ class BlockFragment:
         assert warm is not None, "the least that it needs was granted"
         self._warm = self._adopt(warm)
         self._cold = None if cold is None else self._adopt(cold)
+        self._samples = [
+            max(pages, key=attrgetter("size")) for pages in self._warm.streamed if pages
+        ]
         self._follow(self._warm)
 
     def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
@@ -254,7 +260,7 @@ class BlockFragment:
 
     def _choose(self) -> _Adopted:
         """The plan that prefetches, where there is one and something has to come from the disk."""
-        if self._cold is not None and any(are_cold(pages) for pages in self._warm.streamed):
+        if self._cold is not None and are_cold(self._samples):
             return self._cold
         return self._warm
 

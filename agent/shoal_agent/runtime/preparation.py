@@ -127,6 +127,8 @@ class _Form:
     """Those of all weights, tables too of which rows are read."""
     saved: bool
     """Whether to save it."""
+    results: tuple[str, ...] = ()
+    """What the fragment gives, where the models are its blocks."""
 
     def of(self, prepared: Prepared) -> object | None:
         return prepared.whole if self.name == _WHOLE else prepared.blocks
@@ -298,6 +300,7 @@ class Preparation:
             file=str(form.file),
             ranges=form.ranges,
             part=None if part is None else str(part),
+            results=form.results,
             key=key(form.name),
             limit_bytes=limit_bytes,
             disk_bytes=form.disk_bytes,
@@ -363,6 +366,7 @@ def _in_blocks(fragment: Path, source: Blocks) -> _Form:
         weights=tuple(block.weight_bytes for block in source.blocks),
         stored_bytes=_weights_bytes(fragment),
         saved=not reads_rows(fragment),
+        results=source.outputs,
     )
 
 

@@ -4,6 +4,10 @@ ONNX Runtime saves an optimised model with its weights, and what it has packed o
 It aligns only tensors of 1 MiB or more. A smaller packed one is then mapped at an address that the
 processor's vector instructions refuse: the process ends with SIGSEGV in the first run (1.31).
 Here every tensor begins a page.
+
+The kernel caches what is written at once in one piece, as far as it can, and maps a piece with each
+page of it that is read. So weights are written in large pieces, and those of a model that has a
+table, of which items read some rows, in such small ones as the kernel maps at the least.
 """
 
 import os
@@ -15,18 +19,19 @@ from shoal_protocol.manifest import WEIGHTS
 
 _ALIGNMENT: Final = 4096
 _CHUNK_BYTES: Final = 1 << 20
+_ROWS_CHUNK_BYTES: Final = 64 << 10
 _PACKED: Final = "prepacked_"
 
 
-def align(folder: Path, model: Any) -> None:
+def align(folder: Path, model: Any, *, rows: bool) -> None:
     """Write `weights.bin` of a folder anew, every tensor at the start of a page, and say so in the
-    model.
+    model. `rows`: it has a table of which items read rows.
 
     Raises `OSError`, `ValueError`.
     """
     temporary = folder / f"{WEIGHTS}.tmp"
     with (folder / WEIGHTS).open("rb") as source, temporary.open("wb") as target:
-        copier = _Copier(source, target)
+        copier = _Copier(source, target, _ROWS_CHUNK_BYTES if rows else _CHUNK_BYTES)
         for tensor in tensors(model.graph):
             _move(tensor, copier)
     temporary.replace(folder / WEIGHTS)
@@ -45,9 +50,10 @@ def mapped_bytes(model: bytes) -> int:
 class _Copier:
     """Copies ranges of a file to pages of another; a range that several tensors share, once."""
 
-    def __init__(self, source: BinaryIO, target: BinaryIO) -> None:
+    def __init__(self, source: BinaryIO, target: BinaryIO, chunk_bytes: int) -> None:
         self._source = source
         self._target = target
+        self._chunk_bytes = chunk_bytes
         self._copied: dict[tuple[int, int], int] = {}
 
     def copy(self, offset: int, size: int) -> int:
@@ -58,7 +64,7 @@ class _Copier:
         self._source.seek(offset)
         left = size
         while left > 0:
-            if not (data := self._source.read(min(left, _CHUNK_BYTES))):
+            if not (data := self._source.read(min(left, self._chunk_bytes))):
                 raise ValueError(f"{WEIGHTS} ends before {offset + size}")
             self._target.write(data)
             left -= len(data)

@@ -18,7 +18,7 @@ _MESSAGES: Final[
     dict[str, tuple[tuple[str, int, Field.Label.ValueType, str | Field.Type.ValueType], ...]]
 ] = {
     "Entry": (("key", 1, _ONE, Field.TYPE_STRING), ("value", 2, _ONE, Field.TYPE_STRING)),
-    "Tensor": (("external_data", 13, _MANY, "Entry"),),
+    "Tensor": (("name", 8, _ONE, Field.TYPE_STRING), ("external_data", 13, _MANY, "Entry")),
     "Attribute": (
         ("name", 1, _ONE, Field.TYPE_STRING),
         ("i", 3, _ONE, Field.TYPE_INT64),
@@ -61,6 +61,14 @@ def tensors(graph: Any) -> Iterator[Any]:
     yield from graph.initializer
     for inner in inner_graphs(graph):
         yield from tensors(inner)
+
+
+def reads_rows(graph: Any) -> bool:
+    """Whether a graph, or one inside it, has a table of which items read some rows."""
+    tables = {tensor.name for tensor in graph.initializer}
+    return any(node.op_type == "Gather" and node.input[0] in tables for node in graph.node) or any(
+        reads_rows(inner) for inner in inner_graphs(graph)
+    )
 
 
 def inner_graphs(graph: Any) -> Iterator[Any]:

@@ -14,10 +14,6 @@ The order of events for a fragment that is not prepared yet:
    try again.
 3. If the child fails in any other way, the agent opens the fragment unprepared.
 
-A fragment with a table of which items read rows is tried and not saved: the kernel maps the file
-that the child has written in larger pieces than one that was copied, and with each row come
-hundreds (DistilBERT took 225 MiB of 194 that it was granted).
-
 Memory: a child has the bytes that the ledger granted for the load, which nothing else uses yet, and
 what it borrows from the ledger while it runs. One child runs at a time.
 
@@ -40,7 +36,7 @@ from typing import Final
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import short
 from shoal_agent.runtime import prepare_child
-from shoal_agent.runtime.blocks import Blocks, read_blocks, reads_rows
+from shoal_agent.runtime.blocks import Blocks, read_blocks
 from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.prepared import (
     Prepared,
@@ -124,9 +120,7 @@ class _Form:
     weights: tuple[int, ...]
     """Bytes of each model's that are read."""
     stored_bytes: int
-    """Those of all weights, tables too of which rows are read."""
-    saved: bool
-    """Whether to save it."""
+    """Those of all weights, tables too of which items read rows."""
     results: tuple[str, ...] = ()
     """What the fragment gives, where the models are its blocks."""
 
@@ -207,8 +201,7 @@ class Preparation:
         """Prepare it, or at least try it, with as much memory as can be had."""
         folder = folder_of(fragment, form.name)
         async with self._turn:
-            saving = form.saving_bytes if form.saved else ()
-            for need in (*saving, form.trial_bytes):
+            for need in (*form.saving_bytes, form.trial_bytes):
                 if need <= self._tried.get(folder, 0):
                     return False
                 borrowed = max(0, need - granted_bytes)
@@ -229,11 +222,7 @@ class Preparation:
 
     async def _carry_out(self, digest: str, fragment: Path, form: _Form, limit_bytes: int) -> bool:
         """Prepare it within so many bytes, or at least try whether it can be opened."""
-        if (
-            form.saved
-            and limit_bytes >= min(form.saving_bytes)
-            and self._cache.has_room(form.disk_bytes)
-        ):
+        if limit_bytes >= min(form.saving_bytes) and self._cache.has_room(form.disk_bytes):
             outcome = await self._save(digest, fragment, form, limit_bytes)
             if outcome.end is _End.DONE:
                 return True
@@ -353,7 +342,6 @@ def _whole(fragment: Path) -> _Form:
         model_bytes=(fragment / MODEL).stat().st_size,
         weights=(_weights_bytes(fragment),),
         stored_bytes=_weights_bytes(fragment),
-        saved=not reads_rows(fragment),
     )
 
 
@@ -365,7 +353,6 @@ def _in_blocks(fragment: Path, source: Blocks) -> _Form:
         model_bytes=max(block.model_bytes for block in source.blocks),
         weights=tuple(block.weight_bytes for block in source.blocks),
         stored_bytes=_weights_bytes(fragment),
-        saved=not reads_rows(fragment),
         results=source.outputs,
     )
 

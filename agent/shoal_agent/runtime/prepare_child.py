@@ -135,13 +135,14 @@ def _save(order: Order, folders: Sequence[Path]) -> None:
     saved, marked = [], []
     for folder, content in zip(folders, _models(order), strict=True):
         model = onnx_subset.parse(content)
+        rows = onnx_subset.reads_rows(model.graph)
         marked.append(layouts.mark(model))
         folder.mkdir(mode=0o700)
         _open(model.SerializeToString(), SAVING, Path(order.file).parent, saved=folder)
         _free()
         (folder / WEIGHTS).touch()  # a model without weights has none
         model = onnx_subset.parse((folder / MODEL).read_bytes())
-        align(folder, model)
+        align(folder, model, rows=rows)
         layouts.unmark(model)
         saved.append(model)
     layouts.join(saved, marked, order.results)

@@ -1,12 +1,22 @@
 """The ledger against one that recounts everything from scratch."""
 
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_agent.memory.residency import Evict, Grant, Ledger, Load, MakeRoom, Refusal, Spill
+from shoal_agent.memory.allocation import Point
+from shoal_agent.memory.residency import (
+    Evict,
+    Grant,
+    Ledger,
+    Load,
+    MakeRoom,
+    Reclaim,
+    Refusal,
+    Spill,
+)
 from shoal_protocol.units import Bytes
 
 
@@ -213,6 +223,61 @@ def test_what_moves_may_end_when_the_budget_shrinks_and_no_fragment_goes_for_it(
     assert ledger.request_space(10)
 
 
+LINEAR = tuple(Point(granted, 100.0 - granted) for granted in (10, 30, 50, 70, 100))
+"""Of a fragment that streams less with each byte, the last of it all in one piece."""
+
+
+def streaming(ledger: Ledger, digest: str, need: int) -> None:
+    """Make a fragment resident that could use up to 70, and without blocks 100."""
+    assert ledger.request_load(digest, Bytes(need)) is Load.ADMITTED
+    assert ledger.finish_load(digest, Bytes(10), LINEAR)
+
+
+def test_half_of_what_nobody_has_is_lent_to_a_fragment_that_streams() -> None:
+    ledger = new_ledger()
+    streaming(ledger, "a", 10)
+    assert ledger.lend() == [Grant(digest="a", size=Bytes(50))]
+    assert ledger.lend() == [], "what is lent does not grow by itself"
+    assert ledger.free == 50
+    ledger.change_budget(Bytes(400))
+    assert ledger.lend() == [Grant(digest="a", size=Bytes(70))], "more needs other sessions"
+
+
+def test_what_is_lent_goes_back_when_an_activation_finds_no_room() -> None:
+    ledger = new_ledger()
+    streaming(ledger, "a", 10)
+    ledger.lend()
+    assert not ledger.request_space(60)
+    assert ledger.take_back() == [Grant(digest="a", size=Bytes(10))]
+    assert ledger.request_space(60)
+    assert ledger.take_back() == []
+
+
+def test_a_load_takes_what_others_can_do_without_and_they_get_it_back() -> None:
+    ledger = new_ledger()
+    streaming(ledger, "a", 60)
+    ledger.lend()
+    assert ledger.request_load("b", Bytes(80)) == Reclaim(
+        grants=(Grant(digest="a", size=Bytes(20)),)
+    )
+    assert ledger.finish_load("b")
+    refusal = ledger.request_load("c", Bytes(11))
+    assert isinstance(refusal, Refusal)
+    assert refusal.have == 10
+    ledger.unload("b")
+    assert ledger.lend() == [Grant(digest="a", size=Bytes(60))]
+
+
+def test_the_fragment_that_runs_most_gets_what_is_lent() -> None:
+    ledger = new_ledger(120)
+    streaming(ledger, "a", 10)
+    streaming(ledger, "b", 10)
+    for digest, runs in (("a", 2), ("b", 9)):
+        for _ in range(runs):
+            ledger.note_run(digest, 0.1)
+    assert ledger.lend() == [Grant(digest="b", size=Bytes(50))]
+
+
 # ---- against brute force -------------------------------------------------------------------------
 
 
@@ -233,13 +298,16 @@ class Event:
     size: Bytes = Bytes(0)
     planned: Bytes = Bytes(0)
     least: Bytes | None = None
+    curve: tuple[Point, ...] = ()
 
     def apply(self, ledger: Ledger) -> object:
         arguments = {
             "grow": (self.digest, self.size, self.planned),
-            "finish_load": (self.digest, self.least),
+            "finish_load": (self.digest, self.least, self.curve),
             **dict.fromkeys(FRAGMENT_SIZES, (self.digest, self.size)),
             **dict.fromkeys(FRAGMENTS, (self.digest,)),
+            **dict.fromkeys(NOTHING_SAID, ()),
+            "note_run": (self.digest, float(self.size)),
         }.get(self.name, (self.size,))
         answer: object = getattr(ledger, self.name)(*arguments)
         return answer
@@ -248,7 +316,11 @@ class Event:
 FRAGMENT_SIZES = ("request_load", "measure", "shrink")
 FRAGMENTS = ("fail_load", "unload")
 SIZES = ("request_space", "return_space", "request_move", "end_move", "begin_move", "arrive")
-NAMES = ("grow", "finish_load", "change_budget", *FRAGMENT_SIZES, *FRAGMENTS, *SIZES)
+NOTHING_SAID = ("lend", "take_back")
+NAMES = (
+    *("grow", "finish_load", "change_budget", "note_run"),
+    *(*FRAGMENT_SIZES, *FRAGMENTS, *NOTHING_SAID, *SIZES),
+)
 
 
 @dataclass
@@ -318,13 +390,20 @@ class Recount:
             case Grant(digest=digest), "measure":
                 room = self.budget - self.total() + self.size(digest) + self.activations
                 self.resize(digest, max(self.size(digest), room))
-            case Grant(digest=digest, size=size), "change_budget":
+            case Grant(digest=digest, size=size), "change_budget" | "lend" | "take_back":
                 self.resize(digest, self.size(digest) + size - was.shares[digest].granted)
+            case Reclaim(grants=grants), "request_load":
+                for each in grants:
+                    assert was.shares[each.digest].least <= each.size
+                    assert each.size < was.shares[each.digest].granted
+                    self.follow(each, replace(event, name="change_budget"), was)
+                self.fragments.append((event.digest, event.size))
             case Spill(size=size), _:
                 assert 0 < size <= self.activations
             case MakeRoom(size=size), "request_load":
                 assert 0 < size <= self.activations
-                assert self.total() - size + event.size <= self.budget
+                slack = sum(share.slack for share in was.shares.values())
+                assert self.total() - size + event.size <= self.budget + slack
             case True, "request_space":
                 self.activations += event.size
             case True, "request_move":
@@ -351,6 +430,9 @@ events = st.builds(
     size=sizes,
     planned=sizes,
     least=st.none() | sizes,
+    curve=st.lists(st.builds(Point, sizes, sizes.map(float)), max_size=4).map(
+        lambda points: tuple(sorted(points))
+    ),
 )
 
 

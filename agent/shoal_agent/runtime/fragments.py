@@ -234,9 +234,9 @@ class Fragments:
 
     def planned_bytes(self, digest: str) -> int:
         """What a fragment was loaded for, without what has gathered or was lent since."""
+        planned = self._planned.get(digest, self.ledger.resident[digest])
         share = self.ledger.shares.get(digest)
-        lent = 0 if share is None else share.lent
-        return self._planned.get(digest, self.ledger.resident[digest]) - lent
+        return planned if share is None else planned - share.lent
 
     async def _run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
         """In the processor's thread; or here, where that costs more than the run itself."""
@@ -441,7 +441,6 @@ class Fragments:
 
 
 def _begin(work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
-    """Do it beside what goes on; it is among `tasks` until it has ended."""
     task = asyncio.create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

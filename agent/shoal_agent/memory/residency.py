@@ -304,14 +304,12 @@ class Ledger:
         do without the most, if it is not known what that costs."""
         if excess <= 0:
             return []
+        targets = {each: int(share.least) for each, share in self.shares.items()}
         granted = {each: int(share.granted) for each, share in self.shares.items()}
+        available = sum(granted.values()) - excess
         if all(share.curve for share in self.shares.values()):
-            low = {each: int(share.least) for each, share in self.shares.items()}
-            targets = self._divide(low, granted, sum(granted.values()) - excess)
-            rest = sum(granted.values()) - excess - sum(targets.values())
-        else:
-            targets, rest = {each: int(share.least) for each, share in self.shares.items()}, 0
-            rest = sum(granted.values()) - excess - sum(targets.values())
+            targets = self._divide(targets, granted, available)
+        rest = available - sum(targets.values())
         for each, share in sorted(self.shares.items(), key=lambda item: item[1].slack):
             more = max(0, min(rest, share.granted - targets[each]))
             targets[each] += more

@@ -50,7 +50,7 @@ from shoal_agent.runtime.prepared import (
 )
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.durable_files import sync_folder
-from shoal_protocol.manifest import BLOCKS, MODEL, WEIGHTS
+from shoal_protocol.manifest import BLOCKS, MODEL, is_shared, weight_files
 from shoal_protocol.units import format_bytes
 
 _WHOLE: Final = "whole"
@@ -121,6 +121,8 @@ class _Form:
     """Bytes of each model's that are read."""
     stored_bytes: int
     """Those of all weights, tables too of which items read rows."""
+    saved: bool
+    """Whether to save it."""
     results: tuple[str, ...] = ()
     """What the fragment gives, where the models are its blocks."""
 
@@ -201,7 +203,7 @@ class Preparation:
         """Prepare it, or at least try it, with as much memory as can be had."""
         folder = folder_of(fragment, form.name)
         async with self._turn:
-            for need in (*form.saving_bytes, form.trial_bytes):
+            for need in (*(form.saving_bytes if form.saved else ()), form.trial_bytes):
                 if need <= self._tried.get(folder, 0):
                     return False
                 borrowed = max(0, need - granted_bytes)
@@ -222,7 +224,11 @@ class Preparation:
 
     async def _carry_out(self, digest: str, fragment: Path, form: _Form, limit_bytes: int) -> bool:
         """Prepare it within so many bytes, or at least try whether it can be opened."""
-        if limit_bytes >= min(form.saving_bytes) and self._cache.has_room(form.disk_bytes):
+        if (
+            form.saved
+            and limit_bytes >= min(form.saving_bytes)
+            and self._cache.has_room(form.disk_bytes)
+        ):
             outcome = await self._save(digest, fragment, form, limit_bytes)
             if outcome.end is _End.DONE:
                 return True
@@ -342,6 +348,7 @@ def _whole(fragment: Path) -> _Form:
         model_bytes=(fragment / MODEL).stat().st_size,
         weights=(_weights_bytes(fragment),),
         stored_bytes=_weights_bytes(fragment),
+        saved=_is_saved(fragment),
     )
 
 
@@ -353,13 +360,20 @@ def _in_blocks(fragment: Path, source: Blocks) -> _Form:
         model_bytes=max(block.model_bytes for block in source.blocks),
         weights=tuple(block.weight_bytes for block in source.blocks),
         stored_bytes=_weights_bytes(fragment),
+        saved=_is_saved(fragment),
         results=source.outputs,
     )
 
 
 def _weights_bytes(fragment: Path) -> int:
-    weights = fragment / WEIGHTS
-    return weights.stat().st_size if weights.exists() else 0
+    return sum(each.stat().st_size for each in weight_files(fragment))
+
+
+def _is_saved(fragment: Path) -> bool:
+    """Whether to have a packed copy of the weights: not of what is mostly the weights of other
+    fragments too, which are mapped once for all of them as they are."""
+    own = sum(each.stat().st_size for each in weight_files(fragment) if not is_shared(each.name))
+    return 2 * own >= _weights_bytes(fragment)
 
 
 def _make_empty(part: Path) -> None:

@@ -26,9 +26,10 @@ EPILOG: Final = (
     "Compare with the whole model, and keep the figures:  "
     "shoal run job.yaml --verify --report report.json\n\n"
     "[bold]Exit status[/bold]\n\n"
-    "0: every item succeeded. 1: items failed, --verify found a difference, or a device was "
-    "measured over its budget. 2: wrong usage, a manifest or model that is refused, or nothing "
-    "fits. 130: interrupted; run the same command again to resume."
+    "0: every item succeeded; a device that was measured over its budget is named, and is "
+    "`within_budget: false` in the report. 1: items failed, or --verify found a difference. "
+    "2: wrong usage, a manifest or model that is refused, or nothing fits. "
+    "130: interrupted; run the same command again to resume."
 )
 
 
@@ -177,11 +178,15 @@ def _execute(
 
 def _finish(report: "RunReport", path: Path | None, *, quiet: bool, logs_stay: bool) -> int:
     """Print and write what the run did; the exit status."""
-    from shoal_cli.commands.tables import output, print_summary
+    from shoal_cli.commands.tables import output, over_budget_line, print_summary
     from shoal_cli.local.report import write_report
 
     if not quiet:
         print_summary(output(), report, logs_stay=logs_stay)
+    elif not report.within_budget:
+        for device in report.devices:
+            if not device.within_budget:
+                options.note(over_budget_line(device))
     if path is not None:
         write_report(report, path)
     if report.interrupted:

@@ -75,14 +75,14 @@ def run(
             files[0],
             inputs=_needed(inputs, "--inputs"),
             outputs=_needed(outputs, "--outputs"),
-            budgets=_budgets(budget or ["64Mi"], devices),
+            budgets=options.parse_budgets(budget or ["64Mi"], devices),
             fragments=fragments,
             residency=residency or Residency.ADAPTIVE,
             policy=policy or Policy.MABAC,
             mode=mode or Mode.STREAMING,
         )
     else:
-        _refuse_with_manifests(
+        options.refuse_with_manifests(
             inputs=inputs,
             outputs=outputs,
             devices=devices,
@@ -123,28 +123,6 @@ def _needed(path: Path | None, option: str) -> Path:
     if path is None:
         raise typer.BadParameter(f"a bare model needs {option} PATH")
     return path
-
-
-def _refuse_with_manifests(**bare: object) -> None:
-    """Manifests say all that the options of a bare model say."""
-    for name, value in bare.items():
-        if value is not None:
-            raise typer.BadParameter(
-                f"--{name} goes with a bare .onnx model; manifests say it themselves"
-            )
-
-
-def _budgets(texts: list[str], devices: int | None) -> list[int]:
-    sizes = []
-    for text in texts:
-        sizes.append(options.parse_size(text, "--budget"))
-        if not 1 << 20 <= sizes[-1] <= 16 << 40:
-            raise typer.BadParameter(f"--budget {text}: a device has from 1Mi to 16Ti")
-    if len(sizes) == 1:
-        return sizes * (devices or 3)
-    if devices not in (None, len(sizes)):
-        raise typer.BadParameter(f"--devices {devices}, but --budget is given {len(sizes)} times")
-    return sizes
 
 
 def _check_report(path: Path) -> None:

@@ -22,6 +22,7 @@ from shoal_cli.local.report import (
     TierHits,
     Verification,
 )
+from shoal_planner.explanation import Table as Explained
 from shoal_planner.explanation import explain
 from shoal_planner.outcome import Plan
 from shoal_planner.profile import Profile
@@ -230,20 +231,23 @@ def inspection_table(name: str, profile: Profile) -> RenderableType:
 
 def plan_table(name: str, plan: Plan, document: PartitionDocument) -> RenderableType:
     """What `explain` says of a plan, under the name of what was planned."""
-    shown: list[RenderableType] = []
-    for explained in explain(plan, document):
-        table = plain_table(
-            *(
-                Column(heading, justify="right", no_wrap=True)
-                if heading in explained.numbers
-                else heading
-                for heading in explained.headings
-            )
+    tables = map(explained_table, explain(plan, document))
+    return Group(Text(name, style="bold underline"), *tables)
+
+
+def explained_table(explained: Explained) -> RenderableType:
+    """One table of an explanation, below an empty line."""
+    table = plain_table(
+        *(
+            Column(heading, justify="right", no_wrap=True)
+            if heading in explained.numbers
+            else heading
+            for heading in explained.headings
         )
-        for row in explained.rows:
-            table.add_row(*row)
-        shown += [Text(), titled(explained.title, table)]
-    return Group(Text(name, style="bold underline"), *shown)
+    )
+    for row in explained.rows:
+        table.add_row(*row)
+    return Group(Text(), titled(explained.title, table))
 
 
 def balance_line(fragments: Sequence[Fragment]) -> str:

@@ -381,6 +381,17 @@ def test_a_plan_is_shown_without_running_anything(bench: Workbench) -> None:
     assert not bench.outputs.exists()
 
 
+def test_a_bare_model_is_planned_with_the_smallest_budget_that_works(bench: Workbench) -> None:
+    pool = ("--devices", "2", "--budget", "32Mi", "--fragments", "3")
+    shown = bench.run("plan", bench.model, *pool, "--inputs", bench.inputs)
+    assert shown.status == 0, shown.err
+    assert "small.onnx on 2 devices" in shown.out
+    assert "Memory" in shown.out
+    assert "at least" in shown.out
+    assert "Smallest budget that works, cut as it is: " in shown.out
+    assert not bench.outputs.exists()
+
+
 def test_a_partition_is_shown_and_kept_where_asked(bench: Workbench) -> None:
     store = bench.folder / "store"
     shown = bench.run("partition", bench.model, "--fragments", "3", "--out", store)

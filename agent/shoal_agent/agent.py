@@ -219,7 +219,7 @@ class Agent:
         from shoal_agent.telemetry.metrics import AgentCollector, serve  # noqa: PLC0415 - heavy
 
         info = {"version": __version__, "architecture": self._machine.architecture}
-        collector = AgentCollector(info, self.counters, self._gauges)
+        collector = AgentCollector(info, self.counters, self._gauges, self._shares)
         server = serve(self.settings.metrics, self.readiness, collector)
         log.warning("metrics at %s/metrics", server.url)
         return server
@@ -254,6 +254,17 @@ class Agent:
             "queued_tasks": 0 if session is None else session.tasks.queued,
             "peer_links": len(self.links),
             "session_connected": session is not None,
+        }
+
+    def _shares(self) -> dict[str, dict[str, int]]:
+        return {
+            short(digest): {
+                "granted_bytes": share.granted,
+                "least_bytes": share.least,
+                "wanted_bytes": share.wanted,
+                "lent_bytes": share.lent,
+            }
+            for digest, share in self.fragments.ledger.shares.items()
         }
 
     async def _stay_connected(self) -> None:

@@ -1,10 +1,11 @@
-"""A process whose fragments run under one budget after the other; prints what the kernel measured.
+"""A process whose fragments run under one budget after the other, and are loaded and unloaded in
+between; prints what the kernel measured.
 
-    python changing_budgets.py STORE CHANGES DIGEST...
+    python changing_budgets.py STORE CHANGES SWITCHES DIGEST...
 
 The store is used as the cache. Of all fragments together the blocks fit in the smallest budget. The
 report is JSON: for each change the budget, the peak of the runs under it, what was resident after
-them, and digests of the outputs.
+them, and digests of the outputs; peak and outputs for each switch.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ tune_allocator()
 from shoal_agent.cache.disk import FragmentCache  # noqa: E402 - after the allocator was tuned
 from shoal_agent.cache.fetching import Fetcher  # noqa: E402
 from shoal_agent.memory.residency import Ledger  # noqa: E402
-from shoal_agent.runtime.blocks import read_blocks  # noqa: E402
+from shoal_agent.runtime.blocks import Blocks, read_blocks  # noqa: E402
 from shoal_agent.runtime.fragments import Fragments  # noqa: E402
 from shoal_agent.runtime.onnx_runtime import Runtime  # noqa: E402
 from shoal_agent.runtime.process_memory import MemoryMeter  # noqa: E402
@@ -34,11 +35,11 @@ BEYOND_BYTES = 1 << 20
 """What a budget leaves beside the fragments at the least: inputs and outputs of a run."""
 
 
-async def report(store: Path, changes: int, digests: list[str]) -> dict[str, object]:
+async def report(store: Path, changes: int, switches: int, digests: list[str]) -> dict[str, object]:
     cache = FragmentCache(store, 1 << 30)
-    blocks = [read_blocks(cache.path(digest)) for digest in digests]
-    least = sum(each.least_bytes for each in blocks if each is not None) + BEYOND_BYTES
-    most = sum(each.resident_bytes for each in blocks if each is not None) + BEYOND_BYTES
+    blocks = [each for digest in digests if (each := read_blocks(cache.path(digest))) is not None]
+    least = sum(each.least_bytes for each in blocks) + BEYOND_BYTES
+    most = sum(each.resident_bytes for each in blocks) + BEYOND_BYTES
     budgets = np.random.default_rng(0).integers(least, most, changes, endpoint=True)
     with ThreadPoolExecutor(1) as processor:
         meter = MemoryMeter()
@@ -59,12 +60,10 @@ async def report(store: Path, changes: int, digests: list[str]) -> dict[str, obj
         for _ in range(2):  # what the first round needs in libraries is part of the floor
             meter.settle()
             for digest, each in zip(digests, blocks, strict=True):
-                assert each is not None
                 await fragments.load(digest, each.least_bytes, [])
                 await run(fragments, digest)
                 await fragments.unload(digest)
         for digest, each in zip(digests, blocks, strict=True):
-            assert each is not None
             await fragments.load(digest, each.resident_bytes, [])
         steps = []
         for budget in budgets:
@@ -73,10 +72,41 @@ async def report(store: Path, changes: int, digests: list[str]) -> dict[str, obj
             outputs = [await run(fragments, digest) for digest in digests]
             peak = meter.peak_since_begin_bytes()
             steps.append((int(budget), peak, meter.used_bytes(), outputs))
-        for digest in digests:
+        budget = (least + most) // 2
+        await fragments.change_budget(budget)
+        switched = await switch(fragments, meter, dict(zip(digests, blocks, strict=True)), switches)
+        for digest in list(fragments.ledger.resident):
             await fragments.unload(digest)
         await fragments.close()
-        return {"steps": steps, "evicted": evicted, "left": meter.used_bytes()}
+        return {
+            "steps": steps,
+            "budget": budget,
+            "switched": switched,
+            "evicted": evicted,
+            "left": meter.used_bytes(),
+        }
+
+
+async def switch(
+    fragments: Fragments, meter: MemoryMeter, blocks: dict[str, Blocks], switches: int
+) -> list[tuple[int, dict[str, str]]]:
+    """Load fragments that are not resident, with what can be had at the most or less, and unload
+    those that are; run all that are there."""
+    least = sum(each.least_bytes for each in blocks.values())
+    steps = []
+    for choice, share in np.random.default_rng(1).random((switches, 2)):
+        digest, each = list(blocks.items())[int(choice * len(blocks))]
+        meter.begin_peak()
+        if digest in fragments.ledger.resident:
+            await fragments.unload(digest)
+        else:
+            beyond = fragments.ledger.budget - BEYOND_BYTES - least
+            most = min(each.resident_bytes, each.least_bytes + beyond)
+            need = each.least_bytes + int(share * (most - each.least_bytes))
+            await fragments.load(digest, need, [])
+        outputs = {key: await run(fragments, key) for key in fragments.ledger.resident}
+        steps.append((meter.peak_since_begin_bytes(), outputs))
+    return steps
 
 
 async def run(fragments: Fragments, digest: str) -> str:
@@ -90,4 +120,5 @@ async def unlimited(_: int) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(report(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))))
+    store, changes, switches, *digests = sys.argv[1:]
+    print(json.dumps(asyncio.run(report(Path(store), int(changes), int(switches), digests))))

@@ -244,6 +244,24 @@ def dense_model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def table_model() -> onnx.ModelProto:
+    """Looks rows up in a table of 8 MiB, and multiplies them."""
+    chance = np.random.default_rng(0)
+    table = chance.standard_normal((8192, 256), dtype=np.float32)
+    weight = chance.standard_normal((256, 256), dtype=np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "x"], ["row"]),
+            helper.make_node("MatMul", ["row", "w"], ["y"]),
+        ],
+        "words",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, ["length"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["length", 256])],
+        [numpy_helper.from_array(table, "table"), numpy_helper.from_array(weight, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 def slow_model(rounds: int) -> onnx.ModelProto:
     """Input `x` [256, 256], output `y`: multiplied `rounds` times, about a millisecond each."""
     weight = np.eye(256, dtype=np.float32)

@@ -8,9 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 
-from agent.fragment_making import InBlocks, MadeFragment, dense_model, slow_model, write_fragment
+from agent.fragment_making import (
+    InBlocks,
+    MadeFragment,
+    dense_model,
+    slow_model,
+    table_model,
+    write_fragment,
+)
 from shoal_agent.runtime.blocks import GrantTooSmall
 from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated
 from shoal_agent.runtime.inputs import InputMismatch
@@ -70,7 +77,7 @@ def test_blocks_compute_what_the_whole_does_and_keep_what_they_were_granted(
 ) -> None:
     whole = expected(runtime, made)
     granted = made.least_bytes + beyond_least
-    assert runtime.open("f", made.folder, granted) == made.least_bytes
+    assert runtime.open("f", made.folder, granted)[0].granted == made.least_bytes
     for _ in range(3):
         assert np.array_equal(runtime.run("f", X, Stopper()).outputs["y"], whole)
         kept, own = resident(made.folder)
@@ -236,24 +243,6 @@ def test_text_is_refused_when_the_blocks_are_opened(runtime: Runtime, tmp_path: 
     fragment = write_fragment(tmp_path, model, 16 * MIB, InBlocks(3))
     with pytest.raises(RuntimeFailed, match="input x is text"):
         runtime.open("f", fragment.folder, fragment.least_bytes)
-
-
-def table_model() -> ModelProto:
-    """Looks rows up in a table of 8 MiB, and multiplies them."""
-    chance = np.random.default_rng(0)
-    table = chance.standard_normal((8192, 256), dtype=np.float32)
-    weight = chance.standard_normal((256, 256), dtype=np.float32)
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["table", "x"], ["row"]),
-            helper.make_node("MatMul", ["row", "w"], ["y"]),
-        ],
-        "words",
-        [helper.make_tensor_value_info("x", TensorProto.INT64, ["length"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["length", 256])],
-        [numpy_helper.from_array(table, "table"), numpy_helper.from_array(weight, "w")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def describe_rows(made: MadeFragment, size: int) -> None:

@@ -1,4 +1,5 @@
-"""Budgets that change while fragments are resident, as the kernel measures it."""
+"""Budgets that change while fragments are resident, and fragments that come and go under one, as
+the kernel measures it."""
 
 import json
 import os
@@ -15,8 +16,9 @@ from agent.fragment_making import InBlocks, dense_model, write_fragment
 MIB = 1 << 20
 
 
-def changes(store: Path, count: int) -> dict[str, Any]:
-    """What a process reports whose budget changed that often, with two fragments in blocks."""
+def changes(store: Path, count: int, switches: int) -> dict[str, Any]:
+    """What a process reports whose budget changed that often, with two fragments in blocks, which
+    were loaded or unloaded that often after it."""
     models = (dense_model([512] * 9), dense_model([512, *[1024, 512] * 4]))
     digests = [
         write_fragment(store, model, size, InBlocks(8)).digest
@@ -25,7 +27,7 @@ def changes(store: Path, count: int) -> dict[str, Any]:
     script = Path(__file__).with_name("changing_budgets.py")
     path = os.pathsep.join(str(SOURCES / each) for each in ("agent", "protos"))
     done = subprocess.run(
-        [sys.executable, script, store, str(count), *digests],
+        [sys.executable, script, store, str(count), str(switches), *digests],
         env=os.environ | {"PYTHONPATH": path},
         stdout=subprocess.PIPE,
         check=True,
@@ -36,16 +38,23 @@ def changes(store: Path, count: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "count", [40, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.minutes])]
+    ("count", "switches"),
+    [(40, 20), pytest.param(500, 200, marks=[pytest.mark.slow, pytest.mark.minutes])],
 )
-def test_every_budget_is_kept_and_none_leaves_a_trace(tmp_path: Path, count: int) -> None:
-    report = changes(tmp_path, count)
+def test_every_budget_is_kept_and_none_leaves_a_trace(
+    tmp_path: Path, count: int, switches: int
+) -> None:
+    report = changes(tmp_path, count, switches)
     assert report["evicted"] == []
     over = [(budget, peak) for budget, peak, *_ in report["steps"] if peak > budget]
     assert over == []
-    assert len({tuple(outputs) for *_, outputs in report["steps"]}) == 1
+    ((first, second),) = {tuple(outputs) for *_, outputs in report["steps"]}
     # Memory is used where there is some: the largest budget holds all, the smallest one block each.
     peaks = [peak for _, peak, *_ in report["steps"]]
     assert min(peaks) < 8 * MIB < 20 * MIB < max(peaks)
+    # Whoever comes gets room from the other, which runs in less.
+    assert max(peak for peak, *_ in report["switched"]) <= report["budget"]
+    assert {each for *_, found in report["switched"] for each in found.values()} == {first, second}
+    assert 2 in {len(found) for *_, found in report["switched"]}
     # Sessions that stayed open would come to 0.5 MiB with each change between blocks and whole.
     assert report["left"] < 2 * MIB

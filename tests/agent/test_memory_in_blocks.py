@@ -141,6 +141,31 @@ async def test_a_fragment_in_blocks_measured_over_the_budget_goes_on_with_less(
     assert joined.device.evicted.empty()
 
 
+async def test_free_memory_is_lent_to_a_fragment_until_another_comes(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    whole = await expected(coordinator, join)
+    first = made_of(coordinator.store)
+    second = write_fragment(coordinator.store, dense_model([64, 512, 64]), 40 * MIB)
+    device = (await join(budget="60Mi")).device
+    await device.load(first.digest, 10 * MIB)
+    peaks: list[int] = []
+
+    async def peak_of_runs() -> int:
+        for item in range(2):
+            reply, output = await run(device, first, len(peaks) * 2 + item)
+            assert_close(output, whole)
+        peaks.append(reply.executed.peak_bytes)
+        return peaks[-1]
+
+    assert 16 * MIB < await peak_of_runs() <= 36 * MIB
+    assert (await device.load(second.digest, 40 * MIB)).HasField("loaded")
+    assert await peak_of_runs() <= 20 * MIB
+    await device.unload(second.digest)
+    assert 16 * MIB < await peak_of_runs() <= 36 * MIB
+    assert device.evicted.empty()
+
+
 @pytest.mark.parametrize("more", [0, 8 * MIB])
 @pytest.mark.parametrize(
     "name",

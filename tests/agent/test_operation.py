@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from agent.conftest import AgentProcess, Joined
-from agent.fragment_making import dense_model, write_fragment
+from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from agent.test_memory_of_fragments import run
+from shoal_agent.memory.residency import short
 from shoal_agent.settings import parse
 from shoal_agent.telemetry.machine import Machine
 from shoal_protocol import PROTOCOL
@@ -140,7 +141,8 @@ def test_the_runtime_reports_to_nobody(module: str) -> None:
 async def test_metrics_count_what_was_done_and_readiness_follows_the_session(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
-    fragment = write_fragment(coordinator.store, dense_model([64, 512, 64]))
+    model = dense_model([64, 512, 64])
+    fragment = write_fragment(coordinator.store, model, 8 << 20, InBlocks(2))
     joined = await join("pi-4", "--metrics-address", "127.0.0.1:0")
     found = re.search(r"metrics at (http://\S+)/metrics", joined.agent.errors.read_text())
     assert found is not None
@@ -165,6 +167,10 @@ async def test_metrics_count_what_was_done_and_readiness_follows_the_session(
     assert values["shoal_agent_session_connected"] == "1.0"
     assert float(values["shoal_agent_budget_bytes"]) == 64 << 20
     assert float(values['shoal_agent_fetched_bytes_total{source="coordinator"}']) > 0
+    label = f'{{fragment="{short(fragment.digest)}"}}'
+    shares = {"granted": 8 << 20, "wanted": 8 << 20, "least": fragment.least_bytes, "lent": 0}
+    for name, size in shares.items():
+        assert float(values[f"shoal_agent_fragment_{name}_bytes{label}"]) == size
     assert all(name.startswith("shoal_agent_") for name in values)
     assert await asyncio.to_thread(get, "/healthz") == (200, "ok\n")
     assert await asyncio.to_thread(get, "/readyz") == (200, "ok\n")

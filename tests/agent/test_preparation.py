@@ -18,7 +18,14 @@ import numpy as np
 import pytest
 
 from agent.conftest import StartAgent
-from agent.fragment_making import InBlocks, MadeFragment, dense_model, tree_model, write_fragment
+from agent.fragment_making import (
+    InBlocks,
+    MadeFragment,
+    dense_model,
+    table_model,
+    tree_model,
+    write_fragment,
+)
 from agent.model_families import FAMILIES, half_precision, item
 from agent.scripted_coordinator import ScriptedCoordinator
 from shoal_agent.cache.disk import FragmentCache
@@ -184,6 +191,23 @@ async def test_blocks_are_prepared_too_and_their_pages_dropped(tmp_path: Path) -
         assert kept - HUGE_PAGE_BYTES < mapped[0] <= kept
         assert mapped[1] == 0
     runtime.close("blocks")
+
+
+async def test_of_a_prepared_table_little_more_than_the_rows_that_are_read_is_in_memory(
+    tmp_path: Path,
+) -> None:
+    made = write_fragment(tmp_path, table_model(), 16 * MIB)
+    prepared = await Bench(tmp_path).preparation.prepare(made.digest, made.folder, 16 * MIB)
+    assert prepared.whole is not None
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
+    runtime.open("f", made.folder, 16 * MIB, prepared)
+    words = np.arange(0, 8192, 1024)
+    runtime.run("f", {"x": words}, Stopper())
+    mapped = mapped_bytes(made, "prepared/")
+    assert mapped is not None
+    # With each row the kernel maps 64 KiB; the matrix beside the table has 256.
+    assert mapped[0] <= (len(words) * 64 + 256) << 10
+    runtime.close("f")
 
 
 # ---- what a device lacks -------------------------------------------------------------------------

@@ -1,12 +1,22 @@
 """The ledger against one that recounts everything from scratch."""
 
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_agent.memory.residency import Evict, Grant, Ledger, Load, MakeRoom, Refusal, Spill
+from shoal_agent.memory.allocation import Point
+from shoal_agent.memory.residency import (
+    Evict,
+    Grant,
+    Ledger,
+    Load,
+    MakeRoom,
+    Reclaim,
+    Refusal,
+    Spill,
+)
 from shoal_protocol.units import Bytes
 
 
@@ -233,13 +243,16 @@ class Event:
     size: Bytes = Bytes(0)
     planned: Bytes = Bytes(0)
     least: Bytes | None = None
+    curve: tuple[Point, ...] = ()
 
     def apply(self, ledger: Ledger) -> object:
         arguments = {
             "grow": (self.digest, self.size, self.planned),
-            "finish_load": (self.digest, self.least),
+            "finish_load": (self.digest, self.least, self.curve),
             **dict.fromkeys(FRAGMENT_SIZES, (self.digest, self.size)),
             **dict.fromkeys(FRAGMENTS, (self.digest,)),
+            **dict.fromkeys(NOTHING_SAID, ()),
+            "note_run": (self.digest, float(self.size)),
         }.get(self.name, (self.size,))
         answer: object = getattr(ledger, self.name)(*arguments)
         return answer
@@ -248,7 +261,11 @@ class Event:
 FRAGMENT_SIZES = ("request_load", "measure", "shrink")
 FRAGMENTS = ("fail_load", "unload")
 SIZES = ("request_space", "return_space", "request_move", "end_move", "begin_move", "arrive")
-NAMES = ("grow", "finish_load", "change_budget", *FRAGMENT_SIZES, *FRAGMENTS, *SIZES)
+NOTHING_SAID = ("lend", "take_back")
+NAMES = (
+    *("grow", "finish_load", "change_budget", "note_run"),
+    *(*FRAGMENT_SIZES, *FRAGMENTS, *NOTHING_SAID, *SIZES),
+)
 
 
 @dataclass
@@ -318,13 +335,20 @@ class Recount:
             case Grant(digest=digest), "measure":
                 room = self.budget - self.total() + self.size(digest) + self.activations
                 self.resize(digest, max(self.size(digest), room))
-            case Grant(digest=digest, size=size), "change_budget":
+            case Grant(digest=digest, size=size), "change_budget" | "lend" | "take_back":
                 self.resize(digest, self.size(digest) + size - was.shares[digest].granted)
+            case Reclaim(grants=grants), "request_load":
+                for each in grants:
+                    assert was.shares[each.digest].least <= each.size
+                    assert each.size < was.shares[each.digest].granted
+                    self.follow(each, replace(event, name="change_budget"), was)
+                self.fragments.append((event.digest, event.size))
             case Spill(size=size), _:
                 assert 0 < size <= self.activations
             case MakeRoom(size=size), "request_load":
                 assert 0 < size <= self.activations
-                assert self.total() - size + event.size <= self.budget
+                slack = sum(share.slack for share in was.shares.values())
+                assert self.total() - size + event.size <= self.budget + slack
             case True, "request_space":
                 self.activations += event.size
             case True, "request_move":
@@ -351,6 +375,9 @@ events = st.builds(
     size=sizes,
     planned=sizes,
     least=st.none() | sizes,
+    curve=st.lists(st.builds(Point, sizes, sizes.map(float)), max_size=4).map(
+        lambda points: tuple(sorted(points))
+    ),
 )
 
 

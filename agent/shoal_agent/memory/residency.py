@@ -26,8 +26,10 @@ An estimate is corrected upwards only. A fragment that was measured below its es
 estimate is for the largest item of the plan, the measurement for the items seen so far.
 
 A fragment that can run in blocks can run in less than it was loaded for (`Share`). It is not
-evicted for what it could do without: it is granted less (`Grant`), and more again when the budget
-grows.
+evicted for what it could do without, and no load is refused for that: it is granted less (`Grant`),
+and more again when there is more. Of what nobody has, half is lent to fragments that stream weights
+(`lend`); activations take it back when they need it (`take_back`). Who gets how much is decided by
+what it saves (`memory.allocation`).
 
 The budget may change at any time (`change_budget`). What moves then is neither spilled nor a reason
 to evict: until it has ended, it may exceed a budget that became smaller, and nothing else is
@@ -39,6 +41,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final, TypeVar
 
+from shoal_agent.memory.allocation import Delay, Point, Share, divide
 from shoal_protocol.units import Bytes, format_bytes
 
 NOTHING: Final = Bytes(0)
@@ -73,6 +76,13 @@ class MakeRoom:
     """It fits as soon as that many bytes of activations are on disk: spill them, then ask again."""
 
     size: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim:
+    """It is admitted, and is to begin when others run within less."""
+
+    grants: "tuple[Grant, ...]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,23 +124,6 @@ class Grant:
 Demand = Spill | Evict | Grant
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Of a fragment that can run in blocks: it needs `least`, is `granted`, and would use `wanted`.
-
-    What is reckoned for it is more than what is granted where it took more than it was granted.
-    """
-
-    least: Bytes
-    granted: Bytes
-    wanted: Bytes
-
-    @property
-    def slack(self) -> Bytes:
-        """What it can do without."""
-        return Bytes(max(0, self.granted - self.least))
-
-
 @dataclass(slots=True, kw_only=True)
 class Ledger:
     """What is promised and to whom. `resident` is in the order in which fragments became that;
@@ -145,6 +138,7 @@ class Ledger:
     resident: Mapping[str, Bytes] = field(default_factory=dict)
     in_flight: Mapping[str, Bytes] = field(default_factory=dict)
     shares: Mapping[str, Share] = field(default_factory=dict)
+    delays: Mapping[str, Delay] = field(default_factory=dict)
     reserved: Bytes = NOTHING
     moving: Bytes = NOTHING
 
@@ -171,7 +165,7 @@ class Ledger:
 
     # ---- fragments ---------------------------------------------------------------------------
 
-    def request_load(self, digest: str, need: Bytes) -> Load | MakeRoom | Refusal:
+    def request_load(self, digest: str, need: Bytes) -> Load | MakeRoom | Reclaim | Refusal:
         """A fragment is to become resident; `need` is what the plan reckons with."""
         if digest in self.resident or digest in self.in_flight:
             return Load.ALREADY_THERE
@@ -183,21 +177,38 @@ class Ledger:
         if self.free_for_fragments < need <= have:
             return Load.POSTPONED
         if need > have:
-            return Refusal(need=need, have=have, reason=f"would need {self._short_of(need, have)}")
+            return self._reclaim(digest, need)
         if (excess := need - self.free_for_fragments + self.reserved) > 0 and self.reserved:
             return MakeRoom(size=Bytes(excess))
         self.in_flight = {**self.in_flight, digest: need}
         return Load.ADMITTED
 
-    def finish_load(self, digest: str, least: Bytes | None = None) -> bool:
+    def _reclaim(self, digest: str, need: Bytes) -> Load | MakeRoom | Reclaim | Refusal:
+        """Take what is missing from fragments that can do without, once nothing else is missing."""
+        slack = sum(share.slack for share in self.shares.values())
+        have = Bytes(self.free_for_fragments + self.moving + slack)
+        if need > have:
+            return Refusal(need=need, have=have, reason=f"would need {self._short_of(need, have)}")
+        if (missing := need - self.free) <= slack:
+            grants = tuple(self._grant_less(missing))
+            self.in_flight = {**self.in_flight, digest: need}
+            return Reclaim(grants=grants)
+        if self.moving:
+            return Load.POSTPONED
+        return MakeRoom(size=Bytes(missing - slack))
+
+    def finish_load(
+        self, digest: str, least: Bytes | None = None, curve: tuple[Point, ...] = ()
+    ) -> bool:
         """The fragment can run now, and in blocks within `least`, unless that is None. False: its
         place went to others meanwhile."""
         if (need := self.in_flight.get(digest)) is not None:
             self.resident = {**self.resident, digest: need}
             self.in_flight = _without(self.in_flight, digest)
             if least is not None:
-                share = Share(least=least, granted=need, wanted=need)
+                share = Share(least=least, granted=need, wanted=need, curve=curve)
                 self.shares = {**self.shares, digest: share}
+                self.delays = {**self.delays, digest: Delay()}
         return digest in self.resident
 
     def fail_load(self, digest: str) -> None:
@@ -250,6 +261,12 @@ class Ledger:
         """The fragment has been given up and its memory is back."""
         self.resident = _without(self.resident, digest)
         self.shares = _without(self.shares, digest)
+        self.delays = _without(self.delays, digest)
+
+    def note_run(self, digest: str, seconds: float) -> None:
+        """A fragment has run within what it is granted."""
+        if (share := self.shares.get(digest)) is not None:
+            self.delays[digest].observe(share.streamed_bytes(share.granted), seconds)
 
     # ---- the budget --------------------------------------------------------------------------
 
@@ -266,24 +283,72 @@ class Ledger:
         demands += self._grant_less(self.fragments + self.moving - budget)
         return [*demands, *self._grant_more(), *self._spills()]
 
-    def _grant_less(self, excess: int) -> list[Demand]:
-        """Take from the fragments that can do without the most, so that few read more again."""
-        demands: list[Demand] = []
-        for each, share in sorted(self.shares.items(), key=lambda item: -item[1].slack):
-            if (cut := min(share.slack, excess)) > 0:
-                self.resident = {**self.resident, each: Bytes(self.resident[each] - cut)}
-                demands.append(self._grant(each, Bytes(share.granted - cut)))
-                excess -= cut
-        return demands
+    def lend(self) -> list[Grant]:
+        """Nothing has been loaded or given up for now: fragments get what they were loaded for, and
+        then half of what nobody has, the other half is for activations."""
+        if grants := self._grant_more():
+            return grants
+        low = {each: share.granted - share.lent for each, share in self.shares.items()}
+        high = {each: share.useful for each, share in self.shares.items()}
+        loose = self.free + sum(share.lent for share in self.shares.values())
+        return self._regrant(self._divide(low, high, sum(low.values()) + loose // 2))
 
-    def _grant_more(self) -> list[Demand]:
-        """Give back what nobody has to the fragments that were granted less than they want."""
-        demands: list[Demand] = []
+    def take_back(self) -> list[Grant]:
+        """An activation finds no room: what was lent is free again."""
+        return self._regrant(
+            {each: share.granted - share.lent for each, share in self.shares.items()}
+        )
+
+    def _grant_less(self, excess: int) -> list[Grant]:
+        """Take so much from fragments that can do without, where it costs least; or where they can
+        do without the most, if it is not known what that costs."""
+        if excess <= 0:
+            return []
+        targets = {each: int(share.least) for each, share in self.shares.items()}
+        granted = {each: int(share.granted) for each, share in self.shares.items()}
+        available = sum(granted.values()) - excess
+        if all(share.curve for share in self.shares.values()):
+            targets = self._divide(targets, granted, available)
+        rest = available - sum(targets.values())
+        for each, share in sorted(self.shares.items(), key=lambda item: item[1].slack):
+            more = max(0, min(rest, share.granted - targets[each]))
+            targets[each] += more
+            rest -= more
+        return self._regrant(targets)
+
+    def _divide(
+        self, low: Mapping[str, int], high: Mapping[str, int], available: int
+    ) -> dict[str, int]:
+        """What to grant each share, between two bounds, by what runs cost; `low` where not even
+        that is available."""
+        runs = [delay.runs for delay in self.delays.values() if delay.runs]
+        usual = sum(runs) / len(runs) if runs else 1.0
+        curves = []
         for each, share in self.shares.items():
-            if (more := min(share.wanted - share.granted, self.free)) > 0:
-                self.resident = {**self.resident, each: Bytes(self.resident[each] + more)}
-                demands.append(self._grant(each, Bytes(share.granted + more)))
-        return demands
+            delay = self.delays[each]
+            weight = (delay.runs or usual) * delay.seconds_per_byte
+            curves.append(share.between(low[each], max(low[each], high[each]), weight))
+        grants = divide(curves, available)
+        return dict(low) if grants is None else dict(zip(self.shares, grants, strict=True))
+
+    def _regrant(self, targets: Mapping[str, int]) -> list[Grant]:
+        """Grant each share what is said; those that change, the largest cut first."""
+        changes = {each: target - self.shares[each].granted for each, target in targets.items()}
+        grants = []
+        for each, change in sorted(changes.items(), key=lambda item: item[1]):
+            if change:
+                self.resident = {**self.resident, each: Bytes(self.resident[each] + change)}
+                grants.append(self._grant(each, Bytes(targets[each])))
+        return grants
+
+    def _grant_more(self) -> list[Grant]:
+        """Give back what nobody has to the fragments that were granted less than they want."""
+        free, targets = self.free, {}
+        for each, share in self.shares.items():
+            more = max(0, min(share.wanted - share.granted, free))
+            targets[each] = share.granted + more
+            free = Bytes(free - more)
+        return self._regrant(targets)
 
     # ---- activations -------------------------------------------------------------------------
 

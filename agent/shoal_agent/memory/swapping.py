@@ -28,10 +28,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shoal_protocol.blocks import Block
+from shoal_agent.memory.allocation import Point
+from shoal_protocol.blocks import Block, least_bytes
 
 HUGE_PAGE_BYTES: Final = 2 << 20
 """Where files are cached in such pages, the kernel maps and drops them as a whole."""
+
+
+_POINTS: Final = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +84,23 @@ def plan_swapping(
         if (rest := weights[index] - kept[index]) <= unused:
             kept[index], unused = weights[index], unused - rest
     return SwapPlan(kept_bytes=tuple(kept), peak_bytes=granted_bytes - unused, prefetches=prefetch)
+
+
+def grant_curve(blocks: Sequence[Block], resident_bytes: int) -> tuple[Point, ...]:
+    """What a fragment streams for an item at several grants, the last of it all in one.
+
+    The borders between blocks cost about as much time as it takes to stream all weights once.
+    """
+    weights = sum(block.weight_bytes for block in blocks)
+    least, most = least_bytes(blocks), weights
+    most += sum(block.held_bytes for block in blocks)
+    most += max(block.working_bytes for block in blocks)
+    points: list[Point] = []
+    for step in range(_POINTS):
+        granted = least + (most - least) * step // (_POINTS - 1)
+        plan = plan_swapping(blocks, granted)
+        assert plan is not None, "it is at least the least that it needs"
+        streamed = weights - sum(plan.kept_bytes)
+        if granted < resident_bytes and (not points or weights + streamed < points[-1].cost):
+            points.append(Point(granted, float(weights + streamed)))
+    return (*points, Point(resident_bytes, 0.0))

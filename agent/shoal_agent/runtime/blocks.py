@@ -18,6 +18,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,10 @@ OpenSession = Callable[[bytes | str, Path | None, Recipe], onnxruntime.Inference
 """Opens a model, whose weights are in files of a folder, beside it where that is None; raises
 `RuntimeFailed`."""
 
+_OPEN_BYTES: Final = 192 << 10
+"""Of what is held for a block, what its session takes once it is open, at most."""
+_SPARE_BYTES: Final = 64 << 10
+"""Of the same, what is more than a session takes: enough for the ends of pages."""
 _UNREAD_BYTES: Final = 64 << 10
 """A block that maps so much more than it reads, and an eighth, has a table of which it reads rows:
 less is the ends of pages."""
@@ -91,11 +96,8 @@ class Blocks:
         blocks = tuple(
             replace(
                 block,
-                held_bytes=block.held_bytes + model.packed.anonymous_bytes,
-                weight_bytes=max(
-                    0,
-                    block.weight_bytes + model.packed.growth_bytes - model.packed.anonymous_bytes,
-                ),
+                held_bytes=block.held_bytes + max(0, model.packed.anonymous_bytes - _OPEN_BYTES),
+                weight_bytes=max(0, block.weight_bytes + _beyond_spare(model.packed.mapped_growth)),
             )
             for block, model in zip(self.blocks, models, strict=True)
         )
@@ -147,19 +149,14 @@ def read_blocks(folder: Path) -> Blocks | None:
     )
 
 
+def _beyond_spare(growth_bytes: int) -> int:
+    return min(growth_bytes, max(0, growth_bytes - _SPARE_BYTES))
+
+
 def runs_in_order(folder: Path) -> bool:
     """Whether a fragment's nodes are to run in the order of the file. Raises `FragmentDamaged`,
     `OSError`."""
     return _description(folder).get(IN_ORDER) is True
-
-
-def reads_rows(folder: Path) -> bool:
-    """Whether a fragment has a table of which an item reads some rows only, so that it takes less
-    memory than it has weights. Raises `FragmentDamaged`, `OSError`."""
-    match _description(folder):
-        case {"resident_bytes": int(resident), "weight_bytes": int(weights)}:
-            return resident < weights
-    return False
 
 
 def _description(folder: Path) -> dict[str, object]:
@@ -221,6 +218,9 @@ class BlockFragment:
         assert warm is not None, "the least that it needs was granted"
         self._warm = self._adopt(warm)
         self._cold = None if cold is None else self._adopt(cold)
+        self._samples = [
+            max(pages, key=attrgetter("size")) for pages in self._warm.streamed if pages
+        ]
         self._follow(self._warm)
 
     def run(self, feed: Mapping[str, Array], stopper: Stopper) -> list[Array]:
@@ -254,7 +254,7 @@ class BlockFragment:
 
     def _choose(self) -> _Adopted:
         """The plan that prefetches, where there is one and something has to come from the disk."""
-        if self._cold is not None and any(are_cold(pages) for pages in self._warm.streamed):
+        if self._cold is not None and are_cold(self._samples):
             return self._cold
         return self._warm
 

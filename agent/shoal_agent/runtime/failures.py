@@ -5,6 +5,8 @@ from typing import Final
 
 import onnxruntime
 
+from shoal_agent.memory.residency import NoRoom
+
 _ERROR_CHARACTERS: Final = 400
 _OUT_OF_MEMORY: Final = (
     "Failed to allocate memory",
@@ -18,6 +20,14 @@ _NODE: Final = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
 
 class RuntimeFailed(Exception):
     """ONNX Runtime could not open or run a fragment; the text is its first line."""
+
+
+class OverBudget(NoRoom):
+    """A fragment does not fit in memory."""
+
+
+class NotResident(Exception):
+    """A fragment is to be used that is not resident."""
 
 
 class OutOfBudget(RuntimeFailed):

@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TypeVar
 
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetched, Fetcher, Source
+from shoal_agent.memory.allocation import Point, Share
 from shoal_agent.memory.residency import (
     Demand,
     Evict,
@@ -22,14 +24,14 @@ from shoal_agent.memory.residency import (
     Ledger,
     Load,
     MakeRoom,
-    NoRoom,
+    Reclaim,
     Refusal,
-    Share,
     Spill,
     short,
 )
 from shoal_agent.runtime.blocks import GrantTooSmall
-from shoal_agent.runtime.failures import RuntimeFailed, Stopper
+from shoal_agent.runtime.failures import NotResident, OverBudget, Stopper
+from shoal_agent.runtime.granting import Granting
 from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MemoryMeter
@@ -46,14 +48,6 @@ _LIGHT_SECONDS = 0.0005
 """A run that takes less is not worth the way to the processor's thread and back."""
 
 Result = TypeVar("Result")
-
-
-class OverBudget(NoRoom):
-    """A fragment does not fit in memory."""
-
-
-class NotResident(Exception):
-    """A fragment is to be used that is not resident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +96,9 @@ class Fragments:
         self._changed = asyncio.Event()
         self._spill_turn = asyncio.Lock()
         self._spilling: set[asyncio.Task[None]] = set()
-        self._granting: set[asyncio.Task[None]] = set()
+        self._granting = Granting(
+            ledger, partial(self.in_processor, runtime.grant), counters, self._cannot_run
+        )
         self.spill: Callable[[int], Awaitable[None]] = _nothing_to_spill
 
     # ---- what sessions ask for ---------------------------------------------------------------
@@ -127,8 +123,9 @@ class Fragments:
         self._loading[digest] = asyncio.Event()
         self.cache.pin(digest)
         try:
-            fetched, least = await self._open(digest, need_bytes, sources)
-            self.ledger.finish_load(digest, least)
+            fetched, curve = await self._open(digest, need_bytes, sources)
+            least = Bytes(curve[0].granted) if curve else None
+            self.ledger.finish_load(digest, least, curve)
         finally:
             await self._end_load(digest)
         if digest not in self.ledger.resident:
@@ -136,7 +133,9 @@ class Fragments:
             raise OverBudget(need_bytes, have, f"{short(digest)} was given up while it was loaded")
         seconds = perf_counter() - started
         self._counters.load.observe(seconds)
-        return LoadResult(self.ledger.resident[digest], seconds, fetched)
+        result = LoadResult(self.ledger.resident[digest], seconds, fetched)
+        self._carry_out(self.ledger.lend())
+        return result
 
     async def _end_load(self, digest: str) -> None:
         """Whichever way a load has ended, nothing is left of one that failed."""
@@ -176,6 +175,7 @@ class Fragments:
         before = self.ledger.reserved + self.ledger.moving
         terms = self._terms(digest)
         result = await self._run(digest, tensors)
+        self.ledger.note_run(digest, result.compute_seconds)
         if self._terms(digest) != terms:
             return result  # what it took was right when it began, and says nothing of the next run
         beside = max(before, self.ledger.reserved + self.ledger.moving)
@@ -199,7 +199,7 @@ class Fragments:
         others = sum(n for key, n in self.ledger.resident.items() if key != digest)
         measured = max(0, peak_bytes - others)
         self._carry_out(self.ledger.measure(digest, Bytes(measured)))
-        while changing := self._spilling | self._granting:
+        while changing := self._spilling | self._granting.tasks:
             await asyncio.gather(*changing)
         if self.ledger.resident.get(digest, 0) >= measured:
             self._measured.add(digest)
@@ -233,7 +233,10 @@ class Fragments:
             self.ledger.shrink(digest, planned)
 
     def planned_bytes(self, digest: str) -> int:
-        return self._planned.get(digest, self.ledger.resident[digest])
+        """What a fragment was loaded for, without what has gathered or was lent since."""
+        planned = self._planned.get(digest, self.ledger.resident[digest])
+        share = self.ledger.shares.get(digest)
+        return planned if share is None else planned - share.lent
 
     async def _run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
         """In the processor's thread; or here, where that costs more than the run itself."""
@@ -263,20 +266,26 @@ class Fragments:
             await self._shrink(grown)
         log.warning("the budget is %s now", format_bytes(budget_bytes))
         self._carry_out(self.ledger.change_budget(Bytes(budget_bytes)))
-        while changing := self._spilling | self._granting | self._evicting:
+        while changing := self._spilling | self._granting.tasks | self._evicting:
             await asyncio.gather(*changing, return_exceptions=True)
         self._changed.set()
 
     # ---- the activations' share --------------------------------------------------------------
 
     def request_space(self, size: int) -> bool:
-        return self.ledger.request_space(size)
+        if granted := self.ledger.request_space(size):
+            return granted
+        self._granting.take_back()
+        return False
 
     def return_space(self, size: int) -> None:
         self.ledger.return_space(size)
 
     def request_move(self, size: int) -> bool:
-        return self.ledger.request_move(size)
+        if granted := self.ledger.request_move(size):
+            return granted
+        self._granting.take_back()
+        return False
 
     def end_move(self, size: int) -> None:
         self.ledger.end_move(size)
@@ -322,7 +331,7 @@ class Fragments:
 
     async def close(self) -> None:
         """Wait for what is being given up."""
-        changing = self._evicting | self._spilling | self._granting
+        changing = self._evicting | self._spilling | self._granting.tasks
         await asyncio.gather(*changing, return_exceptions=True)
         await self._fetcher.close()
 
@@ -341,13 +350,17 @@ class Fragments:
                     await self._change()
                 case MakeRoom(size=size):
                     await self._make_room(size)
+                case Reclaim(grants=grants):
+                    self._carry_out(grants)
+                    await self._granting.wait()
+                    return True
                 case Refusal(need=need, have=have, reason=reason):
                     raise OverBudget(need, have, reason)
 
     async def _open(
         self, digest: str, granted_bytes: int, sources: Sequence[Source]
-    ) -> tuple[int, Bytes | None]:
-        """Fetch, verify, prepare, open. Bytes fetched, and the least it can run in (in blocks)."""
+    ) -> tuple[int, tuple[Point, ...]]:
+        """Fetch, verify, prepare, open. Bytes fetched, and what it streams at several grants."""
         fetched_bytes = 0
         for attempt in range(_FETCHES_AFTER_DAMAGE):
             fetched = await self._fetcher.ensure(digest, sources)
@@ -360,13 +373,13 @@ class Fragments:
                 continue
             prepared = await self._preparation.prepare(digest, folder, granted_bytes)
             try:
-                least = await self.in_processor(
+                curve = await self.in_processor(
                     self._runtime.open, digest, folder, granted_bytes, prepared
                 )
             except GrantTooSmall as error:
                 reason = f"{short(digest)} {error}"
                 raise OverBudget(error.need_bytes, error.have_bytes, reason) from error
-            return fetched_bytes, None if least is None else Bytes(least)
+            return fetched_bytes, curve
         raise AssertionError("the loop returns or raises")
 
     async def _close(self, digest: str) -> int:
@@ -382,6 +395,7 @@ class Fragments:
             self._planned.pop(digest, None)
             self._light.pop(digest, None)
             self.ledger.unload(digest)
+            self._carry_out(self.ledger.lend())
 
     def _carry_out(self, demands: Sequence[Demand]) -> None:
         for demand in demands:
@@ -392,8 +406,10 @@ class Fragments:
                     # A load under way sees that it lost its place, and closes what it opened.
                     if digest not in self._loading:
                         _begin(self._evict(digest, reason), self._evicting)
-                case Grant(digest=digest, size=size):
-                    _begin(self._grant(digest, size), self._granting)
+                case Grant(digest=digest) as grant:
+                    self._light.pop(digest, None)
+                    self._measured.discard(digest)
+                    self._granting.begin(grant)
 
     async def _make_room(self, size: int) -> None:
         """Spill; where somebody else does already, less may be needed then: ask again."""
@@ -413,22 +429,8 @@ class Fragments:
                 log.warning("fragments give way to activations: %s", error)
                 self._carry_out(self.ledger.fail_spill(needs))
 
-    async def _grant(self, digest: str, size: Bytes) -> None:
-        """Let a fragment run within so many bytes. What it gives back is reckoned as free already:
-        whatever is loaded there is opened in the processor after this."""
-        self._light.pop(digest, None)
-        self._measured.discard(digest)
-        try:
-            await self.in_processor(self._runtime.grant, digest, size)
-        except (RuntimeFailed, FragmentDamaged, OSError) as error:
-            if digest not in self.ledger.resident:
-                return
-            reason = f"cannot run in {format_bytes(size)}: {error}"
-            self.ledger.unload(digest)
-            _begin(self._evict(digest, reason), self._evicting)
-        else:
-            self._counters.grants += 1
-            log.warning("%s runs within %s now", short(digest), format_bytes(size))
+    def _cannot_run(self, digest: str, reason: str) -> None:
+        _begin(self._evict(digest, reason), self._evicting)
 
     async def _evict(self, digest: str, reason: str) -> None:
         # Loads that come after this wait until the memory is back.
@@ -439,7 +441,6 @@ class Fragments:
 
 
 def _begin(work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
-    """Do it beside what goes on; it is among `tasks` until it has ended."""
     task = asyncio.create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

@@ -35,7 +35,9 @@ from typing import Final
 import numpy as np
 import onnxruntime
 
+from shoal_agent.memory.allocation import Point
 from shoal_agent.memory.residency import short
+from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.blocks import BlockFragment, Blocks, as_value, read_blocks, runs_in_order
 from shoal_agent.runtime.failures import (
@@ -164,9 +166,9 @@ class Runtime:
         folder: Path,
         granted_bytes: int | None = None,
         prepared: Prepared = NOTHING_PREPARED,
-    ) -> int | None:
-        """Make a fragment ready to run within `granted_bytes` (None: whatever it takes). The least
-        that it can run in; None: it has no blocks.
+    ) -> tuple[Point, ...]:
+        """Make a fragment ready to run within `granted_bytes` (None: whatever it takes). What it
+        streams at several grants, from the least that it can run in; empty: it has no blocks.
 
         Raises `RuntimeFailed`, `FragmentDamaged`, `OSError`.
         """
@@ -185,9 +187,9 @@ class Runtime:
         # Parsing and optimising leave freed heap and pages of code behind.
         self._meter.give_back(still_in_use=True)
         if blocks is None:
-            return None
+            return ()
         self._blocks[digest] = blocks
-        return blocks.least_bytes
+        return grant_curve(blocks.blocks, blocks.resident_bytes)
 
     def _fragment(
         self, folder: Path, blocks: Blocks | None, granted_bytes: int | None, prepared: Prepared

@@ -14,10 +14,6 @@ The order of events for a fragment that is not prepared yet:
    try again.
 3. If the child fails in any other way, the agent opens the fragment unprepared.
 
-A fragment with a table of which items read rows is tried and not saved: the kernel maps the file
-that the child has written in larger pieces than one that was copied, and with each row come
-hundreds (DistilBERT took 225 MiB of 194 that it was granted).
-
 Memory: a child has the bytes that the ledger granted for the load, which nothing else uses yet, and
 what it borrows from the ledger while it runs. One child runs at a time.
 
@@ -40,7 +36,7 @@ from typing import Final
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import short
 from shoal_agent.runtime import prepare_child
-from shoal_agent.runtime.blocks import Blocks, read_blocks, reads_rows
+from shoal_agent.runtime.blocks import Blocks, read_blocks
 from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.prepared import (
     Prepared,
@@ -124,9 +120,11 @@ class _Form:
     weights: tuple[int, ...]
     """Bytes of each model's that are read."""
     stored_bytes: int
-    """Those of all weights, tables too of which rows are read."""
+    """Those of all weights, tables too of which items read rows."""
     saved: bool
     """Whether to save it."""
+    results: tuple[str, ...] = ()
+    """What the fragment gives, where the models are its blocks."""
 
     def of(self, prepared: Prepared) -> object | None:
         return prepared.whole if self.name == _WHOLE else prepared.blocks
@@ -205,8 +203,7 @@ class Preparation:
         """Prepare it, or at least try it, with as much memory as can be had."""
         folder = folder_of(fragment, form.name)
         async with self._turn:
-            saving = form.saving_bytes if form.saved else ()
-            for need in (*saving, form.trial_bytes):
+            for need in (*(form.saving_bytes if form.saved else ()), form.trial_bytes):
                 if need <= self._tried.get(folder, 0):
                     return False
                 borrowed = max(0, need - granted_bytes)
@@ -298,6 +295,7 @@ class Preparation:
             file=str(form.file),
             ranges=form.ranges,
             part=None if part is None else str(part),
+            results=form.results,
             key=key(form.name),
             limit_bytes=limit_bytes,
             disk_bytes=form.disk_bytes,
@@ -363,6 +361,7 @@ def _in_blocks(fragment: Path, source: Blocks) -> _Form:
         weights=tuple(block.weight_bytes for block in source.blocks),
         stored_bytes=_weights_bytes(fragment),
         saved=_is_saved(fragment),
+        results=source.outputs,
     )
 
 
@@ -371,10 +370,10 @@ def _weights_bytes(fragment: Path) -> int:
 
 
 def _is_saved(fragment: Path) -> bool:
-    """Whether to have a packed copy of the weights: not of a table, and not of what is mostly the
-    weights of other fragments too, which are mapped once for all of them as they are."""
+    """Whether to have a packed copy of the weights: not of what is mostly the weights of other
+    fragments too, which are mapped once for all of them as they are."""
     own = sum(each.stat().st_size for each in weight_files(fragment) if not is_shared(each.name))
-    return not reads_rows(fragment) and 2 * own >= _weights_bytes(fragment)
+    return 2 * own >= _weights_bytes(fragment)
 
 
 def _make_empty(part: Path) -> None:

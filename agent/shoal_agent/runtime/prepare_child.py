@@ -49,13 +49,15 @@ class Order:
     Their weights are beside it.
 
     With `part`, they are optimised, and saved in that folder, which exists and is empty: model `i`
-    as `i/model.onnx` and `i/weights.bin`. Without, they are opened as the agent would.
+    as `i/model.onnx` and `i/weights.bin`. Without, they are opened as the agent would. `results`
+    are the names of what the fragment gives.
     """
 
     parent: int
     file: str
     ranges: Sequence[Sequence[int]]
     part: str | None
+    results: Sequence[str]
     key: str
     limit_bytes: int
     disk_bytes: int
@@ -108,31 +110,49 @@ def _try(order: Order) -> dict[str, Any]:
 
 def _prepare(order: Order) -> dict[str, Any]:
     """Save the models optimised, with a manifest that says what opening each takes."""
-    from shoal_agent.runtime.external_data import align  # noqa: PLC0415 - as above
-    from shoal_agent.runtime.recipes import SAVING  # noqa: PLC0415 - as above
-
     assert order.part is not None
     part = Path(order.part)
-    models: list[dict[str, Any]] = []
-    for index, model in enumerate(_models(order)):
-        folder = part / str(index)
-        folder.mkdir(mode=0o700)
-        _open(model, SAVING, Path(order.file).parent, saved=folder)
-        _free()
-        (folder / WEIGHTS).touch()  # a model without weights has none
-        align(folder)
-        models.append(_opened(folder, model) | {"files": _files(folder)})
+    folders = [part / str(index) for index in range(max(1, len(order.ranges)))]
+    _save(order, folders)
+    models = [
+        _opened(folder, model) | {"files": _files(folder)}
+        for folder, model in zip(folders, _models(order), strict=True)
+    ]
     body = json.dumps({"version": 1, "key": order.key, "models": models}, sort_keys=True)
     manifest = part / MANIFEST
     manifest.write_text(f"{sha256(body.encode()).hexdigest()}\n{body}", encoding="utf-8")
-    for path in (manifest, *(part / str(i) for i in range(len(models))), part):
+    for path in (manifest, *folders, part):
         _sync(path)
     return {}
 
 
-def _models(order: Order) -> Iterator[str | bytes]:
+def _save(order: Order, folders: Sequence[Path]) -> None:
+    """Save each model in its folder."""
+    from shoal_agent.runtime import layouts, onnx_subset  # noqa: PLC0415 - under the limit
+    from shoal_agent.runtime.external_data import align  # noqa: PLC0415 - as above
+    from shoal_agent.runtime.recipes import SAVING  # noqa: PLC0415 - as above
+
+    saved, marked = [], []
+    for folder, content in zip(folders, _models(order), strict=True):
+        model = onnx_subset.parse(content)
+        rows = onnx_subset.reads_rows(model.graph)
+        marked.append(layouts.mark(model))
+        folder.mkdir(mode=0o700)
+        _open(model.SerializeToString(), SAVING, Path(order.file).parent, saved=folder)
+        _free()
+        (folder / WEIGHTS).touch()  # a model without weights has none
+        model = onnx_subset.parse((folder / MODEL).read_bytes())
+        align(folder, model, rows=rows)
+        layouts.unmark(model)
+        saved.append(model)
+    layouts.join(saved, marked, order.results)
+    for folder, model in zip(folders, saved, strict=True):
+        (folder / MODEL).write_bytes(model.SerializeToString())
+
+
+def _models(order: Order) -> Iterator[bytes]:
     if not order.ranges:
-        yield order.file
+        yield Path(order.file).read_bytes()
     with open(order.file, "rb") as file:
         for offset, size in order.ranges:
             yield os.pread(file.fileno(), size, offset)
@@ -198,7 +218,7 @@ def _mapped_bytes(path: Path) -> int:
     return sum(int(end, 16) - int(start, 16) for start, end in ranges)
 
 
-def _opened(folder: Path, model: str | bytes) -> dict[str, dict[str, int]]:
+def _opened(folder: Path, model: bytes) -> dict[str, dict[str, int]]:
     """`prepared.Opened` of both ways to open it."""
     from shoal_agent.runtime.external_data import mapped_bytes  # noqa: PLC0415 - as above
     from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED  # noqa: PLC0415 - as above
@@ -206,7 +226,7 @@ def _opened(folder: Path, model: str | bytes) -> dict[str, dict[str, int]]:
     packed, unpacked = (_measured(folder, recipe) for recipe in (PREPARED, PREPARED_UNPACKED))
     # Packed forms are mapped here, too, but never read.
     unpacked["mapped_bytes"] = mapped_bytes((folder / MODEL).read_bytes())
-    before = mapped_bytes(model if isinstance(model, bytes) else Path(model).read_bytes())
+    before = mapped_bytes(model)
     for each in (packed, unpacked):
         each["growth_bytes"] = each.pop("mapped_bytes") + each["anonymous_bytes"] - before
     return {"packed": packed, "unpacked": unpacked}

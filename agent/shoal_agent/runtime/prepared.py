@@ -27,7 +27,7 @@ from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED, Recipe
 from shoal_protocol.digests import from_hexadecimal
 from shoal_protocol.manifest import MODEL, WEIGHTS
 
-_VERSION: Final = "2"
+_VERSION: Final = "4"
 """Another one for other options in `recipes`, other sessions' bytes, or another manifest."""
 _MOST_MANIFEST_BYTES: Final = 1 << 20
 _SPARE_BYTES: Final = 64 << 10
@@ -49,6 +49,11 @@ class Opened:
     opening_bytes: int
     anonymous_bytes: int
     growth_bytes: int
+
+    @property
+    def mapped_growth(self) -> int:
+        """How much more it maps."""
+        return self.growth_bytes - self.anonymous_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

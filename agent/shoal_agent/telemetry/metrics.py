@@ -35,6 +35,12 @@ GAUGES: Final = {
     "peer_links": "Streams to peers.",
     "session_connected": "1 while the agent has a session.",
 }
+SHARES: Final = {
+    "granted_bytes": "Bytes that a fragment in blocks may take now.",
+    "least_bytes": "Bytes that it can run in at the least.",
+    "wanted_bytes": "Bytes that it was loaded for.",
+    "lent_bytes": "Bytes that it has beyond that while nobody needs them.",
+}
 
 
 class AgentCollector(Collector):
@@ -45,17 +51,26 @@ class AgentCollector(Collector):
         info: dict[str, str],
         counters: Counters,
         gauges: Callable[[], Mapping[str, float]],
+        shares: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
     ) -> None:
-        """`gauges` gives the present value of each of `GAUGES`."""
+        """`gauges` gives the present value of each of `GAUGES`, and `shares` that of each of
+        `SHARES`, for each resident fragment that can run in blocks."""
         self._info = info
         self._counters = counters
         self._gauges = gauges
+        self._shares = shares
 
     def collect(self) -> Iterator[Metric]:
         counters = self._counters
         yield InfoMetricFamily("shoal_agent", "Version and architecture of the agent.", self._info)
         for name, value in self._gauges().items():
             yield GaugeMetricFamily(f"shoal_agent_{name}", GAUGES[name], value=value)
+        shares = self._shares()
+        for name, text in SHARES.items():
+            share = GaugeMetricFamily(f"shoal_agent_fragment_{name}", text, labels=["fragment"])
+            for fragment, values in shares.items():
+                share.add_metric([fragment], values[name])
+            yield share
         for name, text, count in (
             ("sent_bytes", "Bytes of bulk sent.", counters.sent_bytes),
             ("received_bytes", "Bytes of activations received.", counters.received_bytes),

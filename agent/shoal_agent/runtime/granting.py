@@ -1,0 +1,84 @@
+"""Grants carried out: fragments run within what the ledger says, in the order in which it said so.
+
+The ledger reckons what a fragment gives back as free at once. That is right for loads, which are
+opened in the processor's thread after it. An activation needs no processor: so what was lent goes
+back in the processor first, and in the ledger then.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+
+from shoal_agent.memory.residency import Grant, Ledger, short
+from shoal_agent.runtime.failures import RuntimeFailed
+from shoal_agent.telemetry.counters import Counters
+from shoal_agent.telemetry.logs import log
+from shoal_protocol.manifest import FragmentDamaged
+from shoal_protocol.units import Bytes, format_bytes
+
+InProcessor = Callable[[str, Bytes], Awaitable[None]]
+
+
+class Granting:
+    """What is being granted."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        grant: InProcessor,
+        counters: Counters,
+        on_failed: Callable[[str, str], None],
+    ) -> None:
+        """`grant` lets a fragment run within so many bytes, in the processor's thread; `on_failed`
+        receives each fragment that cannot, and why."""
+        self._ledger = ledger
+        self._grant = grant
+        self._counters = counters
+        self._on_failed = on_failed
+        self._taking_back = False
+        self.tasks: set[asyncio.Task[object]] = set()
+
+    def begin(self, grant: Grant) -> None:
+        """Carry it out beside what goes on."""
+        self._begin(self._carry_out(grant))
+
+    def take_back(self) -> None:
+        """Free what was lent, for activations to come."""
+        if not self._taking_back and any(share.lent for share in self._ledger.shares.values()):
+            self._taking_back = True
+            self._begin(self._take_back())
+
+    async def wait(self) -> None:
+        while self.tasks:
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    def _begin(self, work: Coroutine[None, None, object]) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _take_back(self) -> None:
+        try:
+            for digest, share in self._ledger.shares.items():
+                if share.lent and not await self._carry_out(
+                    Grant(digest=digest, size=Bytes(share.granted - share.lent))
+                ):
+                    return
+            # What was granted meanwhile is granted again.
+            for grant in self._ledger.take_back():
+                await self._carry_out(grant)
+        finally:
+            self._taking_back = False
+
+    async def _carry_out(self, grant: Grant) -> bool:
+        """Let a fragment run within so many bytes; whether it can."""
+        digest, size = grant.digest, grant.size
+        try:
+            await self._grant(digest, size)
+        except (RuntimeFailed, FragmentDamaged, OSError) as error:
+            if digest in self._ledger.resident:
+                self._ledger.unload(digest)
+                self._on_failed(digest, f"cannot run in {format_bytes(size)}: {error}")
+            return False
+        self._counters.grants += 1
+        log.warning("%s runs within %s now", short(digest), format_bytes(size))
+        return True

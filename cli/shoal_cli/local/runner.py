@@ -84,6 +84,8 @@ async def prepare_all(
         observer.phase(f"checking and cutting {order.model} ({order.path.name})")
         tell = partial(observer.cutting, order.name)
         prepared[order.name] = await prepare(order, workspace.store, tell)
+        if prepared[order.name].note:
+            observer.note(f"{order.name}: {prepared[order.name].note}")
     return prepared
 
 

@@ -22,7 +22,7 @@ from shoal_compiler.safety import open_model
 from shoal_compiler.slicing import slice_layers
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout, Piece
-from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
+from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec
 
 
 def cut_model(
@@ -127,6 +127,7 @@ class _Builder:
             model=whole.model,
             stored=stored,
             inputs=whole.inputs,
+            largest=_largest(self.profile, whole.inputs),
             outputs=whole.outputs,
             weight_bytes=sum(
                 self.profile.weights[name]
@@ -138,6 +139,16 @@ class _Builder:
             blocks=make_blocks(self.graph, self.profile, piece, whole, offsets),
             sources=self.sources,
         )
+
+
+def _largest(profile: Profile, inputs: Sequence[TensorSpec]) -> dict[str, tuple[int, ...]]:
+    """The largest shapes that are planned for, of inputs whose sizes the graph leaves open."""
+    sizes = {each.name: profile.tensors[each.name].sizes for each in inputs}
+    return {
+        spec.name: known
+        for spec in inputs
+        if (known := sizes[spec.name]) is not None and known != spec.shape
+    }
 
 
 def _edges(layout: Layout, pieces: Sequence[Piece]) -> Iterable[Edge]:

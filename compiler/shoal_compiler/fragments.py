@@ -30,6 +30,7 @@ from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import (
     BLOCKS,
     IN_ORDER,
+    LARGEST,
     MANIFEST,
     MAXIMUM_MANIFEST_BYTES,
     MODEL,
@@ -59,13 +60,16 @@ class FragmentFiles:
     """A fragment, ready to be written.
 
     `inputs` and `outputs` are what it is sent and gives, `resident_bytes` its estimated memory.
-    `in_order`: a device runs the nodes in the order of the file.
+    `largest` are the largest shapes of those inputs that can have several; a device that runs it
+    with these before any work measures what it takes. `in_order`: a device runs the nodes in the
+    order of the file.
     """
 
     model: onnx.ModelProto
     stored: tuple[Stored, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    largest: Mapping[str, tuple[int, ...]]
     weight_bytes: int
     resident_bytes: int
     in_order: bool
@@ -120,6 +124,8 @@ class FragmentFiles:
                 for each in self.stored
             },
         }
+        if self.largest:
+            description[LARGEST] = {name: list(shape) for name, shape in self.largest.items()}
         if self.blocks.blocks:
             description["blocks"] = blocks_as_json(self.blocks.blocks)
         manifest = format_manifest(files, description)

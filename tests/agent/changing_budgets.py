@@ -27,6 +27,7 @@ from shoal_agent.runtime.blocks import read_blocks  # noqa: E402
 from shoal_agent.runtime.fragments import Fragments  # noqa: E402
 from shoal_agent.runtime.onnx_runtime import Runtime  # noqa: E402
 from shoal_agent.runtime.process_memory import MemoryMeter  # noqa: E402
+from shoal_agent.runtime.processor import Processor  # noqa: E402
 from shoal_agent.telemetry.counters import Counters  # noqa: E402
 from shoal_protocol.units import Bytes  # noqa: E402
 
@@ -51,8 +52,7 @@ async def report(store: Path, changes: int, digests: list[str]) -> dict[str, obj
             cache=cache,
             fetcher=Fetcher(cache, lambda *_: None, unlimited),
             runtime=runtime,
-            meter=meter,
-            processor=processor,
+            processor=Processor(runtime, processor),
             counters=Counters(),
             on_evicted=lambda *why: evicted.append(str(why)),
         )

@@ -104,8 +104,8 @@ async def test_a_whole_fragment_measured_over_the_budget_goes_on_in_blocks(
     for item in range(4):
         reply, output = await run(joined.device, made, item)
         assert_close(output, whole)
-        # It was wrong once, and is not again.
-        assert (reply.executed.peak_bytes <= 24 * MIB) == (item > 0)
+        # The first run was stopped, and ran again: nobody saw the mistake.
+        assert reply.executed.peak_bytes <= 24 * MIB
     assert joined.device.evicted.empty()
     assert "runs within 9 MiB now" in joined.agent.errors.read_text()
 

@@ -189,14 +189,17 @@ class Ledger:
         self.in_flight = {**self.in_flight, digest: need}
         return Load.ADMITTED
 
-    def finish_load(self, digest: str, least: Bytes | None = None) -> bool:
-        """The fragment can run now, and in blocks within `least`, unless that is None. False: its
-        place went to others meanwhile."""
+    def finish_load(
+        self, digest: str, least: Bytes | None = None, granted: Bytes | None = None
+    ) -> bool:
+        """The fragment can run now, and in blocks within `least`, unless that is None; it runs
+        within `granted` for the present, by default all that it was loaded for. False: its place
+        went to others meanwhile."""
         if (need := self.in_flight.get(digest)) is not None:
             self.resident = {**self.resident, digest: need}
             self.in_flight = _without(self.in_flight, digest)
             if least is not None:
-                share = Share(least=least, granted=need, wanted=need)
+                share = Share(least=least, granted=granted or need, wanted=need)
                 self.shares = {**self.shares, digest: share}
         return digest in self.resident
 

@@ -150,19 +150,20 @@ def read_blocks(folder: Path) -> Blocks | None:
 def runs_in_order(folder: Path) -> bool:
     """Whether a fragment's nodes are to run in the order of the file. Raises `FragmentDamaged`,
     `OSError`."""
-    return _description(folder).get(IN_ORDER) is True
+    return description(folder).get(IN_ORDER) is True
 
 
 def reads_rows(folder: Path) -> bool:
     """Whether a fragment has a table of which an item reads some rows only, so that it takes less
     memory than it has weights. Raises `FragmentDamaged`, `OSError`."""
-    match _description(folder):
+    match description(folder):
         case {"resident_bytes": int(resident), "weight_bytes": int(weights)}:
             return resident < weights
     return False
 
 
-def _description(folder: Path) -> dict[str, object]:
+def description(folder: Path) -> dict[str, object]:
+    """What a fragment's manifest says of it. Raises `FragmentDamaged`, `OSError`."""
     try:
         description: object = json.loads((folder / MANIFEST).read_bytes())
     except ValueError as error:

@@ -24,6 +24,14 @@ class OutOfBudget(RuntimeFailed):
     """A run would have taken more memory than the budget allows."""
 
 
+class Exceeded(OutOfBudget):
+    """A run that was watched took, or asked for, more than its limit: `peak_bytes`, at least."""
+
+    def __init__(self, reason: str, peak_bytes: int) -> None:
+        super().__init__(reason)
+        self.peak_bytes = peak_bytes
+
+
 class NotOpen(RuntimeFailed):
     """The fragment was closed before the run began."""
 
@@ -47,15 +55,19 @@ class Stopper:
         return bool(self.options.terminate)
 
 
+def node_in(text: str) -> str:
+    """The node that a text of the runtime names: ` in its Softmax node 'p'`; empty: none."""
+    node = _NODE.search(text)
+    return f" in its {node[1]} node {node[2]!r}" if node else ""
+
+
 def failure_of(error: Exception, *, stopped: bool = False) -> RuntimeFailed:
     """What an exception of the runtime is: its exceptions have no common base but `Exception`."""
     text = str(error)
     line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     line = line[:_ERROR_CHARACTERS]
     if stopped:
-        node = _NODE.search(text)
-        where = f"in its {node[1]} node {node[2]!r}" if node else f"while it ran: {line}"
-        return Terminated(f"stopped {where}")
+        return Terminated(f"stopped{node_in(text) or ' while it ran'}")
     if any(sign in text for sign in _OUT_OF_MEMORY):
         return OutOfBudget(line)
     return RuntimeFailed(line)

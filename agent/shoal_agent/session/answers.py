@@ -4,8 +4,9 @@ from shoal_agent.cache.fetching import FragmentCorrupt, FragmentUnavailable
 from shoal_agent.execution.queue import Reason
 from shoal_agent.memory.residency import NoRoom
 from shoal_agent.runtime.failures import NotOpen, OutOfBudget, RuntimeFailed
-from shoal_agent.runtime.fragments import NotResident, OverBudget
+from shoal_agent.runtime.fragments import NotResident
 from shoal_agent.runtime.inputs import InputMismatch
+from shoal_agent.runtime.opening import OverBudget
 from shoal_protocol.bulk.link import Undelivered
 from shoal_protocol.durable_files import is_disk_full, is_transient
 from shoal_protocol.frames import TransferError

@@ -75,6 +75,21 @@ async def test_a_fragment_that_takes_more_than_there_is_as_a_whole_is_loaded_in_
         assert reply.executed.peak_bytes <= 24 * MIB, reply
 
 
+async def test_an_item_that_must_exceed_the_budget_fails_before_it_takes_anything(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    model = dense_model([WIDTH] * 4)
+    made = write_fragment(coordinator.store, model, 20 * MIB, largest={"x": (1, WIDTH)})
+    joined = await join(budget="24Mi")
+    assert (await joined.device.load(made.digest, 20 * MIB)).HasField("loaded")
+    failure = (await run(joined.device, made.digest, 2 * ROWS)).failure
+    assert failure.code == pb.BUDGET, failure
+    assert "its input of 16 MiB makes it need 28." in failure.message
+    assert "give the device more memory, or the model a smaller input" in failure.message
+    assert (await run(joined.device, made.digest, 1, item=1)).HasField("executed")
+    assert joined.agent.status("VmHWM") - joined.agent.status("VmRSS") < 24 * MIB
+
+
 async def test_a_fragment_that_made_up_inputs_do_not_suit_is_loaded_untried(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:

@@ -19,11 +19,17 @@ _NOISE: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The fragment took that much when it ran within `granted`; at least that, if `stopped`."""
+    """The fragment took that much when it ran within `granted` with inputs of `input_bytes`; at
+    least that, if `stopped`."""
 
     granted: Bytes
     taken: Bytes
+    input_bytes: Bytes = Bytes(0)
     stopped: bool = False
+
+    def least_taken(self, input_bytes: int) -> Bytes:
+        """What an item takes at least that is no smaller: as much, but for its inputs."""
+        return Bytes(self.taken + max(0, input_bytes - self.input_bytes))
 
 
 def is_worth_a_trial(need: int, free: int) -> bool:

@@ -12,6 +12,7 @@ _OUT_OF_MEMORY: Final = (
     "exceed memory limit",
     "smaller than requested",
 )
+MORE_OR_SMALLER: Final = "give the device more memory, or the model a smaller input"
 _NODE: Final = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
 """How the runtime names the node that it was in."""
 

@@ -26,7 +26,8 @@ from shoal_agent.memory.residency import (
     Spill,
     short,
 )
-from shoal_agent.runtime.failures import Exceeded, RuntimeFailed
+from shoal_agent.memory.trials import Trial
+from shoal_agent.runtime.failures import MORE_OR_SMALLER, Exceeded, RuntimeFailed
 from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
 from shoal_agent.runtime.opening import Opening, OverBudget, Room
 from shoal_agent.runtime.preparation import Preparation
@@ -183,13 +184,16 @@ class Fragments:
     async def _run(self, digest: str, tensors: Mapping[str, Array], beside: int) -> RunResult:
         """A fragment that was not tried is measured also where its first run is stopped, and runs
         in blocks, within less, if it has some."""
+        trial = self._opening.trial_of(digest)
         while True:
             budget, terms = self.ledger.budget, self._terms(digest)
             limit, measured = budget + budget // _NOISE, digest in self._measured
+            if trial is not None:
+                _check_size(trial, sum(each.nbytes for each in tensors.values()), limit)
             try:
                 return await self.processor.run(digest, tensors, limit, measured=measured)
             except Exceeded as error:
-                if measured or self._opening.is_tried(digest):
+                if measured or trial is not None:
                     raise
                 text, peak_bytes = str(error), error.peak_bytes
             # The exception is gone, and what it referred to: the fragment can be closed.
@@ -254,6 +258,7 @@ class Fragments:
         for grown in list(self._planned):
             await self._shrink(grown)
         log.warning("the budget is %s now", format_bytes(budget_bytes))
+        self.processor.note_budget()
         self._carry_out(self.ledger.change_budget(Bytes(budget_bytes)))
         while changing := self._spilling | self._granting | self._evicting:
             await asyncio.gather(*changing, return_exceptions=True)
@@ -390,6 +395,16 @@ class Fragments:
             await self._close(digest)
         self._counters.evictions += 1
         self._on_evicted(digest, reason)
+
+
+def _check_size(trial: Trial, input_bytes: int, limit_bytes: int) -> None:
+    """Refuse an item that must exceed the limit before it takes anything. Raises `Exceeded`."""
+    if (least := trial.least_taken(input_bytes)) > limit_bytes:
+        reason = (
+            f"its input of {format_bytes(input_bytes)} makes it need {format_bytes(least)} at "
+            f"least, have {format_bytes(limit_bytes)}; {MORE_OR_SMALLER}"
+        )
+        raise Exceeded(reason, least)
 
 
 def _begin(work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:

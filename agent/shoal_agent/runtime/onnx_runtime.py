@@ -39,6 +39,7 @@ from shoal_agent.memory.residency import short
 from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.blocks import BlockFragment, Blocks, as_value, read_blocks, runs_in_order
 from shoal_agent.runtime.failures import (
+    MORE_OR_SMALLER,
     Exceeded,
     NotOpen,
     OutOfBudget,
@@ -413,4 +414,4 @@ def _exceeded(error: RuntimeFailed, peak_bytes: int, limit_bytes: int) -> str:
         what = f"it would take more than {format_bytes(limit_bytes)}{node_in(str(error))}"
     else:
         what = f"it took {format_bytes(peak_bytes)} of {format_bytes(limit_bytes)}, and was {error}"
-    return f"{what}; give the device more memory, or the model a smaller input"
+    return f"{what}; {MORE_OR_SMALLER}"

@@ -70,6 +70,7 @@ class Opening:
         self._processor = processor
         self._room = room
         self._trials: dict[tuple[str, int], Trial | None] = {}
+        self._ran: dict[str, Trial] = {}
 
     async def open(self, digest: str, granted_bytes: int, sources: Sequence[Source]) -> Opened:
         """Raises `OverBudget`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
@@ -99,9 +100,10 @@ class Opening:
             await self._processor.call(self._runtime.close, digest)
             granted = less
 
-    def is_tried(self, digest: str) -> bool:
-        """Whether it ran with the largest inputs of the plan; larger ones are not planned for."""
-        return any(trial for (tried, _), trial in self._trials.items() if tried == digest)
+    def trial_of(self, digest: str) -> Trial | None:
+        """Its run with the largest inputs of the plan: larger ones are not planned for. Of several,
+        that which took the least."""
+        return self._ran.get(digest)
 
     async def _fetched(self, digest: str, sources: Sequence[Source]) -> tuple[int, Path]:
         """Bytes that had to be fetched, and the fragment's folder, verified."""
@@ -144,12 +146,25 @@ class Opening:
         else:
             self._processor.note_run(digest, tried.input_bytes)
             taken = Bytes(max(0, tried.taken_bytes))
-            trial = Trial(granted=granted, taken=taken, stopped=tried.stopped)
+            trial = Trial(
+                granted=granted,
+                taken=taken,
+                input_bytes=Bytes(tried.input_bytes),
+                stopped=tried.stopped,
+            )
             log.info("%s took %s in a trial", short(digest), format_bytes(taken))
+            if not trial.stopped:
+                self._ran[digest] = min(trial, self._ran.get(digest, trial), key=_taken)
         while len(self._trials) >= _KNOWN_TRIALS:
-            del self._trials[next(iter(self._trials))]
+            forgotten = next(iter(self._trials))
+            del self._trials[forgotten]
+            self._ran.pop(forgotten[0], None)
         self._trials[digest, granted] = trial
         return trial
+
+
+def _taken(trial: Trial) -> int:
+    return trial.taken
 
 
 def _too_large(digest: str, trial: Trial, room: Bytes) -> str:

@@ -78,6 +78,11 @@ class Processor:
         self._light.pop(digest, None)
         self._largest.pop(digest, None)
 
+    def note_budget(self) -> None:
+        """What has run within the old budget may exceed the new one."""
+        self._light.clear()
+        self._largest.clear()
+
     def note_gathered(self, digest: str) -> None:
         """The peak of the fragment's next run is to be its own."""
         self._light.pop(digest, None)

@@ -182,18 +182,18 @@ class Fragments:
         return result
 
     async def _run(self, digest: str, tensors: Mapping[str, Array], beside: int) -> RunResult:
-        """A fragment that was not tried is measured also where its first run is stopped, and runs
-        in blocks, within less, if it has some."""
-        trial = self._opening.trial_of(digest)
+        """A fragment is measured also where its first run is stopped, and runs in blocks, within
+        less, if it has some. An item that is larger than the plan covers fails instead."""
+        trial, size = self._opening.trial_of(digest), sum(each.nbytes for each in tensors.values())
         while True:
             budget, terms = self.ledger.budget, self._terms(digest)
             limit, measured = budget + budget // _NOISE, digest in self._measured
             if trial is not None:
-                _check_size(trial, sum(each.nbytes for each in tensors.values()), limit)
+                _check_size(trial, size, limit)
             try:
                 return await self.processor.run(digest, tensors, limit, measured=measured)
             except Exceeded as error:
-                if measured or trial is not None:
+                if measured or (trial is not None and size > trial.input_bytes):
                     raise
                 text, peak_bytes = str(error), error.peak_bytes
             # The exception is gone, and what it referred to: the fragment can be closed.

@@ -144,7 +144,6 @@ class Opening:
         if tried.taken_bytes is None:
             log.info("%s was not tried: %s", short(digest), tried.reason)
         else:
-            self._processor.note_run(digest, tried.input_bytes)
             taken = Bytes(max(0, tried.taken_bytes))
             trial = Trial(
                 granted=granted,

@@ -256,8 +256,8 @@ def _beyond(order: CutOrder, files: Sequence[str], refusal: PreparationRefused) 
     named += f" and {more} more" if more > 0 else ""
     verb, items = ("are", "their items") if len(files) > 1 else ("is", "its items")
     return (
-        f"{named} {verb} larger than the plan covers, so {items} may fail; the others run. "
-        f"With the next larger inputs it would not fit: {refusal}"
+        f"{order.name}: {named} {verb} larger than the plan covers, so {items} may fail; "
+        f"the others run. With the next larger inputs it would not fit: {refusal}"
     )
 
 

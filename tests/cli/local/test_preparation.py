@@ -114,7 +114,7 @@ def test_an_input_that_is_too_large_is_named_and_the_plan_covers_the_others(
 ) -> None:
     sizes = (1000, 5_000_000, 250_000, 100, 4_000_000)
     document, note = cut_for(tmp_path, sizes, fragments=fragments)
-    assert note.startswith("1.npy, 4.npy are larger than the plan covers"), note
+    assert note.startswith("wide: 1.npy, 4.npy are larger than the plan covers"), note
     assert "needs " in note
     assert "8 MiB" in note
     (tmp_path / "fits").mkdir()

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shoal_cli.local.orders import CutOrder
 from shoal_cli.local.steps import Json, Progress, run_step, serve
@@ -30,6 +30,10 @@ from shoal_protocol.partition import (
     document_from_json,
     document_to_json,
 )
+
+if TYPE_CHECKING:
+    from shoal_compiler.cutting import Cut
+    from shoal_compiler.profile import Source
 
 _MODULE: Final = "shoal_cli.local.preparation"
 _VERSION: Final = 2
@@ -99,20 +103,21 @@ def cut_into_store(
     order: CutOrder, store: Path, on_progress: Progress, *, fragments: bool = True
 ) -> Json:
     """Do what is ordered; whether that was done before, and `advice` and `note` of `Prepared`."""
-    from shoal_compiler.cutting import cut_model  # noqa: PLC0415 - needs onnx
-    from shoal_compiler.profile import profile_model  # noqa: PLC0415 - needs onnx
+    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
+    from shoal_compiler.profile import Source  # noqa: PLC0415 - needs onnx
 
     if order.path.is_dir():
         raise PreparationRefused(f"Model {order.model}: {order.path} is a folder, not a file")
     if not order.path.is_file():
         raise PreparationRefused(f"Model {order.model}: there is no file {order.path}")
-    profile = profile_model(order.path, order.shapes or None)
+    model = Source.open(order.path)
+    profile = model.profile(order.shapes)
     if order.digest is not None and order.digest != profile.digest:
         raise PreparationRefused(
             f"Model {order.model}: {order.path} is {profile.digest}, not {order.digest} as "
             "spec.source.digest says; it was changed, or is another file"
         )
-    suited = _suit_inputs(order, profile)
+    suited = _suit_inputs(order, model, profile)
     profile, choices = suited.profile, suited.choices
     path = partition_path(store, order.name)
     source: dict[str, object] = {"model": profile.digest, "cuts": choices, "shapes": suited.shapes}
@@ -123,10 +128,11 @@ def cut_into_store(
     advice = _advice(order, profile, choices[-1])
     if _is_current(path, FragmentStore(store), source):
         return {"warm": True, "advice": advice, "note": suited.note}
-    cuts = _best(order, profile, choices)
-    document = cut_model(order.path, profile, cuts, store if fragments else None, on_progress)
+    cut = _best(order, [Cut(model, profile, cuts) for cuts in choices])
+    if fragments:
+        cut.write(store, on_progress)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, document_to_json(document).encode())
+    replace_file(path, document_to_json(cut.document).encode())
     replace_file(path.with_name("source.json"), json.dumps(source).encode())
     return {"warm": False, "advice": advice, "note": suited.note}
 
@@ -145,12 +151,11 @@ def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
     return [fine] if isinstance(coarse, Refusal) else [coarse, fine]
 
 
-def _best(order: CutOrder, profile: Profile, choices: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _best(order: CutOrder, choices: "Sequence[Cut]") -> "Cut":
     """The cut whose plan costs the least; what its fragments need in blocks, cutting shows."""
-    from shoal_compiler.cutting import cut_model  # noqa: PLC0415 - needs onnx
 
-    def cost(cuts: tuple[int, ...]) -> tuple[int, ...]:
-        found = plan(cut_model(order.path, profile, cuts, None), order.devices, order.objective)
+    def cost(cut: "Cut") -> tuple[int, ...]:
+        found = plan(cut.document, order.devices, order.objective)
         if isinstance(found, Infeasible):
             return (2,)
         reloads = any(stage.held(Holding.RELOADED) for stage in found.stages)
@@ -198,7 +203,7 @@ class _Unplaceable(PreparationRefused):
         self.suited = suited
 
 
-def _suit_inputs(order: CutOrder, profile: Profile) -> _Suited:
+def _suit_inputs(order: CutOrder, model: "Source", profile: Profile) -> _Suited:
     """A cut for every input; where there is none, for as many of the smaller ones as there is one
     for, so that an item that is too large fails by itself."""
     inputs = _sample(order, profile)
@@ -206,7 +211,7 @@ def _suit_inputs(order: CutOrder, profile: Profile) -> _Suited:
     if inputs is None or not envelopes:
         return _Suited(profile=profile, shapes=order.shapes, choices=_choices(order, profile))
     try:
-        return _suited(order, envelopes[-1])
+        return _suited(order, model, envelopes[-1])
     except PreparationRefused as error:
         refusal = error
     covering: tuple[_Suited, Shapes] | None = None
@@ -214,7 +219,7 @@ def _suit_inputs(order: CutOrder, profile: Profile) -> _Suited:
     while low < high:
         middle = (low + high) // 2
         try:
-            covering = _suited(order, envelopes[middle]), envelopes[middle]
+            covering = _suited(order, model, envelopes[middle]), envelopes[middle]
             low = middle + 1
         except PreparationRefused as error:
             refusal, high = error, middle
@@ -226,27 +231,24 @@ def _suit_inputs(order: CutOrder, profile: Profile) -> _Suited:
     return replace(suited, note=_beyond(order, inputs.beyond(envelope), refusal))
 
 
-def _suited(order: CutOrder, envelope: Shapes) -> _Suited:
-    from shoal_compiler.profile import profile_model  # noqa: PLC0415 - needs onnx
-
+def _suited(order: CutOrder, model: "Source", envelope: Shapes) -> _Suited:
     shapes = {**envelope, **order.shapes}
-    profile = profile_model(order.path, shapes)
+    profile = model.profile(shapes)
     suited = _Suited(profile=profile, shapes=shapes, choices=_choices(order, profile))
-    if (problem := _unplaceable(order, suited)) is not None:
+    if (problem := _unplaceable(order, model, suited)) is not None:
         raise _Unplaceable(problem, suited)
     return suited
 
 
-def _unplaceable(order: CutOrder, suited: _Suited) -> str | None:
+def _unplaceable(order: CutOrder, model: "Source", suited: _Suited) -> str | None:
     """Why the devices cannot hold the fragments of a cut that was asked for; None if they can."""
-    from shoal_compiler.cutting import cut_model  # noqa: PLC0415 - needs onnx
+    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
 
     cuts = suited.choices[0]
     most = max((device.budget_bytes for device in order.devices), default=None)
     if most is None or largest(suited.profile, cuts) <= most:
         return None
-    document = cut_model(order.path, suited.profile, cuts, None)
-    found = plan(document, order.devices, order.objective)
+    found = plan(Cut(model, suited.profile, cuts).document, order.devices, order.objective)
     return found.message(order.name, "raise the budget") if isinstance(found, Infeasible) else None
 
 

@@ -36,6 +36,7 @@ from shoal_agent.runtime.process_memory import (
     drop_library_pages,
     tune_allocator,
 )
+from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_compiler.cutting import cut_model
@@ -194,8 +195,7 @@ class _Device:
             cache=cache,
             fetcher=Fetcher(cache, lambda *_: None, _unlimited),
             runtime=runtime,
-            meter=self.meter,
-            processor=processor,
+            processor=Processor(runtime, processor),
             counters=Counters(),
             on_evicted=lambda *why: self.outcome.evicted.append(str(why)),
         )

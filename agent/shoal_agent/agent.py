@@ -25,6 +25,7 @@ from shoal_agent.runtime.process_memory import (
     MemoryMeter,
     drop_library_pages,
 )
+from shoal_agent.runtime.processor import Processor
 from shoal_agent.runtime.rehearsal import rehearse_transfers
 from shoal_agent.session.control import Session, SessionBroken
 from shoal_agent.session.tasks import Tasks
@@ -76,9 +77,9 @@ class Agent:
         self._cache = FragmentCache(settings.cache, settings.cache_bytes - spill_bytes)
         if dropped := self._cache.dropped_at_start:
             log.warning("removed damaged fragments: %s", ", ".join(map(short, dropped)))
-        self._processor = ThreadPoolExecutor(1, "processor")
+        self._executor = ThreadPoolExecutor(1, "processor")
         threads = settings.threads or self._machine.processors
-        self._runtime = self._processor.submit(
+        self._runtime = self._executor.submit(
             Runtime, self._meter, threads=threads, limit_bytes=settings.budget
         ).result()
         self.fragments = Fragments(
@@ -86,8 +87,7 @@ class Agent:
             cache=self._cache,
             fetcher=Fetcher(self._cache, self._count_fetched, self._downlink.depart),
             runtime=self._runtime,
-            meter=self._meter,
-            processor=self._processor,
+            processor=Processor(self._runtime, self._executor),
             counters=self.counters,
             on_evicted=self._evicted,
         )
@@ -136,7 +136,7 @@ class Agent:
             await self.fragments.close()
             if metrics is not None:
                 metrics.close()
-            self._processor.shutdown(wait=False, cancel_futures=True)
+            self._executor.shutdown(wait=False, cancel_futures=True)
 
     def tasks(self) -> Tasks | None:
         """Those of the present session."""
@@ -306,7 +306,7 @@ class Agent:
         """See `rehearsal`. The coordinator is connected after it, so that this is warm too."""
         drop_library_pages()
         try:
-            await self.fragments.in_processor(self._runtime.rehearse)
+            await self.fragments.processor.call(self._runtime.rehearse)
         except RuntimeFailed as error:
             log.warning("no model could be rehearsed, the floor is too low: %s", error)
         await rehearse_transfers()
@@ -344,7 +344,7 @@ class Agent:
                 await channel.channel_ready()
         except TimeoutError as error:
             raise SessionBroken("the coordinator cannot be reached") from error
-        floor = await self.fragments.in_processor(self._meter.settle, LIBRARY_RESERVE_BYTES)
+        floor = await self.fragments.processor.call(self._meter.settle, LIBRARY_RESERVE_BYTES)
         self._check_limit(floor)
         self._settled = True
         log.info("floor %s, budget %s", format_bytes(floor), format_bytes(self.settings.budget))
@@ -386,7 +386,7 @@ class Agent:
             now, tasks = self.counters.activity(), self.tasks()
             if now == before != rested and (tasks is None or tasks.idle):
                 await self.links.close_idle()
-                await self.fragments.in_processor(self._meter.give_back)
+                await self.fragments.processor.call(self._meter.give_back)
                 rested = now
             before = now
 

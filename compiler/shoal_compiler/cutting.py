@@ -31,7 +31,7 @@ from shoal_compiler.weight_files import (
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout, Piece
 from shoal_protocol.manifest import WEIGHTS, shared_name
-from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
+from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument, TensorSpec
 from shoal_protocol.shared_files import SharedFiles
 
 
@@ -166,6 +166,7 @@ class _Builder:
             weights=weights,
             weight_files=files,
             inputs=whole.inputs,
+            largest=_largest(profile, whole.inputs),
             outputs=whole.outputs,
             weight_bytes=sum(
                 profile.weights[name]
@@ -221,6 +222,16 @@ def _places(stored: Sequence[Weight], files: Mapping[str, WeightFile]) -> Iterab
         else:
             whole, place = known[each.whole]
             yield Place(place.file, place.offset + offset_inside(each, whole))
+
+
+def _largest(profile: Profile, inputs: Sequence[TensorSpec]) -> dict[str, tuple[int, ...]]:
+    """The largest shapes that are planned for, of inputs whose sizes the graph leaves open."""
+    sizes = {each.name: profile.tensors[each.name].sizes for each in inputs}
+    return {
+        spec.name: known
+        for spec in inputs
+        if (known := sizes[spec.name]) is not None and known != spec.shape
+    }
 
 
 def _edges(layout: Layout, pieces: Sequence[Piece]) -> Iterable[Edge]:

@@ -27,6 +27,7 @@ from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import (
     BLOCKS,
     IN_ORDER,
+    LARGEST,
     MANIFEST,
     MAXIMUM_MANIFEST_BYTES,
     MODEL,
@@ -44,8 +45,10 @@ class FragmentFiles:
     """A fragment, ready to be written.
 
     `weights` are its large ones, with their places in `weight_files`, which are by name. `inputs`
-    and `outputs` are what it is sent and gives, `resident_bytes` its estimated memory.
-    `in_order`: a device runs the nodes in the order of the file.
+    and `outputs` are what it is sent and gives, `resident_bytes` its estimated memory. `largest`
+    are the largest shapes of those inputs that can have several: a device that runs it with these
+    before any work measures what it takes. `in_order`: a device runs the nodes in the order of the
+    file.
     """
 
     model: onnx.ModelProto
@@ -53,6 +56,7 @@ class FragmentFiles:
     weight_files: Mapping[str, WeightFile]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    largest: Mapping[str, tuple[int, ...]]
     weight_bytes: int
     resident_bytes: int
     in_order: bool
@@ -96,6 +100,8 @@ class FragmentFiles:
                 name: _described(weight, place) for name, (weight, place) in self.weights.items()
             },
         }
+        if self.largest:
+            description[LARGEST] = {name: list(shape) for name, shape in self.largest.items()}
         if self.blocks.blocks:
             description["blocks"] = blocks_as_json(self.blocks.blocks)
         manifest = format_manifest(files, description)

@@ -197,7 +197,10 @@ class _Profiler:
         names += [name for index in self.order for name in self.graph.nodes[index].output if name]
         return {
             name: TensorProfile(
-                spec=self._spec(name), bytes=self._bytes(name), obstacle=self._obstacle(name)
+                spec=self._spec(name),
+                bytes=self._bytes(name),
+                obstacle=self._obstacle(name),
+                sizes=self.shapes.sizes.get(name),
             )
             for name in names
         }

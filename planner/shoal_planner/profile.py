@@ -61,7 +61,8 @@ class NodeProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorProfile:
-    """One tensor between nodes. `bytes` are for the shapes that were profiled.
+    """One tensor between nodes. `bytes` and `sizes`, of its axes, are for the shapes that were
+    profiled.
 
     `spec` has the shape as the graph alone gives it, with symbolic axes. `obstacle` says why the
     tensor cannot be sent from one device to another; empty: it can.
@@ -70,6 +71,7 @@ class TensorProfile:
     spec: TensorSpec
     bytes: int | None
     obstacle: str = ""
+    sizes: tuple[int, ...] | None = None
 
     @property
     def computed_bytes(self) -> int | None:

@@ -23,6 +23,9 @@ MOST_SHARED_FILES: Final = 64
 """Files of weights that a fragment has together with others: `shared.0.bin` to `shared.63.bin`."""
 IN_ORDER: Final = "in_order"
 """The key that says whether the runtime is to run the nodes in the order of the file."""
+LARGEST: Final = "largest"
+"""The key of the largest shapes that are planned for, of inputs whose sizes the graph leaves
+open."""
 MAXIMUM_MANIFEST_BYTES: Final = 16 << 20
 """Wherever a manifest is made, stored or fetched: about a hundred thousand weights. A device reads
 it whole."""

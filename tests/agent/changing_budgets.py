@@ -28,6 +28,7 @@ from shoal_agent.runtime.blocks import Blocks, read_blocks  # noqa: E402
 from shoal_agent.runtime.fragments import Fragments  # noqa: E402
 from shoal_agent.runtime.onnx_runtime import Runtime  # noqa: E402
 from shoal_agent.runtime.process_memory import MemoryMeter  # noqa: E402
+from shoal_agent.runtime.processor import Processor  # noqa: E402
 from shoal_agent.telemetry.counters import Counters  # noqa: E402
 from shoal_protocol.units import Bytes  # noqa: E402
 
@@ -52,8 +53,7 @@ async def report(store: Path, changes: int, switches: int, digests: list[str]) -
             cache=cache,
             fetcher=Fetcher(cache, lambda *_: None, unlimited),
             runtime=runtime,
-            meter=meter,
-            processor=processor,
+            processor=Processor(runtime, processor),
             counters=Counters(),
             on_evicted=lambda *why: evicted.append(str(why)),
         )

@@ -52,8 +52,10 @@ def write_fragment(
     model: onnx.ModelProto,
     resident_bytes: int | None = None,
     blocks: InBlocks | None = None,
+    largest: Mapping[str, Sequence[int]] | None = None,
 ) -> MadeFragment:
-    """Write one self-contained model, weights inside, as a fragment of the store."""
+    """Write one self-contained model, weights inside, as a fragment of the store; `largest` are
+    the largest shapes of its inputs."""
     model = lift_constants(model)
     weights, initializers = pack_weights(model)
     files: dict[str, bytes] = {"model.onnx": externalised(model, initializers)}
@@ -68,6 +70,8 @@ def write_fragment(
         "resident_bytes": resident,
         "initializers": initializers,
     }
+    if largest is not None:
+        manifest["largest"] = {name: list(shape) for name, shape in largest.items()}
     least = resident
     if blocks is not None:
         described, files["blocks.bin"] = pack_blocks(model, initializers, blocks)

@@ -27,6 +27,7 @@ from shoal_agent.runtime.failures import Terminated
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.activations import ActivationStore, SpillFull, StoreBuffer
 from shoal_agent.transport.intake import open_intake
@@ -54,7 +55,7 @@ async def at_once(_: int) -> None:
     """A link of any speed."""
 
 
-class Processor(ThreadPoolExecutor):
+class Thread(ThreadPoolExecutor):
     """The one thread, and how many calls it was given."""
 
     given = 0
@@ -65,13 +66,13 @@ class Processor(ThreadPoolExecutor):
 
 
 @pytest_asyncio.fixture
-async def processor() -> AsyncIterator[Processor]:
-    with Processor(1, "processor") as thread:
+async def processor() -> AsyncIterator[Thread]:
+    with Thread(1, "processor") as thread:
         yield thread
 
 
 @pytest.fixture
-def make(tmp_path: Path, processor: Processor) -> Callable[..., Fragments]:
+def make(tmp_path: Path, processor: Thread) -> Callable[..., Fragments]:
     """Fragments over a cache that holds what the test wrote to it."""
 
     def make(budget: int = BUDGET) -> Fragments:
@@ -84,8 +85,7 @@ def make(tmp_path: Path, processor: Processor) -> Callable[..., Fragments]:
             cache=cache,
             fetcher=Fetcher(cache, lambda *_: None, at_once),
             runtime=runtime,
-            meter=meter,
-            processor=processor,
+            processor=Processor(runtime, processor),
             counters=Counters(),
             on_evicted=lambda *_: None,
         )
@@ -99,7 +99,7 @@ def dense(tmp_path: Path) -> MadeFragment:
 
 
 @contextmanager
-def occupied(processor: Processor) -> Iterator[threading.Event]:
+def occupied(processor: Thread) -> Iterator[threading.Event]:
     """Something else has the processor until the event is set, or the block ends."""
     free = threading.Event()
     processor.submit(free.wait)
@@ -119,7 +119,7 @@ X = {"x": np.ones((1, 64), np.float32)}
 
 
 async def test_a_run_is_stopped_also_while_it_waits_for_the_processor(
-    make: Callable[..., Fragments], processor: Processor, dense: MadeFragment, tmp_path: Path
+    make: Callable[..., Fragments], processor: Thread, dense: MadeFragment, tmp_path: Path
 ) -> None:
     slow = write_fragment(tmp_path, slow_model(1_000_000), 8 * MIB)
     fragments = make()
@@ -146,7 +146,7 @@ async def test_nothing_runs_beside_the_processor_whose_caller_was_cancelled(
     for _ in range(5):  # from now on it is run in passing, where nothing else runs
         await fragments.run(dense.digest, X)
     free = threading.Event()
-    abandoned = asyncio.create_task(fragments.in_processor(free.wait))
+    abandoned = asyncio.create_task(fragments.processor.call(free.wait))
     await a_moment()
     abandoned.cancel()
     await a_moment()
@@ -165,7 +165,7 @@ async def test_nothing_runs_beside_the_processor_whose_caller_was_cancelled(
 @pytest.mark.parametrize("unload", [False, True])
 async def test_a_load_or_unload_that_is_cancelled_again_and_again_leaves_no_trace(
     make: Callable[..., Fragments],
-    processor: Processor,
+    processor: Thread,
     dense: MadeFragment,
     *,
     unload: bool,

@@ -117,8 +117,8 @@ async def test_a_whole_fragment_measured_over_the_budget_goes_on_in_blocks(
     for item in range(4):
         reply, output = await run(joined.device, made, item)
         assert_close(output, whole)
-        # It was wrong once, and is not again.
-        assert (reply.executed.peak_bytes <= 24 * MIB) == (item > 0)
+        # The first run was stopped, and ran again: nobody saw the mistake.
+        assert reply.executed.peak_bytes <= 24 * MIB
     assert joined.device.evicted.empty()
     assert "runs within 9 MiB now" in joined.agent.errors.read_text()
 
@@ -137,7 +137,8 @@ async def test_a_fragment_in_blocks_measured_over_the_budget_goes_on_with_less(
         assert_close(output, whole)
         peaks.append(reply.executed.peak_bytes)
     # What the transport takes beside it varies, so that once may not be enough.
-    assert peaks[0] > 48 * MIB >= max(peaks[4:]), peaks
+    assert max(peaks[4:]) <= 48 * MIB, peaks
+    assert "runs within" in joined.agent.errors.read_text(), "it was granted too much"
     assert joined.device.evicted.empty()
 
 

@@ -24,6 +24,7 @@ from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.processor import Processor
 from shoal_agent.session import control
 from shoal_agent.session.control import Session, SessionBroken
 from shoal_agent.telemetry.counters import Counters
@@ -66,8 +67,7 @@ class Agent:
             cache=cache,
             fetcher=Fetcher(cache, lambda *_: None, at_once),
             runtime=runtime,
-            meter=meter,
-            processor=processor,
+            processor=Processor(runtime, processor),
             counters=self.counters,
             on_evicted=lambda *_: None,
         )

@@ -132,34 +132,6 @@ def test_an_array_without_rows_is_shared_by_the_rows_of_the_others(tmp_path: Pat
     assert list(inputs.read(4, ["scale"])) == ["scale"]
 
 
-def test_the_largest_shapes_cover_every_item_that_can_run(tmp_path: Path) -> None:
-    for name, shape in (("a", (1, 3, 40, 8)), ("b", (1, 3, 4, 90)), ("c", (5, 3, 20, 20))):
-        np.save(tmp_path / f"{name}.npy", np.zeros(shape, np.float32))
-    np.save(tmp_path / "too_deep.npy", np.zeros((1, 4, 500, 500), np.float32))
-    (tmp_path / "no_array.npy").write_bytes(b"")
-    assert scan_inputs(tmp_path, IMAGE).largest_shapes() == {"x": (1, 3, 40, 90)}
-
-
-def test_inputs_of_a_file_have_their_largest_shapes_each(tmp_path: Path) -> None:
-    for name, length in (("short", 4), ("long", 64)):
-        ids = np.zeros((2, 1, length), np.int64)
-        np.savez(tmp_path / f"{name}.npz", ids=ids, mask=ids)
-    shapes = scan_inputs(tmp_path, SENTENCE).largest_shapes()
-    assert shapes == {"ids": (1, 64), "mask": (1, 64)}
-
-
-def test_where_no_item_can_run_there_is_no_largest_shape(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.zeros((1, 4, 4, 4), np.float32))
-    assert scan_inputs(tmp_path, IMAGE).largest_shapes() == {}
-
-
-def test_of_inputs_of_any_rank_the_highest_counts(tmp_path: Path) -> None:
-    any_rank = (TensorSpec(name="x", dtype="float", shape=None),)
-    for name, shape in (("a", (9,)), ("b", (2, 3)), ("c", (1, 7))):
-        np.save(tmp_path / f"{name}.npy", np.zeros(shape, np.float32))
-    assert scan_inputs(tmp_path, any_rank).largest_shapes() == {"x": (2, 7)}
-
-
 def test_big_endian_arrays_are_turned_around(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.ones((1, 3, 2, 2), ">f4"))
     read = scan_inputs(tmp_path, IMAGE).read(0)["x"]

@@ -21,6 +21,7 @@ from shoal_agent.memory.residency import Ledger
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.processor import Processor
 from shoal_agent.session.control import Session, SessionBroken
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.activations import ActivationStore
@@ -146,7 +147,7 @@ class _Device:
 
     def __init__(self) -> None:
         cache = FragmentCache(_fragment().folder.parents[1], 1 << 30)
-        processor, runtime, meter = _processor()
+        processor, runtime = _processor()
         self.uplink = Uplink()
         self.counters = Counters()
         self.links: PeerLinks = _NoPeers(None, self.uplink, self.counters, insecure=False)
@@ -155,7 +156,6 @@ class _Device:
             cache=cache,
             fetcher=Fetcher(cache, lambda *_: None, self.uplink.depart),
             runtime=runtime,
-            meter=meter,
             processor=processor,
             counters=self.counters,
             on_evicted=lambda *_: None,
@@ -177,11 +177,11 @@ def _device() -> _Device:
 
 
 @cache
-def _processor() -> tuple[ThreadPoolExecutor, Runtime, MemoryMeter]:
-    meter, processor = MemoryMeter(), ThreadPoolExecutor(1, "processor")
-    runtime = processor.submit(Runtime, meter, threads=1, limit_bytes=BUDGET).result()
-    processor.submit(meter.settle).result()
-    return processor, runtime, meter
+def _processor() -> tuple[Processor, Runtime]:
+    meter, executor = MemoryMeter(), ThreadPoolExecutor(1, "processor")
+    runtime = executor.submit(Runtime, meter, threads=1, limit_bytes=BUDGET).result()
+    executor.submit(meter.settle).result()
+    return Processor(runtime, executor), runtime
 
 
 @cache

@@ -198,15 +198,21 @@ class Ledger:
         return MakeRoom(size=Bytes(missing - slack))
 
     def finish_load(
-        self, digest: str, least: Bytes | None = None, curve: tuple[Point, ...] = ()
+        self,
+        digest: str,
+        least: Bytes | None = None,
+        curve: tuple[Point, ...] = (),
+        granted: Bytes | None = None,
     ) -> bool:
-        """The fragment can run now, and in blocks within `least`, unless that is None. False: its
-        place went to others meanwhile."""
+        """The fragment can run now, and in blocks within `least`, unless that is None; it runs
+        within `granted`, by default all that it was loaded for. False: its place went to others
+        meanwhile."""
         if (need := self.in_flight.get(digest)) is not None:
             self.resident = {**self.resident, digest: need}
             self.in_flight = _without(self.in_flight, digest)
             if least is not None:
-                share = Share(least=least, granted=need, wanted=need, curve=curve)
+                within = need if granted is None else granted
+                share = Share(least=least, granted=within, wanted=within, curve=curve)
                 self.shares = {**self.shares, digest: share}
                 self.delays = {**self.delays, digest: Delay()}
         return digest in self.resident

@@ -156,10 +156,11 @@ def _beyond_spare(growth_bytes: int) -> int:
 def runs_in_order(folder: Path) -> bool:
     """Whether a fragment's nodes are to run in the order of the file. Raises `FragmentDamaged`,
     `OSError`."""
-    return _description(folder).get(IN_ORDER) is True
+    return description(folder).get(IN_ORDER) is True
 
 
-def _description(folder: Path) -> dict[str, object]:
+def description(folder: Path) -> dict[str, object]:
+    """What a fragment's manifest says of it. Raises `FragmentDamaged`, `OSError`."""
     try:
         description: object = json.loads((folder / MANIFEST).read_bytes())
     except ValueError as error:

@@ -14,6 +14,7 @@ _OUT_OF_MEMORY: Final = (
     "exceed memory limit",
     "smaller than requested",
 )
+MORE_OR_SMALLER: Final = "give the device more memory, or the model a smaller input"
 _NODE: Final = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
 """How the runtime names the node that it was in."""
 
@@ -32,6 +33,14 @@ class NotResident(Exception):
 
 class OutOfBudget(RuntimeFailed):
     """A run would have taken more memory than the budget allows."""
+
+
+class Exceeded(OutOfBudget):
+    """A run that was watched took, or asked for, more than its limit: `peak_bytes`, at least."""
+
+    def __init__(self, reason: str, peak_bytes: int) -> None:
+        super().__init__(reason)
+        self.peak_bytes = peak_bytes
 
 
 class NotOpen(RuntimeFailed):
@@ -57,15 +66,19 @@ class Stopper:
         return bool(self.options.terminate)
 
 
+def node_in(text: str) -> str:
+    """The node that a text of the runtime names: ` in its Softmax node 'p'`; empty: none."""
+    node = _NODE.search(text)
+    return f" in its {node[1]} node {node[2]!r}" if node else ""
+
+
 def failure_of(error: Exception, *, stopped: bool = False) -> RuntimeFailed:
     """What an exception of the runtime is: its exceptions have no common base but `Exception`."""
     text = str(error)
     line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     line = line[:_ERROR_CHARACTERS]
     if stopped:
-        node = _NODE.search(text)
-        where = f"in its {node[1]} node {node[2]!r}" if node else f"while it ran: {line}"
-        return Terminated(f"stopped {where}")
+        return Terminated(f"stopped{node_in(text) or ' while it ran'}")
     if any(sign in text for sign in _OUT_OF_MEMORY):
         return OutOfBudget(line)
     return RuntimeFailed(line)

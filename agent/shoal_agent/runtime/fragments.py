@@ -8,15 +8,14 @@ Everything that touches ONNX Runtime runs in one thread, the processor.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TypeVar
+from typing import Final
 
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetched, Fetcher, Source
-from shoal_agent.memory.allocation import Point, Share
+from shoal_agent.memory.allocation import Share
 from shoal_agent.memory.residency import (
     Demand,
     Evict,
@@ -29,25 +28,22 @@ from shoal_agent.memory.residency import (
     Spill,
     short,
 )
-from shoal_agent.runtime.blocks import GrantTooSmall
-from shoal_agent.runtime.failures import NotResident, OverBudget, Stopper
+from shoal_agent.memory.trials import Trial
+from shoal_agent.runtime.failures import MORE_OR_SMALLER, Exceeded, NotResident, OverBudget
 from shoal_agent.runtime.granting import Granting
 from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
+from shoal_agent.runtime.opening import Opening, Room
 from shoal_agent.runtime.preparation import Preparation
-from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import SpillFull
-from shoal_protocol.manifest import FragmentDamaged
 from shoal_protocol.tensors import Array
-from shoal_protocol.threads import in_executor
 from shoal_protocol.units import Bytes, format_bytes
 
-_FETCHES_AFTER_DAMAGE = 2
-_LIGHT_SECONDS = 0.0005
-"""A run that takes less is not worth the way to the processor's thread and back."""
-
-Result = TypeVar("Result")
+_NOISE: Final = 32
+"""By one part in so many a run may exceed the budget before it is stopped: items that fit to within
+that are worth more than a device that is not a page above its budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +65,7 @@ class Fragments:
         cache: FragmentCache,
         fetcher: Fetcher,
         runtime: Runtime,
-        meter: MemoryMeter,
-        processor: ThreadPoolExecutor,
+        processor: Processor,
         counters: Counters,
         on_evicted: Callable[[str, str], None],
     ) -> None:
@@ -79,25 +74,22 @@ class Fragments:
         self.cache = cache
         self._fetcher = fetcher
         self._runtime = runtime
-        self._meter = meter
-        self._processor = processor
+        self.processor = processor
         self._counters = counters
         self._on_evicted = on_evicted
-        self._preparation = Preparation(cache, self.request_move, self.end_move)
+        preparation = Preparation(cache, self.request_move, self.end_move)
+        self._opening = Opening(cache, fetcher, preparation, runtime, processor, self._room)
         self._turn = asyncio.Lock()
         self._loading: dict[str, asyncio.Event] = {}
         self._evicting: set[asyncio.Task[None]] = set()
         self._measured: set[str] = set()
-        self._light: dict[str, int] = {}
-        self._in_processor = 0
-        self._stopper = Stopper()
         self._planned: dict[str, Bytes] = {}
         self._held: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self._spill_turn = asyncio.Lock()
         self._spilling: set[asyncio.Task[None]] = set()
         self._granting = Granting(
-            ledger, partial(self.in_processor, runtime.grant), counters, self._cannot_run
+            ledger, partial(processor.call, runtime.grant), counters, self._cannot_run
         )
         self.spill: Callable[[int], Awaitable[None]] = _nothing_to_spill
 
@@ -123,9 +115,10 @@ class Fragments:
         self._loading[digest] = asyncio.Event()
         self.cache.pin(digest)
         try:
-            fetched, curve = await self._open(digest, need_bytes, sources)
-            least = Bytes(curve[0].granted) if curve else None
-            self.ledger.finish_load(digest, least, curve)
+            opened = await self._opening.open(digest, need_bytes, sources)
+            self.ledger.finish_load(digest, opened.least, opened.curve, opened.granted)
+            if opened.taken is not None:
+                self._carry_out(self.ledger.measure(digest, opened.taken))
         finally:
             await self._end_load(digest)
         if digest not in self.ledger.resident:
@@ -133,7 +126,7 @@ class Fragments:
             raise OverBudget(need_bytes, have, f"{short(digest)} was given up while it was loaded")
         seconds = perf_counter() - started
         self._counters.load.observe(seconds)
-        result = LoadResult(self.ledger.resident[digest], seconds, fetched)
+        result = LoadResult(self.ledger.resident[digest], seconds, opened.fetched_bytes)
         self._carry_out(self.ledger.lend())
         return result
 
@@ -141,7 +134,7 @@ class Fragments:
         """Whichever way a load has ended, nothing is left of one that failed."""
         try:
             if digest not in self.ledger.resident:
-                await self.in_processor(self._runtime.close, digest)
+                await self.processor.call(self._runtime.close, digest)
         finally:
             if digest not in self.ledger.resident:
                 self.cache.unpin(digest)
@@ -174,21 +167,42 @@ class Fragments:
             raise NotResident(f"{short(digest)} is not resident")
         before = self.ledger.reserved + self.ledger.moving
         terms = self._terms(digest)
-        result = await self._run(digest, tensors)
+        known = digest in self._measured
+        result = await self._run(digest, tensors, before)
         self.ledger.note_run(digest, result.compute_seconds)
         if self._terms(digest) != terms:
             return result  # what it took was right when it began, and says nothing of the next run
         beside = max(before, self.ledger.reserved + self.ledger.moving)
-        known, over = digest in self._measured, result.peak_bytes > self.ledger.budget
+        over = result.peak_bytes > self.ledger.budget
         if known and over:
             self._counters.over_budget += 1
-            await self.in_processor(self._runtime.shrink)
+            await self.processor.call(self._runtime.shrink)
         if not known or (over and digest in self.ledger.shares):
             await self._measure(digest, result.peak_bytes - beside)
         excess = result.peak_bytes - self.ledger.fragments - beside
         if excess > 0 and not self._may_grow(digest, excess):
             await self._shrink(digest)
         return result
+
+    async def _run(self, digest: str, tensors: Mapping[str, Array], beside: int) -> RunResult:
+        """A fragment is measured also where its first run is stopped, and runs in blocks, within
+        less, if it has some. An item that is larger than the plan covers fails instead."""
+        trial, size = self._opening.trial_of(digest), sum(each.nbytes for each in tensors.values())
+        while True:
+            budget, terms = self.ledger.budget, self._terms(digest)
+            limit, measured = budget + budget // _NOISE, digest in self._measured
+            if trial is not None:
+                _check_size(trial, size, limit)
+            try:
+                return await self.processor.run(digest, tensors, limit, measured=measured)
+            except Exceeded as error:
+                if measured or (trial is not None and size > trial.input_bytes):
+                    raise
+                text, peak_bytes = str(error), error.peak_bytes
+            # The exception is gone, and what it referred to: the fragment can be closed.
+            await self._measure(digest, peak_bytes - beside)
+            if self._terms(digest) == terms:
+                raise Exceeded(text, peak_bytes)
 
     def _terms(self, digest: str) -> tuple[Bytes, Share | None]:
         return self.ledger.budget, self.ledger.shares.get(digest)
@@ -227,8 +241,8 @@ class Fragments:
 
     async def _shrink(self, digest: str) -> None:
         """Let go what a fragment has beyond its plan."""
-        self._light.pop(digest, None)  # the next run's peak is to be its own
-        await self.in_processor(self._runtime.drop_weights, digest)
+        self.processor.note_gathered(digest)
+        await self.processor.call(self._runtime.drop_weights, digest)
         if (planned := self._planned.pop(digest, None)) is not None:
             self.ledger.shrink(digest, planned)
 
@@ -238,24 +252,9 @@ class Fragments:
         share = self.ledger.shares.get(digest)
         return planned if share is None else planned - share.lent
 
-    async def _run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
-        """In the processor's thread; or here, where that costs more than the run itself."""
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        result = None
-        if size <= self._light.get(digest, -1) and not self._in_processor:
-            result = self._runtime.run_in_passing(digest, tensors)
-        if result is None:
-            self._stopper = Stopper()
-            result = await self.in_processor(self._runtime.run, digest, tensors, self._stopper)
-        if result.compute_seconds > _LIGHT_SECONDS or result.peak_bytes > self.ledger.budget:
-            self._light.pop(digest, None)
-        elif digest in self._measured:
-            self._light[digest] = max(size, self._light.get(digest, 0))
-        return result
-
     def stop_run(self) -> None:
         """Ask the present run to end early, also when it still waits for the processor."""
-        self._stopper.stop()
+        self.processor.stop()
 
     # ---- the budget --------------------------------------------------------------------------
 
@@ -265,6 +264,7 @@ class Fragments:
         for grown in list(self._planned):
             await self._shrink(grown)
         log.warning("the budget is %s now", format_bytes(budget_bytes))
+        self.processor.note_budget()
         self._carry_out(self.ledger.change_budget(Bytes(budget_bytes)))
         while changing := self._spilling | self._granting.tasks | self._evicting:
             await asyncio.gather(*changing, return_exceptions=True)
@@ -309,25 +309,12 @@ class Fragments:
 
     # ---- inside ------------------------------------------------------------------------------
 
+    def _room(self) -> Room:
+        return Room(free=self.ledger.free_for_fragments, budget=self.ledger.budget)
+
     async def _change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
-
-    async def in_processor(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Run in the thread that ONNX Runtime has.
-
-        What was asked for is done, also when whoever waits for it is cancelled: they see that when
-        it has been done, so that they can say what is so now.
-        """
-        self._in_processor += 1
-
-        def call() -> Result:
-            return function(*arguments)
-
-        try:
-            return await in_executor(self._processor, call)
-        finally:
-            self._in_processor -= 1
 
     async def close(self) -> None:
         """Wait for what is being given up."""
@@ -357,43 +344,18 @@ class Fragments:
                 case Refusal(need=need, have=have, reason=reason):
                     raise OverBudget(need, have, reason)
 
-    async def _open(
-        self, digest: str, granted_bytes: int, sources: Sequence[Source]
-    ) -> tuple[int, tuple[Point, ...]]:
-        """Fetch, verify, prepare, open. Bytes fetched, and what it streams at several grants."""
-        fetched_bytes = 0
-        for attempt in range(_FETCHES_AFTER_DAMAGE):
-            fetched = await self._fetcher.ensure(digest, sources)
-            fetched_bytes += fetched.fetched_bytes
-            try:
-                folder = await asyncio.to_thread(self.cache.verify, digest)
-            except FragmentDamaged:
-                if attempt + 1 == _FETCHES_AFTER_DAMAGE:
-                    raise
-                continue
-            prepared = await self._preparation.prepare(digest, folder, granted_bytes)
-            try:
-                curve = await self.in_processor(
-                    self._runtime.open, digest, folder, granted_bytes, prepared
-                )
-            except GrantTooSmall as error:
-                reason = f"{short(digest)} {error}"
-                raise OverBudget(error.need_bytes, error.have_bytes, reason) from error
-            return fetched_bytes, curve
-        raise AssertionError("the loop returns or raises")
-
     async def _close(self, digest: str) -> int:
         """Let a fragment go, once nothing of it is in use; the bytes that came back."""
         while self._held[digest] > 0:
             await self._change()
         del self._held[digest]
         try:
-            return await self.in_processor(self._runtime.close, digest)
+            return await self.processor.call(self._runtime.close, digest)
         finally:
             self.cache.unpin(digest)
             self._measured.discard(digest)
             self._planned.pop(digest, None)
-            self._light.pop(digest, None)
+            self.processor.note_change(digest)
             self.ledger.unload(digest)
             self._carry_out(self.ledger.lend())
 
@@ -407,7 +369,7 @@ class Fragments:
                     if digest not in self._loading:
                         _begin(self._evict(digest, reason), self._evicting)
                 case Grant(digest=digest) as grant:
-                    self._light.pop(digest, None)
+                    self.processor.note_change(digest)
                     self._measured.discard(digest)
                     self._granting.begin(grant)
 
@@ -438,6 +400,16 @@ class Fragments:
             await self._close(digest)
         self._counters.evictions += 1
         self._on_evicted(digest, reason)
+
+
+def _check_size(trial: Trial, input_bytes: int, limit_bytes: int) -> None:
+    """Refuse an item that must exceed the limit before it takes anything. Raises `Exceeded`."""
+    if (least := trial.least_taken(input_bytes)) > limit_bytes:
+        reason = (
+            f"its input of {format_bytes(input_bytes)} makes it need {format_bytes(least)} at "
+            f"least, have {format_bytes(limit_bytes)}; {MORE_OR_SMALLER}"
+        )
+        raise Exceeded(reason, least)
 
 
 def _begin(work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:

@@ -41,14 +41,19 @@ from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
 from shoal_agent.runtime.blocks import BlockFragment, Blocks, as_value, read_blocks, runs_in_order
 from shoal_agent.runtime.failures import (
+    MORE_OR_SMALLER,
+    Exceeded,
     NotOpen,
     OutOfBudget,
     RuntimeFailed,
     Stopper,
     Terminated,
     failure_of,
+    node_in,
 )
-from shoal_agent.runtime.inputs import check_inputs, input_spec
+from shoal_agent.runtime.guard import Guard
+from shoal_agent.runtime.inputs import InputMismatch, check_inputs, input_spec
+from shoal_agent.runtime.largest_inputs import NotTried, largest_inputs
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter, drop_mapped_file, trim
 from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
@@ -57,6 +62,7 @@ from shoal_agent.telemetry.logs import log
 from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
 from shoal_protocol.manifest import MODEL, weight_files
 from shoal_protocol.tensors import Array
+from shoal_protocol.units import format_bytes
 
 _EXTERNAL_DATA: Final = "session.model_external_initializers_file_folder_path"
 _SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -107,6 +113,17 @@ class RunResult:
     outputs: dict[str, Array]
     compute_seconds: float
     peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What a fragment took in a trial; where it was `stopped`, at least that. `input_bytes` is the
+    size of the inputs that it ran with. `reason`: why it could not be tried."""
+
+    taken_bytes: int | None = None
+    input_bytes: int = 0
+    stopped: bool = False
+    reason: str = ""
 
 
 class Runtime:
@@ -224,9 +241,18 @@ class Runtime:
             self.close(digest)
             self.open(digest, blocks.folder, granted_bytes, prepared)
 
-    def run(self, digest: str, tensors: Mapping[str, Array], stopper: Stopper) -> RunResult:
-        """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds."""
+    def run(
+        self,
+        digest: str,
+        tensors: Mapping[str, Array],
+        stopper: Stopper,
+        limit_bytes: int | None = None,
+    ) -> RunResult:
+        """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds. With a limit it
+        is stopped where this process takes more: `Exceeded`."""
         fragment, feed = self._prepare(digest, tensors)
+        if limit_bytes is not None:
+            return self._run_guarded(fragment, feed, stopper, limit_bytes)
         self._meter.begin_peak()
         try:
             outputs, compute_seconds = _run(fragment, feed, stopper)
@@ -235,6 +261,43 @@ class Runtime:
             self.shrink()
             outputs, compute_seconds = _run(fragment, feed, stopper)
         return self._result(fragment, outputs, compute_seconds)
+
+    def _run_guarded(
+        self, fragment: OpenFragment, feed: Mapping[str, Array], stopper: Stopper, limit_bytes: int
+    ) -> RunResult:
+        self.shrink()  # what other items have left in the arena is not this one's
+        self._meter.begin_peak()
+        with Guard(self._meter.used_bytes, limit_bytes, stopper) as guard:
+            try:
+                outputs, compute_seconds = _run(fragment, feed, stopper)
+            except (Terminated, OutOfBudget) as error:
+                if isinstance(error, Terminated) and not guard.tripped:
+                    raise
+                peak = max(self._meter.peak_since_begin_bytes(), limit_bytes + 1)
+                self.shrink()
+                raise Exceeded(_exceeded(error, peak, limit_bytes), peak) from error
+        return self._result(fragment, outputs, compute_seconds)
+
+    def open_and_try(
+        self, digest: str, folder: Path, granted_bytes: int, prepared: Prepared, limit_bytes: int
+    ) -> tuple[tuple[Point, ...], Tried]:
+        """`open`, and run it once with inputs of the largest shapes that were planned for, before
+        there is work. Raises as `open`."""
+        self.shrink()
+        before = self._meter.used_bytes()
+        curve = self.open(digest, folder, granted_bytes, prepared)
+        try:
+            feed = largest_inputs(folder, self._open[digest].inputs, granted_bytes)
+            size = sum(array.nbytes for array in feed.values())
+            peak = self.run(digest, feed, Stopper(), limit_bytes).peak_bytes
+        except Exceeded as error:
+            return curve, Tried(taken_bytes=error.peak_bytes - before, stopped=True)
+        except (NotTried, InputMismatch, RuntimeFailed) as error:
+            # What was made up need not suit what the fragment computes: work will show.
+            return curve, Tried(reason=str(error))
+        finally:
+            self.shrink()
+        return curve, Tried(taken_bytes=peak - before, input_bytes=size)
 
     def run_in_passing(self, digest: str, tensors: Mapping[str, Array]) -> RunResult | None:
         """Run a fragment that takes next to no time, in the event loop's own thread, while nothing
@@ -348,3 +411,12 @@ def _run(
     started = perf_counter()
     outputs = fragment.run(feed, stopper)
     return outputs, perf_counter() - started
+
+
+def _exceeded(error: RuntimeFailed, peak_bytes: int, limit_bytes: int) -> str:
+    """What a run took when it was stopped, and where that was."""
+    if isinstance(error, OutOfBudget):
+        what = f"it would take more than {format_bytes(limit_bytes)}{node_in(str(error))}"
+    else:
+        what = f"it took {format_bytes(peak_bytes)} of {format_bytes(limit_bytes)}, and was {error}"
+    return f"{what}; {MORE_OR_SMALLER}"

@@ -7,14 +7,15 @@ from are those of last time (`source.json` beside `partition.json`).
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal_cli.local.orders import CutOrder
 from shoal_cli.local.steps import Json, Progress, run_step, serve
 from shoal_compiler.errors import ModelRefused
-from shoal_coordinator.storage.inputs import InputsRefused, scan_inputs
+from shoal_coordinator.storage.inputs import InputSet, InputsRefused, Shapes, scan_inputs
+from shoal_planner.advice import advise, in_words, largest
 from shoal_planner.costs import Holding, PoolDevice
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.outcome import Infeasible
@@ -32,10 +33,13 @@ from shoal_protocol.partition import (
 
 if TYPE_CHECKING:
     from shoal_compiler.cutting import Cut
+    from shoal_compiler.profile import Source
 
 _MODULE: Final = "shoal_cli.local.preparation"
 _VERSION: Final = 2
 """Of `source.json`: what was cut before has no blocks."""
+
+_NAMED_FILES: Final = 5
 
 
 class PreparationRefused(Exception):
@@ -45,11 +49,12 @@ class PreparationRefused(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A partition in the store, whose `partition.json` is `path`. `advice`: what to do where a
-    fragment is larger than every budget."""
+    fragment is larger than every budget. `note`: which inputs are larger than it was cut for."""
 
     document: PartitionDocument
     path: Path
     advice: str
+    note: str = ""
 
 
 async def prepare(
@@ -61,7 +66,7 @@ async def prepare(
     result = await run_step("cutting", _MODULE, request, on_progress)
     path = partition_path(store, order.name)
     document = document_from_json(path.read_bytes())
-    return Prepared(document=document, path=path, advice=result["advice"])
+    return Prepared(document=document, path=path, advice=result["advice"], note=result["note"])
 
 
 def partition_path(store: Path, name: str) -> Path:
@@ -97,9 +102,9 @@ def _order_from_json(values: Json) -> CutOrder:
 def cut_into_store(
     order: CutOrder, store: Path, on_progress: Progress, *, fragments: bool = True
 ) -> Json:
-    """Do what is ordered; `warm` and `advice` of `Prepared`."""
+    """Do what is ordered; whether that was done before, and `advice` and `note` of `Prepared`."""
     from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
-    from shoal_compiler.profile import Source  # noqa: PLC0415
+    from shoal_compiler.profile import Source  # noqa: PLC0415 - needs onnx
 
     if order.path.is_dir():
         raise PreparationRefused(f"Model {order.model}: {order.path} is a folder, not a file")
@@ -107,32 +112,29 @@ def cut_into_store(
         raise PreparationRefused(f"Model {order.model}: there is no file {order.path}")
     model = Source.open(order.path)
     profile = model.profile(order.shapes)
-    shapes = dict(order.shapes)
-    if order.sample is not None and any(not _is_fixed(spec, shapes) for spec in profile.inputs):
-        shapes = _sample_shapes(order.sample, profile.inputs) | shapes
-        profile = model.profile(shapes)
     if order.digest is not None and order.digest != profile.digest:
         raise PreparationRefused(
             f"Model {order.model}: {order.path} is {profile.digest}, not {order.digest} as "
             "spec.source.digest says; it was changed, or is another file"
         )
-    choices = _choices(order, profile)
+    suited = _suit_inputs(order, model, profile)
+    profile, choices = suited.profile, suited.choices
     path = partition_path(store, order.name)
-    source: dict[str, object] = {"model": profile.digest, "cuts": choices, "shapes": shapes}
+    source: dict[str, object] = {"model": profile.digest, "cuts": choices, "shapes": suited.shapes}
     source |= {"version": _VERSION}
     if len(choices) > 1:
         source |= {"devices": list(map(dataclasses.asdict, order.devices))}
         source |= {"objective": order.objective}
     advice = _advice(order, profile, choices[-1])
     if _is_current(path, FragmentStore(store), source):
-        return {"warm": True, "advice": advice}
+        return {"warm": True, "advice": advice, "note": suited.note}
     cut = _best(order, [Cut(model, profile, cuts) for cuts in choices])
     if fragments:
         cut.write(store, on_progress)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, document_to_json(cut.document).encode())
     replace_file(path.with_name("source.json"), json.dumps(source).encode())
-    return {"warm": False, "advice": advice}
+    return {"warm": False, "advice": advice, "note": suited.note}
 
 
 def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
@@ -183,23 +185,102 @@ def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
     raise PreparationRefused(f"{order.name}: {refused.reason}{todo}")
 
 
-def _is_fixed(spec: TensorSpec, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Suited:
+    """What is cut: a profile for the `shapes` of the inputs, and where it may be cut."""
+
+    profile: Profile
+    shapes: Shapes
+    choices: Sequence[tuple[int, ...]]
+    note: str = ""
+
+
+class _Unplaceable(PreparationRefused):
+    """The cut that was asked for is on no device."""
+
+    def __init__(self, reason: str, suited: _Suited) -> None:
+        super().__init__(reason)
+        self.suited = suited
+
+
+def _suit_inputs(order: CutOrder, model: "Source", profile: Profile) -> _Suited:
+    """A cut for every input; where there is none, for as many of the smaller ones as there is one
+    for, so that an item that is too large fails by itself."""
+    inputs = _sample(order, profile)
+    envelopes = () if inputs is None else inputs.envelopes()
+    if inputs is None or not envelopes:
+        return _Suited(profile=profile, shapes=order.shapes, choices=_choices(order, profile))
+    try:
+        return _suited(order, model, envelopes[-1])
+    except PreparationRefused as error:
+        refusal = error
+    covering: tuple[_Suited, Shapes] | None = None
+    low, high = 0, len(envelopes) - 1
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            covering = _suited(order, model, envelopes[middle]), envelopes[middle]
+            low = middle + 1
+        except PreparationRefused as error:
+            refusal, high = error, middle
+    if covering is None and isinstance(refusal, _Unplaceable):
+        return refusal.suited  # the plan says why
+    if covering is None:
+        raise refusal
+    suited, envelope = covering
+    return replace(suited, note=_beyond(order, inputs.beyond(envelope), refusal))
+
+
+def _suited(order: CutOrder, model: "Source", envelope: Shapes) -> _Suited:
+    shapes = {**envelope, **order.shapes}
+    profile = model.profile(shapes)
+    suited = _Suited(profile=profile, shapes=shapes, choices=_choices(order, profile))
+    if (problem := _unplaceable(order, model, suited)) is not None:
+        raise _Unplaceable(problem, suited)
+    return suited
+
+
+def _unplaceable(order: CutOrder, model: "Source", suited: _Suited) -> str | None:
+    """Why the devices cannot hold the fragments of a cut that was asked for; None if they can."""
+    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
+
+    cuts = suited.choices[0]
+    most = max((device.budget_bytes for device in order.devices), default=None)
+    if most is None or largest(suited.profile, cuts) <= most:
+        return None
+    found = plan(Cut(model, suited.profile, cuts).document, order.devices, order.objective)
+    return found.message(order.name, "raise the budget") if isinstance(found, Infeasible) else None
+
+
+def _beyond(order: CutOrder, files: Sequence[str], refusal: PreparationRefused) -> str:
+    named = ", ".join(files[:_NAMED_FILES])
+    more = len(files) - _NAMED_FILES
+    named += f" and {more} more" if more > 0 else ""
+    verb, items = ("are", "their items") if len(files) > 1 else ("is", "its items")
+    return (
+        f"{order.name}: {named} {verb} larger than the plan covers, so {items} may fail; "
+        f"the others run. With the next larger inputs it would not fit: {refusal}"
+    )
+
+
+def _sample(order: CutOrder, profile: Profile) -> InputSet | None:
+    """The inputs, where it depends on them what the model needs; None also where they are refused:
+    the job says why."""
+    if order.sample is None or all(_is_fixed(spec, order.shapes) for spec in profile.inputs):
+        return None
+    try:
+        return scan_inputs(order.sample, profile.inputs)
+    except InputsRefused:
+        return None
+
+
+def _is_fixed(spec: TensorSpec, shapes: Shapes) -> bool:
     known = spec.shape is not None and all(isinstance(size, int) for size in spec.shape)
     return known or spec.name in shapes
 
 
-def _sample_shapes(folder: Path, specs: tuple[TensorSpec, ...]) -> dict[str, tuple[int, ...]]:
-    """Shapes that cover every item; none if no item can run: the job says why."""
-    try:
-        return scan_inputs(folder, specs).largest_shapes()
-    except InputsRefused:
-        return {}
-
-
 def _advice(order: CutOrder, profile: Profile, cuts: tuple[int, ...]) -> str:
     """Where a fragment fits no budget: what would."""
-    from shoal_planner.advice import advise, in_words  # noqa: PLC0415
-
     most = max((device.budget_bytes for device in order.devices), default=0)
     found = advise(profile, cuts, most) if most else None
     return "" if found is None else in_words(found)

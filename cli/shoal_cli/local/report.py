@@ -5,7 +5,7 @@ not know; a field that goes or changes its meaning raises `VERSION`.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ VERSION: Final = 2
 SCHEMA_PATH: Final = Path(__file__).with_name("report.schema.json")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TierHits:
     """Tasks by what their device had to do first."""
 
@@ -23,6 +23,10 @@ class TierHits:
     cached: int = 0
     idle: int = 0
     evict: int = 0
+
+    def __add__(self, other: "TierHits") -> "TierHits":
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return TierHits(*(one + another for one, another in pairs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +181,8 @@ class Enforcement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """Everything that a run did. `interrupted` by Ctrl-C or SIGTERM."""
+    """Everything that a run did. `interrupted` by Ctrl-C or SIGTERM. `notes`: what did not go as
+    it was planned."""
 
     shoal_version: str
     started: str
@@ -188,6 +193,7 @@ class RunReport:
     interrupted: bool
     jobs: tuple[JobReport, ...]
     devices: tuple[DeviceReport, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def succeeded(self) -> bool:

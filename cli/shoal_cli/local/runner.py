@@ -21,6 +21,7 @@ from importlib import metadata
 from typing import Final
 
 from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
+from shoal_cli.local.finer_cuts import MOST_CUTS, cut_finer, in_words, is_too_large, merged
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import (
     CutOrder,
@@ -28,7 +29,6 @@ from shoal_cli.local.orders import (
     JobRefused,
     Orders,
     PlanOrder,
-    planned_devices,
 )
 from shoal_cli.local.pool import PlannedJob, PoolRun, RunOptions
 from shoal_cli.local.preparation import Prepared, prepare
@@ -84,13 +84,14 @@ async def prepare_all(
         observer.phase(f"checking and cutting {order.model} ({order.path.name})")
         tell = partial(observer.cutting, order.name)
         prepared[order.name] = await prepare(order, workspace.store, tell)
+        if prepared[order.name].note:
+            observer.note(prepared[order.name].note)
     return prepared
 
 
 def plan_on_pool(order: PlanOrder, prepared: Prepared) -> Plan:
     """The placement of a partition; raises `NoPlan`."""
-    devices = planned_devices(order.pool)
-    found = plan(prepared.document, devices, order.objective, pins=order.pins)
+    found = plan(prepared.document, order.cut.devices, order.objective, pins=order.pins)
     if isinstance(found, Infeasible):
         raise NoPlan(found.message(order.cut.name, prepared.advice))
     return found
@@ -131,7 +132,10 @@ class _Run:
         self._observer = observer
         self._supervisor = Supervisor(self._on_death)
         self._pools: list[PoolRun] = []
+        self._places: dict[str, tuple[PoolRun, PlannedJob]] = {}
         self._devices: list[DeviceReport] = []
+        self._notes: list[str] = []
+        self._coordinator_restarts = 0
         self._enforcement = Enforcement(mode="none", reason="asked for with --enforce none")
         self._interrupted = False
         self._stopping = False
@@ -142,8 +146,8 @@ class _Run:
         verified: dict[str, Verification | str] = {}
         with self._interruptible():
             try:
-                jobs = await self._plan_jobs(orders)
-                await self._run_pools(jobs)
+                await self._run_jobs(orders.jobs)
+                jobs = [job for _, job in self._places.values()]
                 if self._options.verify and not self._interrupted:
                     verified = await self._verify(jobs)
             except asyncio.CancelledError:
@@ -157,26 +161,55 @@ class _Run:
             seconds=time.monotonic() - self._started,
             work=str(self._workspace.root),
             enforcement=self._enforcement,
-            coordinator_restarts=sum(
-                self._supervisor.restarts(pool.coordinator) for pool in self._pools
-            ),
+            coordinator_restarts=self._coordinator_restarts,
             interrupted=self._interrupted,
             jobs=tuple(
                 pool.job_report(job, verified.get(job.order.name))
-                for pool in self._pools
-                for job in pool.jobs
+                for pool, job in self._places.values()
             ),
-            devices=tuple(self._devices),
+            devices=merged(self._devices),
+            notes=tuple(self._notes),
         )
 
-    async def _plan_jobs(self, orders: Orders) -> list[PlannedJob]:
-        """Phases 1 and 2."""
-        for order in orders.jobs:
+    async def _run_jobs(self, orders: Sequence[JobOrder]) -> None:
+        """Phases 1 to 6; again for the jobs that a finer cut may let run."""
+        for order in orders:
             _check_folders(order)
-        cuts = [order.plan.cut for order in orders.jobs]
+        jobs = await self._plan_jobs(orders)
+        for _ in range(MOST_CUTS - 1):
+            await self._run_pools(jobs)
+            if self._interrupted or not (finer := self._cut_finer(jobs)):
+                return
+            try:
+                jobs = await self._plan_jobs(finer)
+            except (StepRefused, StepCrashed, NoPlan) as error:
+                self._note(f"it cannot be cut finer: {error}")
+                return
+            self._supervisor = Supervisor(self._on_death)
+        await self._run_pools(jobs)
+
+    def _cut_finer(self, jobs: Sequence[PlannedJob]) -> list[JobOrder]:
+        """The jobs of which a fragment turned out too large for every device, cut for less."""
+        finer = []
+        for job in jobs:
+            pool, _ = self._places[job.order.name]
+            report = pool.job_report(job, None)
+            if is_too_large(report) and (order := cut_finer(job.order)) is not None:
+                self._note(in_words(order, report))
+                finer.append(order)
+        return finer
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        self._observer.note(text)
+
+    async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[PlannedJob]:
+        """Phases 1 and 2."""
+        cuts = [order.plan.cut for order in orders]
         prepared = await prepare_all(cuts, self._workspace, self._observer)
+        self._notes += [text for each in prepared.values() if (text := each.note)]
         jobs = []
-        for order in orders.jobs:
+        for order in orders:
             partition = prepared[order.plan.cut.name]
             found = plan_on_pool(order.plan, partition)
             jobs.append(PlannedJob(order=order, prepared=partition, plan=found))
@@ -187,6 +220,8 @@ class _Run:
         groups = self._open_groups()
         try:
             self._pools = self._make_pools(jobs, groups)
+            for pool in self._pools:
+                self._places |= {job.order.name: (pool, job) for job in pool.jobs}
             self._note_unlimited_processors(groups)
             self._observer.phase(
                 f"starting {sum(len(pool.devices) for pool in self._pools)} agents"
@@ -280,6 +315,7 @@ class _Run:
     def _take_readings(self) -> None:
         for pool in self._pools:
             self._devices += pool.device_reports()
+            self._coordinator_restarts += self._supervisor.restarts(pool.coordinator)
 
     async def _verify(self, jobs: Sequence[PlannedJob]) -> dict[str, Verification | str]:
         """Phase 7, one job after another: each has the machine's memory for itself. A verification

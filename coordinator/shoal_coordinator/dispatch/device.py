@@ -37,9 +37,12 @@ device would take a second task while the next one idles. `servers.rank` alone b
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """What a device has done over all its sessions."""
+    """What a device has done over all its sessions, and what is known from these: what each
+    fragment was granted there, and by how much it exceeded that."""
 
     budget: Bytes
+    granted: dict[Digest, Bytes] = field(default_factory=dict)
+    excess: dict[Digest, int] = field(default_factory=dict)
     tasks: int = 0
     loads: int = 0
     evictions: int = 0
@@ -54,8 +57,8 @@ class DeviceMemory:
     one fragment is resident or loading. A fragment counts from the moment when Load is given until
     Unload is answered: `resident` still contains what is in `unloading`. `next_load` is the service
     whose fragment is loaded once every Unload is answered. `granted` is what a fragment got when it
-    was loaded last, `excess` what it took beyond that when it was measured. `loaded_as` is the tier
-    of a load until the first task after it is given.
+    was loaded last, `excess` what it took beyond that when it was measured; both are its tally's.
+    `loaded_as` is the tier of a load until the first task after it is given.
     """
 
     budget: Bytes
@@ -210,6 +213,8 @@ def new_device(event: DeviceJoined, *, order: int, tally: Tally, slots: int) -> 
             single=event.single,
             resident=dict(event.resident),
             resident_bytes=sum(event.resident.values()),
+            granted=tally.granted,
+            excess=tally.excess,
             loaded_at=event.at,
         ),
         work=DeviceWork(slots=slots),

@@ -34,6 +34,7 @@ from shoal_coordinator.dispatch.state import (
 from shoal_protocol.digests import Digest
 
 _KNOWN_DEVICES = 4096
+_KNOWN_FRAGMENTS = 1024
 
 
 def note_report(state: State, event: ev.DeviceReport) -> None:
@@ -82,6 +83,7 @@ def join(state: State, event: ev.DeviceJoined) -> None:
         return  # a newer session is there
     tally = state.tallies.pop(event.device, None) or Tally(event.budget)
     tally.budget = event.budget
+    _recall(tally)
     state.tallies[event.device] = tally
     while len(state.tallies) > _KNOWN_DEVICES:
         del state.tallies[next(iter(state.tallies))]
@@ -100,6 +102,16 @@ def join(state: State, event: ev.DeviceJoined) -> None:
             state.unmet[service] = None
     resize_windows(state)
     state.worklist.freed.append(device)
+
+
+def _recall(tally: Tally) -> None:
+    """What was measured holds in the next session; only where nothing would fit any more, the
+    device may try again."""
+    for digest, excess in list(tally.excess.items()):
+        if tally.granted[digest] + excess > tally.budget or len(tally.excess) > _KNOWN_FRAGMENTS:
+            del tally.excess[digest]
+    for digest in [each for each in tally.granted if each not in tally.excess]:
+        del tally.granted[digest]
 
 
 def lose(state: State, device: Device, reason: str, *, crashed: bool = True) -> None:

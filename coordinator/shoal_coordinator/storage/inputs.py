@@ -60,6 +60,10 @@ _NUMPY_NAMES: Final = {
 }
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""By the names of the model's inputs."""
+
+
 class InputsRefused(Exception):
     """The folder cannot serve as a job's inputs. `folder` is where, the text says what and what to
     do."""
@@ -154,15 +158,30 @@ class InputSet:
     def item_bytes(self, item: int) -> int:
         return self.files[self.locate(item)[0]].contents.item_bytes
 
-    def largest_shapes(self) -> dict[str, tuple[int, ...]]:
-        """A shape for each input of the model that is at least as large, along every axis, as that
-        of any item that can run; {} if none can. What is planned for it suits all of them."""
-        distinct = {file.contents.shapes for file in self.files if file.contents.problem is None}
-        return {
-            spec.name: _envelope(shapes)
-            for spec, *shapes in zip(self._model_inputs, *distinct, strict=False)
-            if shapes
-        }
+    def envelopes(self) -> tuple[Shapes, ...]:
+        """Shapes for the inputs of the model that cover ever more of the items that can run: the
+        smallest kind of item, the two smallest, and so on up to all; () if no item can run. What is
+        planned for an envelope suits every item that it covers."""
+        kinds = {file.contents.shapes for file in self.files if file.contents.problem is None}
+        grown: list[Shapes] = []
+        for kind in sorted(kinds, key=lambda shapes: (sum(map(math.prod, shapes)), shapes)):
+            own = dict(zip((spec.name for spec in self._model_inputs), kind, strict=True))
+            last = grown[-1] if grown else own
+            grown.append({name: _envelope((last[name], shape)) for name, shape in own.items()})
+        return tuple(grown)
+
+    def beyond(self, envelope: Shapes) -> tuple[str, ...]:
+        """The files whose items can run, and are larger than an envelope."""
+        covered = tuple(envelope[spec.name] for spec in self._model_inputs)
+        return tuple(
+            file.name
+            for file in self.files
+            if file.contents.problem is None
+            and any(
+                _envelope(pair) != pair[0]
+                for pair in zip(covered, file.contents.shapes, strict=True)
+            )
+        )
 
     def read(self, item: int, names: Iterable[str] | None = None) -> dict[str, Array]:
         """The item's arrays by the model's input names (or those of `names`), in the model's

@@ -1,12 +1,14 @@
 """Where a model is cut that the devices decide the cut of."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from made_models import Made, weight
 from shoal_cli.local.orders import CutOrder
-from shoal_cli.local.preparation import cut_into_store, partition_path
+from shoal_cli.local.preparation import PreparationRefused, cut_into_store, partition_path
 from shoal_planner.costs import PoolDevice
 from shoal_protocol.partition import PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes
@@ -77,3 +79,53 @@ def test_a_cut_that_was_chosen_is_used_again_until_the_devices_change(
         return cut_into_store(order(size), tmp_path, lambda done, total: None)["warm"]
 
     assert [is_warm(16), is_warm(16), is_warm(17), is_warm(40)] == [False, True, False, False]
+
+
+WIDE = Made(
+    text="agraph (float[1, n] x) => (float[1, n] y) {\n  t = Sigmoid (x)\n  y = Relu (t)\n}",
+    shapes={},
+)
+"""Its memory is what the input makes of it."""
+
+
+def cut_for(
+    folder: Path, sizes: Sequence[int], *, budget: int = 8 * MIB, fragments: int | None = None
+) -> tuple[PartitionDocument, str]:
+    """The model cut for a device and inputs of these sizes; and the note about it."""
+    samples = folder / "inputs"
+    samples.mkdir()
+    for number, size in enumerate(sizes):
+        np.save(samples / f"{number}.npy", np.zeros((1, size), np.float32))
+    order = CutOrder(
+        name="wide",
+        model="wide",
+        path=WIDE.save(folder),
+        sample=samples,
+        fragments=fragments,
+        devices=(PoolDevice(name="d", budget_bytes=Bytes(budget)),),
+    )
+    note = cut_into_store(order, folder, lambda done, total: None)["note"]
+    return document_from_json(partition_path(folder, "wide").read_bytes()), note
+
+
+@pytest.mark.parametrize("fragments", [None, 2])
+def test_an_input_that_is_too_large_is_named_and_the_plan_covers_the_others(
+    tmp_path: Path, fragments: int | None
+) -> None:
+    sizes = (1000, 5_000_000, 250_000, 100, 4_000_000)
+    document, note = cut_for(tmp_path, sizes, fragments=fragments)
+    assert note.startswith("wide: 1.npy, 4.npy are larger than the plan covers"), note
+    assert "needs " in note
+    assert "8 MiB" in note
+    (tmp_path / "fits").mkdir()
+    assert (document, "") == cut_for(tmp_path / "fits", sizes[2:4], fragments=fragments)
+
+
+def test_where_even_the_smallest_input_is_too_large_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PreparationRefused, match=r"needs 52.* 8 MiB.* raise the budget"):
+        cut_for(tmp_path, (5_000_000, 4_000_000))
+
+
+def test_a_cut_that_was_asked_for_and_fits_no_device_is_left_to_the_plan(tmp_path: Path) -> None:
+    document, note = cut_for(tmp_path, (5_000_000, 4_000_000), fragments=1)
+    assert (len(document.fragments), note) == (1, "")

@@ -3,6 +3,7 @@
 import pytest
 
 from coordinator.dispatch.driving import (
+    MIB,
     MILLISECOND,
     Table,
     brief,
@@ -216,6 +217,31 @@ def test_a_fragment_that_turns_out_too_large_everywhere_ends_the_job() -> None:
     failure = only(table.fail(load, FailureKind.BUDGET, need_mib=18), FinishJob).failure
     assert failure is not None
     assert "needs 18 MiB resident; d1 has 12 MiB" in failure.message
+
+
+def test_what_a_fragment_was_measured_to_take_is_known_in_the_next_session() -> None:
+    table = Table()
+    table.join("d1", 12)
+    load = only(table.submit(job(chain("a", mib=10, least_mib=4))), Load)
+    less = only(table.fail(load, FailureKind.BUDGET, need_mib=14), Load)
+    assert (load.granted, less.granted) == (10 * MIB, 8 * MIB)
+    table.lose("d1")
+    assert only(table.join("d1", 12), Load).granted == 8 * MIB
+    # With a larger budget all fits, and nothing is forgotten.
+    table.lose("d1")
+    assert only(table.join("d1", 24), Load).granted == 10 * MIB
+    assert table.state.devices["d1"].memory.excess == {digest("a"): 4 * MIB}
+
+
+def test_a_device_on_which_nothing_helped_may_try_again_in_its_next_session() -> None:
+    table = Table()
+    table.join("d1", 12)
+    table.join("d2", 24)
+    first = only(table.submit(job(chain("a", homes={"a": ("d1",)}))), Load)
+    table.fail(first, FailureKind.BUDGET, need_mib=18)
+    table.lose("d1")
+    table.join("d1", 12)
+    assert table.state.devices["d1"].memory.excess == {}
 
 
 def test_a_refusal_where_there_was_room_says_nothing_about_the_fragment_s_size() -> None:

@@ -1,0 +1,50 @@
+"""What to grant a fragment that was tried before it is given work, and took more than there is.
+
+A trial runs the fragment once, with inputs of the largest shapes that were planned for. What it
+takes replaces the estimate. Where that is more than the device has, the fragment is tried again in
+blocks, with less resident, down to the least that blocks need: then nothing on this device helps.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_protocol.units import Bytes
+
+MOST_TRIALS: Final = 3
+"""The last one is with the least grant."""
+_WORTH: Final = 4
+"""An estimate within one part in so many of what is free may be wrong by that factor."""
+_NOISE: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """The fragment took that much when it ran within `granted` with inputs of `input_bytes`; at
+    least that, if `stopped`."""
+
+    granted: Bytes
+    taken: Bytes
+    input_bytes: Bytes = Bytes(0)
+    stopped: bool = False
+
+    def least_taken(self, input_bytes: int) -> Bytes:
+        """What an item takes at least that is no smaller: as much, but for its inputs."""
+        return Bytes(self.taken + max(0, input_bytes - self.input_bytes))
+
+
+def is_worth_a_trial(need: int, free: int) -> bool:
+    """Whether an error of the estimate could exceed what is `free` for it, `need` included."""
+    return _WORTH * need > free
+
+
+def next_grant(trial: Trial, least: Bytes, room: Bytes, number: int) -> Bytes | None:
+    """What to grant after the trial of that number, counted from 1, which took more than the
+    room; None: less does not help, or cannot be granted."""
+    if trial.granted <= least:
+        return None
+    if number + 1 >= MOST_TRIALS:
+        return least
+    less = trial.granted - (trial.taken - room) * 5 // 4 - room // _NOISE
+    if trial.stopped:  # by how much it exceeds the room is not known
+        less = min(less, (trial.granted + least) // 2)
+    return Bytes(max(least, less))

@@ -1,0 +1,63 @@
+"""Inputs of the largest shapes that were planned for, made up for the trial of a fragment.
+
+What they hold is no data: floats are one, numbers that may be indices or lengths are zero. All of
+it is written, since memory that nobody has written to is not there.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from shoal_agent.runtime.blocks import description
+from shoal_agent.runtime.inputs import InputSpec
+from shoal_protocol.manifest import LARGEST
+from shoal_protocol.tensors import Array
+
+
+class NotTried(Exception):
+    """A fragment cannot be tried before it is given work; says why. That is no fault of it."""
+
+
+def largest_inputs(folder: Path, specs: Iterable[InputSpec], most_bytes: int) -> dict[str, Array]:
+    """One item. Raises `NotTried`, `FragmentDamaged`, `OSError`."""
+    shapes = _largest_shapes(folder)
+    made: dict[str, Array] = {}
+    left = most_bytes
+    for spec in specs:
+        shape = shapes.get(spec.name)
+        if shape is None:
+            raise NotTried(f"the size of its input {spec.name} is not known")
+        if spec.dtype.hasobject:
+            raise NotTried(f"its input {spec.name} is text")
+        left -= spec.dtype.itemsize * math.prod(shape)
+        if left < 0:
+            raise NotTried("its inputs alone would take more than it is granted")
+        made[spec.name] = np.empty(shape, spec.dtype)
+        made[spec.name].fill(1 if spec.dtype.kind == "f" else 0)
+    return made
+
+
+def _largest_shapes(folder: Path) -> Mapping[str, tuple[int, ...]]:
+    """By input; those that are not known are absent."""
+    manifest = description(folder)
+    shapes: dict[str, tuple[int, ...]] = {}
+    match manifest.get("inputs"):
+        case list(inputs):
+            for each in inputs:
+                match each:
+                    case {"name": str(name), "shape": list(shape)}:
+                        _add(shapes, name, shape)
+    match manifest.get(LARGEST):
+        case dict(largest):
+            for name, shape in largest.items():
+                if isinstance(shape, list):
+                    _add(shapes, name, shape)
+    return shapes
+
+
+def _add(shapes: dict[str, tuple[int, ...]], name: str, shape: list[object]) -> None:
+    sizes = tuple(size for size in shape if isinstance(size, int) and size >= 0)
+    if len(sizes) == len(shape):
+        shapes[name] = sizes

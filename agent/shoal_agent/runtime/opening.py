@@ -1,0 +1,182 @@
+"""From a digest to a fragment that can run: fetched, verified, prepared, opened, tried.
+
+The trial comes before any work: what it measures replaces the estimate. It is left out where the
+estimate is small beside what is free, and where it was made before. A fragment that takes more than
+there is is tried again in blocks (`memory.trials`).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shoal_agent.cache.disk import FragmentCache
+from shoal_agent.cache.fetching import Fetcher, Source
+from shoal_agent.memory.allocation import Point
+from shoal_agent.memory.residency import short
+from shoal_agent.memory.trials import Trial, is_worth_a_trial, next_grant
+from shoal_agent.runtime.blocks import GrantTooSmall
+from shoal_agent.runtime.failures import OverBudget
+from shoal_agent.runtime.onnx_runtime import Runtime, Tried
+from shoal_agent.runtime.preparation import Preparation
+from shoal_agent.runtime.processor import Processor
+from shoal_agent.telemetry.logs import log
+from shoal_protocol.manifest import FragmentDamaged
+from shoal_protocol.units import Bytes, format_bytes
+
+_FETCHES_AFTER_DAMAGE: Final = 2
+_KNOWN_TRIALS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a load may take beyond its grant: what is `free` for fragments now, and the whole
+    `budget`, of which a run may use all for a moment."""
+
+    free: Bytes
+    budget: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """It can run now, within `granted`. `curve`: what it streams at several grants, from the least
+    that its blocks can run in; empty: it has none. `taken` is what it took in its trial; None: it
+    was not tried."""
+
+    fetched_bytes: int
+    granted: Bytes
+    curve: tuple[Point, ...]
+    taken: Bytes | None
+
+    @property
+    def least(self) -> Bytes | None:
+        return _least(self.curve)
+
+
+class Opening:
+    """Opens fragments. `room` says what there is beside what is granted."""
+
+    def __init__(
+        self,
+        cache: FragmentCache,
+        fetcher: Fetcher,
+        preparation: Preparation,
+        runtime: Runtime,
+        processor: Processor,
+        room: Callable[[], Room],
+    ) -> None:
+        self._cache = cache
+        self._fetcher = fetcher
+        self._preparation = preparation
+        self._runtime = runtime
+        self._processor = processor
+        self._room = room
+        self._trials: dict[tuple[str, int], Trial | None] = {}
+        self._ran: dict[str, Trial] = {}
+
+    async def open(self, digest: str, granted_bytes: int, sources: Sequence[Source]) -> Opened:
+        """Raises `OverBudget`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
+        `RuntimeFailed`, `OSError`."""
+        fetched_bytes, folder = await self._fetched(digest, sources)
+        granted, number = Bytes(granted_bytes), 0
+        while True:
+            number += 1
+            curve, trial = await self._open(digest, folder, granted, number)
+            room = Bytes(granted_bytes + self._room().free)
+            if trial is None or trial.taken <= room:
+                taken = None if trial is None else trial.taken
+                return Opened(
+                    fetched_bytes=fetched_bytes, granted=granted, curve=curve, taken=taken
+                )
+            least = _least(curve)
+            less = None if least is None else next_grant(trial, least, room, number)
+            if less is None:
+                raise OverBudget(trial.taken, room, _too_large(digest, trial, room))
+            log.warning(
+                "%s took %s in a trial within %s, have %s: tried again within %s, in blocks",
+                short(digest),
+                format_bytes(trial.taken),
+                format_bytes(granted),
+                format_bytes(room),
+                format_bytes(less),
+            )
+            await self._processor.call(self._runtime.close, digest)
+            granted = less
+
+    def trial_of(self, digest: str) -> Trial | None:
+        """Its run with the largest inputs of the plan: larger ones are not planned for. Of several,
+        that which took the least."""
+        return self._ran.get(digest)
+
+    async def _fetched(self, digest: str, sources: Sequence[Source]) -> tuple[int, Path]:
+        """Bytes that had to be fetched, and the fragment's folder, verified."""
+        fetched_bytes = 0
+        for attempt in range(_FETCHES_AFTER_DAMAGE):
+            fetched = await self._fetcher.ensure(digest, sources)
+            fetched_bytes += fetched.fetched_bytes
+            try:
+                return fetched_bytes, await asyncio.to_thread(self._cache.verify, digest)
+            except FragmentDamaged:
+                if attempt + 1 == _FETCHES_AFTER_DAMAGE:
+                    raise
+        raise AssertionError("the loop returns or raises")
+
+    async def _open(
+        self, digest: str, folder: Path, granted: Bytes, number: int
+    ) -> tuple[tuple[Point, ...], Trial | None]:
+        """What it streams at several grants, and takes within this one, where that is known."""
+        prepared = await self._preparation.prepare(digest, folder, granted)
+        known, room = self._trials.get((digest, granted)), self._room()
+        arguments = (digest, folder, granted, prepared)
+        is_wanted = number > 1 or is_worth_a_trial(granted, granted + room.free)
+        try:
+            if (digest, granted) in self._trials or not is_wanted:
+                curve = await self._processor.call(self._runtime.open, *arguments)
+            else:
+                curve, tried = await self._processor.call(
+                    self._runtime.open_and_try, *arguments, room.budget
+                )
+                known = self._note(digest, granted, tried)
+        except GrantTooSmall as error:
+            reason = f"{short(digest)} {error}"
+            raise OverBudget(error.need_bytes, error.have_bytes, reason) from error
+        return curve, known
+
+    def _note(self, digest: str, granted: Bytes, tried: Tried) -> Trial | None:
+        trial = None
+        if tried.taken_bytes is None:
+            log.info("%s was not tried: %s", short(digest), tried.reason)
+        else:
+            taken = Bytes(max(0, tried.taken_bytes))
+            trial = Trial(
+                granted=granted,
+                taken=taken,
+                input_bytes=Bytes(tried.input_bytes),
+                stopped=tried.stopped,
+            )
+            log.info("%s took %s in a trial", short(digest), format_bytes(taken))
+            if not trial.stopped:
+                self._ran[digest] = min(trial, self._ran.get(digest, trial), key=_taken)
+        while len(self._trials) >= _KNOWN_TRIALS:
+            forgotten = next(iter(self._trials))
+            del self._trials[forgotten]
+            self._ran.pop(forgotten[0], None)
+        self._trials[digest, granted] = trial
+        return trial
+
+
+def _least(curve: tuple[Point, ...]) -> Bytes | None:
+    return Bytes(curve[0].granted) if curve else None
+
+
+def _taken(trial: Trial) -> int:
+    return trial.taken
+
+
+def _too_large(digest: str, trial: Trial, room: Bytes) -> str:
+    took = "more than" if trial.stopped else "up to"
+    return (
+        f"{short(digest)} was tried with the largest inputs of the plan: takes {took} "
+        f"{format_bytes(trial.taken)}, have {format_bytes(room)}"
+    )

@@ -1,0 +1,85 @@
+"""The thread that ONNX Runtime has: what waits for it, and how a run goes there."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
+from shoal_protocol.tensors import Array
+from shoal_protocol.threads import in_executor
+
+_LIGHT_SECONDS: Final = 0.0005
+"""A run that takes less is not worth the way to the processor's thread and back."""
+
+Result = TypeVar("Result")
+
+
+class Processor:
+    """Everything that touches ONNX Runtime runs here, one after the other."""
+
+    def __init__(self, runtime: Runtime, executor: ThreadPoolExecutor) -> None:
+        self._runtime = runtime
+        self._executor = executor
+        self._stopper = Stopper()
+        self._waiting = 0
+        self._light: dict[str, int] = {}
+        self._largest: dict[str, int] = {}
+
+    async def call(self, function: Callable[..., Result], *arguments: object) -> Result:
+        """Run in the thread that ONNX Runtime has.
+
+        What was asked for is done, also when whoever waits for it is cancelled: they see that when
+        it has been done, so that they can say what is so now.
+        """
+        self._waiting += 1
+
+        def work() -> Result:
+            return function(*arguments)
+
+        try:
+            return await in_executor(self._executor, work)
+        finally:
+            self._waiting -= 1
+
+    async def run(
+        self, digest: str, tensors: Mapping[str, Array], limit_bytes: int, *, measured: bool
+    ) -> RunResult:
+        """In the thread; or here, where that costs more than the run itself.
+
+        An item that is larger than those before it is stopped where it takes more than the limit,
+        and so is the first one: what was made up for its trial may have computed less.
+        `measured`: what the fragment takes is known, so that it may run here the next time.
+        """
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        result = None
+        if size <= self._light.get(digest, -1) and not self._waiting:
+            result = self._runtime.run_in_passing(digest, tensors)
+        if result is None:
+            self._stopper = Stopper()
+            guarded = None if size <= self._largest.get(digest, -1) else limit_bytes
+            result = await self.call(self._runtime.run, digest, tensors, self._stopper, guarded)
+            self._largest[digest] = max(size, self._largest.get(digest, 0))
+        if result.compute_seconds > _LIGHT_SECONDS or result.peak_bytes > limit_bytes:
+            self._light.pop(digest, None)
+        elif measured:
+            self._light[digest] = max(size, self._light.get(digest, 0))
+        return result
+
+    def stop(self) -> None:
+        """Ask the present run to end early, also when it still waits for the thread."""
+        self._stopper.stop()
+
+    def note_change(self, digest: str) -> None:
+        """The fragment is to run in other terms from now on, or no more."""
+        self._light.pop(digest, None)
+        self._largest.pop(digest, None)
+
+    def note_budget(self) -> None:
+        """What has run within the old budget may exceed the new one."""
+        self._light.clear()
+        self._largest.clear()
+
+    def note_gathered(self, digest: str) -> None:
+        """The peak of the fragment's next run is to be its own."""
+        self._light.pop(digest, None)

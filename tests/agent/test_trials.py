@@ -1,0 +1,140 @@
+"""A fragment is tried before it is given work: what it takes then replaces the estimate."""
+
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from agent.conftest import Joined
+from agent.fragment_making import InBlocks, dense_model, write_fragment
+from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
+from agent.test_running import edge, task
+from shoal_agent.memory.trials import MOST_TRIALS, Trial, next_grant
+from shoal_protocol.units import Bytes
+from shoal_protocol.v1 import session_pb2 as pb
+
+Join = Callable[..., Awaitable[Joined]]
+MIB = 1 << 20
+WIDTH = 1024
+ROWS = 2048
+"""An item of 8 MiB, and activations of as much."""
+LARGEST = {"x": (ROWS, WIDTH)}
+
+
+async def run(device: ConnectedDevice, digest: str, rows: int, item: int = 0) -> pb.Reply:
+    await device.give(edge(-1, 0, item), {"x": np.ones((rows, WIDTH), np.float32)})
+    source = pb.InputSource(producer=-1, tensors=["x"])
+    execute = pb.Execute(task=task(0, item), digest=digest, inputs=[source], results=["y"])
+    return await device.ask("execute", execute)
+
+
+async def test_what_a_trial_measures_replaces_the_estimate(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    model = dense_model([WIDTH] * 4)
+    made = write_fragment(coordinator.store, model, 14 * MIB, largest=LARGEST)
+    joined = await join(budget="56Mi")
+    loaded = (await joined.device.load(made.digest, 15 * MIB)).loaded
+    assert 40 * MIB < loaded.resident_bytes <= 56 * MIB, loaded
+    reply = await run(joined.device, made.digest, ROWS)
+    assert reply.executed.peak_bytes <= 56 * MIB
+
+
+async def test_a_fragment_too_large_for_work_is_refused_before_there_is_any(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    model = dense_model([WIDTH] * 4)
+    made = write_fragment(coordinator.store, model, 14 * MIB, largest=LARGEST)
+    joined = await join(budget="24Mi")
+    idle = joined.agent.status("VmRSS")
+    failure = (await joined.device.load(made.digest, 15 * MIB)).failure
+    assert failure.code == pb.BUDGET, failure
+    assert failure.need_bytes > failure.have_bytes == 24 * MIB
+    assert "was tried with the largest inputs of the plan: takes more than" in failure.message
+    assert joined.agent.status("VmRSS") - idle < 6 * MIB
+    # It is known now, and not tried again.
+    again = (await joined.device.load(made.digest, 15 * MIB)).failure
+    assert again == failure
+    assert joined.agent.errors.read_text().count("in a trial") == 1
+
+
+async def test_a_fragment_that_takes_more_than_there_is_as_a_whole_is_loaded_in_blocks(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    blocks = InBlocks(17, working_bytes=MIB)
+    model = dense_model([WIDTH] * 18)
+    made = write_fragment(coordinator.store, model, 20 * MIB, blocks, largest={"x": (64, WIDTH)})
+    joined = await join(budget="24Mi")
+    assert (await joined.device.load(made.digest, 20 * MIB)).HasField("loaded")
+    assert "tried again within" in joined.agent.errors.read_text()
+    for item in range(3):
+        reply = await run(joined.device, made.digest, 64, item)
+        assert reply.executed.peak_bytes <= 24 * MIB, reply
+
+
+async def test_an_item_that_must_exceed_the_budget_fails_before_it_takes_anything(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    model = dense_model([WIDTH] * 4)
+    made = write_fragment(coordinator.store, model, 20 * MIB, largest={"x": (1, WIDTH)})
+    joined = await join(budget="24Mi")
+    assert (await joined.device.load(made.digest, 20 * MIB)).HasField("loaded")
+    failure = (await run(joined.device, made.digest, 2 * ROWS)).failure
+    assert failure.code == pb.BUDGET, failure
+    assert "its input of 16 MiB makes it need 28." in failure.message
+    assert "give the device more memory, or the model a smaller input" in failure.message
+    assert (await run(joined.device, made.digest, 1, item=1)).HasField("executed")
+    assert joined.agent.status("VmHWM") - joined.agent.status("VmRSS") < 24 * MIB
+
+
+async def test_a_fragment_that_made_up_inputs_do_not_suit_is_loaded_untried(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Reshape", ["x", "sizes"], ["y"])],
+        "reshape",
+        [value("x", TensorProto.FLOAT, [6]), value("sizes", TensorProto.INT64, [2])],
+        [value("y", TensorProto.FLOAT, None)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    made = write_fragment(coordinator.store, model, 20 * MIB)
+    joined = await join(budget="24Mi")
+    assert (await joined.device.load(made.digest, 20 * MIB)).HasField("loaded")
+    assert "was not tried: " in joined.agent.errors.read_text()
+
+
+@pytest.mark.parametrize(("estimate", "tries"), [(4, 0), (20, 1)])
+async def test_a_small_estimate_is_not_worth_a_trial(
+    coordinator: ScriptedCoordinator, join: Join, estimate: int, tries: int
+) -> None:
+    model = dense_model([WIDTH] * 2, batch=1)
+    made = write_fragment(coordinator.store, model, estimate * MIB)
+    joined = await join(budget="24Mi")
+    for _ in range(2):
+        assert (await joined.device.load(made.digest, estimate * MIB)).HasField("loaded")
+        await joined.device.unload(made.digest)
+    assert joined.agent.errors.read_text().count("in a trial") == tries
+
+
+sizes = st.integers(1, 1 << 40)
+
+
+@given(granted=sizes, least=sizes, room=sizes, beyond=sizes, stopped=st.booleans())
+def test_trials_go_down_to_the_least_grant_and_end_there(
+    granted: int, least: int, room: int, beyond: int, stopped: bool
+) -> None:
+    grants = [Bytes(granted)]
+    for number in range(1, MOST_TRIALS + 1):
+        trial = Trial(granted=grants[-1], taken=Bytes(room + beyond), stopped=stopped)
+        less = next_grant(trial, Bytes(least), Bytes(room), number)
+        if less is None:
+            break
+        grants.append(less)
+    assert less is None
+    assert grants == sorted(set(grants), reverse=True), "each grant is less than the one before"
+    assert len(grants) <= MOST_TRIALS
+    assert grants[-1] == min(granted, least) or granted <= least

@@ -1,0 +1,76 @@
+"""A model whose fragments take more than was planned is cut again, for less."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cli.local.test_report import REPORT
+from cli.local.workbench import Workbench
+from made_models import Made, weight
+from shoal_cli.local.finer_cuts import is_too_large, merged
+from shoal_cli.local.report import TierHits
+
+LAYERS = 24
+HIDDEN = Made(
+    text="agraph (float[1, 512] x, int64[1] n) => (float[1, 512] y) {\n"
+    "  x1 = ReduceMax <keepdims = 0> (x)\n"
+    "  many = Expand (x1, n)\n"
+    "  one = ReduceMax <keepdims = 0> (many)\n"
+    "  t0 = Add (x, one)\n"
+    + "\n".join(
+        f"  {'y' if layer == LAYERS else f't{layer}'} = MatMul (t{layer - 1}, W{layer})"
+        for layer in range(1, LAYERS + 1)
+    )
+    + "\n}",
+    weights={f"W{layer}": weight(512, 512, seed=layer) for layer in range(1, LAYERS + 1)},
+    shapes={"x": (1, 512)},
+    feeds={"n": np.array([2_800_000])},
+)
+"""Layers of 1 MiB each; the first node makes 11 MB out of a number that no plan can know."""
+
+
+@pytest.mark.real
+@pytest.mark.timeout(200)
+def test_a_fragment_that_nothing_helps_is_cut_finer_and_the_job_succeeds(bench: Workbench) -> None:
+    folder = bench.folder / "hidden"
+    (folder / "in").mkdir(parents=True)
+    path = HIDDEN.save(folder)
+    for item in range(4):
+        x = np.random.default_rng(item).random((1, 512), np.float32)
+        np.savez(folder / "in" / f"{item}.npz", x=x, n=np.array([2_800_000]))
+    places = ("--inputs", folder / "in", "--outputs", folder / "out", "--report", bench.report)
+    ran = bench.run("run", path, *places, "--devices", "2", "--budget", "16Mi", "--verify")
+    assert "now it is cut for 12 MiB on each device" in ran.err
+    notes, devices, jobs = (ran.report[name] for name in ("notes", "devices", "jobs"))
+    assert isinstance(notes, list)
+    assert isinstance(devices, list)
+    assert isinstance(jobs, list)
+    assert notes
+    assert all("needs" in each and "has 16 MiB" in each for each in notes), notes
+    assert [each["name"] for each in devices] == ["device-1", "device-2"]
+    # Its status may be 1: one node took more than a device has, before it could be stopped.
+    assert [(each["state"], each["succeeded"]) for each in jobs] == [("Complete", 4)], ran.err
+    assert jobs[0]["verification"]["mismatched"] == 0
+
+
+def test_what_a_device_did_in_both_runs_is_in_one_report() -> None:
+    first, *others = REPORT.devices
+    again = replace(
+        first,
+        loads=2,
+        peak_bytes_above_floor=first.peak_bytes_above_floor - 1,
+        tier_hits=TierHits(cached=3),
+    )
+    both, *rest = merged([first, *others, again])
+    assert rest == others
+    assert both.loads == first.loads + 2
+    assert both.peak_bytes_above_floor == first.peak_bytes_above_floor
+    assert both.tier_hits == first.tier_hits + TierHits(cached=3)
+
+
+def test_only_a_job_of_which_a_fragment_fits_nowhere_is_cut_again() -> None:
+    (job, *_) = REPORT.jobs
+    assert not is_too_large(job)
+    assert not is_too_large(replace(job, state="Failed", reason="ItemsFailed"))
+    assert is_too_large(replace(job, state="Failed", reason="Budget"))

@@ -7,7 +7,7 @@ there is is tried again in blocks (`memory.trials`).
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -84,6 +84,10 @@ class Opening:
             number += 1
             curve, trial = await self._open(digest, folder, granted, number)
             room = Bytes(granted_bytes + self._room().free)
+            if trial is not None and trial.stopped and trial.taken <= room:
+                # Something else took memory beside it: how much it takes by itself is not known,
+                # but that there is not enough.
+                trial = replace(trial, taken=Bytes(room + 1))
             if trial is None or trial.taken <= room:
                 taken = None if trial is None else trial.taken
                 return Opened(

@@ -48,6 +48,8 @@ CONVERSIONS: Final = 2
 """Nodes that the runtime adds to one that computes in half precision."""
 UNKNOWN_BYTES: Final = 3 << 20
 """The least estimate for activations of which any size is unknown."""
+_LOOP: Final = "Loop"
+"""The runtime keeps what a loop has handed on, also where nobody needs it: measured."""
 _WHOLE: Final[Mapping[str, int]] = {}
 
 
@@ -378,7 +380,8 @@ class Growing:
             if name in self._tensors.held:
                 self.outgoing_bytes -= self._sent(name)
         made = [(name, self._computed(name)) for name in node.outputs]
-        self._tensors.run(made, dying, needed, node.in_place, node.workspace_bytes)
+        held = node.outputs if node.operator == _LOOP else needed
+        self._tensors.run(made, dying, held, node.in_place, node.workspace_bytes)
         for name in node.outputs:
             if name in needed:
                 self.outgoing_bytes += self._sent(name)

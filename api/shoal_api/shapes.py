@@ -19,7 +19,7 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Final, Generic, Literal, TypeVar
 
-from shoal_protocol.units import QUANTITY_LENGTH, QUANTITY_PATTERN, parse_quantity
+from shoal_protocol.units import QUANTITY_LENGTH, QUANTITY_PATTERN, nearest_quantity, parse_quantity
 
 Path = tuple[str | int, ...]
 """From a document's root to a field: names, and indices into lists."""
@@ -237,9 +237,6 @@ class Choice(Shape[E]):
         return "one of " + ", ".join(member.value for member in self.of)
 
 
-_NEARLY: Final = re.compile(r"([0-9.]+) *([kKmMgGtTpPeE])(i?b?|I?B?|ib|iB)", re.ASCII)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity(Shape[N]):
     """A Kubernetes quantity between two others, read as a whole number, rounded up.
@@ -276,17 +273,9 @@ class Quantity(Shape[N]):
 
     def _nearest(self, text: str) -> str:
         """`64Mb`, `64 mib` and `64m` (thousandths of a byte) probably mean 64Mi."""
-        match = _NEARLY.fullmatch(text)
-        if match is None or self.per_unit != 1:
+        if self.per_unit != 1:
             return ""
-        binary = "i" if self.such_as.endswith("i") else ""
-        prefix = match[2].upper()
-        meant = f"{match[1]}{'k' if prefix == 'K' and not binary else prefix}{binary}"
-        return (
-            f" (did you mean {meant}?)"
-            if meant != text and re.fullmatch(QUANTITY_PATTERN, meant)
-            else ""
-        )
+        return nearest_quantity(text, binary=self.such_as.endswith("i"))
 
     def schema(self) -> Schema:
         is_one = _matches("string(self)", QUANTITY_PATTERN)

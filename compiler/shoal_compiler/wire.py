@@ -21,6 +21,7 @@ import onnx
 from google.protobuf.descriptor import FieldDescriptor
 
 from shoal_compiler.errors import ModelRefused
+from shoal_compiler.foreign import HEAD_BYTES, foreign_format
 
 if TYPE_CHECKING:
     from google._upb._message import Descriptor as FastDescriptor
@@ -72,7 +73,14 @@ def read_skeleton(path: Path) -> bytes:
                 path=path,
             )
         with mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ) as data:
-            return _Walk(data=data, path=path).skeleton()
+            try:
+                return _Walk(data=data, path=path).skeleton()
+            except ModelRefused as refused:
+                foreign = foreign_format(data[:HEAD_BYTES])
+                if foreign is None:
+                    raise
+                reason = f"is not an ONNX model but {foreign}"
+                raise ModelRefused(reason, path=path) from refused
     finally:
         os.close(descriptor)
 

@@ -20,6 +20,7 @@ MOST_BYTES: Final = 2**63 - 1
 
 _EXACT: Final = Context(prec=2 * QUANTITY_LENGTH)
 _SHOWN: Final = 40
+_NEARLY: Final = re.compile(r"([0-9.]+) *([kKmMgGtTpPeE])(i?b?|I?B?|ib|iB)", re.ASCII)
 _BINARY: Final[dict[str, int]] = {
     f"{prefix}i": 1024**power for power, prefix in enumerate("KMGTPE", start=1)
 }
@@ -32,6 +33,17 @@ _DECIMAL: Final[dict[str, Decimal]] = {
 }
 
 
+def nearest_quantity(text: str, *, binary: bool) -> str:
+    """` (did you mean 64Mi?)` for `64Mb` and `64 mib`, or nothing where no guess is good."""
+    match = _NEARLY.fullmatch(text)
+    if match is None:
+        return ""
+    prefix = match[2].upper()
+    meant = f"{match[1]}{'k' if prefix == 'K' and not binary else prefix}{'i' if binary else ''}"
+    known = meant != text and re.fullmatch(QUANTITY_PATTERN, meant)
+    return f" (did you mean {meant}?)" if known else ""
+
+
 def parse_quantity(text: str) -> Decimal:
     """Read a Kubernetes quantity (`64Mi`, `0.5`, `250m`, `1e3`), exactly; `ValueError` says what is
     off.
@@ -41,7 +53,8 @@ def parse_quantity(text: str) -> Decimal:
         raise ValueError(f"{shown!r} is longer than any quantity ({QUANTITY_LENGTH} characters)")
     match = re.fullmatch(QUANTITY_PATTERN, text)
     if match is None:
-        raise ValueError(f"{shown!r} is not a quantity such as 64Mi, 1G, 0.5 or 250m")
+        near = nearest_quantity(text, binary=True)
+        raise ValueError(f"{shown!r} is not a quantity such as 64Mi, 1G, 0.5 or 250m{near}")
     number, suffix = Decimal(match[1]), match[3] or ""
     if suffix in _BINARY:
         return _EXACT.multiply(number, _BINARY[suffix])

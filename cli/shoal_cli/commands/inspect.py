@@ -32,9 +32,7 @@ def inspect(
     AWS_ENDPOINT_URL; `https://` with HTTP_BEARER_TOKEN, or HTTP_USERNAME and HTTP_PASSWORD;
     `oci://` with OCI_USERNAME and OCI_PASSWORD, or DOCKER_CONFIG.
     """
-    from rich.console import Console
-
-    from shoal_cli.commands.tables import inspection_table, working
+    from shoal_cli.commands.tables import inspection_table, output, working
     from shoal_cli.commands.transfers import fetch_model
     from shoal_compiler.errors import ModelRefused
     from shoal_compiler.profile import profile_model
@@ -48,7 +46,7 @@ def inspect(
     if wanted is not None and profile.digest != wanted:
         raise ModelRefused(f"is {profile.digest}, not {wanted} as it should be", path=path)
     if not as_json:
-        Console().print(inspection_table(path.name, profile))
+        output().print(inspection_table(path.name, profile))
         return
     names = ("digest", "size_bytes", "opset", "parameters")
     found: dict[str, object] = {name: getattr(profile, name) for name in names}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import getdoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -336,9 +336,27 @@ def access(
     return Access(volumes=parse_volumes(volumes), credentials=credentials, insecure=insecure)
 
 
+_FOREIGN: Final = (
+    ".pt",
+    ".pth",
+    ".h5",
+    ".keras",
+    ".tflite",
+    ".pb",
+    ".safetensors",
+    ".gguf",
+    ".ort",
+)
+
+
 def is_model(files: Sequence[Path]) -> bool:
-    """One ONNX file instead of manifests; a mixture is refused."""
-    models = [file for file in files if file.suffix == ".onnx"]
+    """One ONNX file instead of manifests; a mixture, and a model of another kind, is refused."""
+    for file in files:
+        if file.suffix.lower() in _FOREIGN:
+            raise typer.BadParameter(
+                f"{file} is neither an .onnx model nor a manifest; export the model to ONNX first"
+            )
+    models = [file for file in files if file.suffix.lower() == ".onnx"]
     if models and len(files) > 1:
         raise typer.BadParameter("give one .onnx model, or manifests, not both")
     return bool(models)

@@ -158,9 +158,8 @@ def _check_report(path: Path) -> None:
 def _execute(
     orders: "Orders", folder: Path, how: "RunOptions", progress: options.ProgressKind | None
 ) -> "RunReport":
-    from rich.console import Console
-
     from shoal_cli.commands.progress import choose_progress
+    from shoal_cli.commands.tables import errors
     from shoal_cli.local.runner import run_orders
     from shoal_cli.local.workspace import open_workspace
 
@@ -169,7 +168,7 @@ def _execute(
             "nothing to run: there is no InferenceJob that is not suspended; "
             "`shoal plan` shows placements"
         )
-    observer = choose_progress(progress, Console(stderr=True))
+    observer = choose_progress(progress, errors())
     for note in orders.notes:
         observer.note(note)
     with open_workspace(folder) as workspace:

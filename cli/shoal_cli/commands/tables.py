@@ -29,22 +29,29 @@ from shoal_protocol.units import format_bytes
 
 FAILURES_SHOWN = 8
 LOG_COLUMNS = 200
-_WIDE: Final = Console(width=1000)  # what a table would take if it could
+_WIDE: Final = Console(width=1000, markup=False)  # what a table would take if it could
 
 R = TypeVar("R")
 Columns = Sequence[tuple[str, Callable[[R], str | Text]]]
 
 
 def output() -> Console:
-    """Standard output. A file or a pipe has no width, so there nothing is broken or cut short."""
+    """Standard output. A file or a pipe has no width, so there nothing is broken or cut short.
+
+    Names of models, tensors and files are text: `[/0]` in one is no markup."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        return Console()
-    return Console(width=LOG_COLUMNS)
+        return Console(markup=False)
+    return Console(width=LOG_COLUMNS, markup=False)
+
+
+def errors() -> Console:
+    """Standard error: progress and notes."""
+    return Console(stderr=True, markup=False)
 
 
 def working(what: str) -> Status:
     """A sign of life on standard error while something long runs; a terminal alone shows it."""
-    return Console(stderr=True).status(f"{what} ...")
+    return errors().status(Text(f"{what} ..."))
 
 
 def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True) -> None:

@@ -12,8 +12,9 @@ from shoal_api.kinds.device_pool import LocalDevice
 from shoal_api.kinds.partition import PartitionSpec
 from shoal_api.kinds.placement import Pin
 from shoal_api.schema import API_VERSION
+from shoal_api.shapes import did_you_mean
 from shoal_cli.local.manifests import Manifests, manifests_of
-from shoal_cli.transfer.addresses import resolve_uri
+from shoal_cli.transfer.addresses import AddressRefused, claim_of, resolve_uri
 from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, PoolDevice
 from shoal_protocol.choices import Mode, Objective, Policy, Residency
 from shoal_protocol.units import Nanoseconds
@@ -89,6 +90,7 @@ class Orders:
 
 def read_orders(manifests: Manifests, volumes: Mapping[str, Path]) -> Orders:
     """Follow every reference and address. Raises `OrderRefused` or `AddressRefused`."""
+    _check_volumes(manifests, volumes)
     reader = _Reader(manifests, volumes)
     jobs = manifests.jobs.values()
     suspended = [job.metadata.name for job in jobs if job.spec.suspend]
@@ -155,7 +157,7 @@ class _Reader:
 
     def job(self, job: InferenceJob) -> JobOrder:
         base = self.manifests.folder_of(job)
-        inputs = resolve_uri(job.spec.inputs.uri, base, self.volumes)
+        inputs = self._readable(job.spec.inputs.uri, base)
         outputs = resolve_uri(job.spec.outputs.uri, base, self.volumes)
         return JobOrder(job=job, plan=self._plan(job, inputs), inputs=inputs, outputs=outputs)
 
@@ -205,7 +207,7 @@ class _Reader:
         return CutOrder(
             name=name,
             model=model_name,
-            path=resolve_uri(source.uri, self.manifests.folder_of(model), self.volumes),
+            path=self._readable(source.uri, self.manifests.folder_of(model)),
             digest=source.digest,
             shapes={shape.input: shape.shape for shape in model.spec.shapes},
             sample=sample,
@@ -213,6 +215,17 @@ class _Reader:
             max_bytes=None if spec is None else spec.max_fragment_size,
             tensors=() if spec is None else spec.cuts or (),
         )
+
+    def _readable(self, uri: str, base: Path) -> Path:
+        """The path of what is read; a claim's folder must exist."""
+        path = resolve_uri(uri, base, self.volumes)
+        claim = claim_of(uri)
+        if claim and not (folder := self.volumes.get(claim, base / claim)).is_dir():
+            near = did_you_mean(claim, self.volumes)
+            raise AddressRefused(
+                uri, f"there is no folder {folder}; say --volume {claim}=DIR{near}"
+            )
+        return path
 
 
 def _devices(pool: DevicePool) -> tuple[LocalDevice, ...]:
@@ -226,6 +239,21 @@ def _devices(pool: DevicePool) -> tuple[LocalDevice, ...]:
             "    - {name: two, memory: 64Mi}"
         )
     return pool.spec.local.devices
+
+
+def _check_volumes(manifests: Manifests, volumes: Mapping[str, Path]) -> None:
+    """A volume that nothing names is a misspelt one: its claim would be looked for elsewhere."""
+    uris = [model.spec.source.uri for model in manifests.models.values()]
+    for job in manifests.jobs.values():
+        uris += [job.spec.inputs.uri, job.spec.outputs.uri]
+    claims = sorted({claim_of(uri) for uri in uris} - {""})
+    for name in volumes:
+        if name not in claims:
+            known = (
+                f"the manifests name {', '.join(claims)}" if claims else "there is no pvc:// at all"
+            )
+            near = did_you_mean(name, claims)
+            raise OrderRefused(f"--volume {name}: nothing is at pvc://{name}/; {known}{near}")
 
 
 def _check_outputs(jobs: Sequence[JobOrder]) -> None:

@@ -85,7 +85,7 @@ class Access:
                 from shoal_cli.transfer.folders import Folder  # noqa: PLC0415
 
                 path = self.local_path(uri)
-                return Folder(uri, path, self.volumes.get(_claim(uri)))
+                return Folder(uri, path, self.volumes.get(claim_of(uri)))
 
     def coordinator(self, target: str) -> "CoordinatorClient":
         """A client of the coordinator at a gRPC target. Raises `channels.AddressRefused`."""
@@ -95,8 +95,8 @@ class Access:
 
     def local_path(self, uri: str) -> Path:
         """The path that a local address names; it need not exist. Raises `AddressRefused`."""
-        if uri.startswith("pvc://") and _claim(uri) not in self.volumes:
-            raise AddressRefused(uri, f"say --volume {_claim(uri)}=DIR")
+        if uri.startswith("pvc://") and claim_of(uri) not in self.volumes:
+            raise AddressRefused(uri, f"say --volume {claim_of(uri)}=DIR")
         return resolve_uri(uri, self.base, self.volumes)
 
     def _job_folder(self, uri: str) -> "JobFolder":
@@ -127,8 +127,8 @@ def _bucket(uri: str) -> tuple[str, str]:
     return parts.netloc, unquote(parts.path).lstrip("/")
 
 
-def _claim(uri: str) -> str:
-    """The claim in a `pvc://` address."""
+def claim_of(uri: str) -> str:
+    """The claim in a `pvc://` address, "" in any other."""
     scheme, _, rest = uri.partition("://")
     return rest.partition("/")[0] if scheme == "pvc" else ""
 

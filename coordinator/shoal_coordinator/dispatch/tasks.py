@@ -191,7 +191,7 @@ def _rerun_lost(state: State, task: Task, failure: Failure) -> None:
     item.kills += 1
     most = limits.kills + item.job.spec.backoff_limit
     if item.kills > most:
-        message = f"killed {item.kills} devices, at last by: {failure.message}"
+        message = f"its device was lost {item.kills} times while it ran, at last: {failure.message}"
         fail_item(state, item, Failure(kind=failure.kind, message=message))
         return
     item.retries += 1

@@ -2,11 +2,16 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
+
+from cli.local.workbench import save_model
 
 COMMANDS = ("run", "partition", "plan", "agent", "coordinator", "operator", "version")
 
@@ -160,3 +165,38 @@ def test_a_model_that_is_none_is_refused_without_a_traceback(tmp_path: Path) -> 
     assert done.returncode == 2
     assert done.stderr.startswith("shoal: model refused")
     assert "Traceback" not in done.stderr
+
+
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
+    name = "x[/0][bold]"
+    nodes = [
+        helper.make_node("Relu", [name], ["h[red]"]),
+        helper.make_node("Neg", ["h[red]"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "named",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n[/]", 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n[/]", 8])],
+    )
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=9), tmp_path / "m.onnx")
+    shown = shoal("inspect", tmp_path / "m.onnx")
+    assert name in shown.stdout, shown.stderr
+    assert "[?, 8]" in shown.stdout or "[n[/], 8]" in shown.stdout
+    cut = shoal("partition", tmp_path / "m.onnx", "--fragments", "2")
+    assert "h[red]" in cut.stdout, cut.stderr
+
+
+def test_what_is_piped_is_not_cut_at_80_columns(tmp_path: Path) -> None:
+    save_model(tmp_path / "model.onnx")
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    shown = subprocess.run(
+        [sys.executable, "-m", "shoal_cli", "inspect", str(tmp_path / "model.onnx")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=environment,
+    )
+    assert re.search(r"sha256:[0-9a-f]{64}$", shown.stdout, re.MULTILINE)

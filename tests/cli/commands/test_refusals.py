@@ -17,6 +17,22 @@ spec:
   local: {devices: [{name: one, memory: 32Mi}]}
   budget: {memory: 32Mi}
 """
+CLAIMS = f"""\
+{MANIFEST}---
+apiVersion: shoal.dev/v1alpha1
+kind: Model
+metadata: {{name: m}}
+spec: {{source: {{uri: "pvc://models/m.onnx"}}}}
+---
+apiVersion: shoal.dev/v1alpha1
+kind: InferenceJob
+metadata: {{name: job}}
+spec:
+  modelRef: {{name: m}}
+  poolRef: {{name: shelf}}
+  inputs: {{uri: in}}
+  outputs: {{uri: out}}
+"""
 RUN = ("run", "model.onnx", "--inputs", "in", "--outputs", "out")
 
 
@@ -34,6 +50,9 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     (tmp_path / "pool.yaml").write_text(MANIFEST)
     (tmp_path / "text.onnx").write_text("this is no model")
+    (tmp_path / "text.ONNX").write_text("this is no model")
+    (tmp_path / "model.pt").write_bytes(b"PK\x03\x04 a checkpoint")
+    (tmp_path / "claims.yaml").write_text(CLAIMS)
     (tmp_path / "empty.onnx").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "folder.onnx").mkdir()
@@ -56,6 +75,7 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((*RUN, "--budget=-5Mi"), "--budget: '-5Mi' is not a quantity such as 64Mi"),
         ((*RUN, "--budget", "0"), "--budget 0: a device has from 1Mi to 16Ti"),
         ((*RUN, "--budget", "NaN"), "--budget: 'NaN' is not a quantity such as 64Mi"),
+        ((*RUN, "--budget", "24MB"), "0.5 or 250m (did you mean 24Mi?)"),
         ((*RUN, "--budget", "1e999999999"), "--budget: '1e999999999' is not a quantity"),
         ((*RUN, "--budget", "8Mi", "--budget", "9Mi", "--devices", "3"), "is given 2 times"),
         ((*RUN, "--devices", "99999999999999999999"), "less than or equal to 64"),
@@ -70,6 +90,13 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("run", "folder.onnx", *RUN[2:]), "folder.onnx is a folder, not a file"),
         (("run", "text.onnx", *RUN[2:]), "text.onnx: is not an ONNX model"),
         (("run", "empty.onnx", *RUN[2:]), "empty.onnx: has 0 bytes"),
+        (("run", "text.ONNX", *RUN[2:]), "text.ONNX: is not an ONNX model"),
+        (("run", "model.pt", *RUN[2:]), "model.pt is neither an .onnx model nor a manifest"),
+        (("inspect", "model.pt"), "is not an ONNX model but a zip archive, as PyTorch writes"),
+        (("run", "claims.yaml"), "pvc://models/m.onnx: there is no folder"),
+        (("run", "claims.yaml"), "say --volume models=DIR\n"),
+        (("run", "claims.yaml", "--volume", "modles=in"), "(did you mean models?)"),
+        ((*RUN, "--volume", "data=in"), "--volume data: nothing is at pvc://data/"),
         ((*RUN[:3], "gone", *RUN[4:]), "there is no folder of inputs"),
         ((*RUN[:3], "pool.yaml", *RUN[4:]), "is a file; inputs are a folder of .npz and .npy"),
         ((*RUN[:3], "empty", *RUN[4:]), "has no .npz or .npy file"),

@@ -260,7 +260,7 @@ def test_an_item_that_kills_devices_is_given_up() -> None:
         table.join("d1", resident=("a",))
         table.lose("d1")
     failure = only(table.given, FailItem).failure
-    assert failure.message.startswith("killed 5 devices")
+    assert failure.message.startswith("its device was lost 5 times")
 
 
 def test_the_loss_of_a_device_is_no_try_of_the_item() -> None:

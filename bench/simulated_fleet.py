@@ -32,14 +32,13 @@ _MERGE: Final = {"Content-Type": "application/merge-patch+json"}
 
 @dataclass
 class PlayedFleet:
-    """`outputs`: what a worker of a component prints. `pods` counts those that were played."""
+    """`outputs`: what a worker of a component prints."""
 
     api: Api
     nodes: tuple[str, ...]
     labels: Mapping[str, str]
     outputs: Mapping[str, bytes]
     log_port: int = 0
-    pods: int = 0
     _printed: dict[tuple[str, str], bytes] = field(default_factory=dict)
     _known: set[tuple[str, str]] = field(default_factory=set)
 
@@ -117,19 +116,20 @@ class PlayedFleet:
     async def _see(self, session: aiohttp.ClientSession, pod: Mapping[str, Any]) -> None:
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-        key = (metadata["uid"], "gone" if "deletionTimestamp" in metadata else "played")
+        gone = "deletionTimestamp" in metadata
+        resources = json.dumps([each["resources"] for each in pod["spec"]["containers"]])
+        key = (metadata["uid"], "gone" if gone else resources)
         if key in self._known:
             return
         self._known.add(key)
         try:
-            if key[1] == "gone":
+            if gone:
                 await self._send(session, path, {"gracePeriodSeconds": 0}, method="DELETE")
             else:
                 await self._send(session, f"{path}/status", {"status": self._status(pod)})
         except _AWAY:
             self._known.remove(key)
             raise
-        self.pods += key[1] == "played"
 
     def _status(self, pod: Mapping[str, Any]) -> dict[str, object]:
         labels = pod["metadata"].get("labels", {})
@@ -147,6 +147,7 @@ class PlayedFleet:
             "containerStatuses": [
                 {
                     "name": container["name"],
+                    "resources": container["resources"],
                     "state": state,
                     "ready": not works,
                     "restartCount": 0,

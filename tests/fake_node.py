@@ -4,7 +4,7 @@ For tests that have a control plane and no nodes. The node is an object with a h
 scheduler puts pods on it. Of a `batch/v1` Job the container's command is run as a process on this
 machine (`rewrite` says how); its status and output become the pod's, and its log is served as a
 kubelet serves it, so that whoever reads it through the API server does so for real. Every other pod
-is Running and ready as long as it is there.
+is Running and ready as long as it is there, with the resources that its spec names now.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class PlayedNode:
                 group.create_task(self._let_go(document))
         elif uid not in self._played:
             self._played[uid] = group.create_task(self._play(document))
-        elif _was_given_up(document):
+        elif _was_given_up(document) or _was_resized(document):
             group.create_task(self._show_running(document))
 
     async def log(self, request: web.Request) -> web.Response:
@@ -129,7 +129,6 @@ class PlayedNode:
         metadata = pod.table("metadata")
         namespace, name = metadata.text("namespace"), metadata.text("name")
         containers = pod.table("spec").items("containers")
-        names = [each.text("name") for each in containers]
         await self._show_running(document)
         with contextlib.suppress(ApiError):
             if "batch.kubernetes.io/job-name" not in metadata.table("labels").value:
@@ -145,20 +144,17 @@ class PlayedNode:
                 "finishedAt": _now(),
             }
             phase = "Failed" if status else "Succeeded"
-            await self._pod_status(
-                namespace, name, phase, names, {"terminated": ended}, ready=False
-            )
+            state = {"terminated": ended}
+            await self._pod_status(namespace, name, phase, containers, state, ready=False)
 
     async def _show_running(self, document: Json) -> None:
         pod = Raw(document)
         metadata = pod.table("metadata")
-        names = [each.text("name") for each in pod.table("spec").items("containers")]
+        containers = pod.table("spec").items("containers")
         running = {"running": {"startedAt": _now()}}
+        place = (metadata.text("namespace"), metadata.text("name"))
         with contextlib.suppress(ApiError):
-            await self._pod_status(
-                *(metadata.text("namespace"), metadata.text("name"), "Running", names, running),
-                ready=True,
-            )
+            await self._pod_status(*place, "Running", containers, running, ready=True)
 
     async def _work(self, work: Process) -> tuple[int, bytes]:
         process = await asyncio.create_subprocess_exec(
@@ -180,7 +176,7 @@ class PlayedNode:
         namespace: str,
         name: str,
         phase: str,
-        containers: Sequence[str],
+        containers: Sequence[Raw],
         state: Mapping[str, object],
         *,
         ready: bool,
@@ -188,7 +184,8 @@ class PlayedNode:
         conditions = [{"type": each, "status": str(ready)} for each in ("Ready", "ContainersReady")]
         statuses = [
             {
-                "name": each,
+                "name": each.text("name"),
+                "resources": each.table("resources").value,
                 "state": state,
                 "ready": ready,
                 "restartCount": 0,
@@ -255,6 +252,15 @@ def _was_given_up(document: Json) -> bool:
     pod = Raw(document)
     ready = pod.condition("Ready").text("status")
     return pod.table("status").text("phase") == "Running" and ready == "False"
+
+
+def _was_resized(document: Json) -> bool:
+    """Whether a pod that runs is to have other resources than it has."""
+    pod = Raw(document)
+    wanted = [each.table("resources") for each in pod.table("spec").items("containers")]
+    status = pod.table("status")
+    given = [each.table("resources") for each in status.items("containerStatuses")]
+    return status.text("phase") == "Running" and given != wanted
 
 
 def _now() -> str:

@@ -301,3 +301,26 @@ def tiny() -> onnx.ModelProto:
     y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 4])
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def tied_encoder(layers: int = 4, width: int = 320, tables: int = 0) -> Made:
+    """Every layer with the same two weights; of `tables` rows, a table of embeddings that is the
+    output layer too."""
+    lines = ["h0 = Gather(T, x)"] if tables else ["h0 = Identity(x)"]
+    for number in range(layers):
+        lines += [
+            f"a{number} = MatMul(h{number}, W)",
+            f"b{number} = Relu(a{number})",
+            f"c{number} = MatMul(b{number}, V)",
+            f"d{number} = Add(c{number}, h{number})",
+            f"h{number + 1} = Tanh(d{number})",
+        ]
+    lines.append(f"y = {f'Gemm<transB=1>(h{layers}, T)' if tables else f'Relu(h{layers})'}")
+    weights = {"W": weight(width, width), "V": weight(width, width, seed=1)}
+    x = "int64[N] x" if tables else f"float[N,{width}] x"
+    return Made(
+        text=f"g ({x}) => (float[N,{tables or width}] y) {{ {' '.join(lines)} }}",
+        weights=weights | ({"T": weight(tables, width, seed=2)} if tables else {}),
+        shapes={} if tables else {"x": (2, width)},
+        feeds={"x": np.array([3, tables - 1], np.int64)} if tables else {},
+    )

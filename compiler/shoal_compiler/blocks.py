@@ -12,6 +12,7 @@ from typing import Final
 from shoal_compiler.graph import Graph
 from shoal_compiler.models import PieceModel, make_model, value_info
 from shoal_compiler.order import choose_order, roles
+from shoal_compiler.weight_files import Place
 from shoal_planner.blocks import block_costs, choose_blocks
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout, Piece
@@ -30,17 +31,17 @@ class Blocks:
 
 
 def make_blocks(
-    graph: Graph, profile: Profile, piece: Piece, whole: PieceModel, offsets: Mapping[str, int]
+    graph: Graph, profile: Profile, piece: Piece, whole: PieceModel, places: Mapping[str, Place]
 ) -> Blocks:
     """Cut the fragment of a piece, which `whole` is the model of, into blocks where they save
-    enough. `offsets` are where its large weights are in weights.bin."""
+    enough. `places` are where its large weights are."""
     segment = piece.segment
-    large = sum(profile.weights[name] for name in offsets)
+    large = sum(profile.weights[name] for name in places)
     if segment.activation_bytes is None or large * GAIN < segment.resident_bytes:
         return Blocks()
     if any(spec.dtype == "string" for spec in (*whole.inputs, *whole.outputs)):
         return Blocks()  # values between blocks are the runtime's own, which it makes of no text
-    own = as_model(graph, profile, piece, whole, offsets)
+    own = as_model(graph, profile, piece, whole, places)
     cuts = choose_blocks(own.layout)
     blocks = own.blocks(cuts) if cuts else Blocks()
     if not cuts or least_bytes(blocks.blocks) * GAIN > segment.resident_bytes * (GAIN - 1):
@@ -54,14 +55,14 @@ class FragmentModel:
 
     graph: Graph
     layout: Layout
-    offsets: Mapping[str, int]
+    places: Mapping[str, Place]
 
     def blocks(self, cuts: tuple[int, ...]) -> Blocks:
         """The blocks that cuts of the fragment's own profile make."""
         blocks, content = [], bytearray()
         pieces = self.layout.pieces(cuts)
         for part, cost in zip(pieces, block_costs(self.layout, pieces), strict=True):
-            model = make_model(self.graph, self.layout.profile, part, self.offsets).model
+            model = make_model(self.graph, self.layout.profile, part, self.places).model
             skeleton = model.SerializeToString(deterministic=True)
             block = Block(
                 model_offset=len(content),
@@ -78,13 +79,13 @@ class FragmentModel:
 
 
 def as_model(
-    graph: Graph, profile: Profile, piece: Piece, whole: PieceModel, offsets: Mapping[str, int]
+    graph: Graph, profile: Profile, piece: Piece, whole: PieceModel, places: Mapping[str, Place]
 ) -> FragmentModel:
     """The fragment of a piece as a model."""
     own_graph = _graph(graph, profile, piece, whole)
     own = _profile(own_graph, profile, piece, whole)
-    inside = frozenset(own.weights) - offsets.keys()
-    return FragmentModel(own_graph, Layout(own, inside), offsets)
+    inside = frozenset(own.weights) - places.keys()
+    return FragmentModel(own_graph, Layout(own, inside), places)
 
 
 def _graph(graph: Graph, profile: Profile, piece: Piece, whole: PieceModel) -> Graph:

@@ -8,21 +8,64 @@ to that.
 
 import fcntl
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
 
 from shoal_compiler.blocks import make_blocks
 from shoal_compiler.errors import ModelRefused
-from shoal_compiler.fragments import FragmentFiles, Sources, is_stored, layout_weights
-from shoal_compiler.graph import Graph, normalise
+from shoal_compiler.fragments import FragmentFiles
+from shoal_compiler.graph import Graph, Weight
 from shoal_compiler.models import make_model
-from shoal_compiler.safety import open_model
-from shoal_compiler.slicing import slice_layers
+from shoal_compiler.profile import Source
+from shoal_compiler.sharing import shared_groups
+from shoal_compiler.weight_files import (
+    Place,
+    Sources,
+    WeightFile,
+    is_stored,
+    offset_inside,
+)
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout, Piece
+from shoal_protocol.manifest import WEIGHTS, shared_name
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
+from shoal_protocol.shared_files import SharedFiles
+
+
+class Cut:
+    """A model cut into fragments: what they are, and the means to write them.
+
+    `profile` is of the same source, `cuts` are what `shoal_planner.cuts` chose. Raises
+    `ModelRefused`: the model is not the one that was profiled, or cannot be cut there.
+    """
+
+    def __init__(self, source: Source, profile: Profile, cuts: Sequence[int]) -> None:
+        layout = Layout(profile)
+        _check_cuts(layout, cuts)
+        _check_same(source.graph, profile, source.path)
+        pieces = layout.pieces(tuple(cuts))
+        with closing(Sources()) as sources:
+            builder = _Builder(source.graph, profile, pieces, sources)
+            self._files = [builder.files(piece) for piece in pieces]
+        self.document = PartitionDocument(
+            model_digest=profile.digest,
+            fragments=tuple(map(_described, count(), pieces, self._files)),
+            edges=tuple(_edges(layout, pieces)),
+            inputs=profile.inputs,
+            outputs=profile.outputs,
+        )
+
+    def write(self, store: Path, progress: Callable[[int, int], None] | None = None) -> None:
+        """Write the fragments to `store`; `progress` is called with (fragments done, fragments in
+        all). Raises `ModelRefused` if the model's files have changed."""
+        with _locked(store), closing(Sources()) as sources:
+            for done, files in enumerate(self._files, start=1):
+                files.write(store, sources)
+                if progress is not None:
+                    progress(done, len(self._files))
 
 
 def cut_model(
@@ -32,48 +75,25 @@ def cut_model(
     store: Path | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PartitionDocument:
-    """Write the fragments to `store`, or without one only say what they would be; `progress` is
-    called with (fragments done, fragments in all).
+    """`Cut` a model that was profiled by itself; without a store nothing is written."""
+    cut = Cut(Source.open(path), profile, cuts)
+    if store is not None:
+        cut.write(store, progress)
+    return cut.document
 
-    `profile` is of the same file, `cuts` are what `shoal_planner.cuts` chose. Raises
-    `ModelRefused`: the model is not the one that was profiled, or cannot be cut there.
-    """
-    layout = Layout(profile)
-    _check_cuts(layout, cuts)
-    graph = slice_layers(normalise(open_model(Path(path))))
-    _check_same(graph, profile, Path(path))
-    pieces = layout.pieces(tuple(cuts))
-    fragments: list[Fragment] = []
-    builder = _Builder(graph, profile, Sources())
-    try:
-        with nullcontext() if store is None else _locked(store):
-            for index, piece in enumerate(pieces):
-                files = builder.files(piece)
-                digest = files.write(store)
-                fragments.append(
-                    Fragment(
-                        index=index,
-                        digest=digest,
-                        nodes=len(piece.nodes),
-                        weight_bytes=files.weight_bytes,
-                        resident_bytes=files.resident_bytes,
-                        least_bytes=files.least_bytes,
-                        activation_bytes=piece.segment.activation_bytes,
-                        flops=piece.segment.flops,
-                        inputs=files.inputs,
-                        outputs=files.outputs,
-                    )
-                )
-                if progress is not None:
-                    progress(index + 1, len(pieces))
-    finally:
-        builder.sources.close()
-    return PartitionDocument(
-        model_digest=profile.digest,
-        fragments=tuple(fragments),
-        edges=tuple(_edges(layout, pieces)),
-        inputs=profile.inputs,
-        outputs=profile.outputs,
+
+def _described(index: int, piece: Piece, files: FragmentFiles) -> Fragment:
+    return Fragment(
+        index=index,
+        digest=files.digest,
+        nodes=len(piece.nodes),
+        weight_bytes=files.weight_bytes,
+        resident_bytes=files.resident_bytes,
+        least_bytes=files.least_bytes,
+        activation_bytes=piece.segment.activation_bytes,
+        flops=piece.segment.flops,
+        inputs=files.inputs,
+        outputs=files.outputs,
     )
 
 
@@ -108,36 +128,99 @@ def _locked(store: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for left in fragments.glob("*.part"):
             shutil.rmtree(left, ignore_errors=True)
+        SharedFiles(store).collect()
         yield
 
 
-@dataclass(frozen=True, slots=True)
 class _Builder:
-    graph: Graph
-    profile: Profile
-    sources: Sources
+    """Makes the files of fragments; those that several share once."""
+
+    def __init__(
+        self, graph: Graph, profile: Profile, pieces: Sequence[Piece], sources: Sources
+    ) -> None:
+        self._graph = graph
+        self._profile = profile
+        self._sources = sources
+        uses = [
+            {each.tensor.name: each.bytes for each in self._wholes(self._stored(piece))}
+            for piece in pieces
+        ]
+        self._shared = [
+            WeightFile.of([graph.weights[name] for name in names], sources)
+            for names in shared_groups(uses)
+        ]
 
     def files(self, piece: Piece) -> FragmentFiles:
         """The files of one fragment."""
-        weights = [self.graph.weights[name] for name in piece.weights if name in self.graph.weights]
-        stored = layout_weights([each for each in weights if is_stored(each)])
-        offsets = {each.weight.tensor.name: each.offset for each in stored}
-        whole = make_model(self.graph, self.profile, piece, offsets)
+        graph, profile = self._graph, self._profile
+        stored = self._stored(piece)
+        files = self._weight_files(stored)
+        weights = {
+            each.tensor.name: (each, place)
+            for each, place in zip(stored, _places(stored, files), strict=True)
+        }
+        places = {name: place for name, (_, place) in weights.items()}
+        whole = make_model(graph, profile, piece, places)
         return FragmentFiles(
             model=whole.model,
-            stored=stored,
+            weights=weights,
+            weight_files=files,
             inputs=whole.inputs,
             outputs=whole.outputs,
             weight_bytes=sum(
-                self.profile.weights[name]
+                profile.weights[name]
                 for name in piece.weights
-                if name in self.graph.sparse or self.graph.weights[name].whole not in piece.weights
+                if name in graph.sparse or graph.weights[name].whole not in piece.weights
             ),
             resident_bytes=piece.segment.resident_bytes,
-            in_order=piece.in_order(self.profile),
-            blocks=make_blocks(self.graph, self.profile, piece, whole, offsets),
-            sources=self.sources,
+            in_order=piece.in_order(profile),
+            blocks=make_blocks(graph, profile, piece, whole, places),
         )
+
+    def _stored(self, piece: Piece) -> list[Weight]:
+        """The large weights of a fragment."""
+        found = (self._graph.weights.get(name) for name in piece.weights)
+        return [each for each in found if each is not None and is_stored(each)]
+
+    def _wholes(self, stored: Sequence[Weight]) -> Iterable[Weight]:
+        """The weights without parts of others; all parts of one are that one."""
+        names = {each.tensor.name for each in stored}
+        parts = Counter[str]()
+        for each in stored:
+            if each.whole and each.whole not in names:
+                parts[each.whole] += each.bytes
+        complete = {name for name, size in parts.items() if size == self._graph.weights[name].bytes}
+        yield from (each for each in stored if each.whole not in names | complete)
+        yield from (self._graph.weights[name] for name in sorted(complete))
+
+    def _weight_files(self, stored: Sequence[Weight]) -> dict[str, WeightFile]:
+        """The files that a fragment with these weights lists, by name."""
+        used = {each.tensor.name for each in self._wholes(stored)}
+        shared = [each for each in self._shared if not used.isdisjoint(each.offsets())]
+        files = {shared_name(number): each for number, each in enumerate(shared)}
+        elsewhere = {name for each in shared for name in each.offsets()}
+        names = {each.tensor.name for each in stored}
+        own = [
+            each
+            for each in stored
+            if each.tensor.name not in elsewhere and each.whole not in names | elsewhere
+        ]
+        return files | ({WEIGHTS: WeightFile.of(own, self._sources)} if own else {})
+
+
+def _places(stored: Sequence[Weight], files: Mapping[str, WeightFile]) -> Iterable[Place]:
+    """Where each weight is: by itself, or in the one of which it is a part."""
+    known = {
+        weight.tensor.name: (weight, Place(name, offset))
+        for name, file in files.items()
+        for weight, offset in file.weights
+    }
+    for each in stored:
+        if each.tensor.name in known:
+            yield known[each.tensor.name][1]
+        else:
+            whole, place = known[each.whole]
+            yield Place(place.file, place.offset + offset_inside(each, whole))
 
 
 def _edges(layout: Layout, pieces: Sequence[Piece]) -> Iterable[Edge]:

@@ -7,9 +7,9 @@ from typing import Final
 import onnx
 
 from shoal_compiler.graph import Graph
+from shoal_compiler.weight_files import Place
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Piece
-from shoal_protocol.manifest import WEIGHTS
 from shoal_protocol.partition import TensorSpec
 
 MIN_IR_VERSION: Final = 4
@@ -26,9 +26,9 @@ class PieceModel:
 
 
 def make_model(
-    graph: Graph, profile: Profile, piece: Piece, offsets: Mapping[str, int]
+    graph: Graph, profile: Profile, piece: Piece, places: Mapping[str, Place]
 ) -> PieceModel:
-    """The model of a piece. Weights in `offsets` are in weights.bin, there; others in the model."""
+    """The model of a piece. Weights in `places` are in files, there; others in the model."""
     model = onnx.ModelProto(ir_version=max(graph.ir_version, MIN_IR_VERSION), producer_name="shoal")
     for domain, version in sorted(graph.opsets.items()):
         model.opset_import.add(domain=domain, version=version)
@@ -49,7 +49,7 @@ def make_model(
     made.output.extend(value_info(spec) for spec in outputs)
     weights = [graph.weights[name] for name in piece.weights if name in graph.weights]
     for weight in weights:
-        if (offset := offsets.get(weight.tensor.name)) is None:
+        if (found := places.get(weight.tensor.name)) is None:
             continue
         tensor = made.initializer.add(
             name=weight.tensor.name,
@@ -57,10 +57,10 @@ def make_model(
             dims=weight.tensor.dims,
             data_location=onnx.TensorProto.EXTERNAL,
         )
-        place = {"location": WEIGHTS, "offset": offset, "length": weight.bytes}
-        for key, value in place.items():
+        where = {"location": found.file, "offset": found.offset, "length": weight.bytes}
+        for key, value in where.items():
             tensor.external_data.add(key=key, value=str(value))
-    made.initializer.extend(each.loaded() for each in weights if each.tensor.name not in offsets)
+    made.initializer.extend(each.loaded() for each in weights if each.tensor.name not in places)
     made.sparse_initializer.extend(
         graph.sparse[name] for name in piece.weights if name in graph.sparse
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -27,23 +28,43 @@ SENDABLE: Final = frozenset(range(onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOA
 _CHUNK: Final = 1 << 20
 
 
+@dataclass(frozen=True)
+class Source:
+    """A model's files, checked, and its graph: read once, however often it is profiled and cut."""
+
+    model: CheckedModel
+    graph: Graph
+
+    @classmethod
+    def open(cls, path: Path) -> "Source":
+        """Read and check a model. Raises `ModelRefused`."""
+        model = open_model(Path(path))
+        return cls(model, slice_layers(normalise(model)))
+
+    @property
+    def path(self) -> Path:
+        """The ONNX file."""
+        return self.model.path
+
+    @cached_property
+    def digests(self) -> tuple[Digest, Digest]:
+        """The ONNX file's digest, and the model's (`Profile.digest`)."""
+        own = digest_at(self.path)
+        external = {name: digest_at(path) for name, path in self.model.external.items()}
+        return own, digest_of_model(own, external)
+
+    def profile(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Profile:
+        """Profile the model; `shapes` gives inputs with dynamic axes their assumed sizes.
+
+        Bytes and FLOPs that depend on an axis that stays dynamic are None. Raises `ModelRefused`,
+        also for a model with inputs or outputs that are no tensors.
+        """
+        return _Profiler.of(self.graph, shapes or {}).profile(self.model, *self.digests)
+
+
 def profile_model(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> Profile:
-    """Profile a model; `shapes` gives inputs with dynamic axes their assumed sizes.
-
-    Bytes and FLOPs that depend on an axis that stays dynamic are None. Raises `ModelRefused`, also
-    for a model with inputs or outputs that are no tensors.
-    """
-    model = open_model(Path(path))
-    graph = slice_layers(normalise(model))
-    graph_digest, digest = _digests(model)
-    return _Profiler.of(graph, shapes or {}).profile(model, graph_digest, digest)
-
-
-def _digests(model: CheckedModel) -> tuple[Digest, Digest]:
-    """The ONNX file's digest, and the model's (`Profile.digest`)."""
-    own = digest_at(model.path)
-    external = {name: digest_at(path) for name, path in model.external.items()}
-    return own, digest_of_model(own, external)
+    """`Source.profile`, of a model that is needed for nothing else."""
+    return Source.open(path).profile(shapes)
 
 
 def digest_at(path: Path) -> Digest:

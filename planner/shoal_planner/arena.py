@@ -142,7 +142,7 @@ class Tensors:
         """A node runs that makes tensors of so many bytes and is the last to need `dying`. Of what
         it makes, what nobody else needs is let go at once."""
         held, arena = self.held, self.arena
-        ends = {name: held.pop(name) for name in dying if name in held}
+        ends = {name: held.pop(name) for name in dying if name in held} if dying else {}
         for name, size in made:
             chunk = None
             if in_place:

@@ -36,7 +36,7 @@ SLACK: Final = 20
 """One part in so many of the largest cost is given for fewer bytes over the borders."""
 MOST_POSITIONS: Final = 500
 LEAST_POSITIONS: Final = 32
-MOST_STEPS: Final = 2_000_000
+MOST_STEPS: Final = 600_000
 """Nodes that the search visits at most, at its first try; it visits a node once per position."""
 _MILLION: Final = 1_000_000
 
@@ -84,7 +84,7 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
     layout = Layout(profile)
     if request.tensors:
         return _named(layout, request.tensors)
-    if request.fragments is None and request.max_bytes is None:
+    if request.max_bytes is None and request.fragments in (None, 1):
         return ()
     most = len(layout.legal) + 1
     if request.fragments is not None and not 1 <= request.fragments <= most:

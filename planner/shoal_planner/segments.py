@@ -30,7 +30,8 @@ from functools import cached_property
 from typing import Final
 
 from shoal_planner.arena import Arena, Tensors
-from shoal_planner.profile import HALF, NodeProfile, Profile, Role
+from shoal_planner.profile import Profile, Role
+from shoal_planner.steps import Step, steps_of
 
 FIXED_BYTES: Final = 5 << 19
 """What a session of ONNX Runtime needs for itself, its kernels' code included: 1 to 2.5 MiB."""
@@ -44,8 +45,6 @@ SMALL_BYTES: Final = 64 << 10
 """Up to here activations fit into what the idle agent holds."""
 CONSTANT_BYTES: Final = 1 << 20
 """Up to here it does not matter when a fragment's constants are made."""
-CONVERSIONS: Final = 2
-"""Nodes that the runtime adds to one that computes in half precision."""
 UNKNOWN_BYTES: Final = 3 << 20
 """The least estimate for activations of which any size is unknown."""
 _LOOP: Final = "Loop"
@@ -130,6 +129,20 @@ class Layout:
             for name in node.inputs
         }
         return last | {each.name: len(self.profile.nodes) for each in self.profile.outputs}
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """For each position, what running its node comes to."""
+        return steps_of(self.profile, self.last_uses, self.sent)
+
+    @cached_property
+    def sent(self) -> Mapping[str, int]:
+        """Bytes of each tensor that a node makes and that can be sent."""
+        return {
+            name: self.profile.tensors[name].bytes or 0
+            for name, maker in self.makers.items()
+            if self.profile.nodes[maker].role is not Role.CONSTANT
+        }
 
     @cached_property
     def loose_outputs(self) -> tuple[str, ...]:
@@ -300,8 +313,7 @@ class Growing:
         if node.role is not Role.CONSTANT:
             for name in node.inputs:
                 self._need(name)
-            dying = [name for name in node.inputs if self.layout.last_uses[name] == position]
-            self._run(node, dying)
+            self._run(position, self.layout.steps[position].dying)
         self._take_loose_outputs()
 
     def segment(self) -> Segment:
@@ -351,7 +363,7 @@ class Growing:
                 self.incoming_bytes += self._size(name)
                 # Whether it is sent or made again is known at the end: count both.
                 for position in self._chain(name, available=None) or ():
-                    self._run(profile.nodes[position])
+                    self._run(position)
         elif name not in self._takes:
             self._takes.add(name)
             self.incoming_bytes += self._size(name)
@@ -367,36 +379,28 @@ class Growing:
             self._constants.add(position)
             node = self.layout.profile.nodes[position]
             waiting.extend(self.layout.makers[name] for name in node.inputs)
-            self._run(node)
+            self._run(position)
 
-    def _run(self, node: NodeProfile, dying: Sequence[str] = ()) -> None:
+    def _run(self, position: int, dying: Sequence[str] = ()) -> None:
         """Account for a node that runs here, after which nobody needs `dying`."""
-        self.node_count += 1
-        if any(self.layout.profile.tensors[name].spec.dtype == HALF for name in node.outputs):
-            self.node_count += CONVERSIONS
-        self._hold(node.weights, dict(node.touched))
-        needed = self.layout.last_uses
+        step = self.layout.steps[position]
+        node = step.node
+        self.node_count += step.runtime_nodes
+        self.unknown_sizes |= step.unknown
+        if node.weights:
+            self._hold(node.weights, step.touched)
         for name in dying:
-            if name in self._tensors.held:
-                self.outgoing_bytes -= self._sent(name)
-        made = [(name, self._computed(name)) for name in node.outputs]
+            if name in self._tensors.held and self.layout.makers.get(name, -1) >= self.start:
+                self.outgoing_bytes -= self.layout.sent.get(name, 0)
+        needed = self.layout.last_uses
         held = node.outputs if node.operator == _LOOP else needed
-        self._tensors.run(made, dying, held, node.in_place, node.workspace_bytes)
-        for name in node.outputs:
-            if name in needed:
-                self.outgoing_bytes += self._sent(name)
+        self._tensors.run(step.made, dying, held, node.in_place, node.workspace_bytes)
+        if position >= self.start:
+            self.outgoing_bytes += step.sent_bytes
         if node.flops is None:
             self.unknown_flops = True
         else:
             self.flops += node.flops
-
-    def _sent(self, name: str) -> int:
-        """Bytes that a tensor made here adds to what is sent while somebody after here needs it."""
-        maker = self.layout.makers.get(name)
-        if maker is None:
-            return 0
-        constant = self.layout.profile.nodes[maker].role is Role.CONSTANT
-        return 0 if constant or maker < self.start else self._size(name)
 
     def _hold(self, weights: tuple[str, ...], touched: Mapping[str, int] = _WHOLE) -> None:
         """Count weights, whole but for those of which only so many bytes are `touched`."""

@@ -1,13 +1,13 @@
 """A folder of fragments, read: which there are, and their bytes.
 
 ```
-STORE/fragments/DIGEST/fragment.json, model.onnx, weights.bin, blocks.bin
+STORE/fragments/DIGEST/fragment.json, model.onnx, weights.bin, blocks.bin, shared.0.bin, ...
 ```
 
 `DIGEST` has 64 hexadecimal digits. A fragment without large weights has no `weights.bin`, one
 without blocks no `blocks.bin`. The coordinator's volume and the cache of an agent have this layout.
-Names come from the network, so none reaches the file system before it is known to be a digest, or
-one of the four files.
+A file `shared.N.bin` may be one of several fragments (`shared_files`). Names come from the
+network, so none reaches the file system before it is known to be a digest, or one of these files.
 """
 
 import os
@@ -24,11 +24,11 @@ from shoal_protocol.digests import (
 )
 from shoal_protocol.durable_files import is_transient, open_regular
 from shoal_protocol.manifest import (
-    FILES,
     MANIFEST,
     MAXIMUM_MANIFEST_BYTES,
     FragmentDamaged,
     Manifest,
+    is_file_name,
     parse_manifest,
 )
 from shoal_protocol.units import format_bytes
@@ -93,7 +93,7 @@ class FragmentStore:
 
     def open(self, digest: str, name: str) -> tuple[BinaryIO, int]:
         """A file of a fragment, and its size. Raises `FragmentMissing`."""
-        if name not in FILES:
+        if not is_file_name(name):
             raise FragmentMissing(f"a fragment has no file {name[:80]!r}")
         try:
             file = open_regular(self.folder(digest) / name)

@@ -8,6 +8,7 @@ So a manifest is verified before a word of it is believed, and the files by what
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from shoal_protocol.blocks import Block, blocks_from_json
@@ -18,12 +19,39 @@ MODEL: Final = "model.onnx"
 WEIGHTS: Final = "weights.bin"
 BLOCKS: Final = "blocks.bin"
 FILES: Final = (MANIFEST, MODEL, WEIGHTS, BLOCKS)
+MOST_SHARED_FILES: Final = 64
+"""Files of weights that a fragment has together with others: `shared.0.bin` to `shared.63.bin`."""
 IN_ORDER: Final = "in_order"
 """The key that says whether the runtime is to run the nodes in the order of the file."""
 MAXIMUM_MANIFEST_BYTES: Final = 16 << 20
 """Wherever a manifest is made, stored or fetched: about a hundred thousand weights. A device reads
 it whole."""
 _VERSION: Final = 1
+
+
+_SHARED_NAMES: Final = frozenset(f"shared.{number}.bin" for number in range(MOST_SHARED_FILES))
+
+
+def shared_name(number: int) -> str:
+    """What a fragment calls the file that it shares with others, of so many."""
+    assert 0 <= number < MOST_SHARED_FILES, number
+    return f"shared.{number}.bin"
+
+
+def is_shared(name: str) -> bool:
+    """Whether a file of a fragment may be one of other fragments too."""
+    return name in _SHARED_NAMES
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a fragment can have a file of that name."""
+    return name in FILES or is_shared(name)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of weights in a fragment's folder, those that it shares last."""
+    names = (WEIGHTS, *sorted(_SHARED_NAMES))
+    return [path for name in names if (path := folder / name).is_file()]
 
 
 class FragmentDamaged(Exception):
@@ -104,7 +132,9 @@ def _blocks(digest: Digest, value: object, file: FileEntry | None) -> tuple[Bloc
 
 def _entry(digest: Digest, name: object, value: object) -> FileEntry:
     match value:
-        case {"sha256": str(sha256), "bytes": int(size)} if name in FILES[1:] and size >= 0:
+        case {"sha256": str(sha256), "bytes": int(size)} if (
+            isinstance(name, str) and is_file_name(name) and name != MANIFEST and size >= 0
+        ):
             try:
                 return FileEntry(digest=from_hexadecimal(sha256), size_bytes=size)
             except ValueError:

@@ -30,6 +30,8 @@ from shoal_agent.runtime.preparation import WORTH_BYTES, CrashedAtLoad, Preparat
 from shoal_agent.runtime.prepared import Prepared, PreparedModel, folder_of
 from shoal_agent.runtime.process_memory import MemoryMeter
 from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED
+from shoal_protocol.digests import Digest
+from shoal_protocol.manifest import Manifest
 from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import session_pb2 as pb
 
@@ -356,7 +358,9 @@ async def test_a_fetch_takes_the_room_of_what_was_prepared_of_fragments_in_use(
     await bench.prepare(dense)
     bench.cache.limit_bytes = bench.cache.total_bytes
     bench.cache.pin(dense.digest)
-    assert bench.cache.make_room("sha256:" + 64 * "a", bench.cache.limit_bytes - plain) == []
+    rest = bench.cache.limit_bytes - plain
+    other = Manifest(digest=Digest("sha256:" + 64 * "a"), files={}, manifest_bytes=rest)
+    assert bench.cache.make_room(other) == []
     assert bench.cache.total_bytes == plain
     assert not (dense.folder / "prepared").exists()
 

@@ -16,17 +16,17 @@ from random_graphs import WIDTH, models
 from real_models import MODELS, find
 from shoal_compiler.blocks import as_model
 from shoal_compiler.cutting import cut_model
-from shoal_compiler.fragments import is_stored, layout_weights
 from shoal_compiler.graph import normalise
 from shoal_compiler.models import make_model
 from shoal_compiler.profile import profile_model
 from shoal_compiler.safety import open_model
+from shoal_compiler.weight_files import Place, is_stored
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.segments import Layout
 from shoal_protocol.blocks import Block, least_bytes
 from shoal_protocol.digests import Digest
 from shoal_protocol.fragment_store import FragmentStore
-from shoal_protocol.manifest import BLOCKS
+from shoal_protocol.manifest import BLOCKS, WEIGHTS
 from shoal_protocol.partition import PartitionDocument
 
 MIB = 1 << 20
@@ -86,7 +86,7 @@ def check_facts(store: Path, digest: Digest) -> None:
             place = {each.key: each.value for each in tensor.external_data}
             known = said["initializers"][tensor.name]  # type: ignore[index]
             assert place == {
-                "location": "weights.bin",
+                "location": known.get("file", "weights.bin"),
                 "offset": str(known["offset"]),
                 "length": str(known["bytes"]),
             }
@@ -204,11 +204,13 @@ def test_random_blocks_of_random_fragments_give_what_the_fragments_give(
         graph = normalise(open_model(path))
         for fragment, piece in zip(document.fragments, Layout(profile).pieces(cuts), strict=True):
             weights = [graph.weights[name] for name in piece.weights]
-            stored = layout_weights([each for each in weights if is_stored(each)])
-            offsets = {each.weight.tensor.name: each.offset for each in stored}
-            own = as_model(
-                graph, profile, piece, make_model(graph, profile, piece, offsets), offsets
-            )
+            known = manifest(store, fragment.digest)["initializers"]
+            places = {
+                each.tensor.name: Place(WEIGHTS, known[each.tensor.name]["offset"])  # type: ignore[index]
+                for each in weights
+                if is_stored(each)
+            }
+            own = as_model(graph, profile, piece, make_model(graph, profile, piece, places), places)
             blocks = own.blocks(some(own.layout.legal))
             taken = {
                 name: kept[edge.producer][name]

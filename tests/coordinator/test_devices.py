@@ -14,6 +14,7 @@ from coordinator.scripted import connected
 from coordinator.world import World, refusal
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.server import CoordinatorSettings, serving, wire
+from shoal_coordinator.server.excesses import Excesses
 from shoal_coordinator.server.sessions import UNASKED_AT_ONCE, UNASKED_PER_SECOND
 from shoal_protocol import PROTOCOL
 from shoal_protocol.files import FileReceiver
@@ -118,10 +119,48 @@ async def test_the_status_of_devices_is_what_they_reported(world: World) -> None
     assert status.loads >= 3
     assert status.evictions == status.loads - 1
     assert status.tasks == 6
+    assert not status.HasField("budget_excess")
     hits = status.tier_hits
     assert hits.resident + hits.cached + hits.idle + hits.evict == 6
     assert status.cached_fragments == 4
     assert status.cached_bytes == 500 + 3 * 800_000
+
+
+def report(incarnation: int) -> pb.Hello:
+    return pb.Hello(device="a", incarnation=incarnation, budget_bytes=100)
+
+
+def test_a_mark_above_the_budget_counts_when_it_grows_and_a_task_each_time() -> None:
+    time_now, first = [0.0], report(1)
+    excesses = Excesses(lambda: time_now[0])
+
+    def last() -> api.BudgetExcess | None:
+        return excesses.of("a")
+
+    excesses.reported(first, pb.Telemetry(used_bytes=90, peak_bytes=100))
+    assert last() is None
+    excesses.reported(first, pb.Telemetry(used_bytes=90, peak_bytes=126))
+    time_now[0] = 5.0
+    excesses.reported(first, pb.Telemetry(used_bytes=90, peak_bytes=126))
+    assert last() == api.BudgetExcess(peak_bytes=126, budget_bytes=100, seconds=5.0)
+    excesses.executed(first, pb.Executed(peak_bytes=110))
+    assert last() == api.BudgetExcess(peak_bytes=126, budget_bytes=100, seconds=0.0)
+    excesses.reported(report(2), pb.Telemetry(used_bytes=1, peak_bytes=2))
+    assert last() is None, "the agent was started again"
+
+
+async def test_a_device_above_its_budget_is_listed_as_such(world: World) -> None:
+    hello = pb.Hello(protocol=PROTOCOL, device="a", budget_bytes=1500)
+    device = world.device("a", hello=hello)
+    async with connected(device):
+        await device.telemetry(used_bytes=11, peak_bytes=1890)
+        world.inputs(1)
+        await world.submit()
+        await world.ended()
+        response = await world.stub.ListDevices(api.ListDevicesRequest(), timeout=5)
+    (status,) = response.devices
+    assert status.budget_excess.peak_bytes == 1890
+    assert status.budget_excess.budget_bytes == 1500
 
 
 async def test_fragments_are_served_from_any_offset(world: World) -> None:

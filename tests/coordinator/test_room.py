@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.world import World
-from shoal_coordinator.storage.volume import UNUSED_SECONDS, NoRoom, StoredFile, Upload, Volume
+from shoal_coordinator.storage.volume import UNUSED_SECONDS, NoRoom, StoredFile, Volume
 from shoal_coordinator.storage.volume_paths import FragmentPath, JobPath
 from shoal_protocol.digests import Digest, digest_of
+from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.manifest import FileEntry, format_manifest
 from shoal_protocol.v1 import coordinator_pb2 as api
 
@@ -25,18 +26,22 @@ class Disk(Volume):
         self.size_bytes = size_bytes
 
     def free_bytes(self) -> int:
-        used = sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
+        files = (path.stat() for path in self.root.rglob("*") if path.is_file())
+        used = sum({each.st_ino: each.st_size for each in files}.values())
         return max(0, self.size_bytes - used - self.promised)
 
-    def put(self, path: FragmentPath | JobPath, content: bytes) -> None:
+    def put(self, path: FragmentPath | JobPath, content: bytes) -> bool:
+        """Whether the file had to be sent."""
         upload = self.begin(path, len(content), hashlib.sha256(content).hexdigest(), "")
-        if isinstance(upload, Upload):
-            try:
-                upload.open()
-                upload.part.append(content)
-                upload.finish()
-            finally:
-                upload.close()
+        if isinstance(upload, StoredFile):
+            return False
+        try:
+            upload.open()
+            upload.part.append(content)
+            upload.finish()
+        finally:
+            upload.close()
+        return True
 
     def put_fragment(self, seed: int) -> Digest:
         model = bytes([seed]) * MODEL_BYTES
@@ -46,6 +51,19 @@ class Disk(Volume):
         self.put(FragmentPath(digest, "fragment.json"), manifest)
         self.put(FragmentPath(digest, "model.onnx"), model)
         return digest
+
+    def put_sharing(self, seed: int, shared: bytes) -> tuple[Digest, bool]:
+        """A fragment with a file that others have too; and whether that had to be sent."""
+        contents = {"model.onnx": bytes([seed]) * 1000, "shared.0.bin": shared}
+        files = {
+            name: FileEntry(digest=digest_of(each), size_bytes=len(each))
+            for name, each in contents.items()
+        }
+        manifest = format_manifest(files, {})
+        digest = digest_of(manifest)
+        self.put(FragmentPath(digest, "fragment.json"), manifest)
+        self.put(FragmentPath(digest, "model.onnx"), contents["model.onnx"])
+        return digest, self.put(FragmentPath(digest, "shared.0.bin"), shared)
 
     def fragments(self) -> set[Digest]:
         return {Digest(f"sha256:{each.name}") for each in self.list("fragments")}
@@ -88,6 +106,45 @@ def test_those_of_running_jobs_and_of_the_last_hour_stay(tmp_path: Path) -> None
     disk.in_use = frozenset
     disk.put(JobPath("a", "in", "large.npz"), b"x" * 90_000)
     assert disk.fragments() == {found, fresh}
+
+
+SHARED = bytes(range(256)) * 400
+
+
+def test_a_file_of_several_fragments_is_sent_and_stored_once(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 350_000)
+    (first, first_sent), (second, second_sent) = (disk.put_sharing(seed, SHARED) for seed in (1, 2))
+    assert (first_sent, second_sent) == (True, False)
+    assert disk.fragments() == {first, second}
+    assert disk.free_bytes() > 350_000 - len(SHARED) - 10_000
+
+
+def test_a_shared_file_goes_with_the_last_fragment_that_has_it(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 350_000)
+    first, second = (disk.put_sharing(seed, SHARED)[0] for seed in (1, 2))
+    disk.age(first, 3)
+    disk.in_use = lambda: {second}
+    with pytest.raises(NoRoom):
+        disk.put(JobPath("a", "in", "large.npz"), b"x" * 300_000)
+    assert disk.fragments() == {second}
+    assert FragmentStore(tmp_path).is_sound(second)
+    disk.in_use = frozenset
+    disk.age(second, 2)
+    disk.put(JobPath("a", "in", "large.npz"), b"x" * 300_000)
+    assert disk.fragments() == set()
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_a_shared_file_that_was_damaged_is_sent_again(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 350_000)
+    disk.put_sharing(1, SHARED)
+    (kept,) = (tmp_path / "shared").iterdir()
+    with kept.open("r+b") as file:
+        file.write(b"damage")
+    second, sent = disk.put_sharing(2, SHARED)
+    assert sent
+    assert FragmentStore(tmp_path).is_sound(second)
+    assert disk.put_sharing(3, SHARED)[1] is False, "what was sent is kept for the next"
 
 
 async def test_a_job_that_has_not_ended_keeps_its_fragments(world: World) -> None:

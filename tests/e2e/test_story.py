@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from pool import read_results
 
 from cli.transfer.servers import serve_s3
 from cluster_fixtures import MIB
-from e2e_cluster import CHART, IMAGES, NAMESPACE, RELEASE, SHAPES, SYSTEM, ShoalOnNodes
+from e2e_cluster import CHART, IMAGES, NAMESPACE, RELEASE, SHAPES, SYSTEM, Json, ShoalOnNodes
 from parity_with_whole import TOLERANCE
 from shoal_api.kinds import KINDS
 
@@ -83,17 +84,31 @@ def test_every_kind_is_shown_in_one_table_and_is_ready(read: ShoalOnNodes) -> No
             read.wait(what, "Ready", seconds=1)
 
 
-def test_agents_are_on_different_nodes_and_their_limits_hold(read: ShoalOnNodes) -> None:
+def test_agents_are_on_different_nodes_and_their_limits_follow_their_floors(
+    read: ShoalOnNodes,
+) -> None:
     agents = read.pods("agent")
     assert {pod["spec"]["nodeName"] for pod in agents} == NODES
     for pod in agents:
-        memory = read.memory_of(pod)
-        print(pod["spec"]["nodeName"], memory)
-        assert memory.limit == allowance(read) + BUDGET
-        assert memory.peak <= memory.limit
+        device = f"shelf-{pod['spec']['nodeName']}"
+
+        allowed = allowance(read) + BUDGET
+        lowered = partial(limit_is_lowered, read, pod, device, allowed)
+        read.wait_until(f"the limit of {device} is lowered", lowered)
+        memory, floor = read.memory_of(pod), read.get("device", device)["status"]["floorBytes"]
+        print(device, memory, "floor", floor / MIB)
+        assert memory.peak <= allowed
+        assert 2 * MIB <= memory.limit - BUDGET - floor < 6 * MIB
         assert memory.kills == 0
         (container,) = pod["status"]["containerStatuses"]
         assert container["restartCount"] == 0
+        assert read.condition("device", device, "WithinBudget")["status"] == "True"
+
+
+def limit_is_lowered(shoal: ShoalOnNodes, pod: Json, device: str, allowed: int) -> bool:
+    """By the kernel, and as the Device shows it."""
+    shown: int = shoal.get("device", device)["status"].get("limitBytes", 0)
+    return shoal.memory_of(pod).limit == shown < allowed
 
 
 def allowance(shoal: ShoalOnNodes) -> int:

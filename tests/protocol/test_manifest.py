@@ -11,13 +11,16 @@ from shoal_protocol.blocks import Block, blocks_as_json
 from shoal_protocol.digests import Digest, digest_of, from_hexadecimal, hexadecimal, is_digest
 from shoal_protocol.manifest import (
     BLOCKS,
+    MANIFEST,
     MODEL,
+    MOST_SHARED_FILES,
     WEIGHTS,
     FileEntry,
     FragmentDamaged,
     Manifest,
     format_manifest,
     parse_manifest,
+    shared_name,
 )
 
 ENTRY = FileEntry(digest=digest_of(b"model"), size_bytes=5)
@@ -28,9 +31,12 @@ ENTRIES = st.builds(
 )
 
 
-@given(ENTRIES, ENTRIES | st.none())
-def test_a_manifest_is_read_as_it_was_written(model: FileEntry, weights: FileEntry | None) -> None:
+@given(ENTRIES, ENTRIES | st.none(), st.lists(ENTRIES, max_size=MOST_SHARED_FILES))
+def test_a_manifest_is_read_as_it_was_written(
+    model: FileEntry, weights: FileEntry | None, shared: list[FileEntry]
+) -> None:
     files = {MODEL: model} | ({} if weights is None else {WEIGHTS: weights})
+    files |= {shared_name(number): each for number, each in enumerate(shared)}
     content = format_manifest(files, {"inputs": []})
     found = parse_manifest(content, digest_of(content))
     expected = Manifest(digest=digest_of(content), files=files, manifest_bytes=len(content))
@@ -94,6 +100,16 @@ def described(**change: Any) -> dict[str, Any]:
         (described(files=[]), "is not of version 1"),
         (described(files={}), "names no model.onnx"),
         (described(files={"../x": {"sha256": "0" * 64, "bytes": 1}}), "lists the file '../x'"),
+        *(
+            (described(files={name: {"sha256": "0" * 64, "bytes": 1}}), "lists the file")
+            for name in (
+                "shared.64.bin",
+                "shared.00.bin",
+                "shared..bin",
+                "shared.0.bin/x",
+                MANIFEST,
+            )
+        ),
         (described(files={MODEL: {"sha256": "0" * 63, "bytes": 1}}), "lists the file"),
         (described(files={MODEL: {"sha256": "0" * 64, "bytes": -1}}), "lists the file"),
         (described(files={MODEL: {"sha256": "0" * 64}}), "lists the file"),

@@ -12,6 +12,9 @@ Not noticed: bytes that the medium itself lost or changed after they were verifi
 leaves no time of change (the next process notices it); and changes to a fragment while it is
 resident.
 
+A file that several fragments have is on the disk once (`shared_files`), and counts once. Who links
+or unlinks it changes its times, so that the next load of a fragment that has it reads it again.
+
 The cache is bounded. The least recently used fragments are dropped first; what is resident or in
 use stays. What was prepared of a fragment (`runtime/prepared.py`) is in its folder, counts, and
 goes with it; that of fragments in use goes too where a fetch would not fit otherwise.
@@ -23,8 +26,9 @@ folders; only threads take it, and nobody syncs or reads a file under it.
 
 import os
 import shutil
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO, Final
@@ -33,7 +37,8 @@ from shoal_agent.memory.residency import NoRoom
 from shoal_protocol.digests import Digest, digest_of_file, hexadecimal, is_digest
 from shoal_protocol.durable_files import is_transient, sync_folder
 from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
-from shoal_protocol.manifest import MANIFEST, FragmentDamaged, Manifest
+from shoal_protocol.manifest import MANIFEST, FragmentDamaged, Manifest, is_shared
+from shoal_protocol.shared_files import SharedFiles
 from shoal_protocol.units import format_bytes
 
 PREPARED_FOLDER: Final = "prepared"
@@ -48,6 +53,24 @@ _Stamps = tuple[tuple[int, int, int, int], ...]
 """Inode, size and times of change of a fragment's files."""
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a fragment takes on the disk: files of its own, and by inode those that may be of
+    several fragments."""
+
+    own_bytes: int
+    shared: Mapping[int, int] = field(default_factory=dict)
+
+
+def _disk_bytes(footprints: Iterable[Footprint]) -> int:
+    """What fragments take together."""
+    own, shared = 0, dict[int, int]()
+    for each in footprints:
+        own += each.own_bytes
+        shared |= each.shared
+    return own + sum(shared.values())
+
+
 @dataclass(slots=True)
 class _Entry:
     """`verified`: the files' stamps when their bytes were right; None: nobody has read them."""
@@ -55,11 +78,13 @@ class _Entry:
     manifest: Manifest
     verified: _Stamps | None
     used_at: int
+    shared: Mapping[int, int]
     prepared_bytes: int = 0
 
     @property
-    def total_bytes(self) -> int:
-        return self.manifest.total_bytes + self.prepared_bytes
+    def footprint(self) -> Footprint:
+        own = self.manifest.total_bytes - sum(self.shared.values())
+        return Footprint(own + self.prepared_bytes, self.shared)
 
 
 class FragmentCache:
@@ -71,11 +96,12 @@ class FragmentCache:
         self.folder = folder / "fragments"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._store = FragmentStore(folder)
+        self.shared = SharedFiles(folder)
         self._memory = Lock()
         self._disk = Lock()
         self._entries: dict[str, _Entry] = {}
         self._pinned: dict[str, int] = {}
-        self._expected: dict[str, int] = {}
+        self._expected: dict[str, Footprint] = {}
         self._clock = 0
         self.dropped_at_start: list[str] = []
         self._scan()
@@ -84,7 +110,7 @@ class FragmentCache:
     def total_bytes(self) -> int:
         """Bytes of cached fragments and of what was prepared, those in parts not counted."""
         with self._memory:
-            return sum(entry.total_bytes for entry in self._entries.values())
+            return _disk_bytes(self._footprints())
 
     def cached(self) -> dict[str, int]:
         with self._memory:
@@ -165,16 +191,28 @@ class FragmentCache:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    def make_room(self, digest: str, need_bytes: int) -> list[str]:
-        """Drop the least recently used until a fragment fits; the digests dropped.
+    def link_shared(self, manifest: Manifest) -> Set[str]:
+        """Give a part the files that fragments here have already; their names. Raises `OSError`."""
+        part = self.part(manifest.digest)
+        return {
+            name
+            for name, entry in manifest.files.items()
+            if is_shared(name) and self.shared.link(entry, part / name)
+        }
+
+    def make_room(self, manifest: Manifest, linked: Set[str] = frozenset()) -> list[str]:
+        """Drop the least recently used until a fragment fits, of which the files `linked` are in
+        its part already; the digests dropped.
 
         Raises `CacheFull` where that cannot be.
         """
+        digest, shared = manifest.digest, _inodes(self.part(manifest.digest), linked)
+        need = Footprint(manifest.total_bytes - sum(shared.values()), shared)
         with self._disk:
             with self._memory:
                 self._expected.pop(digest, None)
                 fetched = {digest, *self._expected}
-                victims, stripped = self._victims(digest, need_bytes)
+                victims, stripped = self._victims(digest, need)
             for folder in self.folder.glob(f"*{_PART}"):
                 if f"sha256:{folder.stem}" not in fetched:  # nobody fetches it any more
                     shutil.rmtree(folder, ignore_errors=True)
@@ -182,15 +220,19 @@ class FragmentCache:
                 self._remove(each)
             for each in stripped:
                 shutil.rmtree(self.path(each) / PREPARED_FOLDER, ignore_errors=True)
+        self.shared.collect()
         return victims
 
-    def _victims(self, digest: str, need_bytes: int) -> tuple[list[str], list[str]]:
+    def _victims(self, digest: str, need: Footprint) -> tuple[list[str], list[str]]:
         """Decide what goes for a fragment, and expect it: other fragments, and what was prepared of
         those in use. Raises `CacheFull`."""
-        expected = sum(self._expected.values())
         used = {key: entry for key, entry in self._entries.items() if key in self._pinned}
-        pinned = sum(entry.manifest.total_bytes for entry in used.values())
-        have = max(0, self.limit_bytes - expected - pinned)
+        staying = [entry.footprint for entry in used.values()]
+        prepared = sum(entry.prepared_bytes for entry in used.values())
+        staying += self._expected.values()
+        stay_bytes = _disk_bytes(staying) - prepared
+        have = max(0, self.limit_bytes - stay_bytes)
+        need_bytes = _disk_bytes([*staying, need]) - prepared - stay_bytes
         if need_bytes > have:
             raise CacheFull(
                 need_bytes,
@@ -199,15 +241,14 @@ class FragmentCache:
                 f"of a cache of {format_bytes(self.limit_bytes)} beside what is in use; "
                 "raise --cache-size",
             )
-        self._expected[digest] = need_bytes
-        total = sum(entry.total_bytes for entry in self._entries.values())
-        excess = total + expected + need_bytes - self.limit_bytes
+        self._expected[digest] = need
         victims: list[str] = []
         for other in self._oldest_first():
-            if excess <= 0:
+            if _disk_bytes(self._footprints()) <= self.limit_bytes:
                 break
-            excess -= self._entries.pop(other).total_bytes
+            del self._entries[other]
             victims.append(other)
+        excess = _disk_bytes(self._footprints()) - self.limit_bytes
         stripped: list[str] = []
         for other, entry in used.items():
             if excess > 0 and entry.prepared_bytes:
@@ -221,10 +262,9 @@ class FragmentCache:
     def has_room(self, need_bytes: int) -> bool:
         """Whether so much fits beside all that is cached or expected: nothing is dropped for it."""
         with self._memory:
-            total = sum(entry.total_bytes for entry in self._entries.values())
-            expected = sum(self._expected.values())
+            total = _disk_bytes(self._footprints())
         free = shutil.disk_usage(self.folder).free
-        return total + expected + need_bytes <= self.limit_bytes and need_bytes <= free // 2
+        return total + need_bytes <= self.limit_bytes and need_bytes <= free // 2
 
     def count_prepared(self, digest: str) -> None:
         """Reckon with what there is now of a fragment that was prepared."""
@@ -242,6 +282,7 @@ class FragmentCache:
                     return None
                 del self._entries[digest]
             self._remove(digest)
+        self.shared.collect()
         return digest
 
     def admit(self, manifest: Manifest) -> Path:
@@ -256,7 +297,8 @@ class FragmentCache:
         stamps = _stamps(folder, manifest)
         with self._memory:
             self._clock += 1
-            self._entries[manifest.digest] = _Entry(manifest, stamps, self._clock)
+            shared = _inodes(folder, manifest.files)
+            self._entries[manifest.digest] = _Entry(manifest, stamps, self._clock, shared)
             self._expected.pop(manifest.digest, None)
         return folder
 
@@ -270,6 +312,7 @@ class FragmentCache:
             with self._memory:
                 self._entries.pop(digest, None)
             self._remove(digest)
+        self.shared.collect()
 
     # ---- inside ------------------------------------------------------------------------------
 
@@ -281,6 +324,10 @@ class FragmentCache:
             shutil.rmtree(gone, ignore_errors=True)
             folder.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
+
+    def _footprints(self) -> list[Footprint]:
+        """Of what is cached or expected."""
+        return [*(entry.footprint for entry in self._entries.values()), *self._expected.values()]
 
     def _oldest_first(self) -> list[str]:
         free = [digest for digest in self._entries if digest not in self._pinned]
@@ -299,11 +346,23 @@ class FragmentCache:
                     manifest,
                     verified=None,
                     used_at=self._clock,
+                    shared=_inodes(folder, manifest.files),
                     prepared_bytes=_prepared_bytes(folder),
                 )
                 continue
             self.dropped_at_start.append(folder.name)
             shutil.rmtree(folder, ignore_errors=True)
+        self.shared.collect()
+
+
+def _inodes(folder: Path, names: Iterable[str]) -> dict[int, int]:
+    """The files in a folder that may be of several fragments, by inode, with their bytes."""
+    found = {}
+    for name in filter(is_shared, names):
+        with suppress(FileNotFoundError):
+            status = (folder / name).lstat()
+            found[status.st_ino] = status.st_size
+    return found
 
 
 def _prepared_bytes(folder: Path) -> int:

@@ -2,7 +2,9 @@
 
 Each file is requested from where the one on disk ends, so that any source resumes a transfer that
 broke, also with the process. A source that gives wrong bytes, or gives them too slowly, is left for
-the next one; wrong bytes are thrown away. Two requests for one fragment share one fetch.
+the next one; wrong bytes are thrown away. Two requests for one fragment share one fetch. A file
+that another fragment has on this device is not fetched: the two share it, and where both are
+fetched at once, one waits for the other.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Final
+from weakref import WeakValueDictionary
 
 import grpc
 
@@ -28,6 +31,7 @@ from shoal_protocol.manifest import (
     FileEntry,
     FragmentDamaged,
     Manifest,
+    is_shared,
     parse_manifest,
 )
 from shoal_protocol.services import FileStream
@@ -78,6 +82,7 @@ class Fetcher:
         self._on_bytes = on_bytes
         self._pace = pace
         self._running: dict[str, asyncio.Task[Fetched]] = {}
+        self._shared = WeakValueDictionary[Digest, asyncio.Lock]()
 
     async def ensure(self, digest: str, sources: Sequence[Source]) -> Fetched:
         """Have a fragment cached. Raises `FragmentUnavailable`, `CacheFull`, `OSError`."""
@@ -106,7 +111,9 @@ class Fetcher:
         started = perf_counter()
         answers: list[str] = []
         corrupt = False
-        transfer = _Transfer(self._cache, Digest(digest), self._on_bytes, self._pace)
+        transfer = _Transfer(
+            self._cache, Digest(digest), self._on_bytes, self._pace, self._turn_for
+        )
         for source in sources:
             try:
                 await transfer.run(source)
@@ -134,6 +141,10 @@ class Fetcher:
         kind = FragmentCorrupt if corrupt else FragmentUnavailable
         raise kind(f"{digest} cannot be fetched: " + ("; ".join(answers) or "no source is known"))
 
+    def _turn_for(self, digest: Digest) -> asyncio.Lock:
+        """Held by the one transfer that brings a shared file."""
+        return self._shared.setdefault(digest, asyncio.Lock())
+
 
 class _Transfer:
     """One fragment, from one source after the other until one has given all of it."""
@@ -144,9 +155,11 @@ class _Transfer:
         digest: Digest,
         on_bytes: Callable[[str, int], None],
         pace: Callable[[int], Awaitable[None]],
+        turn_for: Callable[[Digest], asyncio.Lock],
     ) -> None:
         self._cache = cache
         self._digest = digest
+        self._turn_for = turn_for
         self._on_bytes = on_bytes
         self._pace = pace
         self.need_bytes = 0
@@ -157,9 +170,12 @@ class _Transfer:
         part = await in_thread(self._cache.part, self._digest)
         manifest = await self._manifest(part, source)
         self.need_bytes = manifest.total_bytes
-        self.dropped += await in_thread(self._cache.make_room, self._digest, manifest.total_bytes)
+        # First what is here: nobody drops it for the rest then.
+        linked = await in_thread(self._cache.link_shared, manifest)
+        self.dropped += await in_thread(self._cache.make_room, manifest, linked)
         for name, entry in manifest.files.items():
-            await self._file(part / name, entry, source)
+            if name not in linked:
+                await self._file(part / name, entry, source)
         await in_thread(self._cache.admit, manifest)
 
     async def _manifest(self, part: Path, source: Source) -> Manifest:
@@ -178,6 +194,15 @@ class _Transfer:
         return manifest
 
     async def _file(self, path: Path, entry: FileEntry, source: Source) -> None:
+        if not is_shared(path.name):
+            await self._receive(path, entry, source)
+            return
+        async with self._turn_for(entry.digest):
+            if not await in_thread(self._cache.shared.link, entry, path):
+                await self._receive(path, entry, source)
+                await in_thread(self._cache.shared.keep, entry.digest, path)
+
+    async def _receive(self, path: Path, entry: FileEntry, source: Source) -> None:
         def read(offset: int) -> AsyncIterator[memoryview]:
             request = FetchFragmentRequest(digest=self._digest, file=path.name, offset=offset)
             return watched(_pieces(request, entry.size_bytes, source))

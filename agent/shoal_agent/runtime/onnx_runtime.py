@@ -25,7 +25,7 @@ Memory is back when `close` returns.
 """
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
 from shoal_agent.runtime.watchdog import Watchdog
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
-from shoal_protocol.manifest import MODEL, WEIGHTS
+from shoal_protocol.manifest import MODEL, weight_files
 from shoal_protocol.tensors import Array
 
 _EXTERNAL_DATA: Final = "session.model_external_initializers_file_folder_path"
@@ -68,14 +68,14 @@ class WholeFragment:
     """One session. It maps its weights, and they stay in memory once they have been read."""
 
     def __init__(
-        self, session: onnxruntime.InferenceSession, weights: Path, weight_bytes: int
+        self, session: onnxruntime.InferenceSession, weights: Sequence[Path], weight_bytes: int
     ) -> None:
-        """`weights` is the file that is mapped; packed copies in it do not count as weights.
+        """`weights` are the files that are mapped; packed copies in them do not count as weights.
 
         Raises `RuntimeFailed`.
         """
         self._session = session
-        self._weights = weights.resolve()
+        self._weights = [each.resolve() for each in weights]
         self.weight_bytes = weight_bytes
         self.inputs = tuple(input_spec(value) for value in session.get_inputs())
         self.outputs = tuple(value.name for value in session.get_outputs())
@@ -91,7 +91,8 @@ class WholeFragment:
 
     def drop_weights(self) -> None:
         """Let go of all weights: the next run reads again what it needs."""
-        drop_mapped_file(self._weights)
+        for each in self._weights:
+            drop_mapped_file(each)
 
 
 OpenFragment = WholeFragment | BlockFragment
@@ -197,14 +198,14 @@ class Runtime:
             if prepared.blocks is not None:
                 blocks = blocks.with_prepared(prepared.blocks, granted_bytes)
             return BlockFragment(blocks, granted_bytes, open_session)
-        weights, model = folder / WEIGHTS, prepared.whole
-        size = weights.stat().st_size if weights.exists() else 0
+        weights, model = weight_files(folder), prepared.whole
+        size = sum(each.stat().st_size for each in weights)
         spare = self._limit_bytes - (granted_bytes or 0)
         recipe = None if model is None else model.recipe_for_whole(size, granted_bytes, spare)
         if model is None or recipe is None:
             return WholeFragment(open_session(str(folder / MODEL)), weights, size)
         session = self._session(str(model.model), None, recipe)
-        return WholeFragment(session, model.weights, size)
+        return WholeFragment(session, [model.weights], size)
 
     def grant(self, digest: str, granted_bytes: int) -> None:
         """Run a fragment within so many bytes from now on. It is not open any more where that

@@ -54,7 +54,7 @@ from shoal_agent.runtime.prepared import (
 )
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.durable_files import sync_folder
-from shoal_protocol.manifest import BLOCKS, MODEL, WEIGHTS
+from shoal_protocol.manifest import BLOCKS, MODEL, is_shared, weight_files
 from shoal_protocol.units import format_bytes
 
 _WHOLE: Final = "whole"
@@ -350,7 +350,7 @@ def _whole(fragment: Path) -> _Form:
         model_bytes=(fragment / MODEL).stat().st_size,
         weights=(_weights_bytes(fragment),),
         stored_bytes=_weights_bytes(fragment),
-        saved=not reads_rows(fragment),
+        saved=_is_saved(fragment),
     )
 
 
@@ -362,13 +362,19 @@ def _in_blocks(fragment: Path, source: Blocks) -> _Form:
         model_bytes=max(block.model_bytes for block in source.blocks),
         weights=tuple(block.weight_bytes for block in source.blocks),
         stored_bytes=_weights_bytes(fragment),
-        saved=not reads_rows(fragment),
+        saved=_is_saved(fragment),
     )
 
 
 def _weights_bytes(fragment: Path) -> int:
-    weights = fragment / WEIGHTS
-    return weights.stat().st_size if weights.exists() else 0
+    return sum(each.stat().st_size for each in weight_files(fragment))
+
+
+def _is_saved(fragment: Path) -> bool:
+    """Whether to have a packed copy of the weights: not of a table, and not of what is mostly the
+    weights of other fragments too, which are mapped once for all of them as they are."""
+    own = sum(each.stat().st_size for each in weight_files(fragment) if not is_shared(each.name))
+    return not reads_rows(fragment) and 2 * own >= _weights_bytes(fragment)
 
 
 def _make_empty(part: Path) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal_agent.runtime.process_memory import exit_with_parent, trim
-from shoal_protocol.manifest import MODEL, WEIGHTS
+from shoal_protocol.manifest import MODEL, WEIGHTS, weight_files
 
 if TYPE_CHECKING:
     from shoal_agent.runtime.recipes import Recipe
@@ -72,7 +72,7 @@ def main(argument: str) -> int:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (order.disk_bytes, order.disk_bytes))
-    weights_bytes = _size(Path(order.file).with_name(WEIGHTS))
+    weights_bytes = sum(map(_size, weight_files(Path(order.file).parent)))
     threading.Thread(target=_watch, args=(order.limit_bytes,), daemon=True).start()
     try:
         import onnxruntime  # noqa: PLC0415 - under the limit

@@ -22,7 +22,7 @@ from shoal_protocol.fragment_store import FragmentMissing
 from shoal_protocol.frames import MalformedFrame
 from shoal_protocol.identities import RESERVED
 from shoal_protocol.limits import CallLimiter, Stalled, StallWatch, TooManyCalls, end_stalled
-from shoal_protocol.manifest import FILES
+from shoal_protocol.manifest import is_file_name
 from shoal_protocol.services import FileContext, FrameContext
 from shoal_protocol.threads import in_thread
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
@@ -77,7 +77,7 @@ class Peers:
         """Send a file of a cached fragment, from an offset on. A peer that takes next to nothing is
         given up."""
         await _require_device(context)
-        if not is_digest(request.digest) or request.file not in FILES:
+        if not is_digest(request.digest) or not is_file_name(request.file):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such kind of file")
         try:
             async with self._fetches.turn(peer_name(context)):

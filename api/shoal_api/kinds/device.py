@@ -47,7 +47,10 @@ class DeviceStatus(Status):
     """What the coordinator last reported; telemetry is in Prometheus, not here."""
 
     conditions: tuple[Condition, ...] = member(
-        CONDITIONS, "Ready, which is Unknown while the device is silent.", default=[]
+        CONDITIONS,
+        "Ready, which is Unknown while the device is silent; WithinBudget, which is False until "
+        "nothing was measured above the budget for ten minutes, or the agent has started again.",
+        default=[],
     )
     node: str | None = member(
         Text(max_length=253), "The node it runs on.", default=None, example="pi-4"
@@ -60,6 +63,14 @@ class DeviceStatus(Status):
     )
     floor_bytes: int | None = member(
         COUNT, "What the idle agent uses itself.", unit="bytes", default=None, example=62914560
+    )
+    limit_bytes: int | None = member(
+        COUNT,
+        "The memory limit of its agent's container. It starts with an allowance for the idle agent "
+        "beside the budget, and follows floorBytes where the cluster resizes pods in place.",
+        unit="bytes",
+        default=None,
+        example=130023424,
     )
     cached_fragments: CachedFragments | None = member(
         Object(CachedFragments), "What lies on its disk.", default=None

@@ -205,7 +205,8 @@ class InferenceJobStatus(Status):
     conditions: tuple[Condition, ...] = member(
         CONDITIONS,
         "Planned, Suspended, Complete, Failed. Complete holds only if every item succeeded; when "
-        "all have ended and some failed beyond their tries, Failed does (reason ItemsFailed).",
+        "all have ended and some failed beyond their tries, Failed does (reason ItemsFailed). "
+        "WithinBudget is False for good once a device of its plan was over its budget in the run.",
         default=[],
     )
     start_time: str | None = member(

@@ -74,6 +74,32 @@ class Grant:
 
 
 @record()
+class FragmentMemory:
+    """What a fragment needs, and what it gets."""
+
+    fragment: int = member(FRAGMENT, "The fragment's index.", example=0)
+    resident_bytes: int = member(
+        COUNT,
+        "What it needs above a device's floor to be resident as a whole.",
+        unit="bytes",
+        example=20971520,
+    )
+    least_bytes: int = member(
+        COUNT,
+        "The smallest budget of a device that can run it, in blocks where that is less.",
+        unit="bytes",
+        example=6291456,
+    )
+    granted_bytes: int = member(
+        COUNT,
+        "The least that a device of its stage grants it; less than residentBytes: it runs in "
+        "blocks there.",
+        unit="bytes",
+        example=8388608,
+    )
+
+
+@record()
 class StageStatus:
     """Fragments that run together, on each of these devices."""
 
@@ -145,10 +171,20 @@ class PlacementColumns:
 class PlacementStatus(Status):
     """The plan."""
 
-    conditions: tuple[Condition, ...] = member(CONDITIONS, "Planned, Ready.", default=[])
+    conditions: tuple[Condition, ...] = member(
+        CONDITIONS,
+        "Planned, Ready; WithinBudget, which is False while a device of the plan is over its "
+        "budget.",
+        default=[],
+    )
     epoch: int | None = member(COUNT, "Grows with every new plan.", default=None, example=1)
     stages: tuple[StageStatus, ...] = member(
         Items(of=Object(StageStatus), max_items=MAX_FRAGMENTS), "The stages.", default=[]
+    )
+    fragments: tuple[FragmentMemory, ...] = member(
+        Items(of=Object(FragmentMemory), max_items=MAX_FRAGMENTS),
+        "The memory of each fragment, in their order.",
+        default=[],
     )
     predicted: Cost | None = member(Object(Cost), "By the planner.", default=None)
     measured: Cost | None = member(Object(Cost), "By the last job.", default=None)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shoal_cli.local.orders import CutOrder
 from shoal_cli.local.steps import Json, Progress, run_step, serve
@@ -29,6 +29,9 @@ from shoal_protocol.partition import (
     document_from_json,
     document_to_json,
 )
+
+if TYPE_CHECKING:
+    from shoal_compiler.cutting import Cut
 
 _MODULE: Final = "shoal_cli.local.preparation"
 _VERSION: Final = 2
@@ -95,18 +98,19 @@ def cut_into_store(
     order: CutOrder, store: Path, on_progress: Progress, *, fragments: bool = True
 ) -> Json:
     """Do what is ordered; `warm` and `advice` of `Prepared`."""
-    from shoal_compiler.cutting import cut_model  # noqa: PLC0415 - needs onnx
-    from shoal_compiler.profile import profile_model  # noqa: PLC0415
+    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
+    from shoal_compiler.profile import Source  # noqa: PLC0415
 
     if order.path.is_dir():
         raise PreparationRefused(f"Model {order.model}: {order.path} is a folder, not a file")
     if not order.path.is_file():
         raise PreparationRefused(f"Model {order.model}: there is no file {order.path}")
-    profile = profile_model(order.path, order.shapes or None)
+    model = Source.open(order.path)
+    profile = model.profile(order.shapes)
     shapes = dict(order.shapes)
     if order.sample is not None and any(not _is_fixed(spec, shapes) for spec in profile.inputs):
         shapes = _sample_shapes(order.sample, profile.inputs) | shapes
-        profile = profile_model(order.path, shapes)
+        profile = model.profile(shapes)
     if order.digest is not None and order.digest != profile.digest:
         raise PreparationRefused(
             f"Model {order.model}: {order.path} is {profile.digest}, not {order.digest} as "
@@ -122,10 +126,11 @@ def cut_into_store(
     advice = _advice(order, profile, choices[-1])
     if _is_current(path, FragmentStore(store), source):
         return {"warm": True, "advice": advice}
-    cuts = _best(order, profile, choices)
-    document = cut_model(order.path, profile, cuts, store if fragments else None, on_progress)
+    cut = _best(order, [Cut(model, profile, cuts) for cuts in choices])
+    if fragments:
+        cut.write(store, on_progress)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, document_to_json(document).encode())
+    replace_file(path, document_to_json(cut.document).encode())
     replace_file(path.with_name("source.json"), json.dumps(source).encode())
     return {"warm": False, "advice": advice}
 
@@ -144,12 +149,11 @@ def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
     return [fine] if isinstance(coarse, Refusal) else [coarse, fine]
 
 
-def _best(order: CutOrder, profile: Profile, choices: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _best(order: CutOrder, choices: "Sequence[Cut]") -> "Cut":
     """The cut whose plan costs the least; what its fragments need in blocks, cutting shows."""
-    from shoal_compiler.cutting import cut_model  # noqa: PLC0415 - needs onnx
 
-    def cost(cuts: tuple[int, ...]) -> tuple[int, ...]:
-        found = plan(cut_model(order.path, profile, cuts, None), order.devices, order.objective)
+    def cost(cut: "Cut") -> tuple[int, ...]:
+        found = plan(cut.document, order.devices, order.objective)
         if isinstance(found, Infeasible):
             return (2,)
         reloads = any(stage.held(Holding.RELOADED) for stage in found.stages)

@@ -21,6 +21,7 @@ from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.dispatch.machine import Limits, new_state, step
 from shoal_coordinator.server import admission, wire
 from shoal_coordinator.server.deliveries import Deliveries
+from shoal_coordinator.server.excesses import Excesses
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Relay, Routes
 from shoal_coordinator.server.runs import JobRun
@@ -66,6 +67,7 @@ class Driver:
         """Called with the message of an exception that the processing of a job has raised."""
         self.progressed_at = monotonic_ns()
         self.deliveries = Deliveries(self._delivery_failed)
+        self.excesses = Excesses()
         self.on_corrupt: Callable[[Digest], None] = lambda _: None
         """Called with a fragment whose bytes a device found wrong, wherever it got them."""
         self._routes = Routes(sessions, relay, named_peers=named_peers)
@@ -320,6 +322,7 @@ class Driver:
                 self._reply(session, message.reply, at)
             case "telemetry":
                 session.telemetry = message.telemetry
+                self.excesses.reported(session.hello, message.telemetry)
                 telemetry = wire.telemetry_of(message.telemetry)
                 fetched = wire.size(message.telemetry.fetched_bytes)
                 self.feed(
@@ -349,6 +352,7 @@ class Driver:
         match order, event:
             case ins.Execute(), ev.TaskFinished():
                 self._metrics.compute_seconds.observe(seconds(event.compute))
+                self.excesses.executed(session.hello, reply.executed)
                 run = self.runs.get(order.job)
                 if run is None or run.epoch != order.epoch:
                     return

@@ -192,7 +192,10 @@ def tier_hits(hits: Mapping[Tier, int]) -> pb.TierHits:
 
 
 def device_status(
-    view: KnownDevice, known: DeviceSession | None, size_of: Callable[[Digest], int]
+    view: KnownDevice,
+    known: DeviceSession | None,
+    excess: pb.BudgetExcess | None,
+    size_of: Callable[[Digest], int],
 ) -> pb.DeviceStatus:
     """A device, with what its newest session reported; `size_of` knows a fragment's bytes."""
     tally, device = view.tally, view.device
@@ -204,6 +207,7 @@ def device_status(
         evictions=tally.evictions,
         tier_hits=tier_hits(dict(zip(Tier, tally.tiers, strict=True))),
         tasks=tally.tasks,
+        budget_excess=excess,
     )
     on_disk: Iterable[Digest] = ()
     if device is not None:

@@ -97,9 +97,12 @@ class CoordinatorService(CoordinatorServicer):
         self, request: pb.ListDevicesRequest, context: _Context
     ) -> pb.ListDevicesResponse:
         await self._roles.require(context, Role.CLIENT)
+        last, excesses = self._sessions.last, self._driver.excesses
         return pb.ListDevicesResponse(
             devices=[
-                device_status(view, self._sessions.last.get(view.name), self._store.size_bytes)
+                device_status(
+                    view, last.get(view.name), excesses.of(view.name), self._store.size_bytes
+                )
                 for view in views.devices(self._driver.state)
             ]
         )

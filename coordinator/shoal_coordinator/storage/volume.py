@@ -1,14 +1,16 @@
 """A coordinator's volume: which files it holds, and how uploads add to them.
 
 ```
-ROOT/fragments/HEX/{fragment.json, model.onnx, weights.bin}
+ROOT/fragments/HEX/{fragment.json, model.onnx, weights.bin, ...}
+ROOT/shared/HEX                        files of several fragments (`shared_files`)
 ROOT/jobs/JOB/{in,out}/NAME
 ROOT/incoming/...                      uploads that are not complete; nobody reads them
 ```
 
 An upload is written below `incoming`, read back, and renamed to its place when it has the size and
 the digest that it should have; a fragment's folder when all of its files have. So readers find
-whole files and whole fragments, whenever the process dies. Names come from the network: a path that
+whole files and whole fragments, whenever the process dies. A file that another fragment has here
+already is not sent again: the two share it. Names come from the network: a path that
 is not of the shapes above never reaches the file system.
 
 A fragment stays until an upload needs its room: then those are removed that no job uses and that
@@ -44,7 +46,14 @@ from shoal_coordinator.storage.volume_paths import (
 from shoal_protocol.digests import Digest, digest_of, digest_of_file, from_hexadecimal, hexadecimal
 from shoal_protocol.durable_files import is_disk_full, open_regular, sync_folder
 from shoal_protocol.fragment_store import FragmentMissing, FragmentStore, read_manifest
-from shoal_protocol.manifest import MANIFEST, MAXIMUM_MANIFEST_BYTES, FileEntry, FragmentDamaged
+from shoal_protocol.manifest import (
+    MANIFEST,
+    MAXIMUM_MANIFEST_BYTES,
+    FileEntry,
+    FragmentDamaged,
+    is_shared,
+)
+from shoal_protocol.shared_files import SharedFiles
 from shoal_protocol.transfers import PartialFile, WrongBytes
 from shoal_protocol.units import format_bytes
 
@@ -135,6 +144,7 @@ class Volume:
         self._root = root
         self._incoming = root / "incoming"
         self._store = FragmentStore(root)
+        self._shared = SharedFiles(root)
         self._changing = RLock()
         self._used: dict[Digest, float] = {}
         self.uploads: set[Upload] = set()
@@ -245,8 +255,19 @@ class Volume:
         if place.is_file():  # it was verified before it got its name
             size = place.stat().st_size
             return StoredFile(name=path.name, size_bytes=size, digest=entry.digest)
+        if is_shared(path.name) and self._link_shared(path, entry):
+            return StoredFile(name=path.name, size_bytes=size_bytes, digest=entry.digest)
         part = PartialFile(staged / f"{path.name}.part", size_bytes, path.name)
         return Upload(self, path, part, entry.digest)
+
+    def _link_shared(self, path: FragmentPath, entry: FileEntry) -> bool:
+        """Whether another fragment has this file, and this one now too."""
+        staged = self._staged(path)
+        if not self._shared.link(entry, staged / path.name):
+            return False
+        sync_folder(staged)
+        self._publish_fragment(path.digest, staged)
+        return True
 
     def _described(self, path: FragmentPath, folder: Path, size_bytes: int) -> FileEntry:
         """What a fragment's file has to be: the manifest says it of the others."""
@@ -284,6 +305,8 @@ class Volume:
             case FragmentPath():
                 staged = self._staged(upload.path)
                 upload.part.publish(staged / upload.path.name)
+                if is_shared(upload.path.name) and upload.expected is not None:
+                    self._shared.keep(upload.expected, staged / upload.path.name)
                 self._publish_fragment(upload.path.digest, staged)
 
     def _publish_fragment(self, digest: Digest, staged: Path) -> None:
@@ -345,6 +368,7 @@ class Volume:
         self._used.pop(digest, None)
         logger.info("fragment %s was removed to make room", digest)
         shutil.rmtree(gone)
+        self._shared.collect()
 
     def discard_damaged(self, digest: Digest) -> str | None:
         """Read a fragment, and remove it where it is not what its digest says; what is wrong with
@@ -371,9 +395,10 @@ class Volume:
 
     def _remove(self, folder: Path) -> None:
         shutil.rmtree(self._move_away(folder))
+        self._shared.collect()
 
     def sweep(self) -> None:
-        """Remove uploads that were abandoned long ago."""
+        """Remove uploads that were abandoned long ago, and shared files that no fragment has."""
         limit = time.time() - FORGOTTEN_SECONDS
         for folder, _, names in os.walk(self._incoming, topdown=False):
             for name in names:
@@ -382,6 +407,7 @@ class Volume:
                     file.unlink(missing_ok=True)
             if folder != str(self._incoming) and not os.listdir(folder):
                 os.rmdir(folder)
+        self._shared.collect()
 
     def _place(self, path: FragmentPath | JobPath) -> Path:
         return self._root / str(path)

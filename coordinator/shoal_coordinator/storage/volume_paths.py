@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal_protocol.digests import Digest, from_hexadecimal, hexadecimal, is_hexadecimal
-from shoal_protocol.manifest import FILES
+from shoal_protocol.manifest import is_file_name
 
 INPUTS: Final = "in"
 OUTPUTS: Final = "out"
@@ -56,7 +56,7 @@ class JobPath:
 def parse_path(text: str) -> FragmentPath | JobPath:
     """A path of the volume. Raises `PathRefused`."""
     match text.split("/"):
-        case ["fragments", digest, file] if is_hexadecimal(digest) and file in FILES:
+        case ["fragments", digest, file] if is_hexadecimal(digest) and is_file_name(file):
             return FragmentPath(from_hexadecimal(digest), file)
         case ["jobs", job, folder, name] if is_job(job) and folder in FOLDERS and is_name(name):
             return JobPath(job, folder, name)

@@ -1,7 +1,7 @@
 {{- /*
 What the operator may do, and why; what it watches it need not get. Nothing is allowed that is not asked for here, and nothing is
-asked for that the operator does not do: it never lists Secrets, never writes pods, roles or nodes, and
-never executes in a pod. What it makes is applied server-side, which takes create and patch; what an
+asked for that the operator does not do: it never lists Secrets, never writes roles or nodes, of pods
+nothing but their resources, and never executes in a pod. What it makes is applied server-side, which takes create and patch; what an
 object of ours owns, Kubernetes deletes with it.
 */ -}}
 
@@ -59,6 +59,10 @@ object of ours owns, Kubernetes deletes with it.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list]
+# An agent's memory limit follows the floor that it has measured, while it runs.
+- apiGroups: [""]
+  resources: [pods/resize]
+  verbs: [patch]
 # The one line that a worker prints at its end, or its last words.
 - apiGroups: [""]
   resources: [pods/log]

@@ -7,12 +7,19 @@ that the next decision reports it in the object's conditions.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from shoal_api.schema import API_VERSION
 from shoal_api.writing import write
-from shoal_operator.controller.api import Api, ApiError, Rejected, Unavailable, key_of_manifest
+from shoal_operator.controller.api import (
+    Api,
+    ApiError,
+    NotFound,
+    Rejected,
+    Unavailable,
+    key_of_manifest,
+)
 from shoal_operator.controller.cache import Cache, ObjectName, Own, reduce
 from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.children import Children, NameTaken
@@ -20,6 +27,7 @@ from shoal_operator.controller.clock import now_text
 from shoal_operator.controller.coordinators import CoordinatorFailed, Coordinators
 from shoal_operator.controller.events import Events
 from shoal_operator.controller.foreign import Identity
+from shoal_operator.controller.resources import POD
 from shoal_operator.reconcile.deciding import APPLYING, NOT_APPLIED, refused_status
 from shoal_operator.reconcile.decision import (
     Applied,
@@ -29,6 +37,7 @@ from shoal_operator.reconcile.decision import (
     Manifest,
     Note,
     ObjectKey,
+    Resize,
 )
 
 logger = logging.getLogger(__name__)
@@ -140,6 +149,8 @@ class Actions:
             yield _named(key_of_manifest(child)), partial(self._children.apply, child, identity)
         for each in decision.devices:
             yield _named(key_of_manifest(each.device)), partial(self._device, each, identity)
+        if decision.resizes:
+            yield "to resize pods", partial(self._resize, identity.namespace, decision.resizes)
         for key in decision.removals:
             yield f"to delete {_named(key)}", partial(self._children.remove, key)
         for call in decision.calls:
@@ -150,7 +161,7 @@ class Actions:
         return True
 
     async def _device(self, child: DeviceChild, owner: Identity) -> bool:
-        """A Device, then its status, which says nothing as long as it is the same."""
+        """A Device, its status, which says nothing as long as it is the same, and its Events."""
         changed = await self._children.apply(child.device, owner)
         key = key_of_manifest(child.device)
         state = self._cache.state(key.kind, key.namespace, key.name)
@@ -158,6 +169,30 @@ class Actions:
         if state.value is None or state.value.status != child.status:
             await self._apply_status(state.identity, write(child.status))
             changed = True
+        if child.notes:
+            await self._events.post(state.identity, child.notes)
+        return changed
+
+    async def _resize(self, namespace: str, resizes: Sequence[Resize]) -> bool:
+        """Resize pods in place, up to the first that the cluster refuses: it may be too old for
+        that (Kubernetes lowers memory limits from 1.34 on), and nothing depends on it.
+        """
+        changed = False
+        for each in resizes:
+            memory = {"memory": str(each.memory_bytes)}
+            resources = {"limits": memory, "requests": memory}
+            manifest = {
+                "apiVersion": POD.api_version,
+                "kind": POD.kind,
+                "metadata": {"name": each.pod, "namespace": namespace, "uid": each.uid},
+                "spec": {"containers": [{"name": each.container, "resources": resources}]},
+            }
+            try:
+                await self._api.apply(manifest, "resize")
+                changed = True
+            except (NotFound, Rejected) as error:
+                logger.info("memory limits stay as they are: %s", error)
+                break
         return changed
 
     async def _apply_status(self, identity: Identity, status: Manifest) -> Identity:

@@ -6,11 +6,13 @@ where it may still change, the object is requeued.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Final, assert_never
 
 from shoal_api.kinds import AnyKind, Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_operator.controller import views
+from shoal_operator.controller.agent_pods import AgentPods
 from shoal_operator.controller.api import Api
 from shoal_operator.controller.cache import (
     ANY,
@@ -82,6 +84,7 @@ class Snapshots:
         self._settings = settings
         self._enrolment_authority = enrolment_authority
         self._pods = Pods(api)
+        self._agent_pods = AgentPods(api)
         self._claims = Claims(api)
         self._documents = Documents(api)
 
@@ -136,7 +139,7 @@ class Snapshots:
             reader.state(DEPLOYMENT.kind, namespace, coordinator_name(name)),
             reader.members((DAEMON_SET.kind, namespace, made_for(uid_of(pool)))),
         )
-        return DevicePoolSnapshot(
+        snapshot = DevicePoolSnapshot(
             now=now_text(),
             settings=self._settings,
             pool=pool,
@@ -145,17 +148,18 @@ class Snapshots:
             coordinator=coordinator,
             claim=claim,
             agents=agents,
-            view=self._view(reader, namespace, name, views.DEVICES, views.RUNS),
+            view=self._view(reader, namespace, name, views.DEVICES, views.EXCESSES, views.RUNS),
             devices=reader.all_own(Device, namespace, referring(name)),
             jobs=self._jobs(reader, namespace),
             own_jobs=tuple(self._jobs_on(namespace, name)),
             enrolment_authority=self._enrolment_authority(),
         )
+        return replace(snapshot, pods=await self._agent_pods.read(snapshot))
 
     async def _placement(self, reader: Reader, placement: Placement) -> PlacementSnapshot:
         namespace, pool = namespace_of(placement), placement.spec.pool_ref.name
         partition = reader.own(Partition, namespace, placement.spec.partition_ref.name)
-        view = self._view(reader, namespace, pool, views.FLEET)
+        view = self._view(reader, namespace, pool, views.FLEET, views.EXCESSES)
         return PlacementSnapshot(
             now=now_text(),
             settings=self._settings,
@@ -182,7 +186,7 @@ class Snapshots:
         view: views.View = Unreachable(reason="the job's pool is not known yet")
         if name is not None:
             # Of a job that has ended only its run is left to be removed.
-            parts = () if over else (views.LOST, views.FRAGMENTS)
+            parts = () if over else (views.LOST, views.EXCESSES, views.FRAGMENTS)
             view = self._view(reader, namespace, name, run, *parts)
         return InferenceJobSnapshot(
             now=now_text(),

@@ -1,7 +1,8 @@
 """What a coordinator answers, as reconcilers see it, and what has changed since the last poll.
 
 Topics: `(VIEW, NAMESPACE, "POOL/...")` with `reach` (whether it answers), `devices` (all of them),
-`fleet` (those to plan with), `lost` (those given up), `fragments`, `runs` (which there are, which
+`fleet` (those to plan with), `lost` (those given up), `excesses` (those over their budgets),
+`fragments`, `runs` (which there are, which
 have results, and which have ended), `run/JOB` (one of them), `end/JOB` (whether it is there, and
 whether it has ended).
 """
@@ -17,6 +18,7 @@ from shoal_operator.reconcile.snapshot import (
     ConnectedDevice,
     CoordinatorView,
     DeviceState,
+    Excess,
     Run,
     RunState,
     Unreachable,
@@ -29,6 +31,7 @@ REACH: Final = "reach"
 DEVICES: Final = "devices"
 FLEET: Final = "fleet"
 LOST: Final = "lost"
+EXCESSES: Final = "excesses"
 FRAGMENTS: Final = "fragments"
 RUNS: Final = "runs"
 MAX_FAILURES: Final = 8
@@ -72,6 +75,13 @@ def run_of(status: pb.JobStatus) -> Run:
 
 def device_of(status: pb.DeviceStatus) -> ConnectedDevice:
     """A device of the coordinator."""
+    over, excess = status.budget_excess, None
+    if status.HasField("budget_excess"):
+        excess = Excess(
+            peak_bytes=Bytes(over.peak_bytes),
+            budget_bytes=Bytes(over.budget_bytes),
+            seconds=over.seconds,
+        )
     return ConnectedDevice(
         name=status.name,
         state=_DEVICES[status.state],
@@ -81,6 +91,7 @@ def device_of(status: pb.DeviceStatus) -> ConnectedDevice:
         cached_fragments=status.cached_fragments,
         cached_bytes=Bytes(status.cached_bytes),
         silent_seconds=status.silent_seconds,
+        excess=excess,
     )
 
 
@@ -146,7 +157,13 @@ def _milestone(run: Run) -> Run:
 
 
 def _still(view: CoordinatorView) -> list[ConnectedDevice]:
-    return [replace(device, silent_seconds=0.0) for device in view.devices]
+    return [replace(device, silent_seconds=0.0, excess=None) for device in view.devices]
+
+
+def _excesses(view: CoordinatorView) -> list[tuple[str, int, bool]]:
+    """Devices that were over their budgets, with their peaks, and whether they still count so."""
+    found = ((each.name, each.excess) for each in view.devices)
+    return [(name, excess.peak_bytes, excess.is_recent) for name, excess in found if excess]
 
 
 def _fleet(view: CoordinatorView) -> list[tuple[str, int]]:
@@ -163,6 +180,7 @@ _PARTS: Final[Mapping[str, Callable[[CoordinatorView], object]]] = {
     DEVICES: _still,
     FLEET: _fleet,
     LOST: _lost,
+    EXCESSES: _excesses,
     FRAGMENTS: attrgetter("fragments"),
 }
 

@@ -3,8 +3,9 @@
 With `budget.memory` one DaemonSet serves all selected nodes. With `budget.percent` each node has
 one of its own: nodes that shared one would have to be named in it, and naming one more would start
 all the others' agents again. A node's share is of its size to 16 MiB, because that moves by a few
-pages when it is started again. An agent's memory limit is the idle floor plus its budget, and it
-requests as much, so that it is not evicted first.
+pages when it is started again. An agent starts with the floor that the chart allows plus its budget
+as its memory limit (`limits` lowers it later), and it requests as much, so that it is not evicted
+first.
 
 An edit or an upgrade replaces agents a tenth at a time, one at least; nodes that are away do not
 count. Kubernetes does that within one DaemonSet. Where each node has its own, those that have to
@@ -34,6 +35,7 @@ from shoal_operator.reconcile.manifests import (
 )
 from shoal_operator.reconcile.names import (
     AGENTS,
+    BUDGET,
     ENROLMENT_AUDIENCE,
     TEMPLATE,
     agent_name,
@@ -47,6 +49,8 @@ from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, Node, Unreacha
 from shoal_operator.reconcile.workers import coordinator_address
 from shoal_protocol.units import Bytes
 
+AGENT: Final = "agent"
+"""The name of the container."""
 _CLASS_BYTES: Final = 16 << 20
 _LEAST_BYTES: Final = 1 << 20
 _SCRATCH_BYTES: Final = 64 << 20
@@ -212,6 +216,7 @@ def _agent_set(
         tolerations=[write(each) for each in pool.spec.tolerations],
         **more,
     )
+    template["metadata"] = {"labels": labels, "annotations": {BUDGET: str(budget_bytes)}}
     mark, away = fingerprint([template]), sum(not node.ready for node in nodes)
     rolling = {"maxUnavailable": away + _max_unavailable(len(nodes))}
     spec = {
@@ -247,7 +252,7 @@ def _container(pool: DevicePool, budget_bytes: Bytes, settings: OperatorSettings
     )
     memory = settings.agent_floor + budget_bytes
     return container(
-        "agent",
+        AGENT,
         settings.images.agent,
         settings.images,
         command,

@@ -1,8 +1,8 @@
 """What a reconciler decides: the status, the children, Events, and calls of the coordinator.
 
 The controller carries a decision out in this order: status first (so that a status never lags
-behind what is done), then certificates, children, Devices, removals, coordinator calls, Events, and
-last the object's own deletion.
+behind what is done), then certificates, children, Devices, resizes, removals, coordinator calls,
+Events, and last the object's own deletion.
 """
 
 from collections.abc import Mapping
@@ -42,10 +42,21 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChild:
-    """A Device object with its status, both written by the operator only."""
+    """A Device object with its status, both written by the operator only, and Events on it."""
 
     device: Manifest
     status: DeviceStatus
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resize:
+    """Another memory limit for a container of a pod that runs, which goes on running."""
+
+    pod: str
+    uid: str
+    container: str
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +118,8 @@ class Decision:
 
     `children` are applied server-side with the object as their controlling owner, except for those
     that name another owner themselves (`metadata.ownerReferences`); what is no child any more is in
-    `removals`, which are deleted (with their pods). `certificates` are Secrets that the controller
+    `removals`, which are deleted (with their pods). A cluster may not be able to do `resizes`: that
+    is no fault of the object. `certificates` are Secrets that the controller
     makes once and renews, because keys come from chance. `requeue_seconds`: reconcile again then,
     even if nothing happens; None: an event will come. `delete_self`: the object itself has served
     its time.
@@ -116,6 +128,7 @@ class Decision:
     status: Status
     children: tuple[Manifest, ...] = ()
     devices: tuple[DeviceChild, ...] = ()
+    resizes: tuple[Resize, ...] = ()
     removals: tuple[ObjectKey, ...] = ()
     calls: tuple[CoordinatorCall, ...] = ()
     notes: tuple[Note, ...] = ()

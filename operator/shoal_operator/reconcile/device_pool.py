@@ -47,6 +47,7 @@ from shoal_operator.reconcile.decision import (
     RemoveJob,
 )
 from shoal_operator.reconcile.devices import device_children, devices_gone
+from shoal_operator.reconcile.limits import resizes
 from shoal_operator.reconcile.manifests import child_key, key_of
 from shoal_operator.reconcile.names import namespace_of, why_no_device
 from shoal_operator.reconcile.networks import network_policies, pod_monitor
@@ -77,6 +78,7 @@ def reconcile_device_pool(snapshot: DevicePoolSnapshot) -> Decision:
             *_optional(pool, settings),
         ),
         devices=device_children(snapshot, gone),
+        resizes=resizes(snapshot),
         removals=(
             *(child_key(pool, "DaemonSet", name) for name in stale),
             *_switched_off(pool, settings),

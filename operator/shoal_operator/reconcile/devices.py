@@ -1,15 +1,18 @@
 """Devices: what a pool's coordinator reports of each, as objects that `kubectl` shows. Pure.
 
 A device that is silent is Ready Unknown; so are all while the coordinator does not answer. One that
-is not connected stays as long as its node is selected, since its agent will be back.
+is not connected stays as long as its node is selected, since its agent will be back. Whether it is
+within its budget: see `budgets`.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from shoal_api.columns import print_device
 from shoal_api.fields import Metadata, Reference
 from shoal_api.kinds import Device
 from shoal_api.kinds.device import CachedFragments, DeviceSpec, DeviceStatus
+from shoal_operator.reconcile.budgets import device_budget, excess_note
 from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
@@ -75,7 +78,7 @@ def device_children(snapshot: DevicePoolSnapshot, gone: frozenset[str]) -> tuple
         if each is not None and (device is not None or each.state is not DeviceState.LOST):
             device = device or _new(pool, name)
             seen = _seen(snapshot, device, each)
-            shown.append(_child(snapshot, device, _STATES[each.state], seen))
+            shown.append(_child(snapshot, device, _STATES[each.state], each, seen))
         elif each is None and device is not None:
             shown.append(_child(snapshot, device, _NOT_CONNECTED))
     return tuple(shown)
@@ -102,14 +105,23 @@ def _seen(snapshot: DevicePoolSnapshot, device: Device, each: ConnectedDevice) -
     )
 
 
+def _limit(snapshot: DevicePoolSnapshot, device: Device, node: str | None) -> int | None:
+    """The memory limit in force of a device's pod; as it was where the pods were not read."""
+    limits = {pod.node: pod.limit_in_force_bytes or pod.limit_bytes for pod in snapshot.pods}
+    before = None if device.status is None else device.status.limit_bytes
+    return before if node is None else limits.get(node, before)
+
+
 def _child(
     snapshot: DevicePoolSnapshot,
     device: Device,
-    update: ConditionUpdate,
+    ready: ConditionUpdate,
+    reported: ConnectedDevice | None = None,
     status: DeviceStatus | None = None,
 ) -> DeviceChild:
     """A Device; its status is as it was, but for what is given."""
-    status = status or device.status or DeviceStatus()
+    status, budget = status or device.status or DeviceStatus(), device_budget(device, reported)
+    status = replace(status, limit_bytes=_limit(snapshot, device, status.node))
     return DeviceChild(
         device=manifest(
             snapshot.pool,
@@ -118,5 +130,6 @@ def _child(
             labels_of(snapshot.pool, "device"),
             spec={"poolRef": {"name": snapshot.pool.metadata.name}},
         ),
-        status=print_device(with_conditions(status, device, [update], snapshot.now)),
+        status=print_device(with_conditions(status, device, [ready, budget], snapshot.now)),
+        notes=excess_note(device, budget, snapshot.now),
     )

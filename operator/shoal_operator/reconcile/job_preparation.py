@@ -103,11 +103,30 @@ def own_children(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
 
 
 def _cut_for(snapshot: InferenceJobSnapshot) -> int | None:
-    """What the job's own Partition is cut for; once that exists, it stays as it is."""
+    """What the job's own Partition is cut for: fragments that every device of the pool can hold;
+    where there is no such cut, those that the largest can. Once it is cut, it stays as it is.
+    """
     there = snapshot.partition
-    if there is not None and there.spec.max_fragment_size is not None:
-        return there.spec.max_fragment_size
-    return None if snapshot.pool is None else pool_budget(snapshot.pool)
+    if there is None or there.spec.max_fragment_size is None:
+        return None if snapshot.pool is None else pool_budget(snapshot.pool)
+    return _larger_budget(snapshot, there) or there.spec.max_fragment_size
+
+
+def _larger_budget(snapshot: InferenceJobSnapshot, there: Partition) -> int | None:
+    """The largest budget in the pool, if the cut for a smaller one was refused."""
+    if isinstance(snapshot.view, Unreachable) or _refused(there) is None:
+        return None
+    size = there.spec.max_fragment_size or 0
+    largest = max((device.budget_bytes for device in snapshot.view.devices), default=0)
+    return largest if largest > size else None
+
+
+def _refused(there: Partition) -> str | None:
+    """Why a Partition, as its spec is now, cannot be cut."""
+    cut = there.condition("Cut")
+    if cut is None or cut.status is not FALSE or cut.reason != "Refused":
+        return None
+    return cut.message if cut.observed_generation == there.generation else None
 
 
 def _is_ours(job: InferenceJob, there: Partition | Placement | None) -> bool:
@@ -132,16 +151,18 @@ def unusable(snapshot: InferenceJobSnapshot) -> Verdict | None:
 
 
 def refused_cut(snapshot: InferenceJobSnapshot) -> Verdict | None:
-    """The job's own Partition cannot be cut: nobody will change it."""
+    """The job's own Partition cannot be cut, for no device of the pool: nobody will change it.
+    Which devices there are, the coordinator says.
+    """
     job, partition = snapshot.job, snapshot.partition
     if job.spec.model_ref is None or partition is None or not _is_ours(job, partition):
         return None
-    cut = partition.condition("Cut")
-    if cut is None or cut.status is not FALSE or cut.reason != "Refused":
+    refused = _refused(partition)
+    if refused is None or isinstance(snapshot.view, Unreachable):
         return None
-    if cut.observed_generation != partition.generation:
+    if _larger_budget(snapshot, partition) is not None:
         return None
-    return Verdict("PartitionRefused", cut.message)
+    return Verdict("PartitionRefused", refused)
 
 
 def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:

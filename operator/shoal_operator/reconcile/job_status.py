@@ -1,9 +1,9 @@
 """An InferenceJob's status: its conditions, its counts, and the verdict at its end. Pure.
 
-Four conditions: Planned, Suspended, Complete, Failed. While a job is in progress, Complete is False
-and its reason says how far the job is. Between the end of the run and the end of the job (results
-are transferred) the reason of Failed, which is still False, has the verdict already; so it is known
-even when the coordinator no longer exists.
+Five conditions: Planned, Suspended, Complete, Failed, WithinBudget. While a job is in progress,
+Complete is False and its reason says how far the job is. Between the end of the run and the end of
+the job (results are transferred) the reason of Failed, which is still False, has the verdict
+already; so it is known even when the coordinator no longer exists.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from shoal_api.columns import as_rate, print_job
 from shoal_api.conditions import COMPLETING, TRANSFERRING_RESULTS, holds
 from shoal_api.kinds import InferenceJob
 from shoal_api.kinds.inference_job import InferenceJobStatus, ItemCounts, ItemFailure, TierHits
+from shoal_operator.reconcile.budgets import job_budget
 from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
@@ -224,7 +225,8 @@ def decision(
     """The status with conditions (without updates, as they are) and columns."""
     job = snapshot.job
     if updates:
-        status = with_conditions(status, job, updates, snapshot.now)
+        budget = job_budget(job, status.start_time, snapshot.placement, snapshot.view, snapshot.now)
+        status = with_conditions(status, job, [*updates, budget], snapshot.now)
     status = replace(status, observed_generation=job.generation)
     status = print_job(status, model_of(job, snapshot.partition), snapshot.pool_name or None)
     notes = _started(snapshot.before, status) + _pool_deleted(status)

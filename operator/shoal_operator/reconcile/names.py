@@ -26,6 +26,8 @@ AGENTS: Final = "shoal.dev/agents"
 """Label of an agent's pod: the DaemonSet that it is of."""
 TEMPLATE: Final = "shoal.dev/template"
 """Annotation of a set of agents: which template its pods were given."""
+BUDGET: Final = "shoal.dev/budget"
+"""Annotation of an agent's pod: the budget that it was started with, in bytes."""
 COMPONENT: Final = "app.kubernetes.io/component"
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"

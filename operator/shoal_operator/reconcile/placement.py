@@ -18,6 +18,7 @@ from typing import Final
 
 from shoal_api.columns import print_placement
 from shoal_api.kinds.placement import Cost, PlacementStatus
+from shoal_operator.reconcile.budgets import placement_budget
 from shoal_operator.reconcile.conditions import (
     FALSE,
     TRUE,
@@ -210,8 +211,9 @@ def _decision(
     snapshot: PlacementSnapshot, status: PlacementStatus, updates: Sequence[ConditionUpdate]
 ) -> Decision:
     measured = _measured(snapshot.measured, _before(snapshot).measured)
+    budget = placement_budget(snapshot.placement, _used(status.stages), snapshot.view)
     status = with_conditions(
-        replace(status, measured=measured), snapshot.placement, updates, snapshot.now
+        replace(status, measured=measured), snapshot.placement, [*updates, budget], snapshot.now
     )
     return Decision(status=print_placement(status))
 

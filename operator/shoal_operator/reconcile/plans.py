@@ -16,6 +16,7 @@ from shoal_api.kinds import Placement
 from shoal_api.kinds.placement import (
     MAX_GRANTS,
     Cost,
+    FragmentMemory,
     Grant,
     Pin,
     PlacementStatus,
@@ -171,6 +172,18 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
                 in_blocks=_in_blocks(stage, document)[:MAX_GRANTS],
             )
             for stage in of.stages
+        ),
+        fragments=tuple(
+            FragmentMemory(
+                fragment=fragment,
+                resident_bytes=document.fragments[fragment].resident_bytes,
+                least_bytes=document.fragments[fragment].least_bytes,
+                granted_bytes=min(granted),
+            )
+            for stage in of.stages
+            for fragment, *granted in zip(
+                stage.fragments, *(share.granted_bytes for share in stage.shares), strict=True
+            )
         ),
         predicted=Cost(
             latency_seconds=_seconds(of.latency_nanoseconds), items_per_second=of.items_per_second

@@ -45,7 +45,7 @@ class OperatorSettings:
     enrolment: str = member(_TEXT, "HOST:PORT where agents get their certificates.")
     agent_floor: Bytes = member(
         MEMORY,
-        "What an idle agent may use; an agent's memory limit is this plus its budget.",
+        "What an idle agent may use beside its budget, until it has measured what it uses.",
         unit="bytes",
     )
     worker_memory: Bytes = member(MEMORY, "Memory limit of a worker's pod.", unit="bytes")

@@ -17,6 +17,8 @@ from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes
 
+RECOVERY_SECONDS: Final = 600.0
+"""For how long a device counts as over its budget after the last measurement above it."""
 _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 
 
@@ -85,6 +87,20 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPod:
+    """An agent's pod that runs: its node, the budget that it was started with, the memory limit
+    that it is to have, and the one in force, where the kubelet says that.
+    """
+
+    name: str
+    uid: str
+    node: str
+    budget_bytes: Bytes
+    limit_bytes: Bytes
+    limit_in_force_bytes: Bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """A persistent volume claim. `size` is what it requests, which a volume may exceed. `message`
     says why it is not bound yet.
@@ -126,6 +142,22 @@ class DeviceState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """A device was measured above its budget: its highest peak since its agent started, and how
+    many seconds ago the last such measurement was.
+    """
+
+    peak_bytes: Bytes
+    budget_bytes: Bytes
+    seconds: float
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether the device still counts as over its budget."""
+        return self.seconds < RECOVERY_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectedDevice:
     """A device as its pool's coordinator reports it."""
 
@@ -137,6 +169,7 @@ class ConnectedDevice:
     cached_fragments: int
     cached_bytes: Bytes
     silent_seconds: float
+    excess: Excess | None = None
 
 
 class RunState(StrEnum):
@@ -251,11 +284,12 @@ class PartitionSnapshot(_Snapshot):
 class DevicePoolSnapshot(_Snapshot):
     """A DevicePool and everything that it consists of.
 
-    `nodes` are the cluster's. `secrets`: those of `certificates` that exist. `agents`: every
-    DaemonSet that carries the pool's uid as the label `shoal.dev/owner-uid`. `jobs` are the
-    coordinator's names (`names.job_id`) of all InferenceJobs of the namespace that exist and are
-    not being deleted; None as long as the controller has not seen all of them, because what is not
-    among them is cancelled and removed. `own_jobs` are the InferenceJobs on this pool.
+    `nodes` are the cluster's. `pods` are those of agents, where one may have another memory limit
+    than it should; they are not read each time. `secrets`: those of `certificates` that exist.
+    `agents`: every DaemonSet that carries the pool's uid as the label `shoal.dev/owner-uid`. `jobs`
+    are the coordinator's names (`names.job_id`) of all InferenceJobs of the namespace that exist
+    and are not being deleted; None as long as the controller has not seen all of them, because what
+    is not among them is cancelled and removed. `own_jobs` are the InferenceJobs on this pool.
     `enrolment_authority`: the certificates (PEM) that agents are to trust when they enrol; empty
     while there is none.
     """
@@ -271,6 +305,7 @@ class DevicePoolSnapshot(_Snapshot):
     jobs: frozenset[str] | None
     own_jobs: tuple[InferenceJob, ...] = ()
     enrolment_authority: str = ""
+    pods: tuple[AgentPod, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -234,7 +234,7 @@ class ListDevicesResponse(_message.Message):
     def __init__(self, devices: _Optional[_Iterable[_Union[DeviceStatus, _Mapping]]] = ...) -> None: ...
 
 class DeviceStatus(_message.Message):
-    __slots__ = ("name", "state", "architecture", "budget_bytes", "floor_bytes", "resident_bytes", "used_bytes", "peak_bytes", "resident", "cached_fragments", "cached_bytes", "loads", "evictions", "tier_hits", "tasks", "sent_bytes", "received_bytes", "fetched_bytes", "silent_seconds", "queued")
+    __slots__ = ("name", "state", "architecture", "budget_bytes", "floor_bytes", "resident_bytes", "used_bytes", "peak_bytes", "resident", "cached_fragments", "cached_bytes", "loads", "evictions", "tier_hits", "tasks", "sent_bytes", "received_bytes", "fetched_bytes", "silent_seconds", "queued", "budget_excess")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         READY: _ClassVar[DeviceStatus.State]
@@ -265,6 +265,7 @@ class DeviceStatus(_message.Message):
     FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_EXCESS_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: DeviceStatus.State
     architecture: str
@@ -285,4 +286,15 @@ class DeviceStatus(_message.Message):
     fetched_bytes: int
     silent_seconds: float
     queued: int
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[DeviceStatus.State, str]] = ..., architecture: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., floor_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., cached_fragments: _Optional[int] = ..., cached_bytes: _Optional[int] = ..., loads: _Optional[int] = ..., evictions: _Optional[int] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., tasks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., queued: _Optional[int] = ...) -> None: ...
+    budget_excess: BudgetExcess
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[DeviceStatus.State, str]] = ..., architecture: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., floor_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., cached_fragments: _Optional[int] = ..., cached_bytes: _Optional[int] = ..., loads: _Optional[int] = ..., evictions: _Optional[int] = ..., tier_hits: _Optional[_Union[TierHits, _Mapping]] = ..., tasks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., queued: _Optional[int] = ..., budget_excess: _Optional[_Union[BudgetExcess, _Mapping]] = ...) -> None: ...
+
+class BudgetExcess(_message.Message):
+    __slots__ = ("peak_bytes", "budget_bytes", "seconds")
+    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    peak_bytes: int
+    budget_bytes: int
+    seconds: float
+    def __init__(self, peak_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...

@@ -1,5 +1,8 @@
 """A control plane with the CRDs, and operators that run against it."""
 
+import subprocess
+import sys
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -37,6 +40,19 @@ def running(account: Path, tmp_path: Path) -> Iterator[Operators]:
     """Operators of the test's own."""
     with operators(tmp_path, account) as started:
         yield started
+
+
+@pytest.fixture
+def coordinator() -> Iterator[str]:
+    """A coordinator without devices: agents are made once there is one. Its address."""
+    with tempfile.TemporaryDirectory() as folder:  # A socket's path has 108 bytes at most.
+        target = f"unix:{folder}/c"
+        store = Path(folder) / "store"
+        command = [sys.executable, "-m", "shoal_coordinator", "--listen", target]
+        process = subprocess.Popen([*command, "--store", str(store), "--exit-with-parent"])
+        yield target
+        process.terminate()
+        process.wait(30)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -4,12 +4,6 @@ What the operator may do is what the chart's rules say, beside which stands why;
 agents and workers may do nothing at all, and carry no token of the API server.
 """
 
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import yaml
 
@@ -20,19 +14,6 @@ from shoal_cluster import ControlPlane
 pytestmark = [pytest.mark.cluster, pytest.mark.real, pytest.mark.slow]
 
 API = "shoal.dev/v1alpha1"
-
-
-@pytest.fixture
-def coordinator() -> Iterator[str]:
-    """A coordinator without devices: agents are made once there is one. Its address."""
-    with tempfile.TemporaryDirectory() as folder:  # A socket's path has 108 bytes at most.
-        target = f"unix:{folder}/c"
-        store = Path(folder) / "store"
-        command = [sys.executable, "-m", "shoal_coordinator", "--listen", target]
-        process = subprocess.Popen([*command, "--store", str(store), "--exit-with-parent"])
-        yield target
-        process.terminate()
-        process.wait(30)
 
 
 def of_anyone(plane: ControlPlane, namespace: str) -> Rights:

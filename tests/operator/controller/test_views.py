@@ -8,6 +8,7 @@ from shoal_operator.reconcile.snapshot import (
     ConnectedDevice,
     CoordinatorView,
     DeviceState,
+    Excess,
     Run,
     RunState,
     Unreachable,
@@ -46,6 +47,25 @@ def test_time_that_passes_is_no_change() -> None:
         runs=MappingProxyType({"j": replace(RUN, seconds=2.0, items_per_second=0.5)}),
     )
     assert parts(VIEW, later) == set()
+
+
+def test_a_device_over_its_budget_is_news_when_that_begins_grows_and_ends() -> None:
+    def seen(peak: int, seconds: float) -> CoordinatorView:
+        excess = Excess(peak_bytes=Bytes(peak), budget_bytes=Bytes(1), seconds=seconds)
+        return replace(VIEW, devices=(replace(DEVICE, excess=excess),))
+
+    assert parts(VIEW, seen(2, 0.5)) == {"shelf/excesses"}
+    assert parts(seen(2, 0.5), seen(2, 9.5)) == set()
+    assert parts(seen(2, 0.5), seen(3, 0.5)) == {"shelf/excesses"}
+    assert parts(seen(2, 599.0), seen(2, 601.0)) == {"shelf/excesses"}
+    assert parts(seen(2, 601.0), seen(2, 603.0)) == set()
+
+
+def test_what_a_coordinator_says_of_an_excess_is_read() -> None:
+    over = pb.BudgetExcess(peak_bytes=126, budget_bytes=100, seconds=1.5)
+    read = views.device_of(pb.DeviceStatus(name="pi", budget_excess=over)).excess
+    assert read == Excess(peak_bytes=Bytes(126), budget_bytes=Bytes(100), seconds=1.5)
+    assert views.device_of(pb.DeviceStatus(name="pi")).excess is None
 
 
 def test_progress_of_a_run_concerns_its_job_only() -> None:

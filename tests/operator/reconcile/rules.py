@@ -26,8 +26,8 @@ CONDITIONS = {
     "Model": ["Fetched", "Verified", "Profiled", "Ready"],
     "Partition": ["Cut", "Ready"],
     "DevicePool": ["CoordinatorReady", "AgentsReady", "Ready"],
-    "Placement": ["Planned", "Ready"],
-    "InferenceJob": ["Planned", "Suspended", "Complete", "Failed"],
+    "Placement": ["Planned", "Ready", "WithinBudget"],
+    "InferenceJob": ["Planned", "Suspended", "Complete", "Failed", "WithinBudget"],
 }
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")

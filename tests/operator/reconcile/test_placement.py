@@ -283,3 +283,28 @@ def test_a_pool_whose_nodes_are_all_cordoned_says_what_to_do() -> None:
     assert word(status, "Planned") == "False WaitingForDevices"
     text = "every connected device of shelf is on a cordoned node; kubectl uncordon a"
     assert condition(status, "Planned").message == text
+
+
+def test_a_fragment_that_no_device_holds_as_a_whole_is_placed_in_blocks() -> None:
+    of, _ = cut_partition()
+    least = tuple(replace(each, least_bytes=6 * MIB) for each in KEPT.document.fragments)
+    kept = replace(KEPT, document=replace(KEPT.document, fragments=least))
+    small = tuple(device(name, budget=9 * MIB) for name in "abc")
+    decision = decide(
+        PlacementSnapshot(
+            now=NOW,
+            settings=SETTINGS,
+            placement=placement(),
+            partition=of,
+            document=kept,
+            pool=pool(),
+            view=CoordinatorView(begun=0.0, devices=small, runs={}, fragments=frozenset()),
+        )
+    )
+    status = decision.status
+    assert isinstance(status, PlacementStatus)
+    assert word(status, "Ready") == "True Ready"
+    need = KEPT.document.fragments[0].resident_bytes
+    for each in status.fragments:
+        assert (each.resident_bytes, each.least_bytes) == (need, 6 * MIB)
+        assert 6 * MIB <= each.granted_bytes <= 9 * MIB

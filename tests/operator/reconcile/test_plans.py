@@ -45,6 +45,16 @@ def test_a_status_names_the_fragments_that_run_in_blocks_with_their_grants() -> 
     assert stage.in_blocks == (small,)
 
 
+def test_a_status_says_of_each_fragment_what_it_needs_at_least_and_gets() -> None:
+    of = site(large=20, small=10)
+    (memory,) = status_of(best(of), of.document).fragments
+    assert (memory.fragment, memory.resident_bytes, memory.least_bytes) == (0, 20 * MIB, 6 * MIB)
+    assert memory.granted_bytes == 10 * MIB * 15 // 16, "what the smaller device grants"
+    whole = site(large=20)
+    (memory,) = status_of(best(whole), whole.document).fragments
+    assert memory.granted_bytes == memory.resident_bytes
+
+
 def test_a_device_that_keeps_its_fragments_keeps_its_grants() -> None:
     of = site(a=10, b=10, c=20)
     first = best(of)

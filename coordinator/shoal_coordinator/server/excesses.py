@@ -1,0 +1,68 @@
+"""Which devices were measured above their budgets, and when last.
+
+Three things are measured: the peak of each task, the memory in use when telemetry is sent, and the
+highest mark since the agent started, which also covers loads. That mark stays, so it counts once:
+when it has grown. A coordinator that starts again receives the marks of agents that did not, and
+counts those as of now.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from shoal_protocol.v1 import coordinator_pb2 as pb
+from shoal_protocol.v1.session_pb2 import Executed, Hello, Telemetry
+
+_KNOWN_DEVICES: Final = 10_000
+
+
+@dataclass(slots=True)
+class _Marks:
+    """Of one life of an agent: the highest measurement, and when one was above which budget."""
+
+    incarnation: int
+    highest: int = 0
+    budget: int | None = None
+    at: float = 0.0
+
+    def note(self, measured: int, budget: int, now: float) -> None:
+        self.highest = max(self.highest, measured)
+        if measured > budget:
+            self.budget, self.at = budget, now
+
+
+class Excesses:
+    """By device; what a device measured in an earlier life counts no more."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._marks: dict[str, _Marks] = {}
+
+    def reported(self, hello: Hello, telemetry: Telemetry) -> None:
+        """A device has sent telemetry."""
+        known, measured = self._of(hello), telemetry.used_bytes
+        if telemetry.peak_bytes > known.highest:
+            measured = max(measured, telemetry.peak_bytes)
+        known.note(measured, hello.budget_bytes, self._clock())
+
+    def executed(self, hello: Hello, executed: Executed) -> None:
+        """A device has finished a task."""
+        self._of(hello).note(executed.peak_bytes, hello.budget_bytes, self._clock())
+
+    def of(self, device: str) -> pb.BudgetExcess | None:
+        """The last excess of a device; None: there was none."""
+        known = self._marks.get(device)
+        if known is None or known.budget is None:
+            return None
+        seconds = self._clock() - known.at
+        return pb.BudgetExcess(peak_bytes=known.highest, budget_bytes=known.budget, seconds=seconds)
+
+    def _of(self, hello: Hello) -> _Marks:
+        known = self._marks.pop(hello.device, None)
+        if known is None or known.incarnation != hello.incarnation:
+            known = _Marks(hello.incarnation)
+        self._marks[hello.device] = known
+        while len(self._marks) > _KNOWN_DEVICES:
+            del self._marks[next(iter(self._marks))]
+        return known

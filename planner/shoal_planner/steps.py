@@ -1,0 +1,56 @@
+"""What running one node comes to, wherever its segment starts. A search for cuts asks for each node
+a hundred times and more, so it is worked out once. Pure.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from shoal_planner.profile import HALF, NodeProfile, Profile
+
+CONVERSIONS: Final = 2
+"""Nodes that the runtime adds to one that computes in half precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A node that runs: `made` are its outputs with the bytes that they take, `dying` the inputs
+    that nobody needs after it, `sent_bytes` what of its outputs is sent while somebody needs it.
+    `unknown`: the size of an output is not known.
+    """
+
+    node: NodeProfile
+    runtime_nodes: int
+    made: tuple[tuple[str, int], ...]
+    dying: tuple[str, ...]
+    sent_bytes: int
+    touched: Mapping[str, int]
+    unknown: bool
+
+
+def steps_of(
+    profile: Profile, last_uses: Mapping[str, int], sent: Mapping[str, int]
+) -> tuple[Step, ...]:
+    """The steps of a profile, by position. `last_uses` and `sent` are those of its layout."""
+    return tuple(_steps(profile, last_uses, sent))
+
+
+def _steps(
+    profile: Profile, last_uses: Mapping[str, int], sent: Mapping[str, int]
+) -> Iterator[Step]:
+    for position, node in enumerate(profile.nodes):
+        outputs = {name: profile.tensors[name] for name in node.outputs}
+        halves = any(each.spec.dtype == HALF for each in outputs.values())
+        yield Step(
+            node=node,
+            runtime_nodes=1 + CONVERSIONS * halves,
+            made=tuple((name, each.computed_bytes or 0) for name, each in outputs.items()),
+            dying=tuple(name for name in node.inputs if last_uses[name] == position),
+            sent_bytes=_sum_of(sent, (name for name in outputs if name in last_uses)),
+            touched=dict(node.touched),
+            unknown=any(each.bytes is None for each in outputs.values()),
+        )
+
+
+def _sum_of(sizes: Mapping[str, int], names: Iterable[str]) -> int:
+    return sum(sizes.get(name, 0) for name in names)

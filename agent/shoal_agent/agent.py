@@ -20,7 +20,11 @@ from shoal_agent.memory.residency import Ledger, short
 from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.fragments import Fragments
 from shoal_agent.runtime.onnx_runtime import Runtime
-from shoal_agent.runtime.process_memory import MemoryMeter, drop_library_pages
+from shoal_agent.runtime.process_memory import (
+    LIBRARY_RESERVE_BYTES,
+    MemoryMeter,
+    drop_library_pages,
+)
 from shoal_agent.runtime.rehearsal import rehearse_transfers
 from shoal_agent.session.control import Session, SessionBroken
 from shoal_agent.session.tasks import Tasks
@@ -46,6 +50,7 @@ _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _SILENT_SECONDS: Final = 15.0
 _GOODBYE_SECONDS: Final = 1.0
 _LIMIT_SECONDS: Final = 0.5
+_IDLE_SECONDS: Final = 2.0
 _CONNECTIONS: Final = 256
 """Of peers, at one time; what strangers hold of them costs memory on a small device."""
 
@@ -108,6 +113,7 @@ class Agent:
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         renewing = asyncio.create_task(self._renew(), name="identity")
         following = asyncio.create_task(self._follow_limit(), name="limit")
+        resting = asyncio.create_task(self._rest(), name="rest")
         draining = asyncio.create_task(self._drain.wait(), name="drain")
         try:
             await asyncio.wait((connecting, draining), return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +126,7 @@ class Agent:
                     timeout=self.settings.drain_seconds,
                 )
         finally:
-            background = (connecting, draining, renewing, following)
+            background = (connecting, draining, renewing, following, resting)
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
@@ -170,8 +176,8 @@ class Agent:
         telemetry = self._machine.read()
         if self._session is not None and self._session.round_trip_seconds is not None:
             telemetry.round_trip_seconds = self._session.round_trip_seconds
-        telemetry.used_bytes = self._meter.used_bytes()
         telemetry.peak_bytes = self._meter.peak_bytes()
+        telemetry.used_bytes = self._meter.used_bytes()
         telemetry.sent_bytes = self.counters.sent_bytes
         telemetry.received_bytes = self.counters.received_bytes
         telemetry.fetched_bytes = self.counters.fetched_bytes.total()
@@ -327,7 +333,7 @@ class Agent:
                 await channel.channel_ready()
         except TimeoutError as error:
             raise SessionBroken("the coordinator cannot be reached") from error
-        floor = await self.fragments.in_processor(self._meter.settle)
+        floor = await self.fragments.in_processor(self._meter.settle, LIBRARY_RESERVE_BYTES)
         self._check_limit(floor)
         self._settled = True
         log.info("floor %s, budget %s", format_bytes(floor), format_bytes(self.settings.budget))
@@ -359,6 +365,19 @@ class Agent:
             budget = min(self.settings.budget, max(0, limit - self._meter.floor_bytes))
             if budget != self.fragments.ledger.budget:
                 await self.fragments.change_budget(budget)
+
+    async def _rest(self) -> None:
+        """Hang up on peers and give memory back, once, whenever the agent has had nothing to do
+        for a while."""
+        before, rested = self.counters.activity(), None
+        while True:
+            await asyncio.sleep(_IDLE_SECONDS)
+            now, tasks = self.counters.activity(), self.tasks()
+            if now == before != rested and (tasks is None or tasks.idle):
+                await self.links.close_idle()
+                await self.fragments.in_processor(self._meter.give_back)
+                rested = now
+            before = now
 
     def _evicted(self, digest: str, reason: str) -> None:
         log.warning("gave up %s: %s", digest, reason)

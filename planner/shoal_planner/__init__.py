@@ -4,6 +4,7 @@
     cuts, advice                 where to cut; what to change where no cut fits
     costs, search, placement     which devices serve which fragments
     alternatives, explanation    why other placements lost
+    budgets                      what other budgets would give
 
 Here belong: choosing cuts, placement, what a plan costs. Not here: how a graph is cut
 (`shoal_compiler`), and which task runs next (the coordinator's dispatcher). It imports no library.

@@ -41,8 +41,7 @@ def _stages(plan: Plan) -> Table:
 
 
 def _memory(plan: Plan, document: PartitionDocument) -> Table:
-    """What fragments need, and what they get: nothing where all of them are always whole."""
-    swappable = any(each.least_bytes < each.resident_bytes for each in document.fragments)
+    """What fragments need, and what they get."""
     return Table(
         title="Memory",
         headings=("fragment", "at least", "resident", "granted"),
@@ -56,7 +55,6 @@ def _memory(plan: Plan, document: PartitionDocument) -> Table:
             for stage in plan.stages
             for index in stage.fragments
             for fragment in (document.fragments[index],)
-            if swappable
         ),
         numbers=frozenset({"fragment", "at least", "resident"}),
     )
@@ -79,7 +77,7 @@ def _rejected(plan: Plan) -> Table:
         title="Rejected",
         headings=("alternative", "items/s", "because"),
         rows=tuple(
-            (each.alternative, _rate(each.items_per_second), each.reason) for each in plan.rejected
+            (each.alternative, rate(each.items_per_second), each.reason) for each in plan.rejected
         ),
         numbers=frozenset({"items/s"}),
     )
@@ -91,9 +89,9 @@ def summary(plan: Plan) -> str:
     count = len(plan.stages)
     parts = [f"{count} stage{'s' * (count != 1)} on {', '.join(devices)}"]
     if plan.items_per_second is not None:
-        parts.append(f"{_rate(plan.items_per_second)} items/s")
+        parts.append(f"{rate(plan.items_per_second)} items/s")
     if plan.even_split is not None and plan.even_split.items_per_second is not None:
-        parts.append(f"even split would give {_rate(plan.even_split.items_per_second)}")
+        parts.append(f"even split would give {rate(plan.even_split.items_per_second)}")
     if any(stage.held(Holding.IN_BLOCKS) for stage in plan.stages):
         parts.append("where memory is short, fragments run in blocks and read weights again")
     if any(stage.held(Holding.RELOADED) for stage in plan.stages):
@@ -126,5 +124,6 @@ def _duration(nanoseconds: int | None) -> str:
     return _UNKNOWN if nanoseconds is None else duration(nanoseconds)
 
 
-def _rate(items_per_second: float | None) -> str:
+def rate(items_per_second: float | None) -> str:
+    """Items per second in three digits; `?` where that is unknown."""
     return _UNKNOWN if items_per_second is None else f"{items_per_second:.3g}"

@@ -35,6 +35,18 @@ class AgentProcess:
         line = next(line for line in text.splitlines() if line.startswith(f"{field}:"))
         return int(line.split()[1]) << 10
 
+    def without_libraries(self) -> int:
+        """Resident bytes but for clean pages of libraries, which come and go as they are used."""
+        resident, library = 0, False
+        for line in Path(f"/proc/{self.process.pid}/smaps").read_text().splitlines():
+            if found := re.match(r"[0-9a-f]+-[0-9a-f]+ r-.. \S+ \S+ \d+ +(/\S+)", line):
+                library = "/fragments/" not in found[1]
+            elif re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                library = False
+            elif found := re.match(r"Anonymous: +(\d+)" if library else r"Rss: +(\d+)", line):
+                resident += int(found[1]) << 10
+        return resident
+
     def mapped(self) -> set[str]:
         """Fragments whose weights are mapped in the process."""
         text = Path(f"/proc/{self.process.pid}/maps").read_text()

@@ -319,13 +319,14 @@ def test_the_explanation_shows_stages_and_why_alternatives_lost() -> None:
     assert summary(answer) == (
         "2 stages on pi-4, pi-zero, jetson; 16 items/s; even split would give 13.3"
     )
-    stages, rejected = explain(answer, document)
+    stages, memory, rejected = explain(answer, document)
     assert stages.title.startswith(summary(answer) + "; an item takes ")
     assert [row[:3] for row in stages.rows] == [("0", "0", "pi-4, pi-zero"), ("1", "1-2", "jetson")]
     assert rejected.headings == ("alternative", "items/s", "because")
     reasons = {row[0]: row[2] for row in rejected.rows}
     assert reasons["one device"] == "all fragments need 36 MiB together; jetson has 32 MiB"
     assert "even split" in reasons
-    for table in (stages, rejected):
+    assert memory.rows[0] == ("0", "14 MiB", "14 MiB", "all on pi-4, pi-zero")
+    for table in (stages, memory, rejected):
         assert table.numbers <= set(table.headings)
         assert all(len(row) == len(table.headings) for row in table.rows)

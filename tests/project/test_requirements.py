@@ -87,6 +87,11 @@ def test_the_lock_for_fuzzing_pins_the_fuzzer() -> None:
     assert not missing(read_in("fuzz.in"), pins("fuzz.txt")), "make lock"
 
 
+def test_the_lock_for_benches_pins_what_they_compare_with() -> None:
+    assert not missing(read_in("bench.in"), pins("bench.txt")), "make lock"
+    assert len(read_in("bench.in")) == len(entries("bench.txt"))
+
+
 def test_the_agents_image_stays_light() -> None:
     heavy = {"onnx", "kopf", "aiohttp", "kubernetes", "typer", "rich", "pyyaml", "hatchling"}
     assert not heavy & pins("agent.txt").keys()
@@ -99,7 +104,10 @@ def test_run_and_dev_agree_so_that_one_environment_serves_both() -> None:
 
 @pytest.mark.parametrize(
     "lock",
-    ["run.txt", "dev.txt", "models.txt", "operator.txt", "agent.txt", "build.txt", "fuzz.txt"],
+    [
+        *("run.txt", "dev.txt", "models.txt", "operator.txt"),
+        *("agent.txt", "build.txt", "fuzz.txt", "bench.txt"),
+    ],
 )
 def test_every_pin_has_a_hash_and_no_lock_has_an_address(lock: str) -> None:
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries(lock))

@@ -355,6 +355,7 @@ class FragmentCache:
             if folder.suffix == _PART and is_digest(f"sha256:{folder.stem}"):
                 continue  # a fetch may resume it
             if is_digest(digest) and self._store.has(digest):
+                _drop_cached_pages(folder)
                 self._clock += 1
                 manifest = self._store.manifest(digest)
                 self._entries[digest] = _Entry(
@@ -378,6 +379,17 @@ def _inodes(folder: Path, names: Iterable[str]) -> dict[int, int]:
             status = (folder / name).lstat()
             found[status.st_ino] = status.st_size
     return found
+
+
+def _drop_cached_pages(folder: Path) -> None:
+    """Have the kernel drop a folder's files from its page cache, which earlier processes filled.
+
+    Pages stay charged to the control group that brought them there, which may be gone. This
+    process's own group is to be charged with the fragments that it runs.
+    """
+    for path in folder.rglob("*"):
+        with suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _prepared_bytes(folder: Path) -> int:

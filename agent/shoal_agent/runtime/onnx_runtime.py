@@ -183,7 +183,8 @@ class Runtime:
             log.warning("%s is opened unprepared: %s", short(digest), error)
             fragment = self._fragment(folder, blocks, granted_bytes, NOTHING_PREPARED)
         self._open[digest], self._prepared[digest] = fragment, prepared
-        trim()  # parsing and optimising leave freed heap behind
+        # Parsing and optimising leave freed heap and pages of code behind.
+        self._meter.give_back(still_in_use=True)
         if blocks is None:
             return None
         self._blocks[digest] = blocks
@@ -281,6 +282,7 @@ class Runtime:
         self._blocks.pop(digest, None)
         gc.collect()  # the session goes now, not when a cycle through it is found
         self.shrink()
+        self._meter.give_back()
         return max(0, before - self._meter.used_bytes())
 
     def weight_bytes(self, digest: str) -> int:

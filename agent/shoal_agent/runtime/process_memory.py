@@ -6,24 +6,31 @@ ones back at any time: the budget promises what the device has to find, not what
 with. Under a limit that is near, the kernel does take them back, and resident memory, its highest
 mark too, is then what the process was left with, at the price of reading pages again.
 
-The *floor* is the resident memory of the idle agent: ONNX Runtime loaded, its arena made, library
-pages that only the start needed let go, one of everything rehearsed that jobs ask for
-(`rehearsal`), the coordinator connected; freed heap given back. All use is above it. The *peak* is
-the highest mark since the floor was taken, less the floor. The mark is the kernel's own (VmHWM),
-which misses nothing between samples.
+The *floor* is what the agent takes for itself: the resident memory of the idle process (ONNX
+Runtime loaded, its arena made, one of everything rehearsed that jobs ask for, the coordinator
+connected; freed heap given back, library pages dropped), and a reserve for library pages that
+return when they are used. All use is above it. The *peak* is the highest mark since the floor was
+taken, less what was resident then, and less the library pages that have returned, up to the
+reserve: these are no use of a fragment, but neither may they exceed what is reserved for them. The
+mark is the kernel's own (VmHWM), which misses nothing between samples.
+
+So resident memory never exceeds floor + budget while use is within the budget, and pages that stay
+away lend their reserve to nobody.
 """
 
+import contextlib
 import ctypes
 import gc
 import os
 import re
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from shoal_agent.runtime.library_pages import LibraryPages
 from shoal_agent.runtime.mapped_pages import PageRange, drop
 
 _STATUS_BYTES: Final = 8192
@@ -34,8 +41,11 @@ _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _PR_SET_PDEATHSIG: Final = 1
 _MAPPING: Final = re.compile(
-    r"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ (\d+) *(.*)|^(Rss|Anonymous): +(\d+) kB"
+    r"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ (\d+) *(.*)|^(Anonymous): +(\d+) kB"
 )
+LIBRARY_RESERVE_BYTES: Final = 20 << 20
+"""For library pages that return to an agent at work: 11 MiB with a model of matrix products alone,
+18 with one of convolutions whose tensors are compressed, 24 with all that the rehearsal does."""
 MAPPED_FROM_BYTES: Final = 128 << 10
 """Blocks from here on come from mappings of their own, and go back to the kernel when freed."""
 
@@ -51,36 +61,79 @@ class MemoryMeter:
         except OSError:  # a hardened container
             self._clear = None
         self._lock = threading.Lock()
-        self.floor_bytes = 0
-        self._highest = 0
+        self._idle_bytes = 0
+        self._highest_bytes = 0
         self._mark_at_floor = 0
+        self._libraries: LibraryPages | None = None
+        self._reserve_bytes = 0
+        self._libraries_when_idle = 0
+        self._returned_bytes = 0
+        self._counted_at_bytes = 0
+        self._seen = (0, 0)
 
-    def settle(self) -> int:
-        """Take what is resident now, trimmed, as the floor; peaks count from here."""
+    @property
+    def floor_bytes(self) -> int:
+        """What the agent takes for itself; 0 before `settle`."""
+        return self._idle_bytes + self._reserve_bytes
+
+    def settle(self, library_reserve_bytes: int = 0) -> int:
+        """Take the floor from what is resident now, trimmed; peaks count from here.
+
+        With a reserve, library pages are dropped first, and at each `give_back` from now on;
+        where the kernel does not let this process see which pages return, they stay.
+        """
         gc.collect()
         trim()
-        self.begin_peak()
         with self._lock:
-            self._mark_at_floor, self.floor_bytes = self._read()
-            self._highest = self.floor_bytes
+            mappings = _library_mappings() if library_reserve_bytes else []
+            if mappings and self._libraries is None and self._clear is not None:
+                with contextlib.suppress(OSError):
+                    self._libraries = LibraryPages(mappings)
+            if self._libraries is not None:
+                self._reserve_bytes = library_reserve_bytes
+                self._libraries.drop()
+            self._reset_mark()
+            self._mark_at_floor, self._idle_bytes = self._read()
+            if self._libraries is not None:
+                # In this order: a page that returns in between is use rather than floor.
+                self._libraries_when_idle = self._libraries.resident_bytes()
+            self._highest_bytes = 0
+            self._counted_at_bytes = 0
         return self.floor_bytes
+
+    def give_back(self, *, still_in_use: bool = False) -> None:
+        """Give back what nobody may need now: freed heap, and library pages, of which those that
+        are needed return when they are used: some milliseconds of work. Where many are in use
+        still, they are dropped only when they have taken up most of their reserve."""
+        trim()
+        with self._lock:
+            if self._libraries is None:
+                return
+            self._counted_at_bytes = 0
+            self._record_mark()
+            if not still_in_use or 4 * self._returned_bytes > 3 * self._reserve_bytes:
+                self._libraries.drop()
+                self._counted_at_bytes = 0
+                self._reset_mark()
 
     def used_bytes(self) -> int:
         """Resident bytes above the floor now; never below zero."""
-        return max(0, self._read()[1] - self.floor_bytes)
+        with self._lock:
+            return self._above(self._read()[1])
 
     def begin_peak(self) -> None:
         """Start a new highest mark, for `peak_since_begin_bytes`."""
         if self._clear is not None:
             with self._lock:  # between reading the mark and the reset nobody else may read it
-                self._highest = max(self._highest, self._read()[0])
-                os.write(self._clear, _RESET_PEAK)
+                self._record_mark()
+                self._reset_mark()
 
     def peak_since_begin_bytes(self) -> int:
         """The most above the floor since `begin_peak`; where marks cannot be reset, the present."""
         if self._clear is None:
             return self.used_bytes()
-        return max(0, self._read()[0] - self.floor_bytes)
+        with self._lock:
+            return self._above(self._read()[0])
 
     def peak_bytes(self) -> int:
         """The most above the floor since `settle`.
@@ -89,11 +142,30 @@ class MemoryMeter:
         only what is seen at calls counts.
         """
         with self._lock:
-            mark, now = self._read()
+            mark, now = seen = self._read()
             if self._clear is None and mark == self._mark_at_floor:
                 mark = now
-            self._highest = max(self._highest, mark)
-            return max(0, self._highest - self.floor_bytes)
+            if seen != self._seen:
+                self._counted_at_bytes = 0  # the kernel may have taken pages meanwhile
+                self._seen = seen
+            self._highest_bytes = max(self._highest_bytes, self._above(mark))
+            return self._highest_bytes
+
+    def _above(self, resident_bytes: int) -> int:
+        """So much resident memory is how much above the floor? Library pages return while memory
+        grows: they are counted when there is more than when they were counted last."""
+        if self._libraries is not None and resident_bytes > self._counted_at_bytes:
+            returned = self._libraries.resident_bytes() - self._libraries_when_idle
+            self._returned_bytes = min(max(0, returned), self._reserve_bytes)
+            self._counted_at_bytes = resident_bytes
+        return max(0, resident_bytes - self._idle_bytes - self._returned_bytes)
+
+    def _record_mark(self) -> None:
+        self._highest_bytes = max(self._highest_bytes, self._above(self._read()[0]))
+
+    def _reset_mark(self) -> None:
+        if self._clear is not None:
+            os.write(self._clear, _RESET_PEAK)
 
     def _read(self) -> tuple[int, int]:
         found = dict(_FIELDS.findall(os.pread(self._status, _STATUS_BYTES, 0)))
@@ -110,7 +182,7 @@ def tune_allocator() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, MAPPED_FROM_BYTES)
-        libc.mallopt(_M_ARENA_MAX, 2)
+        libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def trim() -> None:
@@ -122,10 +194,9 @@ def trim() -> None:
 def drop_library_pages() -> None:
     """Let go of the library pages that are in memory: those still needed come back when used.
 
-    Only of mappings that are not writable and hold no page of this process's own (relocated
-    tables do): what is dropped is on disk, unchanged, and mostly in the page cache still.
+    What is dropped is on disk, unchanged, and mostly in the page cache still.
     """
-    _drop(each for each in _clean_mappings() if not each.writable)
+    drop(_library_mappings())
 
 
 def drop_mapped_file(path: Path) -> None:
@@ -133,7 +204,7 @@ def drop_mapped_file(path: Path) -> None:
 
     Not of a mapping that was written to: what was written would be lost.
     """
-    _drop(each for each in _clean_mappings() if each.path == str(path))
+    drop([each.pages for each in _clean_mappings() if each.path == str(path)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +216,19 @@ class _Mapping:
     path: str
 
 
-def _drop(mappings: Iterable[_Mapping]) -> None:
-    drop([each.pages for each in mappings])
+def _library_mappings() -> list[PageRange]:
+    """Clean mappings that this process cannot write to. While no fragment is open, these are of
+    libraries."""
+    return [each.pages for each in _clean_mappings() if not each.writable]
 
 
 def _clean_mappings() -> Iterator[_Mapping]:
-    """Mappings of files that have pages in memory, none of them this process's own."""
+    """Mappings of files of which no page in memory is this process's own."""
     try:
         smaps = open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
     except OSError:  # a hardened container
         return
     mapping: _Mapping | None = None
-    resident = 0
     with smaps:
         for line in smaps:
             if (found := _MAPPING.match(line)) is None:
@@ -167,9 +239,7 @@ def _clean_mappings() -> Iterator[_Mapping]:
                     mapping = _Mapping(pages, "w" in rights, path)
                     if inode == "0":
                         mapping = None
-                case (*_, "Rss", str(kib)):
-                    resident = int(kib)
-                case (*_, "Anonymous", "0") if mapping is not None and resident:
+                case (*_, "Anonymous", "0") if mapping is not None:
                     yield mapping
                 case _:
                     pass

@@ -1,15 +1,14 @@
 """What the agent does once before its floor is taken, so that the floor holds what every job needs.
 
-Starting a process touches far more of its libraries than running does: relocations, symbols,
-initialisers, modules that are imported and never called. Those pages are let go, and then one of
-everything is done that a job will ask for: a model run, an activation encoded under each codec,
-sent and received over gRPC, a file fetched and hashed. What that needs is in memory again when the
-floor is taken, and is not mistaken for use later; what nothing needs is in neither.
+What libraries allocate once, at first use, is no use of the fragment that happens to come first.
+So one of everything is done that a job will ask for: a model run, an activation encoded under each
+codec, sent and received over gRPC, a file fetched and hashed. What that has allocated is there when
+the floor is taken. The pages of code that it read are dropped then; the floor has a reserve for
+those that return (`process_memory`).
 
-Measured (x86-64, ONNX Runtime 1.31, gRPC 1.85): 79.7 MiB without this, 41 right after the pages
-were let go, 66.8 with the rehearsal and the connection. The first fragments then bring 0.1 to 0.4
-MiB of library pages with them; without a rehearsal 7 to 10, and 0.6 to 1.4 when nothing was let
-go.
+Measured (x86-64, ONNX Runtime 1.31, gRPC 1.85), resident: 79.7 MiB as it starts, 67 rehearsed and
+connected, 39 right after library pages were dropped, 45 when an idle agent has those again that it
+needs, and 50 to 57 with a model at work, without what that takes itself.
 
 A rehearsal that fails costs accuracy, nothing else: it is logged, and the agent continues.
 """

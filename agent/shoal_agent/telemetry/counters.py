@@ -51,3 +51,14 @@ class Counters:
     compute: Histogram = field(default_factory=Histogram)
     task: Histogram = field(default_factory=Histogram)
     load: Histogram = field(default_factory=Histogram)
+
+    def activity(self) -> tuple[int, ...]:
+        """Numbers of which one grows with whatever the agent does for others."""
+        counts = (self.tasks, self.loads, self.fetched_bytes)
+        return (
+            self.sessions,
+            self.evictions,
+            self.sent_bytes,
+            self.received_bytes,
+            *(count.total() for count in counts),
+        )

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from shoal_cli.commands import copy, inspect, partition, plan, run
+from shoal_cli.commands import bench_device, copy, inspect, partition, plan, run
 from shoal_cli.commands.failures import INTERRUPTED, print_failure
 from shoal_cli.commands.options import help_of
 
@@ -36,12 +36,13 @@ _RAW: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_o
 
 
 def _add(command: Callable[..., None], **settings: Any) -> None:
-    app.command(command.__name__, help=help_of(command), **settings)(command)
+    app.command(command.__name__.replace("_", "-"), help=help_of(command), **settings)(command)
 
 
 _add(run.run, no_args_is_help=True, epilog=run.EPILOG)
 _add(partition.partition, no_args_is_help=True, epilog=partition.EPILOG)
 _add(plan.plan, no_args_is_help=True, epilog=plan.EPILOG)
+_add(bench_device.bench_device, no_args_is_help=True, epilog=bench_device.EPILOG)
 _add(inspect.inspect, no_args_is_help=True, epilog=inspect.EPILOG)
 _add(copy.copy, no_args_is_help=True, epilog=copy.EPILOG)
 

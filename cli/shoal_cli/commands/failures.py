@@ -38,6 +38,7 @@ def print_failure(error: Exception) -> int | None:
 def title_of(error: Exception) -> str | None:
     """What to call an error; None where it is not one of the user's."""
     from shoal_cli.local import (
+        device_figures,
         orders,
         pool,
         preparation,
@@ -68,6 +69,8 @@ def title_of(error: Exception) -> str | None:
         steps.StepCrashed: "a step failed",
         runner.NoPlan: "does not fit",
         orders.JobRefused: "job refused",
+        device_figures.NoItem: "no item to run",
+        device_figures.DeviceFailed: "the device failed",
         runner.EnforcementImpossible: "budgets cannot be enforced",
         workspace.WorkspaceBusy: "work folder in use",
         pool.AgentsMissing: "agents missing",

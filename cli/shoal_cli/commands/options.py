@@ -158,11 +158,65 @@ Quiet = Annotated[bool, _show("--quiet", "-q", help="No progress and no summary.
 # ---- shoal plan ----------------------------------------------------------------------------------
 
 PlanFiles = Annotated[
-    list[Path], typer.Argument(metavar="FILE...", help="Manifests, or folders of manifests.")
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        help="Manifests, or folders of manifests, or one [bold].onnx[/bold] file.",
+        show_default=False,
+    ),
+]
+PlanInputs = Annotated[
+    Path | None, _bare(help="Folder of .npz and .npy files, whose shapes are planned for.")
+]
+BareShapes = Annotated[
+    list[str] | None,
+    _bare(
+        "--shape",
+        metavar="INPUT=1,3,48,320",
+        help="The shape of an input with dynamic axes, to plan for. Repeatable.",
+    ),
 ]
 PlanWork = Annotated[
     Path | None,
     typer.Option(help="Folder for fragments. [dim]Default: the one that `shoal run` uses[/dim]"),
+]
+
+# ---- shoal bench-device --------------------------------------------------------------------------
+
+BenchModel = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)
+]
+BenchBudgets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--budget",
+        metavar="SIZE",
+        help="The device's memory above its idle floor; given several times, one after the other. "
+        "[dim]Default: 64Mi[/dim]",
+    ),
+]
+BudgetRange = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FROM..TO",
+        help="Six budgets from one to the other: sizes, [bold]ample[/bold] for all that the model "
+        "needs, [bold]least[/bold] for the smallest that it runs in.",
+    ),
+]
+BenchInputs = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of .npz and .npy files, of which the first item is run. [dim]Default: an item "
+        "is made[/dim]"
+    ),
+]
+Turns = Annotated[int, typer.Option(min=2, max=1000, help="How many items, and runs of each peer.")]
+Peers = Annotated[
+    bool, typer.Option("--peers/--no-peers", help="Run the whole model in ONNX Runtime as well.")
+]
+Picture = Annotated[
+    Path | None,
+    _show(metavar="FILE", help="Where the picture goes. [dim]Default: MODEL.memory.svg[/dim]"),
 ]
 
 # ---- shoal partition -----------------------------------------------------------------------------
@@ -295,6 +349,24 @@ def parse_size(text: str, option: str) -> int:
         raise typer.BadParameter(f"{option}: {error}") from error
 
 
+def parse_budget(text: str, option: str = "--budget") -> int:
+    """What a device may have, in bytes."""
+    size = parse_size(text, option)
+    if not 1 << 20 <= size <= 16 << 40:
+        raise typer.BadParameter(f"{option} {text}: a device has from 1Mi to 16Ti")
+    return size
+
+
+def parse_budgets(texts: list[str], devices: int | None) -> list[int]:
+    """A budget for each device; one stands for all of them."""
+    sizes = [parse_budget(text) for text in texts]
+    if len(sizes) == 1:
+        return sizes * (devices or 3)
+    if devices not in (None, len(sizes)):
+        raise typer.BadParameter(f"--devices {devices}, but --budget is given {len(sizes)} times")
+    return sizes
+
+
 def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
     """`INPUT=1,3,48,320`, each input once."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -362,10 +434,17 @@ def is_model(files: Sequence[Path]) -> bool:
     return bool(models)
 
 
+def refuse_with_manifests(**bare: object) -> None:
+    """Manifests say all that the options of a bare model say."""
+    for name, value in bare.items():
+        if value is not None:
+            raise typer.BadParameter(
+                f"--{name} goes with a bare .onnx model; manifests say it themselves"
+            )
+
+
 def load_files(files: Sequence[Path]) -> "Manifests":
     """Read manifests; raises `ManifestErrors`."""
-    if is_model(files):
-        raise typer.BadParameter(f"{files[0]} is a model; this command takes manifests")
     from shoal_cli.local.manifests import load_manifests
 
     return load_manifests(files)

@@ -53,6 +53,10 @@ class PlainProgress(Observer):
         if self._due():
             self._print(f"{job}: {done} of {total} items compared")
 
+    def measuring(self, what: str, done: int, total: int) -> None:
+        if self._due():
+            self._print(f"{what}: {done} of {total} measured")
+
     def running(self, snapshot: Snapshot) -> None:
         if not self._due():
             return
@@ -91,6 +95,9 @@ class LiveProgress(Observer):
 
     def verifying(self, job: str, done: int, total: int) -> None:
         self._show(_bar(f"verifying {job}", done, total, f"{done}/{total} items"))
+
+    def measuring(self, what: str, done: int, total: int) -> None:
+        self._show(_bar(f"measuring {what}", done, total, f"{done}/{total}"))
 
     def running(self, snapshot: Snapshot) -> None:
         self._show(picture(snapshot))

@@ -26,9 +26,10 @@ EPILOG: Final = (
     "Compare with the whole model, and keep the figures:  "
     "shoal run job.yaml --verify --report report.json\n\n"
     "[bold]Exit status[/bold]\n\n"
-    "0: every item succeeded. 1: items failed, --verify found a difference, or a device was "
-    "measured over its budget. 2: wrong usage, a manifest or model that is refused, or nothing "
-    "fits. 130: interrupted; run the same command again to resume."
+    "0: every item succeeded; a device that was measured over its budget is named, and is "
+    "`within_budget: false` in the report. 1: items failed, or --verify found a difference. "
+    "2: wrong usage, a manifest or model that is refused, or nothing fits. "
+    "130: interrupted; run the same command again to resume."
 )
 
 
@@ -74,14 +75,14 @@ def run(
             files[0],
             inputs=_needed(inputs, "--inputs"),
             outputs=_needed(outputs, "--outputs"),
-            budgets=_budgets(budget or ["64Mi"], devices),
+            budgets=options.parse_budgets(budget or ["64Mi"], devices),
             fragments=fragments,
             residency=residency or Residency.ADAPTIVE,
             policy=policy or Policy.MABAC,
             mode=mode or Mode.STREAMING,
         )
     else:
-        _refuse_with_manifests(
+        options.refuse_with_manifests(
             inputs=inputs,
             outputs=outputs,
             devices=devices,
@@ -124,28 +125,6 @@ def _needed(path: Path | None, option: str) -> Path:
     return path
 
 
-def _refuse_with_manifests(**bare: object) -> None:
-    """Manifests say all that the options of a bare model say."""
-    for name, value in bare.items():
-        if value is not None:
-            raise typer.BadParameter(
-                f"--{name} goes with a bare .onnx model; manifests say it themselves"
-            )
-
-
-def _budgets(texts: list[str], devices: int | None) -> list[int]:
-    sizes = []
-    for text in texts:
-        sizes.append(options.parse_size(text, "--budget"))
-        if not 1 << 20 <= sizes[-1] <= 16 << 40:
-            raise typer.BadParameter(f"--budget {text}: a device has from 1Mi to 16Ti")
-    if len(sizes) == 1:
-        return sizes * (devices or 3)
-    if devices not in (None, len(sizes)):
-        raise typer.BadParameter(f"--devices {devices}, but --budget is given {len(sizes)} times")
-    return sizes
-
-
 def _check_report(path: Path) -> None:
     """Rather now than after the run. Raises `OSError` where its folder cannot be had."""
     if path.is_dir():
@@ -177,11 +156,15 @@ def _execute(
 
 def _finish(report: "RunReport", path: Path | None, *, quiet: bool, logs_stay: bool) -> int:
     """Print and write what the run did; the exit status."""
-    from shoal_cli.commands.tables import output, print_summary
+    from shoal_cli.commands.tables import output, over_budget_line, print_summary
     from shoal_cli.local.report import write_report
 
     if not quiet:
         print_summary(output(), report, logs_stay=logs_stay)
+    elif not report.within_budget:
+        for device in report.devices:
+            if not device.within_budget:
+                options.note(over_budget_line(device))
     if path is not None:
         write_report(report, path)
     if report.interrupted:

@@ -1,5 +1,6 @@
 """What `shoal` prints once: the summary of a run, the table of a partition, as rich renderables."""
 
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from shoal_cli.local.report import (
     TierHits,
     Verification,
 )
+from shoal_planner.explanation import Table as Explained
 from shoal_planner.explanation import explain
 from shoal_planner.outcome import Plan
 from shoal_planner.profile import Profile
@@ -229,20 +231,23 @@ def inspection_table(name: str, profile: Profile) -> RenderableType:
 
 def plan_table(name: str, plan: Plan, document: PartitionDocument) -> RenderableType:
     """What `explain` says of a plan, under the name of what was planned."""
-    shown: list[RenderableType] = []
-    for explained in explain(plan, document):
-        table = plain_table(
-            *(
-                Column(heading, justify="right", no_wrap=True)
-                if heading in explained.numbers
-                else heading
-                for heading in explained.headings
-            )
+    tables = map(explained_table, explain(plan, document))
+    return Group(Text(name, style="bold underline"), *tables)
+
+
+def explained_table(explained: Explained) -> RenderableType:
+    """One table of an explanation, below an empty line."""
+    table = plain_table(
+        *(
+            Column(heading, justify="right", no_wrap=True)
+            if heading in explained.numbers
+            else heading
+            for heading in explained.headings
         )
-        for row in explained.rows:
-            table.add_row(*row)
-        shown += [Text(), titled(explained.title, table)]
-    return Group(Text(name, style="bold underline"), *shown)
+    )
+    for row in explained.rows:
+        table.add_row(*row)
+    return Group(Text(), titled(explained.title, table))
 
 
 def balance_line(fragments: Sequence[Fragment]) -> str:
@@ -345,22 +350,30 @@ def _what_failed(job: JobReport) -> str:
 
 def _enforcement_line(report: RunReport) -> Text:
     kills = sum(device.out_of_memory_kills for device in report.devices)
-    if report.enforcement.mode == "none":
-        line = f"budgets: measured only ({report.enforcement.reason})"
+    mode, reason = report.enforcement.mode, report.enforcement.reason
+    if report.enforced:
+        line = f"budgets: enforced by {mode}, limit = charged to the idle agent + budget"
     else:
-        line = f"budgets: enforced by {report.enforcement.mode}, limit = floor + budget"
+        unlimited = [device.name for device in report.devices if device.limit_bytes is None]
+        if mode != "none" and unlimited:
+            reason = f"{mode} set no limit for {', '.join(unlimited)}"
+        elif mode != "none":
+            reason = f"{mode} limits what is charged to a device, not what others brought there"
+        line = f"budgets: measured only ({reason})"
+    if mode != "none":
         line += f"; {kills} out-of-memory kills"
-    if all(device.within_budget for device in report.devices):
+    if report.within_budget:
         line += "; every device inside its budget"
     return Text(line, style="red" if kills else "")
 
 
 def over_budget_line(device: DeviceReport) -> str:
     """What a device took of what it had, and what to do."""
+    percent = math.ceil(100 * device.peak_bytes_above_floor / max(1, device.budget_bytes))
     return (
         f"device {device.name} used {format_bytes(device.peak_bytes_above_floor)} of its "
-        f"{format_bytes(device.budget_bytes)}: OVER BUDGET; give it more memory or cut the model "
-        "into more fragments"
+        f"{format_bytes(device.budget_bytes)}, {percent}%: OVER BUDGET; give it more memory or cut "
+        "the model into more fragments"
     )
 
 

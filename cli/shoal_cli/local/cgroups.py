@@ -16,13 +16,20 @@ delegated to him: the directory, `cgroup.procs` and `cgroup.subtree_control` of 
 above both ends must be his. Whether it is, is found by trying (`open_groups`).
 
 A process enters its group before it becomes the agent: a shell writes its own number into
-`cgroup.procs` and then `exec`s (`DeviceGroup.enter`), so not one page of the agent is charged
-elsewhere. The limit comes later, when the agent has measured its idle floor: limit = floor +
-budget.
+`cgroup.procs` and then `exec`s (`DeviceGroup.enter`), so no page that it is the first to touch is
+charged elsewhere. The limit comes when the agent is idle: limit = what is charged to the group
+then + budget. So the memory charged to a group cannot grow by more than the budget, whatever the
+agent does or measures.
 
-The kernel counts page cache against the limit as well, but gives it back before it kills: fragments
-are mapped from files, so a group may be at its limit (`failures` grows) without harm. Kills are
-counted separately (`out_of_memory_kills`).
+What is charged. The kernel charges a page of a file to the group that first brought it into
+memory. Library pages that this process or another agent brought there are charged to those, now
+and later: they are resident in the agent, but neither in its charge when idle nor in its growth.
+The pages of its fragments are charged to the agent: it writes and reads them itself, into a
+cache that it shares with nobody, and at its start it has the kernel drop what an earlier process
+has left of them in the page cache. The kernel counts page cache against the limit as well, but
+gives it back before it kills: fragments are mapped from files, so a group may be at its limit
+(`failures` grows) without harm. Kills are counted separately (`out_of_memory_kills`). Memory of the
+kernel's own (page tables, sockets) is charged too, and part of the growth.
 
 RUN names the runner (its process number and start time), so a later run can tell the groups of a
 dead one, and removes them if they are empty (`sweep`).
@@ -30,6 +37,7 @@ dead one, and removes them if they are empty (`sweep`).
 
 import contextlib
 import errno
+import mmap
 import os
 import subprocess
 import time
@@ -108,17 +116,37 @@ class DeviceGroup:
         entrances = [str(folder / "cgroup.procs") for folder in self.folders]
         return ["/bin/sh", "-c", _ENTER, "shoal-enter", *entrances, "--", *command]
 
+    def charged_bytes(self) -> int:
+        """Memory charged to the group now, without the page cache that no process has mapped: the
+        kernel takes that back first."""
+        stat = _counters(self.memory / "memory.stat")
+        if self.version == 2:
+            usage = _integer(self.memory / "memory.current")
+            cache, mapped = stat.get("file", 0), stat.get("file_mapped", 0)
+        else:
+            usage = _integer(self.memory / "memory.usage_in_bytes")
+            cache, mapped = stat.get("total_cache", 0), stat.get("total_mapped_file", 0)
+        return max(0, usage - max(0, cache - mapped))
+
     def limit_memory(self, limit_bytes: int) -> None:
         """Set the hard limit. For a group that needs more already: `OSError` EBUSY under v1, killed
         processes under v2."""
+        # No swap for the group, else the limit would bound nothing. These files are absent where
+        # swap is not counted.
         if self.version == 2:
-            # No swap for the group, else the limit would bound nothing. Absent where swap is not
-            # counted.
             with contextlib.suppress(FileNotFoundError):
                 (self.memory / "memory.swap.max").write_text("0")
             (self.memory / "memory.max").write_text(str(limit_bytes))
         else:
+            # The limit of memory and swap together must never be the lower one; a page above it,
+            # since the kernel counts failures at the other one alone.
+            together = self.memory / "memory.memsw.limit_in_bytes"
+            counted = together.exists()
+            if counted:
+                together.write_text("-1")
             (self.memory / "memory.limit_in_bytes").write_text(str(limit_bytes))
+            if counted:
+                together.write_text(str(limit_bytes + mmap.PAGESIZE))
 
     def limit_processors(self, cpus: Decimal) -> None:
         """At most `cpus` processors' worth of time in every tenth of a second."""
@@ -137,7 +165,7 @@ class DeviceGroup:
             failures = events.get("max", 0)
         else:
             events = _counters(self.memory / "memory.oom_control")
-            failures = int("".join(_words(self.memory / "memory.failcnt")) or 0)
+            failures = _integer(self.memory / "memory.failcnt")
         return Pressure(failures=failures, out_of_memory_kills=events.get("oom_kill", 0))
 
     def processes(self) -> tuple[int, ...]:
@@ -340,6 +368,11 @@ def _words(file: Path) -> list[str]:
         return file.read_text().split()
     except OSError:
         return []
+
+
+def _integer(file: Path) -> int:
+    """Its number; 0 if it is not there or not ours to read."""
+    return int("".join(_words(file)) or 0)
 
 
 def _membership(text: str) -> Mapping[str, str]:

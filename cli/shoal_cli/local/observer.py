@@ -30,6 +30,9 @@ class Observer:
     def verifying(self, job: str, done: int, total: int) -> None:
         """How many items are compared."""
 
+    def measuring(self, what: str, done: int, total: int) -> None:
+        """How many measurements are taken: of `device of 64 MiB`."""
+
     def running(self, snapshot: Snapshot) -> None:
         """The jobs run; comes about twice a second."""
 

@@ -117,16 +117,8 @@ def bare_manifests(  # noqa: PLR0913 - each is an option of `shoal run MODEL.onn
     mode: Mode,
 ) -> Manifests:
     """The manifests that `shoal run MODEL.onnx` stands for."""
-    name = _dns_label(model.stem)
-    devices = [
-        {"name": f"device-{number}", "memory": budget} for number, budget in enumerate(budgets, 1)
-    ]
-    pool = {
-        "local": {"devices": devices},
-        "budget": {"memory": max(budgets)},
-        "residency": residency.value,
-    }
-    job = {
+    name, specs = _bare_specs(model, budgets, fragments, residency, {})
+    specs["InferenceJob", name] = {
         "partitionRef": {"name": name},
         "poolRef": {"name": BARE_POOL},
         "inputs": {"uri": inputs.absolute().as_uri()},
@@ -134,13 +126,54 @@ def bare_manifests(  # noqa: PLR0913 - each is an option of `shoal run MODEL.onn
         "policy": policy.value,
         "mode": mode.value,
     }
+    return _manifests(model, specs)
+
+
+def bare_placement(
+    model: Path,
+    *,
+    budgets: Sequence[int],
+    fragments: int | None,
+    residency: Residency,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Manifests:
+    """The manifests that `shoal plan MODEL.onnx` stands for: a model without a job."""
+    name, specs = _bare_specs(model, budgets, fragments, residency, shapes)
+    specs["Placement", name] = {"partitionRef": {"name": name}, "poolRef": {"name": BARE_POOL}}
+    return _manifests(model, specs)
+
+
+_Specs = dict[tuple[str, str], dict[str, object]]
+"""By kind and name."""
+
+
+def _bare_specs(
+    model: Path,
+    budgets: Sequence[int],
+    fragments: int | None,
+    residency: Residency,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> tuple[str, _Specs]:
+    """The model, how it is cut, and the devices, under a name made of the file's."""
+    name = _dns_label(model.stem)
+    devices = [
+        {"name": f"device-{number}", "memory": budget} for number, budget in enumerate(budgets, 1)
+    ]
     count = {} if fragments is None else {"fragments": fragments}
-    specs = {
-        ("Model", name): {"source": {"uri": model.absolute().as_uri()}},
+    given = [{"input": each, "shape": list(shape)} for each, shape in shapes.items()]
+    pool: dict[str, object] = {
+        "local": {"devices": devices},
+        "budget": {"memory": max(budgets)},
+        "residency": residency.value,
+    }
+    return name, {
+        ("Model", name): {"source": {"uri": model.absolute().as_uri()}, "shapes": given},
         ("Partition", name): {"modelRef": {"name": name}, **count},
         ("DevicePool", BARE_POOL): pool,
-        ("InferenceJob", name): job,
     }
+
+
+def _manifests(model: Path, specs: _Specs) -> Manifests:
     return manifests_of(
         str(model),
         [

@@ -173,16 +173,17 @@ class PoolRun:
             await self.supervisor.start(self._agent_spec(device, number))
 
     async def wait_for_sessions(self, on_note: Callable[[str], None]) -> None:
-        """Until every agent has its session; its memory limit is then set: floor + budget.
+        """Until every agent has its session. It is idle then, and what is charged to its cgroup
+        may grow by its budget from now on, and no further.
 
         `on_note` receives a text for each limit that could not be set. Raises `AgentsMissing`.
         """
         budgets = {device.name: device.memory for device in self.devices}
 
-        def limit(name: str, floor_bytes: int) -> None:
-            group, size = self._device_groups.get(name), floor_bytes + budgets[name]
-            if group is None:
+        def limit(name: str) -> None:
+            if (group := self._device_groups.get(name)) is None:
                 return
+            size = group.charged_bytes() + budgets[name]
             try:
                 group.limit_memory(size)
             except OSError as error:

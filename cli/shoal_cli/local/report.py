@@ -11,7 +11,7 @@ from typing import Final
 
 from shoal_protocol.durable_files import replace_file
 
-VERSION: Final = 1
+VERSION: Final = 2
 SCHEMA_PATH: Final = Path(__file__).with_name("report.schema.json")
 
 
@@ -39,10 +39,12 @@ class FragmentHeld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReport:
-    """One device. Bytes above the floor are the kernel's mark of resident memory, less the floor.
+    """One device. Bytes above the floor are measured by the agent: the kernel's mark of resident
+    memory, without library pages up to the floor's reserve for them.
 
     Counters run from the start of the run; those of an agent that died, up to its last report.
-    `limit_bytes` is None where nothing enforces the budget.
+    `limit_bytes` is what may be charged to its cgroup: what was charged while it was idle, and the
+    budget; None where nothing limits it.
     """
 
     name: str
@@ -167,7 +169,7 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enforcement:
-    """How the budgets were held: `cgroup v1`, `cgroup v2`, or `none` (measured only) and why."""
+    """What limits the devices: `cgroup v1`, `cgroup v2`, or `none` (measured only) and why."""
 
     mode: str
     reason: str
@@ -189,17 +191,24 @@ class RunReport:
 
     @property
     def succeeded(self) -> bool:
-        """Every item and every verification succeeded, and no device exceeded its budget."""
-        return (
-            not self.interrupted
-            and all(device.within_budget for device in self.devices)
-            and all(
-                job.complete
-                and not job.verification_error
-                and (job.verification is None or job.verification.passed)
-                for job in self.jobs
-            )
+        """Every item and every verification succeeded."""
+        return not self.interrupted and all(
+            job.complete
+            and not job.verification_error
+            and (job.verification is None or job.verification.passed)
+            for job in self.jobs
         )
+
+    @property
+    def within_budget(self) -> bool:
+        """No device was measured over its budget."""
+        return all(device.within_budget for device in self.devices)
+
+    @property
+    def enforced(self) -> bool:
+        """No device could exceed its budget, and none did: each was limited to it while it ran."""
+        limited = [device.limit_bytes is not None for device in self.devices]
+        return self.within_budget and any(limited) and all(limited)
 
 
 def to_json(report: RunReport) -> dict[str, object]:
@@ -211,7 +220,13 @@ def to_json(report: RunReport) -> dict[str, object]:
         job["whole_model_peak_bytes"] = getattr(source.verification, "peak_bytes", None)
     for device, held in zip(document["devices"], report.devices, strict=True):
         device["within_budget"] = held.within_budget
-    return {"version": VERSION, "succeeded": report.succeeded, **document}
+    return {
+        "version": VERSION,
+        "succeeded": report.succeeded,
+        "within_budget": report.within_budget,
+        "enforced": report.enforced,
+        **document,
+    }
 
 
 def write_report(report: RunReport, path: Path) -> None:

@@ -125,7 +125,7 @@ def _work(message: Json, on_progress: Progress) -> Json:
 
 def _compare_all(request: VerificationRequest, on_progress: Progress) -> Verification:
     # Loaded in this process alone: the runner has no use for ONNX Runtime.
-    from shoal_cli.local.whole_model import ModelUnusable, WholeModel  # noqa: PLC0415
+    from shoal_cli.local.whole_model import ModelUnusable, Way, WholeModel  # noqa: PLC0415
 
     document = document_from_json(request.partition.read_bytes())
     inputs = scan_inputs(request.inputs, document.inputs)
@@ -146,7 +146,7 @@ def _compare_all(request: VerificationRequest, on_progress: Progress) -> Verific
         sample = _sample([item for item in range(len(inputs)) if results.has(item)])
         by_default = [whole.run(names, inputs.read(item)) for item in sample]
         del whole  # two whole models at once may be more than the machine has
-        plain = WholeModel(request.model, optimised=False)
+        plain = WholeModel(request.model, Way.UNOPTIMISED)
         reference = Comparison()
         for item, expected in zip(sample, by_default, strict=True):
             reference.add(inputs.place(item), expected, plain.run(names, inputs.read(item)))

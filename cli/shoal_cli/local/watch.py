@@ -81,15 +81,13 @@ class Watch:
         self.jobs: dict[str, pb.JobStatus] = {}
         self.devices: dict[str, DeviceTally] = {}
 
-    async def wait_for_devices(
-        self, names: Sequence[str], on_floor: Callable[[str, int], None]
-    ) -> None:
-        """Until all named devices have a session; `on_floor(name, bytes)` once for each."""
+    async def wait_for_devices(self, names: Sequence[str], on_ready: Callable[[str], None]) -> None:
+        """Until all named devices have a session; `on_ready(name)` once for each."""
         missing = set(names)
         while missing:
             for status in await self.poll():
                 if status.name in missing and status.state == pb.DeviceStatus.READY:
-                    on_floor(status.name, status.floor_bytes)
+                    on_ready(status.name)
                     missing.discard(status.name)
             if missing:
                 await asyncio.sleep(0.05)

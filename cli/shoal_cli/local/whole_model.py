@@ -10,6 +10,7 @@ where it has not, what is resident afterwards is counted, which is less than the
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,26 +31,38 @@ class ModelUnusable(Exception):
     """ONNX Runtime does not load or run the model."""
 
 
-class WholeModel:
-    """A session of default settings, or one without any optimisation; one at a time in memory."""
+class Way(StrEnum):
+    """How ONNX Runtime loads a model: as it does by default, without any optimisation, or *mapped*:
+    nothing is done that would copy weights, so that those in a file of their own stay there."""
 
-    def __init__(self, path: Path, *, optimised: bool = True) -> None:
-        """Raises `ModelUnusable`."""
+    DEFAULT = "default"
+    UNOPTIMISED = "unoptimised"
+    MAPPED = "mapped"
+
+
+class WholeModel:
+    """One session; one at a time in memory."""
+
+    def __init__(self, path: Path, way: Way = Way.DEFAULT, *, threads: int | None = None) -> None:
+        """`threads`: as many, which spin while they wait, as they do by default. None: one for each
+        processor, without spinning. Raises `ModelUnusable`.
+        """
         warm_up()
         _trim()
         self._mark = _Mark()
         self.floor_bytes = _status_bytes("VmRSS")
         self.peak_bytes = 0
-        options = onnxruntime.SessionOptions()
-        # How a thread waits changes no result; threads that spin take two thirds of the processor.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if not optimised:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=_PROVIDERS)
+            self._session = onnxruntime.InferenceSession(
+                str(path), _options(way, threads), providers=_PROVIDERS
+            )
         except Exception as error:  # ONNX Runtime's own classes share no base
             raise ModelUnusable(str(error)) from error
         self._read_mark()
+
+    @property
+    def output_names(self) -> list[str]:
+        return [each.name for each in self._session.get_outputs()]
 
     def run(self, names: Sequence[str], inputs: Arrays) -> dict[str, Array]:
         """The outputs of these names. Raises `ModelUnusable`."""
@@ -63,6 +76,22 @@ class WholeModel:
 
     def _read_mark(self) -> None:
         self.peak_bytes = max(self.peak_bytes, self._mark.read() - self.floor_bytes)
+
+
+def _options(way: Way, threads: int | None) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    levels = onnxruntime.GraphOptimizationLevel
+    if threads is None:
+        # How a thread waits changes no result; threads that spin take two thirds of the processor.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    else:
+        options.intra_op_num_threads = threads
+    if way is Way.UNOPTIMISED:
+        options.graph_optimization_level = levels.ORT_DISABLE_ALL
+    if way is Way.MAPPED:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED
+    return options
 
 
 def warm_up() -> None:

@@ -9,18 +9,21 @@ _BITS = 4
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of durations by bucket."""
+    """Counts of durations by bucket. A quantile lies between the least and the greatest of them,
+    so that of a single duration is exact."""
 
     counts: dict[int, int] = field(default_factory=dict)
     total: int = 0
+    minimum: Nanoseconds = Nanoseconds(0)
     maximum: Nanoseconds = Nanoseconds(0)
 
     def add(self, duration: Nanoseconds) -> None:
         shift = duration.bit_length() - _BITS - 1
         bucket = duration if shift <= 0 else (shift << (_BITS + 1)) + (duration >> shift)
         self.counts[bucket] = self.counts.get(bucket, 0) + 1
-        self.total += 1
+        self.minimum = min(self.minimum, duration) if self.total else duration
         self.maximum = max(self.maximum, duration)
+        self.total += 1
 
     def quantile(self, fraction: float) -> Nanoseconds:
         """The duration below which that fraction of them lies; there must be one."""
@@ -30,7 +33,7 @@ class Histogram:
             seen += self.counts[bucket]
             if seen >= rank:
                 break
-        return Nanoseconds(min(_middle(bucket), self.maximum))
+        return Nanoseconds(max(self.minimum, min(_middle(bucket), self.maximum)))
 
 
 def _middle(bucket: int) -> int:

@@ -13,7 +13,16 @@ from onnx import TensorProto, helper
 
 from cli.local.workbench import save_model
 
-COMMANDS = ("run", "partition", "plan", "agent", "coordinator", "operator", "version")
+COMMANDS = (
+    "run",
+    "partition",
+    "plan",
+    "bench-device",
+    "agent",
+    "coordinator",
+    "operator",
+    "version",
+)
 
 
 def shoal(*arguments: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -50,7 +59,9 @@ def test_every_command_explains_itself(command: str) -> None:
     assert "Traceback" not in shown.stderr
 
 
-@pytest.mark.parametrize("command", ["run", "partition", "plan", "coordinator", "operator"])
+@pytest.mark.parametrize(
+    "command", ["run", "partition", "plan", "bench-device", "coordinator", "operator"]
+)
 def test_help_has_an_example(command: str) -> None:
     assert f"shoal {command} " in help_of(command).stdout.split("Example", 1)[1]
 

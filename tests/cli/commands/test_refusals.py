@@ -34,6 +34,7 @@ spec:
   outputs: {{uri: out}}
 """
 RUN = ("run", "model.onnx", "--inputs", "in", "--outputs", "out")
+BENCH = ("bench-device", "model.onnx")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,12 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("run", "empty"), "empty: has no .yaml, .yml, .json file"),
         (("run", "pool.yaml"), "nothing to run: there is no InferenceJob"),
         (("plan", "pool.yaml"), "nothing to plan: there is no Placement and no InferenceJob"),
-        (("plan", "model.onnx"), "model.onnx is a model; this command takes manifests"),
+        (("plan", "pool.yaml", "--devices", "2"), "--devices goes with a bare .onnx model"),
+        (("plan", "model.onnx", "pool.yaml"), "one .onnx model, or manifests, not both"),
+        (("plan", "model.onnx", "--budget", "1Mi"), "by itself, the limit is 1 MiB"),
+        (("plan", "model.onnx", "--inputs", "gone"), "--inputs gone: there is no such folder"),
+        (("plan", "model.onnx", "--shape", "z=1"), "no input z to give a shape"),
+        (("plan", "gone.onnx"), "there is no file"),
         ((*RUN, "--budget=-5Mi"), "--budget: '-5Mi' is not a quantity such as 64Mi"),
         ((*RUN, "--budget", "0"), "--budget 0: a device has from 1Mi to 16Ti"),
         ((*RUN, "--budget", "NaN"), "--budget: 'NaN' is not a quantity such as 64Mi"),
@@ -106,6 +112,22 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "cannot be written: Not a directory",
         ),
         (("run", "text.onnx", *RUN[2:5], "/proc/out"), "cannot be written: No such file"),
+        (("bench-device", "gone.onnx"), "gone.onnx: there is no such file"),
+        (("bench-device", "folder.onnx"), "folder.onnx: is a folder, not a file"),
+        (("bench-device", "text.onnx"), "text.onnx: is not an ONNX model"),
+        ((*BENCH, "--budget", "64Mb"), "--budget: '64Mb' is not a quantity"),
+        ((*BENCH, "--budget", "0"), "--budget 0: a device has from 1Mi to 16Ti"),
+        ((*BENCH, "--budget", "1Mi"), "device-1 has 1 MiB; raise the budget"),
+        ((*BENCH, "--budgets", "8Mi"), "--budgets 8Mi: write FROM..TO, such as ample..least"),
+        ((*BENCH, "--budgets", "ample..all"), "--budgets: 'all' is not a quantity"),
+        ((*BENCH, "--budgets", "ample..1Mi"), "device-1 has 4 MiB; raise the budget"),
+        ((*BENCH, "--budgets", "ample..least", "--budget", "8Mi"), "not both"),
+        ((*BENCH, "--turns", "1"), "'--turns'"),
+        ((*BENCH, "--picture", "picture.png"), "picture.png: pictures are SVG"),
+        ((*BENCH, "--picture", "gone/picture.svg"), "gone cannot be written"),
+        ((*BENCH, "--shape", "x=1"), "tensor x: cannot have the shape [1]"),
+        ((*BENCH, "--shape", "y=1,256"), "no input y to give a shape"),
+        ((*BENCH, "--inputs", "empty"), "inputs empty: is empty: it has no .npz or .npy"),
     ],
 )
 def test_what_was_wrong_is_said_in_a_few_lines(

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cli.local.test_report import DEVICE, FAILED, REPORT
 from shoal_cli.commands.tables import LOG_COLUMNS, output, print_summary
-from shoal_cli.local.report import FragmentHeld, RunReport
+from shoal_cli.local.report import Enforcement, FragmentHeld, RunReport
 
 LOGS = f"{REPORT.work}/logs"
 NAMES = ("pi-4", "pi-zero", "a-device-with-quite-a-long-name")
@@ -39,6 +39,27 @@ def test_nothing_is_cut_short_at_any_width(width: int) -> None:
 def test_80_columns_hold_a_device_on_a_line() -> None:
     (line,) = [line for line in shown(REPORT, 80).splitlines() if line.startswith("pi-4")]
     assert "20 of 24 MiB 83%" in line
+
+
+def test_budgets_are_called_enforced_only_where_none_could_be_exceeded() -> None:
+    assert "budgets: enforced by cgroup v1, limit = charged to the idle agent" in shown(REPORT, 200)
+    unlimited = replace(REPORT, devices=(DEVICE, replace(DEVICE, name="pi", limit_bytes=None)))
+    text = shown(unlimited, 200)
+    assert "budgets: measured only (cgroup v1 set no limit for pi)" in text
+    assert "enforced" not in text
+    reason = Enforcement(mode="none", reason="asked for with --enforce none")
+    free = replace(DEVICE, limit_bytes=None)
+    text = shown(replace(REPORT, enforcement=reason, devices=(free,)), 200)
+    assert "budgets: measured only (asked for with --enforce none); every device inside" in text
+
+
+def test_a_device_over_its_budget_is_named_with_budget_peak_and_share() -> None:
+    over = replace(DEVICE, name="pi-zero", peak_bytes_above_floor=(24 << 20) + 1000)
+    text = shown(replace(REPORT, devices=(DEVICE, over)), 200)
+    assert "device pi-zero used 24 MiB of its 24 MiB, 101%: OVER BUDGET; give it more" in text
+    assert "budgets: measured only (cgroup v1 limits what is charged to a device" in text
+    assert "enforced" not in text
+    assert "inside its budget" not in text
 
 
 def test_a_device_says_which_fragments_ran_there_in_blocks() -> None:

@@ -1,5 +1,6 @@
 """Cgroups: reading what the machine mounts, v2 on a copy of its files, v1 on the real kernel."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -125,6 +126,24 @@ def test_v2_limits_memory_processors_and_swap(tmp_path: Path) -> None:
     assert group.folders == (tmp_path,)
 
 
+def test_v2_charges_without_the_page_cache_that_nobody_maps(tmp_path: Path) -> None:
+    (tmp_path / "memory.current").write_text(f"{100 << 20}\n")
+    stat = f"anon {30 << 20}\nfile {60 << 20}\nkernel {10 << 20}\nfile_mapped {15 << 20}\n"
+    (tmp_path / "memory.stat").write_text(stat)
+    group = DeviceGroup(version=2, memory=tmp_path, cpu=None)
+    assert group.charged_bytes() == 55 << 20
+
+
+def test_v1_limits_swap_with_memory_where_it_is_counted(tmp_path: Path) -> None:
+    group = DeviceGroup(version=1, memory=tmp_path, cpu=None)
+    group.limit_memory(96 << 20)
+    assert [path.name for path in tmp_path.iterdir()] == ["memory.limit_in_bytes"]
+    (tmp_path / "memory.memsw.limit_in_bytes").write_text("-1")
+    group.limit_memory(64 << 20)
+    assert (tmp_path / "memory.limit_in_bytes").read_text() == str(64 << 20)
+    assert (tmp_path / "memory.memsw.limit_in_bytes").read_text() == str((64 << 20) + mmap.PAGESIZE)
+
+
 def test_v2_counts_times_at_the_limit_and_kills(tmp_path: Path) -> None:
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 17\noom 2\noom_kill 1\n")
     pressure = DeviceGroup(version=2, memory=tmp_path, cpu=None).pressure()
@@ -181,6 +200,55 @@ def test_a_process_starts_inside_its_group_and_the_kernel_kills_it_at_the_limit(
     finally:
         groups.remove()
     assert not any(root.exists() for root in groups.roots)
+
+
+HOARDS = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file:
+    shared = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+sum(shared[at] for at in range(0, len(shared), 4096))
+print("idle", flush=True)
+for line in sys.stdin:
+    held = bytearray(int(line) << 20)
+    for at in range(0, len(held), 4096): held[at] = 1
+    print("held", flush=True)
+    del held
+"""
+
+
+@pytest.mark.real
+def test_what_is_charged_to_a_group_cannot_grow_by_more_than_the_budget_whatever_others_share(
+    groups: RunGroups, tmp_path: Path
+) -> None:
+    shared = tmp_path / "library"
+    shared.write_bytes(bytes(48 << 20))  # this process brings its pages into memory
+    try:
+        group = groups.create("device")
+        with subprocess.Popen(
+            group.enter([sys.executable, "-c", HOARDS, str(shared)]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stdout.readline() == "idle\n"
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            resident = int(status.partition("VmRSS:")[2].split()[0]) << 10
+            charged = group.charged_bytes()
+            assert resident > 48 << 20 > charged > 2 << 20
+            group.limit_memory(charged + (24 << 20))
+            process.stdin.write("20\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "held\n"
+            # A limit that counted from resident memory would let it have this.
+            process.stdin.write("28\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == ""
+        assert process.returncode == -9
+        assert group.pressure().out_of_memory_kills == 1
+    finally:
+        groups.remove()
 
 
 # ---- v2 on the real kernel: any controller that v1 has not taken shows the rules of moving -------

@@ -147,14 +147,32 @@ def test_the_main_figures_of_a_verification_stand_in_the_job_and_are_null_withou
         replace(REPORT, jobs=(replace(JOB, state="Cancelled"),)),
         replace(REPORT, jobs=(replace(JOB, verification=replace(VERIFICATION, mismatched=1)),)),
         replace(REPORT, jobs=(replace(JOB, verification=replace(VERIFICATION, max_rel_diff=1)),)),
-        replace(REPORT, devices=(DEVICE, replace(DEVICE, peak_bytes_above_floor=25 << 20))),
     ],
 )
-def test_a_run_succeeds_only_if_every_item_did_nothing_differs_and_budgets_held(
-    report: RunReport,
-) -> None:
+def test_a_run_succeeds_only_if_every_item_did_and_nothing_differs(report: RunReport) -> None:
     assert REPORT.succeeded
     assert not report.succeeded
+
+
+OVER = replace(DEVICE, name="pi-zero", peak_bytes_above_floor=25 << 20)
+
+
+def test_budgets_are_enforced_only_where_every_device_was_limited_and_none_went_over() -> None:
+    assert (REPORT.within_budget, REPORT.enforced) == (True, True)
+    unlimited = replace(REPORT, devices=(DEVICE, replace(DEVICE, limit_bytes=None)))
+    assert (unlimited.within_budget, unlimited.enforced) == (True, False)
+    over = replace(REPORT, devices=(DEVICE, OVER))
+    assert (over.within_budget, over.enforced) == (False, False)
+    assert not replace(REPORT, devices=()).enforced
+
+
+def test_right_results_of_a_device_over_its_budget_are_a_success_that_says_so() -> None:
+    report = replace(REPORT, devices=(DEVICE, OVER))
+    assert report.succeeded
+    document = to_json(report)
+    assert (document["succeeded"], document["within_budget"]) == (True, False)
+    assert [device["within_budget"] for device in document["devices"]] == [True, False]  # type: ignore[attr-defined]
+    assert_follows_the_schema(report)
 
 
 def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:

@@ -1,0 +1,177 @@
+"""`shoal bench-device`."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from shoal_cli.commands import options
+from shoal_cli.local.cgroups import Enforce
+
+if TYPE_CHECKING:
+    from shoal_cli.local.device_bench import BenchOrder
+    from shoal_cli.local.device_figures import DeviceFigures
+    from shoal_cli.local.made_items import Array
+    from shoal_protocol.partition import Fragment, TensorSpec
+
+CURVE: Final = 6
+_MIB: Final = 1 << 20
+_SPARE: Final = 16
+"""What a run that keeps all in memory is given beyond that, one part in so many: items come in."""
+EPILOG: Final = (
+    "[bold]Examples[/bold]\n\n"
+    "A model in less memory than it needs:  shoal bench-device model.onnx --budget 64Mi\n\n"
+    "Time against memory, six budgets:  shoal bench-device model.onnx --budgets ample..least\n\n"
+    "With sizes for its dynamic axes:  shoal bench-device rec.onnx --shape x=1,3,48,320\n\n"
+    "[bold]Exit status[/bold]\n\n"
+    "0: within every budget. 1: a device was measured over its budget, or failed. 2: wrong usage, "
+    "a model that is refused, or a budget in which it cannot run."
+)
+
+
+def bench_device(
+    model: options.BenchModel,
+    budget: options.BenchBudgets = None,
+    budgets: options.BudgetRange = None,
+    shape: options.Shapes = None,
+    inputs: options.BenchInputs = None,
+    turns: options.Turns = 25,
+    peers: options.Peers = True,
+    enforce: options.Enforce = Enforce.AUTO,
+    threads: options.Threads = None,
+    picture: options.Picture = None,
+    work: options.RunWork = None,
+    as_json: options.AsJson = False,
+    progress: options.Progress = "auto",
+) -> None:
+    """Run a whole model as one device of a budget, and measure memory and time.
+
+    A coordinator and one agent run on this machine, as for `shoal run MODEL --devices 1`. Where the
+    budget is less than the model needs, it runs in blocks, and weights leave memory when their
+    block has run. ONNX Runtime runs the whole model in turns with it, as it comes, and with its
+    weights mapped from a file. A picture shows what was resident when.
+    """
+    from shoal_cli.local.device_bench import BenchOrder
+
+    choose = _chosen(budget, budgets)
+    target = _picture_file(picture, model)
+    made = BenchOrder(
+        model=model,
+        item=_item(model, inputs, options.parse_shapes(shape)),
+        budgets=choose,
+        turns=turns,
+        threads=threads or os.cpu_count() or 1,
+        enforce=enforce,
+        peers=peers,
+    )
+    figures = _measure(made, work, None if as_json else progress)
+    _show(figures, target, as_json=as_json)
+    raise typer.Exit(0 if all(each.within_budget for each in figures.budgets) else 1)
+
+
+def _chosen(budget: list[str] | None, budgets: str | None) -> "Callable[[Fragment], Sequence[int]]":
+    """The budgets to measure, once the model's needs are known."""
+    if budget and budgets:
+        raise typer.BadParameter("give --budget, once or several times, or --budgets, not both")
+    if budgets is None:
+        sizes = [options.parse_budget(text) for text in budget or ["64Mi"]]
+        return lambda fragment: sizes
+    first, separator, last = budgets.partition("..")
+    if not separator:
+        raise typer.BadParameter(f"--budgets {budgets}: write FROM..TO, such as ample..least")
+    ends = [_end(text) for text in (first, last)]
+
+    def spread(fragment: "Fragment") -> list[int]:
+        most, least = sorted((end(fragment) for end in ends), reverse=True)
+        steps = (most * (least / most) ** (step / (CURVE - 1)) for step in range(CURVE))
+        # Whole MiB, and never below the least.
+        return list(dict.fromkeys(-(-round(size) // _MIB) * _MIB for size in steps))
+
+    return spread
+
+
+def _end(text: str) -> "Callable[[Fragment], int]":
+    match text:
+        case "ample":
+            return lambda fragment: fragment.resident_bytes * (_SPARE + 1) // _SPARE
+        case "least":
+            return lambda fragment: fragment.least_bytes
+        case _:
+            size = options.parse_budget(text, "--budgets")
+            return lambda fragment: size
+
+
+def _picture_file(picture: Path | None, model: Path) -> Path:
+    path = picture or Path(f"{model.stem}.memory.svg")
+    if path.suffix != ".svg":
+        raise typer.BadParameter(f"--picture {path}: pictures are SVG; name a file in .svg")
+    if path.is_dir():
+        raise typer.BadParameter(f"--picture {path}: is a folder; name a file")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise typer.BadParameter(f"--picture {path}: {path.parent} cannot be written")
+    return path
+
+
+def _item(
+    model: Path, inputs: Path | None, shapes: Mapping[str, tuple[int, ...]]
+) -> "Mapping[str, Array]":
+    """The first of the items that were given, or one that is made."""
+    from shoal_cli.commands.tables import working
+    from shoal_cli.local.made_items import make_item
+    from shoal_cli.local.preparation import PreparationRefused
+    from shoal_compiler.profile import profile_model
+
+    if not model.is_file():
+        problem = "is a folder, not a file" if model.is_dir() else "there is no such file"
+        raise PreparationRefused(f"{model}: {problem}")
+    with working(f"reading {model.name}"):
+        specs = profile_model(model, shapes or None).inputs
+    return make_item(specs, shapes) if inputs is None else _first_item(inputs, specs)
+
+
+def _first_item(folder: Path, specs: "tuple[TensorSpec, ...]") -> "Mapping[str, Array]":
+    from shoal_cli.local.orders import JobRefused
+    from shoal_coordinator.storage.inputs import InputsRefused, InputUnsuitable, scan_inputs
+
+    try:
+        return scan_inputs(folder, specs).read(0)
+    except (InputsRefused, InputUnsuitable) as error:
+        raise JobRefused(str(error)) from error
+
+
+def _measure(
+    order: "BenchOrder", work: Path | None, progress: options.ProgressKind | None
+) -> "DeviceFigures":
+    from rich.console import Console
+
+    from shoal_cli.commands.progress import choose_progress
+    from shoal_cli.local.device_bench import bench_device as measure
+    from shoal_cli.local.workspace import default_work_folder, open_workspace
+
+    observer = choose_progress(progress, Console(stderr=True))
+    folder = work or default_work_folder(f"bench-{order.model.stem}", [order.model, Path("bench")])
+    try:
+        with open_workspace(folder) as workspace:
+            return asyncio.run(measure(order, workspace, observer))
+    finally:
+        observer.ended()
+
+
+def _show(figures: "DeviceFigures", target: Path, *, as_json: bool) -> None:
+    from shoal_cli.commands.device_pictures import picture
+    from shoal_cli.commands.device_tables import device_tables
+    from shoal_cli.commands.tables import output
+    from shoal_cli.local.device_figures import to_json
+    from shoal_protocol.durable_files import replace_file
+
+    replace_file(target, picture(figures).encode())
+    if as_json:
+        typer.echo(json.dumps({**to_json(figures), "picture": str(target)}))
+        return
+    console = output()
+    console.print(device_tables(figures))
+    console.print(f"\npicture: {target}", soft_wrap=True, highlight=False)

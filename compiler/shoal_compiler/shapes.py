@@ -26,7 +26,7 @@ Dims = tuple[int, ...]
 Values = npt.NDArray[np.generic]
 
 # How onnx says that a node or a graph makes no sense to it.
-_INFERENCE_FAILS: Final = (
+INFERENCE_FAILS: Final = (
     onnx.shape_inference.InferenceError,
     onnx.checker.ValidationError,
     onnx.defs.SchemaError,
@@ -123,7 +123,7 @@ def _symbolic(graph: Graph, order: Sequence[int]) -> dict[str, onnx.TypeProto]:
     model.graph.output.extend(onnx.ValueInfoProto(name=each.name) for each in graph.outputs)
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    except _INFERENCE_FAILS:
+    except INFERENCE_FAILS:
         inferred = model.graph
     known = (*inferred.value_info, *inferred.output, *model.graph.input)
     return {each.name: each.type for each in known if each.type.WhichOneof("value")}
@@ -211,6 +211,10 @@ class _Concrete:
         for name, kind in self._inferred(index).items():
             if name and kind.WhichOneof("value"):
                 self.learn(name, kind)
+        looping = node.input[2:] if node.op_type == "Loop" else ()
+        for carried, name in zip(looping, node.output, strict=False):
+            if name and name not in self.sizes and carried in self.sizes:
+                self.learn(name, self.types[carried])  # what a loop hands on keeps its size, mostly
         for name in node.output:
             if name and name not in self.types and name in self.graph.declared:
                 self.learn(name, _without_sizes(self.graph.declared[name]))
@@ -237,7 +241,7 @@ class _Concrete:
                 },
                 opset_imports=self.opsets,
             )
-        except _INFERENCE_FAILS:
+        except INFERENCE_FAILS:
             return {}  # it stays unknown
 
     def _like(self, node: onnx.NodeProto) -> Mapping[str, onnx.TypeProto]:

@@ -47,6 +47,8 @@ CONSTANT_BYTES: Final = 1 << 20
 """Up to here it does not matter when a fragment's constants are made."""
 UNKNOWN_BYTES: Final = 3 << 20
 """The least estimate for activations of which any size is unknown."""
+_LOOP: Final = "Loop"
+"""The runtime keeps what a loop has handed on, also where nobody needs it: measured."""
 _WHOLE: Final[Mapping[str, int]] = {}
 
 
@@ -391,7 +393,8 @@ class Growing:
             if name in self._tensors.held and self.layout.makers.get(name, -1) >= self.start:
                 self.outgoing_bytes -= self.layout.sent.get(name, 0)
         needed = self.layout.last_uses
-        self._tensors.run(step.made, dying, needed, node.in_place, node.workspace_bytes)
+        held = node.outputs if node.operator == _LOOP else needed
+        self._tensors.run(step.made, dying, held, node.in_place, node.workspace_bytes)
         if position >= self.start:
             self.outgoing_bytes += step.sent_bytes
         if node.flops is None:

@@ -412,3 +412,15 @@ async def test_what_is_small_is_opened_at_once_and_a_large_graph_is_tried(tmp_pa
     assert await bench.prepare(large) is not None
     with pytest.raises(CrashedAtLoad, match="SIGSEGV"):
         await bench.prepare(write_fragment(tmp_path, tree_model(20_000), 8 * MIB))
+
+
+async def test_a_model_of_activations_mostly_is_opened_prepared_only_where_there_is_room_for_more(
+    tmp_path: Path, dense: MadeFragment
+) -> None:
+    prepared = await Bench(tmp_path).prepare(dense)
+    assert prepared is not None
+    size = (dense.folder / "weights.bin").stat().st_size
+    granted = 5 * size
+    assert prepared.recipe_for_whole(size, granted, 0) is None
+    assert prepared.recipe_for_whole(size, granted, granted) is PREPARED
+    assert prepared.recipe_for_whole(size, 2 * size, 0) is PREPARED, "its weights are most of it"

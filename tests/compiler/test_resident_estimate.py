@@ -12,6 +12,7 @@ import pytest
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from chaining import Tensors, run_chained
+from made_models import Made
 from real_models import MODELS, find, image
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
@@ -27,7 +28,7 @@ from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.onnx_runtime import Runtime
 tune_allocator()
 meter = MemoryMeter()
-runtime = Runtime(meter, threads=1, limit_bytes=256 << 20)
+runtime = Runtime(meter, threads=1, limit_bytes=int(sys.argv[3]))
 with np.load(sys.argv[2]) as file:
     dict(file)  # what reading takes is no part of what running takes
 meter.settle()
@@ -39,11 +40,11 @@ print(json.dumps(meter.peak_bytes()))
 """
 
 
-def measured(folder: Path, tensors: Tensors, scratch: Path) -> int:
-    """Peak bytes above the floor, over three items."""
+def measured(folder: Path, tensors: Tensors, scratch: Path, *, limit_bytes: int = 256 * MIB) -> int:
+    """Peak bytes above the floor, over three items, where the arena has so many at most."""
     np.savez(scratch / "tensors.npz", **tensors)  # type: ignore[arg-type]
     made = subprocess.run(
-        [sys.executable, "-c", RUN, str(folder), str(scratch / "tensors.npz")],
+        [sys.executable, "-c", RUN, folder, scratch / "tensors.npz", str(limit_bytes)],
         check=True,
         capture_output=True,
         text=True,
@@ -110,6 +111,30 @@ def test_the_estimate_is_near_what_is_measured(
             f"{peak / MIB:.1f} MiB measured"
         )
         assert peak * 0.85 < fragment.resident_bytes < peak * 1.4 + 2 * MIB
+
+
+WIDE = Made(
+    text="""g (float[1,512,7,7] x) => (float[1,512,7,7] y) {
+        b = DequantizeLinear(B, scale, none) w = DequantizeLinear(W, scale, zero)
+        y = Conv<pads = [1, 1, 1, 1]>(x, w, b) }""",
+    weights={
+        "W": np.ones((512, 512, 3, 3), np.int8),
+        "B": np.ones(512, np.int32),
+        "scale": np.array(0.01, np.float32),
+        "zero": np.array(0, np.int8),
+        "none": np.array(0, np.int32),
+    },
+    shapes={"x": (1, 512, 7, 7)},
+)
+"""A weight that is 9 MiB in single precision, and a little more besides."""
+
+
+def test_an_arena_with_just_enough_takes_no_more_than_one_with_plenty(tmp_path: Path) -> None:
+    path, item = WIDE.save(tmp_path), WIDE.inputs()
+    (fragment,) = cut_model(path, profile_model(path), (), tmp_path).fragments
+    folder = tmp_path / "fragments" / fragment.digest.removeprefix("sha256:")
+    limit = fragment.resident_bytes
+    assert measured(folder, item, tmp_path, limit_bytes=limit) <= fragment.resident_bytes
 
 
 def test_without_shapes_the_estimate_has_a_floor(tmp_path: Path) -> None:

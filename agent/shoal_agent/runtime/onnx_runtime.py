@@ -139,7 +139,8 @@ class Runtime:
         self._watchdog = Watchdog(self._stop_in_passing)
         onnxruntime.set_default_logger_severity(4)
         limit_bytes -= limit_bytes % (2 * _ARENA_GRANULE)
-        region_bytes = max(_LEAST_REGION_BYTES, min(limit_bytes // 2, REGION_BYTES))
+        self._limit_bytes = limit_bytes
+        region_bytes = max(_LEAST_REGION_BYTES, min(limit_bytes - SMALL_REGION_BYTES, REGION_BYTES))
         configuration = {
             "max_mem": limit_bytes,
             "arena_extend_strategy": _GROW_BY_DOUBLING,
@@ -219,7 +220,8 @@ class Runtime:
             return BlockFragment(blocks, granted_bytes, open_session)
         weights, model = weight_files(folder), prepared.whole
         size = sum(each.stat().st_size for each in weights)
-        recipe = None if model is None else model.recipe_for_whole(size, granted_bytes)
+        spare = self._limit_bytes - (granted_bytes or 0)
+        recipe = None if model is None else model.recipe_for_whole(size, granted_bytes, spare)
         if model is None or recipe is None:
             return WholeFragment(open_session(str(folder / MODEL)), weights, size)
         session = self._session(str(model.model), None, recipe)

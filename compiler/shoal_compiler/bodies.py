@@ -1,0 +1,73 @@
+"""What the graphs inside a node (of If, Loop, Scan) take in memory while they run.
+
+Within a body nothing is reckoned to be let go: bodies are small beside what is around them. Weights
+count where the graph outside counts them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import onnx
+from onnx import helper
+
+from shoal_compiler.safety import bits_of
+from shoal_compiler.shapes import INFERENCE_FAILS
+
+TypeOf = Callable[[str], onnx.TypeProto | None]
+"""The type of a tensor of the graph outside, with its sizes."""
+
+
+def bodies_bytes(node: onnx.NodeProto, type_of: TypeOf, opsets: Mapping[str, int]) -> int:
+    """Bytes besides the node's outputs; sizes that are not known count nothing."""
+    bodies = [each.g for each in node.attribute if each.type == onnx.AttributeProto.GRAPH]
+    return max((_made_bytes(node, body, type_of, opsets) for body in bodies), default=0)
+
+
+def _made_bytes(
+    node: onnx.NodeProto, body: onnx.GraphProto, type_of: TypeOf, opsets: Mapping[str, int]
+) -> int:
+    """Bytes of all that a body's nodes make in one run."""
+    graph = onnx.GraphProto(name="body", node=body.node, initializer=body.initializer)
+    outside = {name: kind for name in _captured(body) if (kind := type_of(name)) is not None}
+    inputs = outside | dict(_inputs(node, body, type_of))
+    graph.input.extend(helper.make_value_info(name, kind) for name, kind in inputs.items())
+    graph.output.extend(onnx.ValueInfoProto(name=each.name) for each in body.output)
+    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    model = helper.make_model(graph, opset_imports=imports)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except INFERENCE_FAILS:
+        return 0
+    handed = {name for inner in body.node if inner.op_type == "Identity" for name in inner.output}
+    made: list[onnx.ValueInfoProto] = [*inferred.value_info, *inferred.output]
+    return sum(_bytes(value.type) for value in made if value.name not in handed)
+
+
+def _captured(body: onnx.GraphProto) -> Iterator[str]:
+    """What a body reads of the graph outside."""
+    own = {each.name for each in body.input} | {each.name for each in body.initializer}
+    own |= {name for node in body.node for name in node.output}
+    yield from dict.fromkeys(
+        name for node in body.node for name in node.input if name and name not in own
+    )
+
+
+def _inputs(
+    node: onnx.NodeProto, body: onnx.GraphProto, type_of: TypeOf
+) -> Iterator[tuple[str, onnx.TypeProto]]:
+    """A body's own inputs: what is handed on. A Loop gives the number of the run and a condition
+    before it, a Scan slices behind it; those are as the body declares them."""
+    slices = next((each.i for each in node.attribute if each.name == "num_scan_inputs"), 0)
+    states = node.input[: len(node.input) - slices]
+    given = (*states, *[""] * slices) if node.op_type == "Scan" else ("", "", *node.input[2:])
+    for each, name in zip(body.input, given, strict=False):
+        kind = type_of(name) if name else None
+        yield each.name, each.type if kind is None else kind
+
+
+def _bytes(kind: onnx.TypeProto | None) -> int:
+    if kind is None or not kind.tensor_type.HasField("shape"):
+        return 0
+    count = bits_of(kind.tensor_type.elem_type) or 0
+    for axis in kind.tensor_type.shape.dim:
+        count *= axis.dim_value
+    return count // 8

@@ -313,7 +313,9 @@ class Fragments:
     # ---- inside ------------------------------------------------------------------------------
 
     def _room(self) -> Room:
-        return Room(free=self.ledger.free_for_fragments, budget=self.ledger.budget)
+        ledger = self.ledger
+        activations = Bytes(ledger.reserved + ledger.moving)
+        return Room(free=ledger.free_for_fragments, budget=ledger.budget, activations=activations)
 
     async def _change(self) -> None:
         self._changed.clear()

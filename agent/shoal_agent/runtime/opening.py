@@ -32,10 +32,11 @@ _KNOWN_TRIALS: Final = 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
     """What a load may take beyond its grant: what is `free` for fragments now, and the whole
-    `budget`, of which a run may use all for a moment."""
+    `budget`, of which a run may use all for a moment. `activations` are in memory beside it."""
 
     free: Bytes
     budget: Bytes
+    activations: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,18 +154,21 @@ class Opening:
                 curve, tried = await self._processor.call(
                     self._runtime.open_and_try, *arguments, room.budget
                 )
-                known = self._note(key, tried)
+                left = Bytes(max(0, room.activations - self._room().activations))
+                known = self._note(key, tried, left)
         except GrantTooSmall as error:
             reason = f"{short(digest)} {error}"
             raise OverBudget(error.need_bytes, error.have_bytes, reason) from error
         return curve, known
 
-    def _note(self, key: _Key, tried: Tried) -> Trial | None:
+    def _note(self, key: _Key, tried: Tried, left: Bytes) -> Trial | None:
+        """What the trial says. Activations that `left` memory meanwhile made room for the fragment,
+        which may have taken so much more; that is not remembered, for it may have taken less."""
         digest, trial = key.digest, None
         if tried.taken_bytes is None:
             log.info("%s was not tried: %s", short(digest), tried.reason)
         else:
-            taken = Bytes(max(0, tried.taken_bytes))
+            taken = Bytes(max(0, tried.taken_bytes + left))
             trial = Trial(
                 granted=key.granted,
                 taken=taken,
@@ -175,6 +179,8 @@ class Opening:
             log.info("%s took %s in a trial", short(digest), format_bytes(taken))
             if not trial.stopped:
                 self._ran[digest] = min(trial, self._ran.get(digest, trial), key=_taken)
+        if left:
+            return trial
         while len(self._trials) >= _KNOWN_TRIALS:
             forgotten = next(iter(self._trials))
             del self._trials[forgotten]

@@ -350,7 +350,7 @@ async def test_a_load_that_finds_no_disk_for_activations_says_so_and_works_when_
     coordinator: ScriptedCoordinator, join: Join, folder: Path
 ) -> None:
     small, large = (
-        write_fragment(coordinator.store, dense_model([64, 512, 64], seed), 2 * MIB)
+        write_fragment(coordinator.store, dense_model([64, 16, 64], seed), 2 * MIB)
         for seed in range(2)
     )
     with small_disk(folder / "cache-pi-4", "3m"):

@@ -42,9 +42,15 @@ def plane() -> Iterator[ControlPlane]:
         yield made
 
 
+@pytest.fixture(scope="module", autouse=True)
+def pool(world: World) -> None:
+    """What every job refers to."""
+    world.apply_pool()
+
+
+@pytest.mark.minutes
 async def test_a_job_runs_from_apply_to_complete(world: World, running: Operators) -> None:
     with operating(running, world):
-        world.apply_pool()
         world.apply("InferenceJob", "ocr", **job_spec())
         await world.wait("devicepool", "shelf", "Ready")
         await world.wait("inferencejob", "ocr", "Complete")

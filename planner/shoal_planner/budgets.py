@@ -14,7 +14,7 @@ from shoal_planner.outcome import Infeasible, Plan, duration
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.units import Bytes, format_bytes, format_upwards
 
 _SHOWN: Final = 6
 
@@ -50,9 +50,9 @@ def with_other_budgets(
     in_turn = Bytes(max(each.least_bytes for each in fragments))
     ample = smallest_budget([each.resident_bytes for each in fragments], count)
     where = "the device" if count == 1 else f"each of {count} devices"
-    title = f"Smallest budget that works, cut as it is: {format_bytes(at_once)} on {where}"
+    title = f"Smallest budget that works, cut as it is: {format_upwards(at_once)} on {where}"
     if in_turn < at_once:
-        title += f"; {format_bytes(in_turn)} where fragments are loaded in turn"
+        title += f"; {format_upwards(in_turn)} where fragments are loaded in turn"
     rows = []
     for budget in _steps(ample, in_turn):
         devices = [replace(device, budget_bytes=budget) for device in pool]

@@ -25,12 +25,13 @@ the limit is then so low that each search ends after a small part of the model.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
+from shoal_planner.least_limit import smallest_limit
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Growing, Layout
-from shoal_protocol.units import format_bytes
+from shoal_protocol.units import format_bytes, format_upwards
 
 SLACK: Final = 20
 """One part in so many of the largest cost is given for fewer bytes over the borders."""
@@ -93,8 +94,7 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
     if request.fragments is None and _fits(layout, request.max_bytes):
         return ()
     nodes = len(profile.nodes)
-    tried = max(LEAST_POSITIONS, min(MOST_POSITIONS, MOST_STEPS // max(1, nodes)))
-    tried = max(tried, 8 * (request.fragments or 1))
+    tried = _first_tried(layout, request)
     while True:
         inner = thinned(layout, cost, tried)
         positions = (0, *inner, nodes)
@@ -104,7 +104,7 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
             starts = _starts(table, count)
             if (largest := _smallest_largest(table, starts)) is not None:
                 break
-        if len(inner) == len(layout.legal):
+        if len(inner) == len(layout.legal) or _is_hopeless(layout, request.max_bytes):
             return _over_limit(layout, table, request)
         tried *= 8
     table = [[each for each in row if each.cost <= largest + largest // SLACK] for row in table]
@@ -117,6 +117,17 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
         lambda each: each.cost**2 * _MILLION // mean**2 + each.incoming_bytes * _MILLION // sent,
     )
     return tuple(positions[each.end] for each in chosen[:-1])
+
+
+def _first_tried(layout: Layout, request: CutRequest) -> int:
+    """How many positions are tried at first."""
+    by_steps = MOST_STEPS // max(1, len(layout.profile.nodes))
+    return max(LEAST_POSITIONS, min(MOST_POSITIONS, by_steps), 8 * (request.fragments or 1))
+
+
+def _is_hopeless(layout: Layout, limit: int | None) -> bool:
+    """Whether no cut keeps the limit: found sooner than by trying every position."""
+    return limit is not None and smallest_limit(layout) > limit
 
 
 def _fits(layout: Layout, limit: int | None) -> bool:
@@ -345,12 +356,10 @@ def _over_limit(layout: Layout, table: _Table, request: CutRequest) -> Refusal:
     if fewest is None:
         return _too_large(layout, request.max_bytes)
     assert request.fragments is not None
-    loose = choose_cuts(layout.profile, CutRequest(fragments=request.fragments))
-    assert not isinstance(loose, Refusal)
-    need = max(piece.segment.resident_bytes for piece in layout.pieces(loose))
+    need = _smallest_limit_of(layout, request.fragments)
     return Refusal(
         reason=(
-            f"{request.fragments} fragments would need {format_bytes(need)}, the limit is "
+            f"{request.fragments} fragments would need {format_upwards(need)}, the limit is "
             f"{format_bytes(request.max_bytes)}; {fewest} fragments would do"
         ),
         need_bytes=need,
@@ -358,25 +367,37 @@ def _over_limit(layout: Layout, table: _Table, request: CutRequest) -> Refusal:
     )
 
 
+def _smallest_limit_of(layout: Layout, fragments: int) -> int:
+    """The smallest limit that so many fragments keep, cut where a search tries at first."""
+    balanced = choose_cuts(layout.profile, CutRequest(fragments=fragments))
+    assert not isinstance(balanced, Refusal)
+    need = max(piece.segment.resident_bytes for piece in layout.pieces(balanced))
+    request = CutRequest(fragments=fragments, max_bytes=need)
+    inner = thinned(layout, _resident, _first_tried(layout, request))
+    positions = (0, *inner, len(layout.profile.nodes))
+    table = _candidates(layout, positions, _resident, request)
+    least = _smallest_largest(table, _starts(table, fragments))
+    return need if least is None else least
+
+
 def _too_large(layout: Layout, limit: int) -> Refusal:
-    """Even the finest cut leaves a fragment over the limit."""
-    ends = (*layout.legal, len(layout.profile.nodes))
-    finest = [
-        layout.segment(start, end) for start, end in zip((0, *layout.legal), ends, strict=True)
-    ]
+    """No cut keeps the limit: say the smallest that one keeps, and which node is the heaviest."""
+    need = smallest_limit(layout)
+    assert need > limit, "some cut keeps the limit, so it was to be found"
+    positions = (0, *layout.legal, len(layout.profile.nodes))
+    finest = [layout.segment(start, end) for start, end in pairwise(positions)]
     worst = max(finest, key=lambda each: each.resident_bytes)
-    assert worst.resident_bytes > limit, "the finest cut fits, so some cut was to be found"
     node = _heaviest(layout, worst.start, worst.end)
     between = [each for each in layout.obstacles if worst.start < each < worst.end]
     why = f"; it cannot be parted ({layout.obstacles[between[0]]})" if between else " by itself"
     return Refusal(
         reason=(
-            f"node {node} needs {format_bytes(worst.resident_bytes)}{why}, the limit is "
-            f"{format_bytes(limit)}; the finest possible cut, {len(finest)} fragments, needs "
-            f"a limit of {format_bytes(worst.resident_bytes)}"
+            f"node {node} needs {format_upwards(worst.resident_bytes)}{why}, the limit is "
+            f"{format_bytes(limit)}; the smallest limit that some cut keeps is "
+            f"{format_upwards(need)}"
         ),
         node=node,
-        need_bytes=worst.resident_bytes,
+        need_bytes=need,
         have_bytes=limit,
     )
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from decimal import Context, Decimal
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 from typing import Final, NewType
 
 Bytes = NewType("Bytes", int)
@@ -73,12 +73,22 @@ def parse_bytes(text: str) -> Bytes:
 
 def format_bytes(count: int) -> str:
     """Write a number of bytes for people: `41.2 MiB`, `24 MiB`, `512 B`."""
+    return _format_bytes(count, ROUND_HALF_EVEN)
+
+
+def format_upwards(count: int) -> str:
+    """The same for a limit or budget that suffices: what is written suffices as well."""
+    return _format_bytes(count, ROUND_CEILING)
+
+
+def _format_bytes(count: int, rounding: str) -> str:
     size = Decimal(count)
     unit, *larger = ("B", "KiB", "MiB", "GiB", "TiB")
     while abs(size) >= 1024 and larger:
         size /= 1024
         unit = larger.pop(0)
-    return f"{size:.1f}".removesuffix(".0") + f" {unit}"
+    rounded = size.quantize(Decimal("0.1"), rounding)
+    return f"{rounded}".removesuffix(".0") + f" {unit}"
 
 
 def format_need(least_bytes: int, resident_bytes: int) -> str:

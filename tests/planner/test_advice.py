@@ -79,6 +79,6 @@ def test_one_node_that_is_too_large_is_named_with_what_it_needs() -> None:
     advice = advise(chain(MIB, 40 * MIB, MIB), (1,), 24 * MIB)
     assert isinstance(advice, Refusal)
     assert in_words(advice) == (
-        "cutting finer does not help: node layer 1 (MatMul) needs 42.5 MiB by itself, the limit is "
-        "24 MiB; the finest possible cut, 3 fragments, needs a limit of 42.5 MiB; raise the budget"
+        "cutting finer does not help: node layer 1 (MatMul) needs 42.6 MiB by itself, the limit is "
+        "24 MiB; the smallest limit that some cut keeps is 42.6 MiB; raise the budget"
     )

@@ -12,6 +12,7 @@ from shoal_protocol.units import (
     MOST_BYTES,
     QUANTITY_LENGTH,
     format_bytes,
+    format_upwards,
     parse_bytes,
     parse_quantity,
 )
@@ -86,3 +87,10 @@ def test_bytes_are_written_to_a_twentieth_of_their_unit(size: int) -> None:
     number, unit = format_bytes(size).split()
     scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
     assert abs(Fraction(number) * scale - size) <= Fraction(scale, 20)
+
+
+@given(st.integers(0, MOST_BYTES))
+def test_bytes_written_upwards_are_at_least_as_many_by_less_than_a_tenth(size: int) -> None:
+    number, unit = format_upwards(size).split()
+    scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
+    assert 0 <= Fraction(number) * scale - size < Fraction(scale, 10)

@@ -40,6 +40,7 @@ _VERSION: Final = 2
 """Of `source.json`: what was cut before has no blocks."""
 
 _NAMED_FILES: Final = 5
+_RAISE: Final = "; raise the budget"
 
 
 class PreparationRefused(Exception):
@@ -137,18 +138,42 @@ def cut_into_store(
     return {"warm": False, "advice": advice, "note": suited.note}
 
 
-def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
+def _choices(order: CutOrder, model: "Source", profile: Profile) -> list[tuple[int, ...]]:
     """Where to cut. Left to us: as few fragments as fit every device, else as fit the largest.
 
     If those are more than there are devices, some device holds several, in blocks or in turn. Then
     there is a choice: it may do better with one larger fragment in blocks.
     """
-    fine = _as_asked(order, profile)
     free = not (order.tensors or order.fragments or order.max_bytes or order.pinned)
+    fine = _as_asked(order, profile)
+    if isinstance(fine, Refusal):
+        swapped = _in_blocks(order, model, profile, fine) if free else None
+        if swapped is None:
+            todo = "" if order.tensors or order.fragments or order.max_bytes else _RAISE
+            raise PreparationRefused(f"{order.name}: {fine.reason}{todo}")
+        return [swapped]
     if not free or len(fine) < len(order.devices):
         return [fine]
     coarse = choose_cuts(profile, CutRequest(fragments=len(order.devices)))
     return [fine] if isinstance(coarse, Refusal) else [coarse, fine]
+
+
+def _in_blocks(
+    order: CutOrder, model: "Source", profile: Profile, refused: Refusal
+) -> tuple[int, ...] | None:
+    """A cut that the devices can run in blocks, where no cut lets them hold each fragment whole."""
+    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
+
+    requests = (
+        CutRequest(fragments=len(order.devices)),
+        CutRequest(max_bytes=refused.need_bytes),
+    )
+    chosen = [choose_cuts(profile, request) for request in requests]
+    cuts = [each for each in chosen if not isinstance(each, Refusal)]
+    tried = [Cut(model, profile, each) for each in cuts]
+    best = _best(order, tried)
+    placed = plan(best.document, order.devices, order.objective)
+    return None if isinstance(placed, Infeasible) else cuts[tried.index(best)]
 
 
 def _best(order: CutOrder, choices: "Sequence[Cut]") -> "Cut":
@@ -165,8 +190,7 @@ def _best(order: CutOrder, choices: "Sequence[Cut]") -> "Cut":
     return choices[0] if len(choices) == 1 else min(choices, key=cost)
 
 
-def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
-    todo = ""
+def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...] | Refusal:
     if order.tensors:
         requests = [CutRequest(tensors=order.tensors)]
     elif order.fragments is not None or order.max_bytes is not None:
@@ -174,7 +198,6 @@ def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
     else:
         budgets = sorted({device.budget_bytes for device in order.devices})
         requests = [CutRequest(max_bytes=size) for size in budgets]
-        todo = "; raise the budget"
     refused: Refusal | None = None
     for request in requests:
         cuts = choose_cuts(profile, request)
@@ -182,7 +205,7 @@ def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
             return cuts
         refused = cuts
     assert refused is not None, "there is always a request"
-    raise PreparationRefused(f"{order.name}: {refused.reason}{todo}")
+    return refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +232,9 @@ def _suit_inputs(order: CutOrder, model: "Source", profile: Profile) -> _Suited:
     inputs = _sample(order, profile)
     envelopes = () if inputs is None else inputs.envelopes()
     if inputs is None or not envelopes:
-        return _Suited(profile=profile, shapes=order.shapes, choices=_choices(order, profile))
+        return _Suited(
+            profile=profile, shapes=order.shapes, choices=_choices(order, model, profile)
+        )
     try:
         return _suited(order, model, envelopes[-1])
     except PreparationRefused as error:
@@ -234,7 +259,7 @@ def _suit_inputs(order: CutOrder, model: "Source", profile: Profile) -> _Suited:
 def _suited(order: CutOrder, model: "Source", envelope: Shapes) -> _Suited:
     shapes = {**envelope, **order.shapes}
     profile = model.profile(shapes)
-    suited = _Suited(profile=profile, shapes=shapes, choices=_choices(order, profile))
+    suited = _Suited(profile=profile, shapes=shapes, choices=_choices(order, model, profile))
     if (problem := _unplaceable(order, model, suited)) is not None:
         raise _Unplaceable(problem, suited)
     return suited

@@ -81,6 +81,28 @@ def test_a_cut_that_was_chosen_is_used_again_until_the_devices_change(
     assert [is_warm(16), is_warm(16), is_warm(17), is_warm(40)] == [False, True, False, False]
 
 
+LARGE = Made(
+    text="""agraph (float[1, 1024] x) => (float[1, 16384] z) {
+  y = MatMul (x, W)
+  z = Relu (y)
+}""",
+    weights={"W": weight(1024, 16384)},
+    shapes={"x": (1, 1024)},
+)
+"""One layer of 64 MiB."""
+
+
+def test_a_layer_that_is_larger_than_each_device_runs_there_in_blocks(tmp_path: Path) -> None:
+    document = cut(LARGE.save(tmp_path), tmp_path, 32, 32)
+    assert max(each.least_bytes for each in document.fragments) <= 32 * MIB
+    assert max(each.resident_bytes for each in document.fragments) > 32 * MIB
+
+
+def test_a_layer_that_no_device_holds_in_blocks_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(PreparationRefused, match=r"node .*MatMul.* the limit is 3 MiB"):
+        cut(LARGE.save(tmp_path), tmp_path, 3, 3)
+
+
 WIDE = Made(
     text="agraph (float[1, n] x) => (float[1, n] y) {\n  t = Sigmoid (x)\n  y = Relu (t)\n}",
     shapes={},

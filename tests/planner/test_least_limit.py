@@ -1,0 +1,60 @@
+"""The smallest limit that a cut keeps, against every cut there is."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from random_profiles import every_cut, profiles
+from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.least_limit import least_needs, smallest_limit
+from shoal_planner.profile import Profile
+from shoal_planner.segments import Layout
+
+
+@settings(max_examples=300, deadline=None)
+@given(profile=profiles())
+def test_no_cut_keeps_a_smaller_limit(profile: Profile) -> None:
+    layout = Layout(profile)
+    largest = [
+        max(segment.resident_bytes for segment in segments)
+        for count in range(1, len(layout.legal) + 2)
+        for segments in every_cut(layout, count)
+    ]
+    assert smallest_limit(layout) == min(largest)
+
+
+@settings(max_examples=100, deadline=None)
+@given(profile=profiles())
+def test_no_fragment_needs_less_than_the_bound_of_a_node_in_it(profile: Profile) -> None:
+    layout = Layout(profile)
+    bounds = list(least_needs(layout))
+    ends = (*layout.legal, len(profile.nodes))
+    for start in (0, *layout.legal):
+        for end in (each for each in ends if each > start):
+            assert max(bounds[start:end]) <= layout.segment(start, end).resident_bytes
+
+
+@settings(max_examples=150, deadline=None)
+@given(profile=profiles())
+def test_a_refusal_names_the_smallest_limit_that_is_not_refused(profile: Profile) -> None:
+    refused = choose_cuts(profile, CutRequest(max_bytes=1))
+    assert isinstance(refused, Refusal)
+    assert refused.need_bytes is not None
+    assert isinstance(choose_cuts(profile, CutRequest(max_bytes=refused.need_bytes)), tuple)
+    less = choose_cuts(profile, CutRequest(max_bytes=refused.need_bytes - 1))
+    assert isinstance(less, Refusal)
+
+
+@settings(max_examples=150, deadline=None)
+@given(profile=profiles(), count=st.integers(2, 5), share=st.integers(30, 100))
+def test_a_number_of_fragments_is_refused_with_the_smallest_limit_that_it_keeps(
+    profile: Profile, count: int, share: int
+) -> None:
+    layout = Layout(profile)
+    limit = layout.segment(0, len(profile.nodes)).resident_bytes * share // 100
+    refused = choose_cuts(profile, CutRequest(fragments=count, max_bytes=limit))
+    if not isinstance(refused, Refusal) or "fragments would need" not in refused.reason:
+        return
+    largest = [
+        max(segment.resident_bytes for segment in segments) for segments in every_cut(layout, count)
+    ]
+    assert refused.need_bytes == min(largest) > limit

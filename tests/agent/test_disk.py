@@ -322,10 +322,11 @@ async def test_activations_beyond_memory_are_spilled_and_beyond_the_disk_are_put
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
     fragment = write_fragment(coordinator.store, dense_model([1024, 16]), 14 * MIB)
-    joined = await join("pi-4", "--cache-size", "24Mi", budget="16Mi")
+    joined = await join("pi-4", "--cache-size", "24Mi", budget="18Mi")
     await joined.device.load(fragment.digest, 14 * MIB)
     outcomes = []
-    # A megabyte each: two fit into memory, four onto the disk, which has a place for all six.
+    # A megabyte each, and frames: two fit into memory, four onto the disk, which has a place for
+    # all six.
     for item in range(8):
         x = np.full((256, 1024), item, np.float32)
         outcomes.append((await joined.device.give(edge(-1, 0, item), {"x": x})).outcome)

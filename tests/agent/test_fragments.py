@@ -75,10 +75,10 @@ async def processor() -> AsyncIterator[Thread]:
 def make(tmp_path: Path, processor: Thread) -> Callable[..., Fragments]:
     """Fragments over a cache that holds what the test wrote to it."""
 
-    def make(budget: int = BUDGET) -> Fragments:
+    def make(budget: int = BUDGET, kind: type[Runtime] = Runtime) -> Fragments:
         cache = FragmentCache(tmp_path, 1 << 30)
         meter = MemoryMeter()
-        runtime = processor.submit(Runtime, meter, threads=1, limit_bytes=64 * MIB).result()
+        runtime = processor.submit(kind, meter, threads=1, limit_bytes=64 * MIB).result()
         processor.submit(meter.settle).result()
         return Fragments(
             ledger=Ledger(budget=Bytes(budget)),
@@ -304,6 +304,33 @@ async def test_a_full_device_receives_little_text(
     assert answer is not None
     assert split_frame(answer)[0].acknowledgement.outcome == outcome
     intake.close()
+
+
+async def test_what_leaves_memory_in_a_trial_does_not_count_for_the_fragment(
+    make: Callable[..., Fragments], tmp_path: Path
+) -> None:
+    waiting: list[np.ndarray] = []
+
+    class Leaving(Runtime):
+        """While it tries a fragment, an activation is sent away."""
+
+        def open(self, *arguments: Any) -> Any:
+            opened = super().open(*arguments)
+            if waiting:
+                fragments.return_space(waiting.pop().nbytes)
+            return opened
+
+    made = write_fragment(tmp_path, dense_model([1024] * 6, batch=1), 12 * MIB)
+    fragments = make(40 * MIB, Leaving)
+    waiting.append(np.ones(16 * MIB, np.uint8))
+    assert fragments.request_space(16 * MIB)
+    loaded = await fragments.load(made.digest, 12 * MIB, [])
+    assert not waiting
+    assert 20 * MIB < loaded.resident_bytes <= 40 * MIB, "its weights alone are 20 MiB"
+    # By how much the trial was wrong is not known, so it is tried again.
+    await fragments.unload(made.digest)
+    loaded = await fragments.load(made.digest, 12 * MIB, [])
+    assert 20 * MIB < loaded.resident_bytes < 30 * MIB
 
 
 async def test_a_fetch_that_nobody_waits_for_any_more_fails_in_silence(

@@ -35,6 +35,16 @@ def test_what_is_lent_goes_back_when_an_activation_finds_no_room() -> None:
     assert ledger.take_back() == []
 
 
+def test_what_a_fragment_took_beyond_its_grant_in_a_trial_is_not_lent_to_it() -> None:
+    ledger = new_ledger()
+    assert ledger.request_load("a", Bytes(60)) is Load.ADMITTED
+    assert ledger.finish_load("a", Bytes(10), LINEAR, Bytes(20))
+    assert ledger.measure("a", Bytes(35)) == []
+    assert ledger.lend() == [Grant(digest="a", size=Bytes(50))]
+    assert (ledger.resident["a"], ledger.free) == (65, 35), "15 beyond the grant, as in the trial"
+    assert ledger.take_back() == [Grant(digest="a", size=Bytes(20))]
+
+
 def test_a_load_takes_what_others_can_do_without_and_they_get_it_back() -> None:
     ledger = new_ledger()
     streaming(ledger, "a", 60)

@@ -3,10 +3,11 @@
 from collections.abc import Awaitable, Callable
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from agent.conftest import Joined
 from agent.fragment_making import InBlocks, dense_model, write_fragment
@@ -73,6 +74,47 @@ async def test_a_fragment_that_takes_more_than_there_is_as_a_whole_is_loaded_in_
     for item in range(3):
         reply = await run(joined.device, made.digest, 64, item)
         assert reply.executed.peak_bytes <= 24 * MIB, reply
+
+
+def reordered_model() -> onnx.ModelProto:
+    """Convolutions with 17 channels: those that are prepared for a processor's vectors compute 24
+    or 32, and lay out their results anew for an operation between them."""
+    value = helper.make_tensor_value_info
+    generator = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> TensorProto:
+        return numpy_helper.from_array(generator.normal(size=shape).astype(np.float32), name)
+
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w0"], ["a"], pads=[1] * 4),
+            helper.make_node("Erf", ["a"], ["b"]),
+            helper.make_node("Conv", ["b", "w1"], ["c"], pads=[1] * 4),
+            helper.make_node("Erf", ["c"], ["d"]),
+            helper.make_node("GlobalAveragePool", ["d"], ["e"]),
+            helper.make_node("Conv", ["e", "w2"], ["y"]),
+        ],
+        "reordered",
+        [value("x", TensorProto.FLOAT, [1, 3, 512, 512])],
+        [value("y", TensorProto.FLOAT, None)],
+        [weight("w0", 17, 3, 3, 3), weight("w1", 17, 17, 3, 3), weight("w2", 1 << 17, 17, 1, 1)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+async def test_a_fragment_that_takes_more_than_there_is_prepared_is_loaded_as_it_was_cut(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    made = write_fragment(coordinator.store, reordered_model(), 20 * MIB)
+    joined = await join(budget="56Mi")
+    for number in range(2):
+        reply = await joined.device.load(made.digest, 20 * MIB)
+        assert reply.HasField("loaded"), reply
+        assert reply.loaded.resident_bytes <= 56 * MIB
+        await joined.device.unload(made.digest)
+        told = joined.agent.errors.read_text()
+        assert told.count("tried again as it was cut") == number + 1
+        assert told.count("in a trial") == number + 3, "each form is tried once"
 
 
 async def test_an_item_that_must_exceed_the_budget_fails_before_it_takes_anything(

@@ -1,8 +1,9 @@
 """What to grant a fragment that was tried before it is given work, and took more than there is.
 
 A trial runs the fragment once, with inputs of the largest shapes that were planned for. What it
-takes replaces the estimate. Where that is more than the device has, the fragment is tried again in
-blocks, with less resident, down to the least that blocks need: then nothing on this device helps.
+takes replaces the estimate. Where that is more than the device has, a prepared fragment is tried
+as it was cut, for its values may take more prepared; then in blocks, with less resident, down to
+the least that blocks need: then nothing on this device helps.
 """
 
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ _NOISE: Final = 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """The fragment took that much when it ran within `granted` with inputs of `input_bytes`; at
-    least that, if `stopped`."""
+    least that, if `stopped`. `prepared`: it ran as a whole, in the form prepared for it."""
 
     granted: Bytes
     taken: Bytes
     input_bytes: Bytes = Bytes(0)
     stopped: bool = False
+    prepared: bool = False
 
     def least_taken(self, input_bytes: int) -> Bytes:
         """What an item takes at least that is no smaller: as much, but for its inputs."""

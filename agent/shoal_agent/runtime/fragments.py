@@ -34,6 +34,7 @@ from shoal_agent.runtime.granting import Granting
 from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
 from shoal_agent.runtime.opening import Opening, Room
 from shoal_agent.runtime.preparation import Preparation
+from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
@@ -289,6 +290,8 @@ class Fragments:
 
     def end_move(self, size: int) -> None:
         self.ledger.end_move(size)
+        if size >= MAPPED_FROM_BYTES:
+            trim()  # frames have left holes
         self._changed.set()
 
     def begin_move(self, size: int) -> None:
@@ -310,7 +313,9 @@ class Fragments:
     # ---- inside ------------------------------------------------------------------------------
 
     def _room(self) -> Room:
-        return Room(free=self.ledger.free_for_fragments, budget=self.ledger.budget)
+        ledger = self.ledger
+        activations = Bytes(ledger.reserved + ledger.moving)
+        return Room(free=ledger.free_for_fragments, budget=ledger.budget, activations=activations)
 
     async def _change(self) -> None:
         self._changed.clear()

@@ -76,12 +76,18 @@ class WholeFragment:
     """One session. It maps its weights, and they stay in memory once they have been read."""
 
     def __init__(
-        self, session: onnxruntime.InferenceSession, weights: Sequence[Path], weight_bytes: int
+        self,
+        session: onnxruntime.InferenceSession,
+        weights: Sequence[Path],
+        weight_bytes: int,
+        *,
+        prepared: bool,
     ) -> None:
         """`weights` are the files that are mapped; packed copies in them do not count as weights.
 
         Raises `RuntimeFailed`.
         """
+        self.prepared = prepared
         self._session = session
         self._weights = [each.resolve() for each in weights]
         self.weight_bytes = weight_bytes
@@ -118,11 +124,13 @@ class RunResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
     """What a fragment took in a trial; where it was `stopped`, at least that. `input_bytes` is the
-    size of the inputs that it ran with. `reason`: why it could not be tried."""
+    size of the inputs that it ran with. `prepared`: it ran as a whole, in the form prepared for it.
+    `reason`: why it could not be tried."""
 
     taken_bytes: int | None = None
     input_bytes: int = 0
     stopped: bool = False
+    prepared: bool = False
     reason: str = ""
 
 
@@ -223,9 +231,9 @@ class Runtime:
         spare = self._limit_bytes - (granted_bytes or 0)
         recipe = None if model is None else model.recipe_for_whole(size, granted_bytes, spare)
         if model is None or recipe is None:
-            return WholeFragment(open_session(str(folder / MODEL)), weights, size)
+            return WholeFragment(open_session(str(folder / MODEL)), weights, size, prepared=False)
         session = self._session(str(model.model), None, recipe)
-        return WholeFragment(session, [model.weights], size)
+        return WholeFragment(session, [model.weights], size, prepared=True)
 
     def grant(self, digest: str, granted_bytes: int) -> None:
         """Run a fragment within so many bytes from now on. It is not open any more where that
@@ -288,18 +296,21 @@ class Runtime:
         self.shrink()
         before = self._meter.used_bytes()
         curve = self.open(digest, folder, granted_bytes, prepared)
+        fragment = self._open[digest]
+        is_prepared = isinstance(fragment, WholeFragment) and fragment.prepared
         try:
-            feed = largest_inputs(folder, self._open[digest].inputs, granted_bytes)
+            feed = largest_inputs(folder, fragment.inputs, granted_bytes)
             size = sum(array.nbytes for array in feed.values())
             peak = self.run(digest, feed, Stopper(), limit_bytes).peak_bytes
         except Exceeded as error:
-            return curve, Tried(taken_bytes=error.peak_bytes - before, stopped=True)
+            taken = error.peak_bytes - before
+            return curve, Tried(taken_bytes=taken, stopped=True, prepared=is_prepared)
         except (NotTried, InputMismatch, RuntimeFailed) as error:
             # What was made up need not suit what the fragment computes: work will show.
             return curve, Tried(reason=str(error))
         finally:
             self.shrink()
-        return curve, Tried(taken_bytes=peak - before, input_bytes=size)
+        return curve, Tried(taken_bytes=peak - before, input_bytes=size, prepared=is_prepared)
 
     def run_in_passing(self, digest: str, tensors: Mapping[str, Array]) -> RunResult | None:
         """Run a fragment that takes next to no time, in the event loop's own thread, while nothing

@@ -2,14 +2,14 @@
 
 The trial comes before any work: what it measures replaces the estimate. It is left out where the
 estimate is small beside what is free, and where it was made before. A fragment that takes more than
-there is is tried again in blocks (`memory.trials`).
+there is is tried again: as it was cut, if it was prepared, then in blocks (`memory.trials`).
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher, Source
@@ -32,10 +32,11 @@ _KNOWN_TRIALS: Final = 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
     """What a load may take beyond its grant: what is `free` for fragments now, and the whole
-    `budget`, of which a run may use all for a moment."""
+    `budget`, of which a run may use all for a moment. `activations` are in memory beside it."""
 
     free: Bytes
     budget: Bytes
+    activations: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,14 @@ class Opened:
     @property
     def least(self) -> Bytes | None:
         return _least(self.curve)
+
+
+class _Key(NamedTuple):
+    """How a fragment was tried: within so many bytes, prepared if it could be, or `as_cut`."""
+
+    digest: str
+    granted: Bytes
+    as_cut: bool
 
 
 class Opening:
@@ -72,17 +81,16 @@ class Opening:
         self._runtime = runtime
         self._processor = processor
         self._room = room
-        self._trials: dict[tuple[str, int], Trial | None] = {}
+        self._trials: dict[_Key, Trial | None] = {}
         self._ran: dict[str, Trial] = {}
 
     async def open(self, digest: str, granted_bytes: int, sources: Sequence[Source]) -> Opened:
         """Raises `OverBudget`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
         `RuntimeFailed`, `OSError`."""
         fetched_bytes, folder = await self._fetched(digest, sources)
-        granted, number = Bytes(granted_bytes), 0
+        granted, number, as_cut = Bytes(granted_bytes), 1, False
         while True:
-            number += 1
-            curve, trial = await self._open(digest, folder, granted, number)
+            curve, trial = await self._open(digest, folder, granted, number, as_cut=as_cut)
             room = Bytes(granted_bytes + self._room().free)
             if trial is not None and trial.stopped and trial.taken <= room:
                 # Something else took memory beside it: how much it takes by itself is not known,
@@ -93,20 +101,22 @@ class Opening:
                 return Opened(
                     fetched_bytes=fetched_bytes, granted=granted, curve=curve, taken=taken
                 )
-            least = _least(curve)
-            less = None if least is None else next_grant(trial, least, room, number)
-            if less is None:
-                raise OverBudget(trial.taken, room, _too_large(digest, trial, room))
+            if not trial.prepared:
+                least = _least(curve)
+                less = None if least is None else next_grant(trial, least, room, number)
+                if less is None:
+                    raise OverBudget(trial.taken, room, _too_large(digest, trial, room))
+                granted, number = less, number + 1
+            as_cut = trial.prepared
             log.warning(
-                "%s took %s in a trial within %s, have %s: tried again within %s, in blocks",
+                "%s took %s in a trial within %s, have %s: tried again %s",
                 short(digest),
                 format_bytes(trial.taken),
-                format_bytes(granted),
+                format_bytes(trial.granted),
                 format_bytes(room),
-                format_bytes(less),
+                "as it was cut" if as_cut else f"within {format_bytes(granted)}, in blocks",
             )
             await self._processor.call(self._runtime.close, digest)
-            granted = less
 
     def trial_of(self, digest: str) -> Trial | None:
         """Its run with the largest inputs of the plan: larger ones are not planned for. Of several,
@@ -127,46 +137,55 @@ class Opening:
         raise AssertionError("the loop returns or raises")
 
     async def _open(
-        self, digest: str, folder: Path, granted: Bytes, number: int
+        self, digest: str, folder: Path, granted: Bytes, number: int, *, as_cut: bool
     ) -> tuple[tuple[Point, ...], Trial | None]:
         """What it streams at several grants, and takes within this one, where that is known."""
         prepared = await self._preparation.prepare(digest, folder, granted)
-        known, room = self._trials.get((digest, granted)), self._room()
+        if as_cut:
+            prepared = replace(prepared, whole=None)
+        key, room = _Key(digest, granted, as_cut), self._room()
+        known = self._trials.get(key)
         arguments = (digest, folder, granted, prepared)
-        is_wanted = number > 1 or is_worth_a_trial(granted, granted + room.free)
+        is_wanted = number > 1 or as_cut or is_worth_a_trial(granted, granted + room.free)
         try:
-            if (digest, granted) in self._trials or not is_wanted:
+            if key in self._trials or not is_wanted:
                 curve = await self._processor.call(self._runtime.open, *arguments)
             else:
                 curve, tried = await self._processor.call(
                     self._runtime.open_and_try, *arguments, room.budget
                 )
-                known = self._note(digest, granted, tried)
+                left = Bytes(max(0, room.activations - self._room().activations))
+                known = self._note(key, tried, left)
         except GrantTooSmall as error:
             reason = f"{short(digest)} {error}"
             raise OverBudget(error.need_bytes, error.have_bytes, reason) from error
         return curve, known
 
-    def _note(self, digest: str, granted: Bytes, tried: Tried) -> Trial | None:
-        trial = None
+    def _note(self, key: _Key, tried: Tried, left: Bytes) -> Trial | None:
+        """What the trial says. Activations that `left` memory meanwhile made room for the fragment,
+        which may have taken so much more; that is not remembered, for it may have taken less."""
+        digest, trial = key.digest, None
         if tried.taken_bytes is None:
             log.info("%s was not tried: %s", short(digest), tried.reason)
         else:
-            taken = Bytes(max(0, tried.taken_bytes))
+            taken = Bytes(max(0, tried.taken_bytes + left))
             trial = Trial(
-                granted=granted,
+                granted=key.granted,
                 taken=taken,
                 input_bytes=Bytes(tried.input_bytes),
                 stopped=tried.stopped,
+                prepared=tried.prepared,
             )
             log.info("%s took %s in a trial", short(digest), format_bytes(taken))
             if not trial.stopped:
                 self._ran[digest] = min(trial, self._ran.get(digest, trial), key=_taken)
+        if left:
+            return trial
         while len(self._trials) >= _KNOWN_TRIALS:
             forgotten = next(iter(self._trials))
             del self._trials[forgotten]
-            self._ran.pop(forgotten[0], None)
-        self._trials[digest, granted] = trial
+            self._ran.pop(forgotten.digest, None)
+        self._trials[key] = trial
         return trial
 
 

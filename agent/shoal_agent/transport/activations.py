@@ -43,6 +43,8 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 _ALIGNMENT: Final = 64
 _TEXT_BYTES: Final = 1 << 20
+_AHEAD_BYTES: Final = 4 << 20
+"""Measured: inputs of 4 and 13 MiB took 3.9 to 5.6 MiB more while they were received."""
 _NUMBERS: Final = count(1)
 """Names of files: no two stores of a process have the same, since one outlives the next's start."""
 
@@ -51,6 +53,11 @@ def frame_bytes(size: int) -> int:
     """What the frames that carry an activation take on their way: the one that is made or taken
     apart, and its copy in gRPC."""
     return 2 * min(size, MAXIMUM_PAYLOAD_BYTES)
+
+
+def received_frame_bytes(size: int) -> int:
+    """The same for one that is received: gRPC takes more frames meanwhile, if there are more."""
+    return frame_bytes(size) + min(max(0, size - MAXIMUM_PAYLOAD_BYTES), _AHEAD_BYTES)
 
 
 class Space(Protocol):
@@ -112,15 +119,19 @@ class StoreBuffer:
             raise TransferError(f"no room: {error}", outcome=Acknowledgement.BUSY) from error
         return np.frombuffer(self.mapping, np.uint8)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What of the granted bytes it has in memory while it waits."""
+        return 0 if self.file is not None else min(self.size, self.granted)
+
     def settle(self) -> None:
         """What went to the file needs no memory any more."""
         _release_pages(self.mapping)
 
     def arrive(self) -> None:
         """All has come, and waits from now on."""
-        reserved = min(self.size, self.granted)
-        self._space.end_move(self.granted - reserved)
-        self._space.arrive(reserved)
+        self._space.end_move(self.granted - self.waiting_bytes)
+        self._space.arrive(self.waiting_bytes)
         self.granted = 0
         self.settle()
 
@@ -172,20 +183,23 @@ class ActivationStore:
 
         `scratch_bytes` is what decoding takes beside it, `text_bytes` what of it is text.
         """
-        # Frames there must be, wherever their contents go: a full device takes them without.
-        for beside in (scratch_bytes + frame_bytes(decoded_bytes), 0):
-            if self._space.request_move(decoded_bytes + beside):
+        beside = scratch_bytes + received_frame_bytes(decoded_bytes)
+        # Text cannot leave memory, so it may have what there is without its frames.
+        for granted in (decoded_bytes + beside, decoded_bytes)[: 2 if text_bytes else 1]:
+            if self._space.request_move(granted):
                 self.held_bytes += decoded_bytes
-                return StoreBuffer(self, self._space, decoded_bytes, decoded_bytes + beside, None)
+                return StoreBuffer(self, self._space, decoded_bytes, granted, None)
         self._check_text(text_bytes)
         self._check_disk(decoded_bytes)
+        # Frames there must be, wherever their contents go: a full device takes them without.
+        granted = beside if self._space.request_move(beside) else 0
         self.held_bytes += decoded_bytes
         self.spilled_bytes += decoded_bytes
-        return StoreBuffer(self, self._space, decoded_bytes, 0, self._path())
+        return StoreBuffer(self, self._space, decoded_bytes, granted, self._path())
 
     def receive(self, key: Key, tensors: Mapping[str, Array], buffer: StoreBuffer) -> None:
         self.drop([key])
-        granted = min(buffer.size, buffer.granted)
+        granted = buffer.waiting_bytes
         stored = _Stored(dict(tensors), buffer.size, granted, buffer.file, buffer.mapping)
         self._stored[key] = stored
         buffer.arrive()

@@ -35,7 +35,6 @@ import grpc
 
 MAXIMUM_MESSAGE_BYTES: Final = 4 << 20
 MAXIMUM_CONCURRENT_STREAMS: Final = 256
-_LOOKAHEAD_BYTES: Final = 256 << 10
 MAXIMUM_CALLS: Final = 50_000
 _UNIX_PATH_BYTES: Final = 107
 """What the kernel allows in `sockaddr_un`, without the terminating zero."""
@@ -100,10 +99,9 @@ def _shared_options() -> list[Option]:
         ("grpc.keepalive_permit_without_calls", 1),
         # Pings are bounded in time already; by default gRPC stops after two without data.
         ("grpc.http2.max_pings_without_data", 0),
-        # What a sender may be ahead of its receiver counts in a device's memory. By default gRPC
-        # takes more the faster the link is: 5 to 9 MiB were seen on a device.
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
+        # gRPC takes in more, the faster the link is, and that counts in a device's memory
+        # (`transport.activations`). Without `grpc.http2.bdp_probe` it would not; but then streams
+        # with frames of 256 KiB stand still for good now and then, on a busy machine.
         ("grpc.max_receive_message_length", MAXIMUM_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAXIMUM_MESSAGE_BYTES),
     ]

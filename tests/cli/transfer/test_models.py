@@ -93,7 +93,8 @@ async def test_what_broke_off_is_not_fetched_again(
     path = await fetching.model(f"{web.url}/m.onnx", sha256(content))
     (_, first), (_, second) = web.asked
     assert first == "bytes=0-0"
-    assert int(str(second).removeprefix("bytes=")[:-1]) > 1 << 20
+    # Of what was sent before the connection broke, not all need have come.
+    assert int(str(second).removeprefix("bytes=")[:-1]) > 1 << 19
     assert path.read_bytes() == content
 
 

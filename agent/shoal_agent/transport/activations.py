@@ -56,8 +56,8 @@ def frame_bytes(size: int) -> int:
 
 
 def received_frame_bytes(size: int) -> int:
-    """The same for one that is received: gRPC takes more frames meanwhile, if there are more."""
-    return frame_bytes(size) + min(max(0, size - MAXIMUM_PAYLOAD_BYTES), _AHEAD_BYTES)
+    """The same for one that is received: gRPC takes more frames meanwhile, of the next one too."""
+    return frame_bytes(size) + (_AHEAD_BYTES if size > MAXIMUM_PAYLOAD_BYTES else 0)
 
 
 class Space(Protocol):

@@ -1,5 +1,6 @@
 """What an agent's memory does that runs fragments in blocks, as the kernel measures it."""
 
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -121,7 +122,9 @@ async def test_a_whole_fragment_measured_over_the_budget_goes_on_in_blocks(
         assert reply.executed.peak_bytes <= 24 * MIB
     assert joined.device.evicted.empty()
     # How much less depends on where the first run was when it was stopped.
-    assert "runs within" in joined.agent.errors.read_text()
+    granted = re.findall(r"runs within ([\d.]+) MiB now", joined.agent.errors.read_text())
+    assert granted
+    assert all(made.least_bytes / MIB <= float(each) + 0.1 < 20 for each in granted), granted
 
 
 async def test_a_fragment_in_blocks_measured_over_the_budget_goes_on_with_less(

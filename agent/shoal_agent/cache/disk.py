@@ -35,7 +35,7 @@ from typing import BinaryIO, Final
 
 from shoal_agent.memory.residency import NoRoom
 from shoal_protocol.digests import Digest, digest_of_file, hexadecimal, is_digest
-from shoal_protocol.durable_files import is_transient, sync_folder
+from shoal_protocol.durable_files import is_transient, open_regular, sync_folder
 from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
 from shoal_protocol.manifest import MANIFEST, FragmentDamaged, Manifest, is_shared
 from shoal_protocol.shared_files import SharedFiles
@@ -388,7 +388,7 @@ def _drop_cached_pages(folder: Path) -> None:
     process's own group is to be charged with the fragments that it runs.
     """
     for path in folder.rglob("*"):
-        with suppress(OSError), path.open("rb") as file:
+        with suppress(OSError), open_regular(path) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 

@@ -146,13 +146,12 @@ def _first_item(folder: Path, specs: "tuple[TensorSpec, ...]") -> "Mapping[str, 
 def _measure(
     order: "BenchOrder", work: Path | None, progress: options.ProgressKind | None
 ) -> "DeviceFigures":
-    from rich.console import Console
-
     from shoal_cli.commands.progress import choose_progress
+    from shoal_cli.commands.tables import errors
     from shoal_cli.local.device_bench import bench_device as measure
     from shoal_cli.local.workspace import default_work_folder, open_workspace
 
-    observer = choose_progress(progress, Console(stderr=True))
+    observer = choose_progress(progress, errors())
     folder = work or default_work_folder(f"bench-{order.model.stem}", [order.model, Path("bench")])
     try:
         with open_workspace(folder) as workspace:

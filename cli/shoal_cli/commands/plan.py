@@ -100,17 +100,15 @@ def _of_manifests(
 
 def _print(wanted: "Sequence[tuple[str, PlanOrder]]", folder: Path) -> None:
     """Cut what is to be planned, plan it, and print the plans."""
-    from rich.console import Console
-
     from shoal_cli.commands.progress import choose_progress
-    from shoal_cli.commands.tables import explained_table, output, plan_table
+    from shoal_cli.commands.tables import errors, explained_table, output, plan_table
     from shoal_cli.local.orders import planned_devices
     from shoal_cli.local.runner import plan_on_pool, prepare_all
     from shoal_cli.local.workspace import open_workspace
     from shoal_planner.budgets import with_other_budgets
 
     console = output()
-    observer = choose_progress("auto", Console(stderr=True))
+    observer = choose_progress("auto", errors())
     with open_workspace(folder) as workspace:
         try:
             cuts = [order.cut for _, order in wanted]

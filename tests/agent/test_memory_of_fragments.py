@@ -1,6 +1,7 @@
 """What an agent's memory does, as the kernel measures it: never from the agent's own ledger."""
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -150,7 +151,12 @@ async def test_under_single_two_fragments_are_never_mapped_together(
 
 
 ROWS, WIDTH = 1 << 16, 128
-TABLE = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
+
+
+@functools.cache
+def lookup_table() -> np.ndarray:
+    """32 MiB of rows."""
+    return np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
 
 
 def table_model() -> ModelProto:
@@ -160,7 +166,7 @@ def table_model() -> ModelProto:
         "words",
         [helper.make_tensor_value_info("x", TensorProto.INT64, [1, "length"])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, "length", WIDTH])],
-        [numpy_helper.from_array(TABLE, "table")],
+        [numpy_helper.from_array(lookup_table(), "table")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
@@ -176,7 +182,7 @@ async def look_up(device: ConnectedDevice, digest: str, item: int, words: np.nda
     )
     reply = await device.ask("execute", execute)
     assert reply.HasField("executed"), reply
-    assert np.array_equal((await device.result()).tensors["y"], TABLE[words])
+    assert np.array_equal((await device.result()).tensors["y"], lookup_table()[words])
     return reply
 
 

@@ -12,22 +12,25 @@ from shoal_cli.local.finer_cuts import is_too_large, merged
 from shoal_cli.local.report import TierHits
 
 LAYERS = 24
-HIDDEN = Made(
-    text="agraph (float[1, 512] x, int64[1] n) => (float[1, 512] y) {\n"
-    "  x1 = ReduceMax <keepdims = 0> (x)\n"
-    "  many = Expand (x1, n)\n"
-    "  one = ReduceMax <keepdims = 0> (many)\n"
-    "  t0 = Add (x, one)\n"
-    + "\n".join(
-        f"  {'y' if layer == LAYERS else f't{layer}'} = MatMul (t{layer - 1}, W{layer})"
-        for layer in range(1, LAYERS + 1)
+
+
+def hidden() -> Made:
+    """Layers of 1 MiB each; the first node makes 11 MB out of a number that no plan can know."""
+    return Made(
+        text="agraph (float[1, 512] x, int64[1] n) => (float[1, 512] y) {\n"
+        "  x1 = ReduceMax <keepdims = 0> (x)\n"
+        "  many = Expand (x1, n)\n"
+        "  one = ReduceMax <keepdims = 0> (many)\n"
+        "  t0 = Add (x, one)\n"
+        + "\n".join(
+            f"  {'y' if layer == LAYERS else f't{layer}'} = MatMul (t{layer - 1}, W{layer})"
+            for layer in range(1, LAYERS + 1)
+        )
+        + "\n}",
+        weights={f"W{layer}": weight(512, 512, seed=layer) for layer in range(1, LAYERS + 1)},
+        shapes={"x": (1, 512)},
+        feeds={"n": np.array([2_800_000])},
     )
-    + "\n}",
-    weights={f"W{layer}": weight(512, 512, seed=layer) for layer in range(1, LAYERS + 1)},
-    shapes={"x": (1, 512)},
-    feeds={"n": np.array([2_800_000])},
-)
-"""Layers of 1 MiB each; the first node makes 11 MB out of a number that no plan can know."""
 
 
 @pytest.mark.real
@@ -35,7 +38,7 @@ HIDDEN = Made(
 def test_a_fragment_that_nothing_helps_is_cut_finer_and_the_job_succeeds(bench: Workbench) -> None:
     folder = bench.folder / "hidden"
     (folder / "in").mkdir(parents=True)
-    path = HIDDEN.save(folder)
+    path = hidden().save(folder)
     for item in range(4):
         x = np.random.default_rng(item).random((1, 512), np.float32)
         np.savez(folder / "in" / f"{item}.npz", x=x, n=np.array([2_800_000]))

@@ -4,7 +4,6 @@ import ast
 import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,15 +46,6 @@ def python_files() -> list[Path]:
 @functools.cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
-
-
-def functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Every function, of whatever depth: they are among statements, never inside expressions."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield child
-        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
-            yield from functions(child)
 
 
 def shown(path: Path) -> str:
@@ -101,8 +91,9 @@ def test_no_function_is_longer_than_a_screen() -> None:
     long = [
         f"{shown(path)}:{node.lineno} {node.name}"
         for path in python_files()
-        for node in functions(parsed(path))
-        if (node.end_lineno or 0) - node.body[0].lineno >= FUNCTION_LIMIT_LINES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.body[0].lineno >= FUNCTION_LIMIT_LINES
     ]
     assert not long
 

@@ -1,5 +1,6 @@
 """Where a model is cut that the devices decide the cut of."""
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ MIB = 1 << 20
 LAYERS = 24
 
 
+@functools.cache
 def deep() -> Made:
     """Layers of 1 MiB each."""
     return Made(

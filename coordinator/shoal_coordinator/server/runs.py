@@ -52,6 +52,10 @@ Held = list[tuple[int, Mapping[str, Array]]]
 """Results in memory, by item."""
 
 
+class OutputsUnwritable(Exception):
+    """A job's outputs take no more results of any item; the text says why and what to do."""
+
+
 @dataclass(slots=True)
 class _Expected:
     """The results of a task that was assigned: whether they are here, and the reply that waits for
@@ -101,7 +105,8 @@ class JobRun:
         self._writing: asyncio.Task[None] | None = None
 
     def start(self, feed: Feed, on_error: Callable[[BaseException], None]) -> None:
-        """Write results as items end, until `close`. `on_error` gets what ends that too early."""
+        """Write results as items end, until `close`. `on_error` gets what ends that too early, an
+        `OutputsUnwritable` among it."""
 
         def ended(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -283,11 +288,16 @@ class JobRun:
         at = Nanoseconds(monotonic_ns())
         for item in items:
             self._forget(item)
+        unwritable = self._results.unwritable
         for item in items:
             failure = None
             if item in problems:
+                if unwritable:
+                    continue  # the item is sound: it runs again with the next run
                 failure = ev.Failure(kind=ev.FailureKind.OUTPUT, message=problems[item])
             feed(ev.ItemStored(at=at, job=self.name, item=item, failure=failure))
+        if unwritable:
+            raise OutputsUnwritable(unwritable)
 
     async def _add_untouched(self, items: list[int]) -> dict[int, str]:
         """An output of the model may be one of its inputs; no device sends those."""

@@ -331,7 +331,8 @@ def _ranges(indices: Sequence[int]) -> str:
 
 
 def _failure_lines(job: JobReport) -> list[Text]:
-    lines = [Text(f"{job.name}: {_what_failed(job)}", style="red")] if job.message else []
+    style = "" if job.complete else "red"
+    lines = [Text(f"{job.name}: {_what_failed(job)}", style=style)] if job.message else []
     for failure in job.failures[:FAILURES_SHOWN]:
         where = failure.input or f"item {failure.item}"
         reason = failure.reason.removeprefix(f"{where}: ")

@@ -5,7 +5,7 @@ not know; a field that goes or changes its meaning raises `VERSION`.
 """
 
 import json
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -77,10 +77,10 @@ class DeviceReport:
 class Latency:
     """Of an item, from its admission to its result."""
 
-    p50_seconds: float
-    p90_seconds: float
-    p99_seconds: float
-    maximum_seconds: float
+    p50_seconds: float = 0.0
+    p90_seconds: float = 0.0
+    p99_seconds: float = 0.0
+    maximum_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +164,12 @@ class JobReport:
     outputs: str
     verification: Verification | None
     verification_error: str = ""
+
+    def verified(self, found: Verification | str | None) -> "JobReport":
+        """With the comparison, or why it failed; None where none was asked for."""
+        if isinstance(found, str):
+            return replace(self, verification_error=found)
+        return replace(self, verification=found)
 
     @property
     def complete(self) -> bool:

@@ -5,7 +5,6 @@ dispatcher receives the reply when both are here.
 """
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +16,9 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.server import admission, wire
 from shoal_coordinator.storage.inputs import InputSet, InputUnsuitable, scan_inputs
+from shoal_coordinator.storage.job_files import open_results
 from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.locations import local_folder
-from shoal_coordinator.storage.parts import ResultFile
 from shoal_coordinator.storage.prefetch import InputPrefetch
 from shoal_coordinator.storage.results import FailedItem, OutputsRefused, ResultStore
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
@@ -338,26 +337,6 @@ def open_run(
         inputs = scan_inputs(source, document.inputs)
         if target.resolve() == source.resolve():
             raise OutputsRefused(target, "are the inputs as well; choose another folder")
-        facts = (document.model_digest, inputs.digest, str(request.lossy))
-        results = ResultStore(
-            target,
-            job=request.name,
-            identity=hashlib.sha256("\0".join(facts).encode()).hexdigest(),
-            files=_result_files(inputs),
-            names=[spec.name for spec in document.outputs],
-        )
+        results = open_results(target, inputs, document, job=request.name, lossy=request.lossy)
     inputs.inflate_into(target / ".shoal" / request.name)
     return JobRun(request, document, epoch, inputs, results, crashes)
-
-
-def _result_files(inputs: InputSet) -> list[ResultFile]:
-    return [
-        ResultFile(
-            name=f"{file.name.rpartition('.')[0]}.npz",
-            first=file.first,
-            items=file.contents.items,
-            stacked=file.contents.stacked is not None,
-            joined=file.contents.joined,
-        )
-        for file in inputs.files
-    ]

@@ -144,6 +144,10 @@ class ResultStore:
             items.update(part.file.first + row for row in part.stored_rows())
         return frozenset(items)
 
+    def is_complete(self) -> bool:
+        """Whether every file is made, and nothing in it failed."""
+        return all(number in self._made for number, file in enumerate(self._files) if file.items)
+
     # ---- storing ---------------------------------------------------------------------------------
 
     def add(self, item: int, arrays: Mapping[str, Array]) -> None:

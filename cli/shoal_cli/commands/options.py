@@ -139,9 +139,10 @@ Verify = Annotated[
     _show(
         "--verify",
         help="Compare every result with the whole model's in ONNX Runtime, run in a process of "
-        "its own.",
+        "its own. --verify=16 compares 16 of them, evenly spread.",
     ),
 ]
+VerifyItems = Annotated[int | None, _how("--verify-items", min=1, hidden=True)]
 Tolerance = Annotated[
     float,
     _show(

@@ -52,6 +52,7 @@ def run(
     keep: options.Keep = True,
     log_level: options.RunLogLevel = "info",
     verify: options.Verify = False,
+    verify_items: options.VerifyItems = None,
     tolerance: options.Tolerance = 1e-4,
     report: options.Report = None,
     progress: options.Progress = "auto",
@@ -101,7 +102,8 @@ def run(
     how = RunOptions(
         enforce=enforce,
         relay=relay,
-        verify=verify,
+        verify=verify or verify_items is not None,
+        verify_items=verify_items,
         tolerance=tolerance,
         threads=threads,
         task_seconds=task_seconds,

@@ -378,16 +378,22 @@ def over_budget_line(device: DeviceReport) -> str:
     )
 
 
+def _of(verification: Verification) -> str:
+    """`16 items`, `16 of 10000 items`"""
+    compared, there = verification.items, verification.of_items
+    return f"{compared} of {there} items" if compared < there else f"{compared} items"
+
+
 def _verification_line(verification: Verification, devices: Sequence[DeviceReport]) -> Text:
     whole = format_bytes(verification.peak_bytes)
     line = (
-        f"verified {verification.items} items against the whole model: largest difference "
+        f"verified {_of(verification)} against the whole model: largest difference "
         f"{verification.max_abs_diff:.2g} absolute, {verification.max_rel_diff:.2g} relative; "
         f"same maxima in {verification.agreements}/{verification.items}"
     )
     if verification.reference_items:
         line += (
-            f"; ONNX Runtime's own rounding (default against unoptimised, "
+            f"; ONNX Runtime's own rounding (default against other options, "
             f"{verification.reference_items} items): {verification.reference_abs_diff:.2g} absolute"
         )
     if verification.skipped:
@@ -395,6 +401,11 @@ def _verification_line(verification: Verification, devices: Sequence[DeviceRepor
     if verification.mismatched:
         first = verification.worst_item
         line += f"; {verification.mismatched} items cannot be compared (first: {first})"
+    if verification.own_rounding:
+        line += (
+            f"\nthe difference is the model's own: the whole model differs from itself by "
+            f"{verification.reference_rel_diff:.2g} relative when ONNX Runtime rounds otherwise"
+        )
     if not verification.passed:
         line += f"\nDIFFERENT: more than the tolerance of {verification.tolerance:g}"
     if largest := max((device.budget_bytes for device in devices), default=0):

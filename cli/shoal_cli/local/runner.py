@@ -361,6 +361,7 @@ class _Run:
                 inputs=order.inputs,
                 outputs=order.outputs,
                 tolerance=self._options.tolerance,
+                most_items=self._options.verify_items,
             )
             try:
                 found[name] = await verify(request, partial(self._observer.verifying, name))

@@ -3,14 +3,16 @@
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.measure import Measurement
-from rich.status import Status
+from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -51,9 +53,24 @@ def errors() -> Console:
     return Console(stderr=True, markup=False)
 
 
-def working(what: str) -> Status:
+class Waiting:
+    """A sign of life: what goes on, and how long already once that is more than a second."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._started = time.monotonic()
+        self._spinner = Spinner("dots")
+
+    def __rich__(self) -> Spinner:
+        seconds = int(time.monotonic() - self._started)
+        elapsed = f" {seconds} s" if seconds else ""
+        self._spinner.update(text=Text(f"{self._what} ...{elapsed}", style="dim"))
+        return self._spinner
+
+
+def working(what: str) -> Live:
     """A sign of life on standard error while something long runs; a terminal alone shows it."""
-    return errors().status(Text(f"{what} ..."))
+    return Live(Waiting(what), console=errors(), refresh_per_second=8, transient=True)
 
 
 def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True) -> None:

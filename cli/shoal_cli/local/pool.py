@@ -59,12 +59,11 @@ class AgentsMissing(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """How to run. `relay`: activations go through the coordinator, never from agent to agent.
-    `verify_items`: only so many are compared."""
+    `verify`: how many results are compared, 0: all; None: none."""
 
     enforce: Enforce = Enforce.AUTO
     relay: bool = False
-    verify: bool = False
-    verify_items: int | None = None
+    verify: int | None = None
     tolerance: float = DEFAULT_TOLERANCE
     threads: int | None = None
     task_seconds: float = 540.0

@@ -155,7 +155,7 @@ class _Run:
         with self._interruptible():
             try:
                 await self._run_jobs(orders.jobs)
-                if self._options.verify and not self._interrupted:
+                if self._options.verify is not None and not self._interrupted:
                     verified = await self._verify(orders.jobs)
             except asyncio.CancelledError:
                 if not self._interrupted:
@@ -361,7 +361,7 @@ class _Run:
                 inputs=order.inputs,
                 outputs=order.outputs,
                 tolerance=self._options.tolerance,
-                most_items=self._options.verify_items,
+                most_items=self._options.verify or None,
             )
             try:
                 found[name] = await verify(request, partial(self._observer.verifying, name))

@@ -276,6 +276,7 @@ def test_killed_agents_and_a_killed_coordinator_are_started_again(busy: Workbenc
     assert sum(device["restarts"] for device in report["devices"]) == 1
     assert report["coordinator_restarts"] == 1
     assert report["jobs"][0]["items"] == report["jobs"][0]["succeeded"]
+    assert report["jobs"][0]["resumed"] == 0, "nothing was there before the run"
     assert_results_are_the_whole_models(busy)
     assert_nothing_is_left(busy, process.pid)
 

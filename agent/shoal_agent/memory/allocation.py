@@ -12,7 +12,7 @@ The division with the least cost takes one point of each curve: a knapsack with 
 solved exactly but for the unit in which grants are counted, one part in `UNITS` of what there is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -129,3 +129,23 @@ class Delay:
             return SECONDS_PER_BYTE
         lowest, highest = _RANGE
         return min(highest, max(lowest, (count * xy - x * y) / spread))
+
+
+def share_out(
+    shares: Mapping[str, Share],
+    delays: Mapping[str, Delay],
+    low: Mapping[str, int],
+    high: Mapping[str, int],
+    available: int,
+) -> dict[str, int]:
+    """What to grant each share, between two bounds, by what runs cost; `low` where not even that is
+    available."""
+    runs = [delay.runs for delay in delays.values() if delay.runs]
+    usual = sum(runs) / len(runs) if runs else 1.0
+    curves = []
+    for each, share in shares.items():
+        delay = delays[each]
+        weight = (delay.runs or usual) * delay.seconds_per_byte
+        curves.append(share.between(low[each], max(low[each], high[each]), weight))
+    grants = divide(curves, available)
+    return dict(low) if grants is None else dict(zip(shares, grants, strict=True))

@@ -271,6 +271,12 @@ class Fragments:
             await asyncio.gather(*changing, return_exceptions=True)
         self._changed.set()
 
+    async def withhold(self, size_bytes: int) -> None:
+        """Memory is short elsewhere, or not any more: fragments do without so much, if they can."""
+        log.info("memory is short: %s are withheld", format_bytes(size_bytes))
+        self._carry_out(self.ledger.withhold(Bytes(size_bytes)))
+        await self._granting.wait()
+
     # ---- the activations' share --------------------------------------------------------------
 
     def request_space(self, size: int) -> bool:

@@ -209,6 +209,7 @@ class Ledger:
         least: Bytes | None = None,
         curve: tuple[Point, ...] = (),
         granted: Bytes | None = None,
+        urgency: float = 1.0,
     ) -> bool:
         """The fragment can run now, and in blocks within `least`, unless that is None; it runs
         within `granted`, by default all that it was loaded for. False: its place went to others
@@ -219,7 +220,7 @@ class Ledger:
             if least is not None:
                 within = need if granted is None else granted
                 share = Share(least=least, granted=within, wanted=within, curve=curve)
-                self.shares = {**self.shares, digest: share}
+                self.shares = {**self.shares, digest: replace(share, urgency=urgency)}
                 self.delays = {**self.delays, digest: Delay()}
         return digest in self.resident
 

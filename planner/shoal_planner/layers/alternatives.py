@@ -85,9 +85,7 @@ def _by_amounts(costs: Costs, order: Sequence[int], amounts: Sequence[float]) ->
     return tuple(stages)
 
 
-def _weighed(
-    costs: Costs, goal: Goal, name: str, stages: Stages, chosen: Found
-) -> Alternative:
+def _weighed(costs: Costs, goal: Goal, name: str, stages: Stages, chosen: Found) -> Alternative:
     given = times(costs, stages, cold=goal.cold)
     value, best_value = goal.value(given), goal.value(chosen.times)
     if value == float("inf"):

@@ -95,13 +95,13 @@ def stage_plans(costs: Costs, stages: Stages) -> tuple[StagePlan, ...]:
         parts = []
         for place, count in enumerate(stage.group):
             like = costs.like[place]
-            reading = float(costs.again(like)[at]) / like.reload_bytes_per_second
+            beyond = max(0.0, float(costs.resident[at]) - like.budget_bytes)
             parts += [
                 Part(
                     device=left[place].pop(0).name,
                     share=shares[like],
-                    seconds=float(costs.stage(_one(place, len(left))).latency[at]),
-                    reading_seconds=reading,
+                    seconds=costs.takes(place, *at),
+                    reading_seconds=beyond / like.reload_bytes_per_second,
                     held_bytes=min(float(costs.resident[at]), like.budget_bytes),
                 )
                 for _ in range(count)
@@ -111,7 +111,7 @@ def stage_plans(costs: Costs, stages: Stages) -> tuple[StagePlan, ...]:
             StagePlan(
                 layers=costs.cuts.layers(*at),
                 parts=tuple(sorted(parts, key=lambda part: part.seconds)),
-                period_seconds=float(costs.stage(stage.group).period[at]),
+                period_seconds=costs.together(stage.group, *at)[0],
                 transfer_seconds=slowest * float(costs.cuts.crossing[stage.start]) + delay,
             )
         )
@@ -190,10 +190,6 @@ def _rejected(plan: LayerPlan) -> Table:
         ),
         numbers=frozenset(("items/s", "an item takes")),
     )
-
-
-def _one(place: int, classes: int) -> tuple[int, ...]:
-    return tuple(int(each == place) for each in range(classes))
 
 
 def _seconds(seconds: float) -> str:

@@ -66,22 +66,19 @@ def times(costs: Costs, stages: Stages, *, cold: bool) -> Times:
     for place, stage in enumerate(stages):
         per_item, slowest, delay = costs.crossing(groups[place], stage.group)
         moved = float(costs.cuts.crossing[stage.start])
-        stage_costs = costs.stage(stage.group)
-        at = (stage.start, stage.end)
-        period = max(period, per_item * moved, float(stage_costs.period[at]))
+        own, latency = costs.together(stage.group, stage.start, stage.end)
+        period = max(period, per_item * moved, own)
         first += slowest * moved + delay
         if cold:
-            first = max(first, float(costs.load(stage.group)[at]))
-        first += float(stage_costs.latency[at])
+            first = max(first, costs.loads(stage.group, stage.start, stage.end))
+        first += latency
     per_item, slowest, delay = costs.crossing(groups[-2], None)
     moved = float(costs.cuts.crossing[stages[-1].end])
     return Times(period=max(period, per_item * moved), first=first + slowest * moved + delay)
 
 
 class _Search:
-    def __init__(
-        self, costs: Costs, arcs: Arcs, *, first: bool, cold: bool, bound: float
-    ) -> None:
+    def __init__(self, costs: Costs, arcs: Arcs, *, first: bool, cold: bool, bound: float) -> None:
         self.costs, self.arcs = costs, arcs
         self.first, self.cold, self.bound = first, cold, bound
         count = len(costs.cuts)
@@ -173,8 +170,8 @@ class _Search:
 
 
 def min_of(arrays: list[Floats]) -> Floats:
-    """Element by element; nothing can be reached where there are none."""
-    if len(arrays) == 1:
-        return arrays[0]
-    least: Floats = np.minimum.reduce(arrays)
+    """Element by element."""
+    least = arrays[0].copy()
+    for each in arrays[1:]:
+        np.minimum(least, each, out=least)
     return least

@@ -1,16 +1,15 @@
 """Planning at the level of layers, against brute force and by examples."""
 
-from collections.abc import Callable
-from math import inf, isclose
+from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.layer_pools import MB, Plan, chain, every_plan, graphs, pools, weigh
-from shoal_planner.layers.graph import Device, Layer, LayerGraph, Link, Pool, Tensor
+from planner.layer_pools import Plan, every_plan, graphs, pools, weigh
+from shoal_planner.layers.graph import LayerGraph, Pool
 from shoal_planner.layers.planning import plan
-from shoal_planner.layers.plans import LayerPlan, StagePlan, Unplaceable, explain, summary
+from shoal_planner.layers.plans import LayerPlan, Unplaceable
 from shoal_protocol.choices import Objective
 
 ITEMS = 20

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from shoal_planner.layers.arcs import number_of_subsets, row, singles
+from shoal_planner.layers.arcs import Arcs, row, singles
 from shoal_planner.layers.costs import Costs, Group
 from shoal_planner.layers.front import Found, Goal, best
 from shoal_planner.layers.plans import Alternative
-from shoal_planner.layers.search import EQUAL, Stage, Stages, Times, least_period, times
-from shoal_planner.layers.arcs import Arcs
+from shoal_planner.layers.search import EQUAL, Stage, Stages, times
 from shoal_planner.outcome import duration
 
 

@@ -105,7 +105,7 @@ class Pool:
 
     devices: tuple[Device, ...]
     links: Mapping[frozenset[str], Link] = field(default_factory=dict)
-    link: Link = Link()  # noqa: RUF009 - a frozen value
+    link: Link = Link()
 
     def __post_init__(self) -> None:
         names = [device.name for device in self.devices]

@@ -16,15 +16,15 @@ from math import inf, sqrt
 from typing import Final
 
 from shoal_planner.layers.alternatives import rejected
-from shoal_planner.layers.arcs import Arcs, fixed, number_of_subsets, row, singles, subsets
+from shoal_planner.layers.arcs import Arcs, fixed, number_of_subsets, row, subsets
 from shoal_planner.layers.bounds import bounds
-from shoal_planner.layers.costs import Costs, Group
+from shoal_planner.layers.costs import Costs
 from shoal_planner.layers.cuts import Cuts, cuts_of
 from shoal_planner.layers.front import Found, Goal, best
 from shoal_planner.layers.graph import LayerGraph, Pool
 from shoal_planner.layers.local_search import Groups, improved
 from shoal_planner.layers.plans import LayerPlan, Unplaceable, stage_plans
-from shoal_planner.layers.search import Stages, Times, least_first, least_period, times
+from shoal_planner.layers.search import Times, least_first, least_period, times
 from shoal_protocol.choices import Objective
 
 MAX_STEPS: Final = 10**9

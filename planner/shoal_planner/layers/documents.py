@@ -29,7 +29,6 @@ times in milliseconds, then edges), which is of kind `gpu`.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from typing import Any, Final, TypeVar
@@ -74,7 +73,7 @@ def pipedream(text: str, *, training: bool) -> LayerGraph:
             one, _, other = line.strip().partition(" -- ")
             edges.append((one, other))
         elif found := _NODE.match(line):
-            name, activation = found["name"], sum(map(float, found["activation"].strip("[]").split(";")))
+            name, activation = found["name"], _summed(found["activation"])
             seconds = float(found["forward"]) + float(found["backward"]) * training
             seconds *= 0 if found["what"].startswith("Input") else 1e-3
             moved[name] = activation * (1 + training)
@@ -87,6 +86,11 @@ def pipedream(text: str, *, training: bool) -> LayerGraph:
         elif line.strip():
             raise ValueError(f"neither a node nor an edge of a PipeDream profile: {line!r}")
     return _checked(lambda: _ordered(nodes, moved, edges))
+
+
+def _summed(sizes: str) -> float:
+    """`12.0`, or of several tensors `[12.0; 4.0]`."""
+    return sum(map(float, sizes.strip("[]").split(";")))
 
 
 def _ordered(

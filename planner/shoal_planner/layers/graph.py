@@ -100,7 +100,7 @@ COORDINATOR = "coordinator"
 class Pool:
     """Devices, and the links between pairs of them, the same in both directions.
 
-    `links` by the names of both ends, in either order; `link` is that of all other pairs of devices.
+    `links` by the names of both ends, in either order; `link` is that of all other pairs.
     """
 
     devices: tuple[Device, ...]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Final
 
-from shoal_planner.layers.alternatives import rejected
+from shoal_planner.layers.alternatives import rejected, without_replicas
 from shoal_planner.layers.arcs import Arcs, fixed, number_of_subsets, row, subsets
 from shoal_planner.layers.bounds import bounds
 from shoal_planner.layers.costs import Costs
@@ -62,6 +62,14 @@ def plan(
         lower_bound=min(lower, goal.value(found.times)),
         rejected=rejected(costs, goal, found, max_steps),
     )
+
+
+def straight(graph: LayerGraph, pool: Pool, objective: Objective, items: int = 1) -> Times | None:
+    """What the best plan gives in which no stage has more than one device."""
+    goal = Goal(objective, items)
+    costs = Costs(cuts_of(graph, _shares(graph, pool), MAX_CUTS), pool)
+    stages = without_replicas(costs, goal, MAX_STEPS)
+    return times(costs, stages, cold=goal.cold) if stages else None
 
 
 def _shares(graph: LayerGraph, pool: Pool) -> tuple[float, ...]:

@@ -4,7 +4,7 @@ Theory. `best[arc][end]` is the least value of a pipeline that ends at a cut wit
 arc. It follows from the arcs before it, at every cut where the stage of this arc can start:
 
     before[arc][start] = min over arcs that lead here of best[that][start] joined with the crossing
-    best[arc][end]     = min over start of max(before[arc][start], floor[start, end]) + add[start, end]
+    best[arc][end] = min over start of max(before[arc][start], floor[start, end]) + add[start, end]
 
 For the period, joined is the maximum, the floor is the stage's period, and nothing is added. For
 the first item, joined is the sum, the floor is the time to load, and the stage's latency is added;

@@ -4,8 +4,9 @@
 
 - PipeDream's graphs: the straight pipelines of its optimiser, with the same costs (training, links
   that never limit, one device per stage). `PUBLISHED` has its bottlenecks.
-- Scission's machines: every pair and triple, both of its networks, against an even split, the best
-  single machine and Asteroid's heuristic: the worst ratio must not be above one.
+- Scission's machines: every pair and triple, both of its networks, images that come from where the
+  Raspberry Pi is, against an even split, the best single machine and Asteroid's heuristic: the
+  worst ratio must not be above one.
 - Chains of many layers on unequal devices: processor time, and the gap to a bound that no plan can
   beat.
 """
@@ -20,7 +21,7 @@ from typing import Final
 from measurement import RATIO, VALUE, Measurement, Report, parse_arguments
 
 from shoal_planner.layers.documents import PIPEDREAM_KIND, pipedream, read_profile
-from shoal_planner.layers.graph import Device, Layer, LayerGraph, Link, Pool, Tensor
+from shoal_planner.layers.graph import COORDINATOR, Device, Layer, LayerGraph, Link, Pool, Tensor
 from shoal_planner.layers.planning import plan, straight
 from shoal_planner.layers.plans import LayerPlan
 from shoal_protocol.choices import Objective
@@ -75,30 +76,42 @@ def published() -> Iterator[Measurement]:
 def machines() -> Iterator[Measurement]:
     """For each model, network and objective, the worst case among all pairs and triples."""
     for file in sorted((PROFILES / "scission").glob("*.json")):
-        graph = read_profile(file.read_text())
+        graph = with_images(read_profile(file.read_text()))
         for network, link in NETWORKS.items():
             for objective in (Objective.LATENCY, Objective.THROUGHPUT):
-                worst, gains = 0.0, []
+                ratios: list[float] = []
                 for chosen in [*combinations(MACHINES, 2), *combinations(MACHINES, 3)]:
                     answer = plan(graph, pool_of(chosen, link), objective)
                     assert isinstance(answer, LayerPlan)
-                    others = [each.value for each in answer.rejected if each.name.startswith(RULES)]
-                    ratio = answer.value / min(others, default=answer.value)
-                    worst, gains = max(worst, ratio), [*gains, ratio]
+                    ratios.append(against_rules(answer))
                 yield Measurement(
                     name=f"{file.stem}, {network}, {objective}: mean against the best rule",
-                    value=sum(gains) / len(gains),
+                    value=sum(ratios) / len(ratios),
                     unit="",
                     peer=1.0,
-                    ratio=worst,
+                    ratio=max(ratios),
                     goal=RATIO <= 1.0,
                 )
 
 
+def with_images(graph: LayerGraph) -> LayerGraph:
+    """With an image of single precision at the input."""
+    image = Tensor(producer=None, consumers=(0,), bytes=224 * 224 * 3 * 4)
+    return LayerGraph(graph.layers, (image, *graph.tensors))
+
+
+def against_rules(answer: LayerPlan) -> float:
+    """Its value by that of the best rule of thumb; a rule that is not rejected chose the same."""
+    lost = {each.name.split(" (")[0]: each.value for each in answer.rejected}
+    return max(answer.value / lost.get(rule, answer.value) for rule in RULES)
+
+
 def pool_of(chosen: tuple[str, ...], link: Link) -> Pool:
-    """Machines of Scission, with a link for the Raspberry Pi."""
+    """Machines of Scission, with the network of the Raspberry Pi and of the images."""
     devices = tuple(Device(name=each, kind=each) for each in chosen)
-    links = {frozenset((PI, each)): link for each in chosen if each != PI}
+    links = {
+        frozenset((end, each)): link for end in (PI, COORDINATOR) for each in chosen if each != PI
+    }
     return Pool(devices, links, FAR)
 
 
@@ -116,7 +129,7 @@ def chains(layers: int, devices: int, gap: float) -> Iterator[Measurement]:
 
 def random_chain(count: int) -> LayerGraph:
     """Layers that differ a hundredfold."""
-    chance = random.Random(count)
+    chance = random.Random(count)  # noqa: S311 - a fixed seed
     layers = tuple(
         Layer(
             name=f"l{index}",
@@ -135,7 +148,7 @@ def random_chain(count: int) -> LayerGraph:
 
 def random_pool(count: int) -> Pool:
     """Devices that differ tenfold in speed, thrice in memory, and links a hundredfold."""
-    chance = random.Random(count)
+    chance = random.Random(count)  # noqa: S311 - a fixed seed
     devices = tuple(
         Device(
             name=f"d{index}",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.pools import MIB, partition
+from fragment_pools import MIB, partition
 from shoal_coordinator.server.wire import Malformed, check_submission, job_spec
 from shoal_protocol.v1 import coordinator_pb2 as pb
 

@@ -1,17 +1,62 @@
 """`shoal plan --profile FILE --devices FILE`: a plan from measured layers, without the model."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Final, TypeVar
 
 import typer
 
-from shoal_protocol.choices import Objective
+from shoal_protocol import choices
+
+_profile: Final = partial(typer.Option, rich_help_panel="A profile")
+
+_MOST_DEVICES: Final = 64
+"""As many as `shoal run` pretends."""
 
 T = TypeVar("T")
 
+PlanDevices = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel="A bare model",
+        metavar="N|FILE",
+        help="How many devices to pretend; with [bold]--profile[/bold], a file of devices and "
+        "links. [dim]Default: 3[/dim]",
+    ),
+]
+Profile = Annotated[
+    Path | None,
+    _profile(
+        metavar="FILE",
+        help="Layers with their measured times or FLOPs, in the place of a model: "
+        "[bold]docs/profiles.md[/bold] says in which formats.",
+    ),
+]
+Objective = Annotated[
+    choices.Objective | None,
+    _profile(case_sensitive=False, help="What is made best. [dim]Default: Throughput[/dim]"),
+]
+Items = Annotated[
+    int | None,
+    _profile(min=1, help="Items of a job, for Makespan. [dim]Default: 100[/dim]"),
+]
 
-def print_layer_plan(profile: Path, devices: str | None, objective: Objective, items: int) -> None:
+
+def parse_device_count(devices: str | None) -> int | None:
+    """How many devices to pretend."""
+    if devices is None:
+        return None
+    if not devices.isdecimal() or not 1 <= int(devices) <= _MOST_DEVICES:
+        raise typer.BadParameter(
+            f"--devices {devices}: a number from 1 to {_MOST_DEVICES}; a file goes with --profile"
+        )
+    return int(devices)
+
+
+def print_layer_plan(
+    profile: Path, devices: str | None, objective: choices.Objective, items: int
+) -> None:
     """The plan, its explanation, and what lost against it."""
     from rich.console import Group
     from rich.text import Text

@@ -29,12 +29,9 @@ def _panel(title: str) -> Callable[..., Any]:
 
 
 _bare = _panel("A bare model")
-_profile = _panel("A profile")
 _how = _panel("How to run")
 _show = _panel("What to show")
 _security = _panel("Security")
-
-_MOST_DEVICES: Final = 64
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 ProgressKind = Literal["auto", "rich", "plain"]
@@ -65,8 +62,7 @@ RunFiles = Annotated[
 Inputs = Annotated[Path | None, _bare(help="Folder of .npz and .npy files.")]
 Outputs = Annotated[Path | None, _bare(help="Folder for the results.")]
 Devices = Annotated[
-    int | None,
-    _bare(min=1, max=_MOST_DEVICES, help="How many devices to pretend. [dim]Default: 3[/dim]"),
+    int | None, _bare(min=1, max=64, help="How many devices to pretend. [dim]Default: 3[/dim]")
 ]
 Budgets = Annotated[
     list[str] | None,
@@ -165,34 +161,9 @@ PlanFiles = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="FILE...",
-        help="Manifests, or folders of manifests, or one [bold].onnx[/bold] file. None with "
-        "[bold]--profile[/bold].",
+        help="Manifests, or folders of manifests, or one [bold].onnx[/bold] file.",
         show_default=False,
     ),
-]
-PlanDevices = Annotated[
-    str | None,
-    _bare(
-        metavar="N|FILE",
-        help="How many devices to pretend; with [bold]--profile[/bold], a file of devices and "
-        "links. [dim]Default: 3[/dim]",
-    ),
-]
-Profile = Annotated[
-    Path | None,
-    _profile(
-        metavar="FILE",
-        help="Layers with their measured times or FLOPs, in the place of a model: "
-        "[bold]docs/profiles.md[/bold] says in which formats.",
-    ),
-]
-Objective = Annotated[
-    choices.Objective | None,
-    _profile(case_sensitive=False, help="What is made best. [dim]Default: Throughput[/dim]"),
-]
-Items = Annotated[
-    int | None,
-    _profile(min=1, help="Items of a job, for Makespan. [dim]Default: 100[/dim]"),
 ]
 PlanInputs = Annotated[
     Path | None, _bare(help="Folder of .npz and .npy files, whose shapes are planned for.")
@@ -470,17 +441,6 @@ def refuse_with_manifests(**bare: object) -> None:
             raise typer.BadParameter(
                 f"--{name} goes with a bare .onnx model; manifests say it themselves"
             )
-
-
-def parse_device_count(devices: str | None) -> int | None:
-    """How many devices to pretend."""
-    if devices is None:
-        return None
-    if not devices.isdecimal() or not 1 <= int(devices) <= _MOST_DEVICES:
-        raise typer.BadParameter(
-            f"--devices {devices}: a number from 1 to {_MOST_DEVICES}; a file goes with --profile"
-        )
-    return int(devices)
 
 
 def load_files(files: Sequence[Path]) -> "Manifests":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from shoal_cli.commands import options
+from shoal_cli.commands import layer_plans, options
 from shoal_protocol.choices import Objective, Residency
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ def plan(
     volume: options.Volumes = None,
     inputs: options.PlanInputs = None,
     shape: options.BareShapes = None,
-    devices: options.PlanDevices = None,
+    devices: layer_plans.PlanDevices = None,
     budget: options.Budgets = None,
     fragments: options.Fragments = None,
     residency: options.Residency = None,
-    profile: options.Profile = None,
-    objective: options.Objective = None,
-    items: options.Items = None,
+    profile: layer_plans.Profile = None,
+    objective: layer_plans.Objective = None,
+    items: layer_plans.Items = None,
     work: options.PlanWork = None,
 ) -> None:
     """Print which devices would serve which fragments, and why the alternatives lost.
@@ -54,7 +54,7 @@ def plan(
 
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     if options.is_model(files):
-        count = options.parse_device_count(devices)
+        count = layer_plans.parse_device_count(devices)
         budgets = options.parse_budgets(budget or ["64Mi"], count)
         shapes = options.parse_shapes(shape)
         order = _of_model(files[0], budgets, fragments, residency or Residency.ADAPTIVE, shapes)
@@ -80,11 +80,9 @@ def _of_profile(
     objective: Objective | None,
     items: int | None,
 ) -> None:
-    from shoal_cli.commands.layer_plans import print_layer_plan
-
     if files:
         raise typer.BadParameter("a profile, or manifests or a model, not both")
-    print_layer_plan(profile, devices, objective or Objective.THROUGHPUT, items or 100)
+    layer_plans.print_layer_plan(profile, devices, objective or Objective.THROUGHPUT, items or 100)
 
 
 def _of_model(

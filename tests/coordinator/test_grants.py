@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.pools import MIB, partition
+from fragment_pools import MIB, partition
 from shoal_coordinator.dispatch.instructions import Load, Tier
 from shoal_coordinator.server.wire import Malformed, check_submission, job_spec, load_message
 from shoal_protocol.units import Bytes

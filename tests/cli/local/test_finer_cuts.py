@@ -8,7 +8,7 @@ from cli.local.test_report import REPORT
 from cli.local.workbench import Workbench
 from shoal_cli.local.finer_cuts import is_too_large, merged
 from shoal_cli.local.report import TierHits
-from underestimated import UNDERESTIMATED, write_inputs
+from underestimated import underestimated, write_inputs
 
 
 @pytest.mark.real
@@ -16,7 +16,7 @@ from underestimated import UNDERESTIMATED, write_inputs
 def test_a_fragment_that_nothing_helps_is_cut_finer_and_the_job_succeeds(bench: Workbench) -> None:
     folder = bench.folder / "hidden"
     write_inputs(folder / "in", 4)
-    path = UNDERESTIMATED.save(folder)
+    path = underestimated().save(folder)
     # Under a limit the kernel takes mapped weights back, and the fragment fits as it is.
     measured = ("--enforce", "none")
     places = ("--inputs", folder / "in", "--outputs", folder / "out", "--report", bench.report)

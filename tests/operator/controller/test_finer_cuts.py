@@ -13,7 +13,7 @@ from operator_processes import Operators
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from shoal_cluster import ControlPlane
 from simulated_world import NAMESPACE, World, job_spec, making_world, operating
-from underestimated import UNDERESTIMATED, write_inputs
+from underestimated import underestimated, write_inputs
 
 pytestmark = [
     pytest.mark.cluster,
@@ -59,7 +59,7 @@ def notes_of(world: World) -> list[dict[str, Any]]:
 async def test_a_job_is_cut_finer_through_the_death_of_its_operator_and_succeeds(
     world: World, running: Operators
 ) -> None:
-    UNDERESTIMATED.save(world.claims / "models").rename(world.claims / "models" / "hidden.onnx")
+    underestimated().save(world.claims / "models").rename(world.claims / "models" / "hidden.onnx")
     inputs = write_inputs(world.claims / "lines" / JOB, ITEMS)
     world.apply_devices()
     world.apply("Model", "hidden", source={"uri": "pvc://models/hidden.onnx"})

@@ -220,7 +220,7 @@ class _Peer:
         async for message in requests:
             received = assembler.feed(message)
             if received is not None:
-                await context.write(acknowledgement(received.transfer))
+                await context.write(bytes(acknowledgement(received.transfer)))
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
         raise NotImplementedError

@@ -210,7 +210,7 @@ class ScriptedCoordinator:
             if header.WhichOneof("kind") == "ping":
                 await self.pong.wait()
                 async with device.turn:
-                    await context.write(acknowledgement(header.transfer))
+                    await context.write(bytes(acknowledgement(header.transfer)))
                 continue
             received = assembler.add(header, payload)
             if received is None:
@@ -223,7 +223,7 @@ class ScriptedCoordinator:
                 else:
                     device.results.put_nowait(received)
             async with device.turn:
-                await context.write(acknowledgement(header.transfer, outcome, self.reason))
+                await context.write(bytes(acknowledgement(header.transfer, outcome, self.reason)))
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
         self.fetches.append(request)

@@ -22,7 +22,6 @@ from shoal_protocol.frames import (
     ping,
     split_frame,
 )
-from shoal_protocol.pacing import LONGEST_SECONDS
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.units import nanoseconds
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
@@ -50,7 +49,7 @@ class Wire:
     """A device's end of a link, and the transport between: what it sends, and what it gets."""
 
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
-    gather_seconds = LONGEST_SECONDS
+    local = False
 
     def __init__(self, hub: ExchangeHub, device: str) -> None:
         self.sent: asyncio.Queue[bytes | None] = asyncio.Queue()

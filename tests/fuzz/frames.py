@@ -26,7 +26,6 @@ from shoal_protocol.frames import (
     ping,
     split_frame,
 )
-from shoal_protocol.pacing import LONGEST_SECONDS
 from shoal_protocol.tensors import DTYPES, ActivationKey, encode_activation
 from shoal_protocol.v1 import tensors_pb2 as pb
 
@@ -89,7 +88,7 @@ class _OneMessage:
     """A stream with one message on it (a `Transport`)."""
 
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
-    gather_seconds = LONGEST_SECONDS
+    local = False
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -32,7 +32,6 @@ from shoal_protocol.frames import (
     join_frames,
     ping,
 )
-from shoal_protocol.pacing import LONGEST_SECONDS
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.v1 import tensors_pb2 as pb
 
@@ -42,7 +41,7 @@ class Pipe:
     what is written at this end."""
 
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
-    gather_seconds = LONGEST_SECONDS
+    local = False
 
     def __init__(self) -> None:
         self.incoming: asyncio.Queue[bytes | None] = asyncio.Queue()

@@ -22,7 +22,7 @@ from shoal_protocol.frames import (
     join_frames,
     split_frame,
 )
-from shoal_protocol.pacing import LONGEST_SECONDS, Pace
+from shoal_protocol.pacing import Pace
 from shoal_protocol.tensors import ActivationKey
 from shoal_protocol.v1 import tensors_pb2 as pb
 
@@ -122,7 +122,7 @@ class Answering:
     message."""
 
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
-    gather_seconds = LONGEST_SECONDS
+    local = False
 
     def __init__(self) -> None:
         self.written: list[list[pb.FrameHeader]] = []

@@ -47,9 +47,9 @@ class _ShapedTransport:
     """Writes frames in order, each `latency_seconds` after it left."""
 
     frame_bytes = 64 << 10
+    local = False
 
     def __init__(self, transport: Transport, uplink: Uplink) -> None:
-        self.gather_seconds = transport.gather_seconds
         self._transport = transport
         self._uplink = uplink
         self._on_the_way: deque[tuple[float, Sequence[Frame]]] = deque()

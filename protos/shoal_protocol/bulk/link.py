@@ -32,7 +32,7 @@ from shoal_protocol.frames import (
     acknowledgement,
     ping,
 )
-from shoal_protocol.pacing import Pace
+from shoal_protocol.pacing import LONGEST_SECONDS, Pace
 from shoal_protocol.tensors import (
     ActivationKey,
     Array,
@@ -140,7 +140,7 @@ class BulkLink:
         self._codec = codec or LinkCodec()
         self._traffic = traffic or Traffic()
         self._numbers = count(1)
-        self._pace = Pace(transport.gather_seconds)
+        self._pace = Pace(0.0 if transport.local else LONGEST_SECONDS)
         self._room = asyncio.Semaphore(WAITING_TRANSFERS)
         self._waiting: deque[Outgoing] = deque()
         self._answers: deque[Frame] = deque()
@@ -247,7 +247,7 @@ class BulkLink:
             self._wake()
 
     async def _encode(self, outbound: OutboundActivation) -> EncodedActivation:
-        fast = self._codec.fast
+        fast = self._transport.local or self._codec.fast
         encode = partial(
             encode_activation,
             outbound.key,

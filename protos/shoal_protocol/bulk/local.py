@@ -77,7 +77,7 @@ class LocalTransport:
     """Either end of a local link, as a `Transport`."""
 
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
-    gather_seconds = 0.0
+    local = True
 
     def __init__(self, connection: socket.socket, *, served: bool = False) -> None:
         """Takes a connected socket that does not block; `served`: a listener's."""

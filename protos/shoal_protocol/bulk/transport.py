@@ -22,7 +22,6 @@ from shoal_protocol.frames import (
     join_frames,
     split_frame,
 )
-from shoal_protocol.pacing import LONGEST_SECONDS
 from shoal_protocol.services import FrameStream
 from shoal_protocol.v1.tensors_pb2 import FrameHeader
 
@@ -62,13 +61,13 @@ class Received(NamedTuple):
 class Transport(Protocol):
     """A stream of frames in each direction. One task reads, one task writes.
 
-    `frame_bytes` is the most payload that one frame should carry here. `gather_seconds`: for so
-    long a busy writer may let small frames gather, where a write is dear. Cancelling a task while
-    it reads or writes ends the stream.
+    `frame_bytes` is the most payload that one frame should carry here. `local`: the stream stays on
+    this host, so that a write costs little, and encoding tensors gains nothing. Cancelling a task
+    while it reads or writes ends the stream.
     """
 
     frame_bytes: int
-    gather_seconds: float
+    local: bool
 
     def received(self) -> AsyncIterator[Iterable[Received]]:
         """The frames of the other side, as they come, until it ends the stream. Each is to be taken
@@ -107,7 +106,7 @@ class GrpcTransport:
     """Either end of a stream of gRPC, as a `Transport`."""
 
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
-    gather_seconds = LONGEST_SECONDS
+    local = False
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from shoal_protocol.bulk.local import LocalTransport, connect, listen
 from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer
 from shoal_protocol.bulk.transport import TransportBroken
 from shoal_protocol.frames import Frame, MalformedFrame, TransferError, opening
-from shoal_protocol.tensors import ActivationKey, encode_activation
+from shoal_protocol.tensors import ActivationKey, Array, encode_activation
 from shoal_protocol.v1 import tensors_pb2 as pb
 
 LIMITS = Limits(decoded_bytes=16 << 20)
@@ -178,7 +178,7 @@ async def test_the_runtime_s_input_is_the_memory_that_was_granted() -> None:
     near, far = pair()
     taker = Taker()
     sender, receiver = BulkLink(near), BulkLink(far, Intake(taker))
-    tensors = {"x": np.arange(300_000, dtype=np.float32), "y": np.arange(5)}
+    tensors: dict[str, Array] = {"x": np.arange(300_000, dtype=np.float32), "y": np.arange(5)}
     async with serving(sender, receiver):
         await asyncio.wait_for(sender.send(replace(outbound(), tensors=tensors)), 10)
     for name, expected in tensors.items():

@@ -465,6 +465,18 @@ async def _read_all(end: socket.socket, into: bytearray) -> None:
     end.close()
 
 
+async def test_a_peer_that_has_gone_breaks_a_write_that_waits() -> None:
+    near, far = raw_pair()
+    transport = LocalTransport(near)
+    (frame,) = frames_of(outbound(size=1 << 20), 1)
+    writing = asyncio.create_task(transport.write([frame]))
+    await asyncio.sleep(0.01)
+    far.close()
+    with pytest.raises(TransportBroken, match="has gone: Broken pipe"):
+        await asyncio.wait_for(writing, 10)
+    await transport.close()
+
+
 async def test_a_malformed_frame_is_an_error_of_the_link() -> None:
     near, far = raw_pair()
     link = BulkLink(LocalTransport(far))

@@ -1,9 +1,11 @@
 """The local link: real sockets, both ends, and peers that mean no good."""
 
 import asyncio
+import gc
 import socket
 import stat
 import struct
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -475,6 +477,24 @@ async def test_a_peer_that_has_gone_breaks_a_write_that_waits() -> None:
     with pytest.raises(TransportBroken, match="has gone: Broken pipe"):
         await asyncio.wait_for(writing, 10)
     await transport.close()
+
+
+async def test_what_was_sent_and_received_is_not_held_by_the_link() -> None:
+    near, far = pair()
+    taker = Taker()
+    sender, receiver = BulkLink(near), BulkLink(far, Intake(taker))
+    array = np.zeros(3 << 20, np.uint8)
+    sent = weakref.ref(array)
+    async with serving(sender, receiver):
+        await asyncio.wait_for(sender.send(replace(outbound(), tensors={"x": array})), 10)
+        del array
+        received = weakref.ref(taker.buffers[0].array)
+        taker.buffers.clear()
+        taker.taken.clear()
+        await asyncio.wait_for(sender.ping(), 10)
+        gc.collect()
+        assert sent() is None
+        assert received() is None
 
 
 async def test_a_malformed_frame_is_an_error_of_the_link() -> None:

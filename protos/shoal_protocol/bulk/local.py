@@ -18,7 +18,7 @@ import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -62,16 +62,16 @@ def connect(address: str, device: str = "") -> "LocalTransport | None":
     """A local link to whoever serves a gRPC target; None where nobody offers one."""
     if (path := local_path(address)) is None:
         return None
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.setblocking(False)
-        connection.connect(str(path))
-        transport = LocalTransport(connection)
-        connection.send(_head(opening(device)))
-    except OSError:
-        connection.close()
-        return None
-    return transport
+    with ExitStack() as undo:
+        try:
+            connection = undo.enter_context(socket.socket(socket.AF_UNIX))
+            connection.setblocking(False)
+            connection.connect(str(path))
+            connection.send(_head(opening(device)))
+        except OSError:
+            return None
+        undo.pop_all()
+    return LocalTransport(connection)
 
 
 class LocalTransport:
@@ -266,7 +266,10 @@ class _Calls:
         if not self._registered:
             self._registered = True
             self._add(self._number, self._ready)
-        return await made
+        try:
+            return await made
+        finally:
+            self._call = None  # it has memory that is not the link's
 
     def close(self) -> None:
         self._closed = True

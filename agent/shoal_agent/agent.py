@@ -40,6 +40,7 @@ from shoal_agent.transport.links import PeerLinks
 from shoal_agent.transport.serving import Peers
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol import PROTOCOL
+from shoal_protocol.bulk.local import LocalListener, listen
 from shoal_protocol.channels import open_channel
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import SessionClient, add_peer_service
@@ -95,6 +96,7 @@ class Agent:
             on_evicted=self._evicted,
         )
         self._address = ""
+        self._local: LocalListener | None = None
         self._session: Session | None = None
         self._why_no_session = "not connected yet"
         self._drain = asyncio.Event()
@@ -137,6 +139,8 @@ class Agent:
             await self.links.close()
             if listener is not None:
                 await listener.stop(_GOODBYE_SECONDS)
+            if self._local is not None:
+                await self._local.stop()
             await self.fragments.close()
             if metrics is not None:
                 metrics.close()
@@ -213,6 +217,7 @@ class Agent:
         port = await listener.open(
             settings.listen, settings.credentials, insecure=settings.insecure
         )
+        self._local = listen(settings.listen, peers.receive, connections=_CONNECTIONS)
         self._address = advertised(settings.advertise or settings.listen, port)
         log.info("listening on %s", self._address)
         return listener
@@ -283,7 +288,12 @@ class Agent:
             )
             try:
                 await self._settle(channel)
-                session = Session(self, SessionClient(channel), settings.telemetry_interval_seconds)
+                session = Session(
+                    self,
+                    SessionClient(channel),
+                    settings.telemetry_interval_seconds,
+                    address=settings.coordinator,
+                )
 
                 def opened(session: Session = session) -> None:
                     self._session = session

@@ -37,7 +37,7 @@ def test_what_takes_longer_than_a_second_shows_for_how_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(tables.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("shoal_cli.commands.tables.time.monotonic", lambda: now[0])
     waiting = Waiting("cutting kokoro")
 
     def shown() -> str:

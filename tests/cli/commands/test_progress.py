@@ -6,7 +6,6 @@ import time
 import pytest
 from rich.console import Console
 
-from shoal_cli.commands import tables
 from shoal_cli.commands.progress import PlainProgress
 from shoal_cli.commands.tables import Waiting
 

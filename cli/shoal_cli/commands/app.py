@@ -108,7 +108,9 @@ def options(
 def run_app(arguments: Sequence[str]) -> int:
     """Run a command line; the exit status. The one place where errors become text."""
     try:
-        app(list(arguments), prog_name="shoal")
+        # A value that may be left away is more than typer offers.
+        whole = ["--verify=0" if each == "--verify" else each for each in arguments]
+        app(whole, prog_name="shoal")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:

@@ -33,11 +33,13 @@ from shoal_agent.runtime.mapped_pages import (
     added,
     are_cold,
     beyond,
+    cache_in_huge_pages,
     drop,
     mapped_ranges,
     populate,
     size_of,
 )
+from shoal_agent.runtime.mapped_weights import Weights, map_weights
 from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, Recipe
 from shoal_protocol.blocks import Block, blocks_from_json, least_bytes
@@ -45,9 +47,9 @@ from shoal_protocol.manifest import BLOCKS, IN_ORDER, MANIFEST, FragmentDamaged
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import format_bytes
 
-OpenSession = Callable[[bytes | str, Path | None, Recipe], onnxruntime.InferenceSession]
-"""Opens a model, whose weights are in files of a folder, beside it where that is None; raises
-`RuntimeFailed`."""
+OpenSession = Callable[[bytes | str, Path | None, Recipe, Weights], onnxruntime.InferenceSession]
+"""Opens a model, whose weights are in files of a folder, beside it where that is None, but for
+those that are mapped already; raises `RuntimeFailed`."""
 
 _OPEN_BYTES: Final = 192 << 10
 """Of what is held for a block, what its session takes once it is open, at most."""
@@ -77,7 +79,7 @@ class Blocks:
     resident_bytes: int
     outputs: tuple[str, ...]
     blocks: tuple[Block, ...]
-    prepared: tuple[Path, ...] = ()
+    prepared: tuple[PreparedModel, ...] = ()
 
     @property
     def least_bytes(self) -> int:
@@ -105,18 +107,19 @@ class Blocks:
         opening = max(model.packed.opening_bytes for model in models)
         if max(least_bytes(blocks), held + opening) > granted_bytes:
             return self
-        return replace(self, blocks=blocks, prepared=tuple(model.model for model in models))
+        return replace(self, blocks=blocks, prepared=tuple(models))
 
     def open_models(
         self, open_session: OpenSession
-    ) -> Iterator[tuple[Block, onnxruntime.InferenceSession]]:
-        """Sessions of the blocks, in order."""
+    ) -> Iterator[tuple[Block, onnxruntime.InferenceSession, Weights]]:
+        """Sessions of the blocks, in order, each with the weights that it refers to."""
         if self.prepared:
-            for block, path in zip(self.blocks, self.prepared, strict=True):
-                yield block, open_session(str(path), None, PREPARED)
+            for block, model in zip(self.blocks, self.prepared, strict=True):
+                weights = {} if model.reads_rows else map_weights(model.model)
+                yield block, open_session(str(model.model), None, PREPARED, weights), weights
             return
-        for block, model in zip(self.blocks, self._models(), strict=True):
-            yield block, open_session(model, self.folder, AS_IT_IS)
+        for block, skeleton in zip(self.blocks, self._models(), strict=True):
+            yield block, open_session(skeleton, self.folder, AS_IT_IS, {}), {}
 
     def _models(self) -> Iterator[bytes]:
         with (self.folder / BLOCKS).open("rb") as file:
@@ -170,9 +173,10 @@ def description(folder: Path) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OpenBlock:
-    """`spent` are the values that nothing needs once it has run."""
+    """`spent` are the values that nothing needs once it has run. The session refers to `mapped`."""
 
     session: onnxruntime.InferenceSession
+    mapped: Weights
     takes: tuple[str, ...]
     gives: tuple[str, ...]
     spent: tuple[str, ...]
@@ -200,6 +204,9 @@ class BlockFragment:
             for index, (block, described) in enumerate(zip(self._open, source.blocks, strict=True))
             if size_of(block.weights) > described.weight_bytes * 9 // 8 + _UNREAD_BYTES
         }
+        for index, block in enumerate(self._open):
+            if index not in self._rows:
+                cache_in_huge_pages(block.weights)
         self._prefetcher = ThreadPoolExecutor(1, "prefetch")
         self._prefetches: dict[int, Future[None]] = {}
         self.inputs = tuple(_inputs(self._open))
@@ -280,10 +287,11 @@ class BlockFragment:
 def _open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[_OpenBlock]:
     last = {name: index for index, block in enumerate(source.blocks) for name in block.takes}
     before = mapped_ranges(source.folder)
-    for index, (block, session) in enumerate(source.open_models(open_session)):
+    for index, (block, session, mapped) in enumerate(source.open_models(open_session)):
         after = mapped_ranges(source.folder)
         yield _OpenBlock(
             session=session,
+            mapped=mapped,
             takes=block.takes,
             gives=block.gives,
             spent=tuple(

@@ -10,7 +10,7 @@ a weight that has one is left to it.
 
 import mmap
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnxruntime
@@ -19,7 +19,7 @@ from shoal_agent.runtime.external_data import is_packed
 from shoal_agent.runtime.onnx_subset import parse
 from shoal_protocol.manifest import WEIGHTS
 
-_DTYPES: Final = {
+_DTYPES: Final[dict[int, np.dtype[Any]]] = {
     1: np.dtype(np.float32),
     2: np.dtype(np.uint8),
     3: np.dtype(np.int8),
@@ -48,9 +48,8 @@ def map_weights(model: Path) -> Weights:
     with model.with_name(WEIGHTS).open("rb") as file:
         mapped = mmap.mmap(file.fileno(), end - start, access=mmap.ACCESS_COPY, offset=start)
     weights = {}
-    for offset, length, tensor in found:
+    for offset, _, tensor in found:
         dtype = _DTYPES[tensor.data_type]
-        array = np.frombuffer(mapped, dtype, length // dtype.itemsize, offset - start)
-        array = array.reshape(tuple(tensor.dims))
+        array = np.ndarray(tuple(tensor.dims), dtype, mapped, offset - start)
         weights[tensor.name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
     return weights

@@ -117,7 +117,8 @@ class Granted:
 
 def measure(task: Task) -> list[list[float]]:
     """Raises `PeerUnable`, and what the runtime raises."""
-    tune_allocator()
+    if task.way == "granted":
+        tune_allocator()  # as the agent does, and nobody else
     meter = MemoryMeter()
     granted = Granted(task, meter)
     prepared = granted.prepare() if task.way == "granted" and task.what != "prepare" else None

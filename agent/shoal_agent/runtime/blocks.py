@@ -26,7 +26,14 @@ import numpy as np
 import onnxruntime
 
 from shoal_agent.memory.swapping import SwapPlan, plan_swapping
-from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated, failure_of
+from shoal_agent.runtime.destinations import destinations
+from shoal_agent.runtime.failures import (
+    OutOfBudget,
+    RuntimeFailed,
+    Stopper,
+    Terminated,
+    failure_of,
+)
 from shoal_agent.runtime.inputs import InputSpec, input_spec
 from shoal_agent.runtime.mapped_pages import (
     PageRange,
@@ -211,6 +218,7 @@ class BlockFragment:
         self._prefetches: dict[int, Future[None]] = {}
         self.inputs = tuple(_inputs(self._open))
         self.outputs = source.outputs
+        self._places = True
         self.grant(granted_bytes)
 
     def runs_in(self, granted_bytes: int) -> bool:
@@ -237,17 +245,29 @@ class BlockFragment:
         if adopted is not self._followed:
             self._follow(adopted)
         values = {name: as_value(array) for name, array in feed.items()}
+        placed = self._destinations(feed) if self._places else {}
         try:
             for index, block in enumerate(self._open):
                 if adopted.plan.prefetches:
                     self._prefetch(index + 1)
-                _run_block(block, values, stopper)
+                try:
+                    _run_block(block, values, stopper, placed)
+                except (Terminated, OutOfBudget):
+                    raise
+                except RuntimeFailed:
+                    if placed.keys().isdisjoint(block.gives):
+                        raise
+                    self._places, placed = False, {}
+                    _run_block(block, values, stopper, placed)
                 self._drop(index, adopted)
         except RuntimeFailed:
             self._follow(adopted)
             raise
         # The runtime's arrays are views into its allocator; kept, they would hold it back.
-        return [np.array(values[name].numpy()) for name in self.outputs]
+        return [
+            placed[name] if name in placed else np.array(values[name].numpy())
+            for name in self.outputs
+        ]
 
     def drop_weights(self) -> None:
         """Let go of all weights: the next run reads them again."""
@@ -259,6 +279,12 @@ class BlockFragment:
     def _adopt(self, plan: SwapPlan) -> _Adopted:
         pairs = zip(self._open, plan.kept_bytes, strict=True)
         return _Adopted(plan, tuple(beyond(block.weights, kept) for block, kept in pairs))
+
+    def _destinations(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        sessions = [block.session for block in self._open]
+        inputs = [value for each in sessions for value in each.get_inputs()]
+        outputs = [value for each in sessions for value in each.get_outputs()]
+        return destinations(inputs, (each for each in outputs if each.name in self.outputs), feed)
 
     def _choose(self) -> _Adopted:
         """The plan that prefetches, where there is one and something has to come from the disk."""
@@ -324,16 +350,40 @@ def as_value(array: Array) -> onnxruntime.OrtValue:
 
 
 def _run_block(
-    block: _OpenBlock, values: dict[str, onnxruntime.OrtValue], stopper: Stopper
+    block: _OpenBlock,
+    values: dict[str, onnxruntime.OrtValue],
+    stopper: Stopper,
+    placed: Mapping[str, Array],
 ) -> None:
-    """Take from the values, and put what it gives there."""
+    """Take from the values, and put what it gives there, or where it is `placed`."""
     if stopper.stopped:
         raise Terminated("stopped between two of its blocks")
     taken = {name: values[name] for name in block.takes}
     try:
-        made = block.session.run_with_ort_values(block.gives, taken, stopper.options)
+        if placed.keys().isdisjoint(block.gives):
+            made = block.session.run_with_ort_values(block.gives, taken, stopper.options)
+        else:
+            made = _run_bound(block, taken, stopper, placed)
     except Exception as error:  # the runtime's exceptions have no common base but this
         raise failure_of(error, stopped=stopper.stopped) from error
     values.update(zip(block.gives, made, strict=True))
     for name in block.spent:
         del values[name]
+
+
+def _run_bound(
+    block: _OpenBlock,
+    taken: Mapping[str, onnxruntime.OrtValue],
+    stopper: Stopper,
+    placed: Mapping[str, Array],
+) -> list[onnxruntime.OrtValue]:
+    binding = block.session.io_binding()
+    for name, value in taken.items():
+        binding.bind_ortvalue_input(name, value)
+    for name in block.gives:
+        if name in placed:
+            binding.bind_ortvalue_output(name, as_value(placed[name]))
+        else:
+            binding.bind_output(name)
+    block.session.run_with_iobinding(binding, stopper.options)
+    return list(binding.get_outputs())

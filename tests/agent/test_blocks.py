@@ -19,7 +19,7 @@ from agent.fragment_making import (
     table_model,
     write_fragment,
 )
-from shoal_agent.runtime.blocks import GrantTooSmall
+from shoal_agent.runtime.blocks import Blocks, GrantTooSmall
 from shoal_agent.runtime.destinations import destinations
 from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated
 from shoal_agent.runtime.inputs import InputMismatch
@@ -33,7 +33,9 @@ from shoal_agent.runtime.mapped_pages import (
     populate,
 )
 from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.prepared import Opened, PreparedModel
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_protocol.blocks import Block
 from shoal_protocol.manifest import FragmentDamaged
 
 MIB = 1 << 20
@@ -236,7 +238,9 @@ LARGE = {"x": np.random.default_rng(0).standard_normal((600, 512), dtype=np.floa
 """So many rows that the output has more than `LARGE_BYTES`."""
 
 
-def test_large_outputs_of_several_runs_are_arrays_of_their_own(runtime: Runtime, made: MadeFragment) -> None:
+def test_large_outputs_of_several_runs_are_arrays_of_their_own(
+    runtime: Runtime, made: MadeFragment
+) -> None:
     runtime.open("whole", made.folder)
     runtime.open("f", made.folder, made.least_bytes)
     whole = runtime.run("whole", LARGE, Stopper()).outputs["y"]
@@ -281,6 +285,38 @@ def test_the_place_of_an_output_is_known_where_its_sizes_are(tmp_path: Path) -> 
     assert places("nobody knows", 512) == []
     assert places("a", 512) == []  # two axes that differ
     assert places("rows", 512) == []  # small
+
+
+def test_what_a_prepared_block_holds_has_the_room_that_others_do_not_take() -> None:
+    def prepared(*anonymous: int) -> list[PreparedModel]:
+        none = Opened(opening_bytes=0, anonymous_bytes=0, growth_bytes=0)
+        return [
+            PreparedModel(
+                model=Path("model.onnx"),
+                weights=Path("weights.bin"),
+                reads_rows=False,
+                packed=Opened(opening_bytes=0, anonymous_bytes=each, growth_bytes=each),
+                unpacked=none,
+            )
+            for each in anonymous
+        ]
+
+    block = Block(
+        model_offset=0,
+        model_bytes=1,
+        takes=(),
+        gives=(),
+        held_bytes=320 << 10,
+        weight_bytes=MIB,
+        working_bytes=MIB,
+    )
+    source = Blocks(folder=Path(), resident_bytes=64 * MIB, outputs=(), blocks=(block,) * 4)
+    granted = source.least_bytes
+    # A session takes 192 KiB of the 320; each block has 64 to spare.
+    assert source.with_prepared(prepared(448 << 10, 0, 0, 0), granted).prepared
+    assert not source.with_prepared(prepared(449 << 10, 0, 0, 0), granted).prepared
+    assert not source.with_prepared(prepared(*[257 << 10] * 4), granted).prepared
+    assert source.with_prepared(prepared(*[257 << 10] * 4), granted + (4 << 10)).prepared
 
 
 def test_text_is_refused_when_the_blocks_are_opened(runtime: Runtime, tmp_path: Path) -> None:

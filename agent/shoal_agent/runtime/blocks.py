@@ -100,16 +100,21 @@ class Blocks:
     def with_prepared(self, models: Sequence[PreparedModel], granted_bytes: int) -> "Blocks":
         """The same, with prepared models in place of its own, if they run in what is granted.
 
-        What ONNX Runtime packs and cannot map is held for as long as a block is open.
+        What ONNX Runtime packs and cannot map is held for as long as a block is open. All blocks
+        are, so what one of them has to spare is there for another.
         """
-        blocks = tuple(
+        packed = [model.packed for model in models]
+        excess = sum(max(0, each.anonymous_bytes - _OPEN_BYTES) for each in packed)
+        spare = sum(_SPARE_BYTES - min(_SPARE_BYTES, max(0, each.mapped_growth)) for each in packed)
+        first, *others = (
             replace(
                 block,
-                held_bytes=block.held_bytes + max(0, model.packed.anonymous_bytes - _OPEN_BYTES),
-                weight_bytes=max(0, block.weight_bytes + _beyond_spare(model.packed.mapped_growth)),
+                weight_bytes=max(0, block.weight_bytes + _beyond_spare(each.mapped_growth)),
             )
-            for block, model in zip(self.blocks, models, strict=True)
+            for block, each in zip(self.blocks, packed, strict=True)
         )
+        first = replace(first, held_bytes=first.held_bytes + max(0, excess - spare))
+        blocks = (first, *others)
         held = sum(block.held_bytes for block in blocks)
         opening = max(model.packed.opening_bytes for model in models)
         if max(least_bytes(blocks), held + opening) > granted_bytes:

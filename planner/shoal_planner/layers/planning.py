@@ -100,7 +100,7 @@ def _bounded(fine: Costs, goal: Goal, sizes: Sequence[int], max_steps: float) ->
         if (found := best(coarse, row(order, len(sizes)), goal, max_steps / 8))
     ]
     if not founds:
-        return _bounded_fine(fine, goal, max_steps)
+        return None  # the roomiest device begins a row, so a layer fits nowhere
     first = min(founds, key=lambda each: goal.order(each.times))
     judge = _Judge(coarse, goal)
     groups = tuple(stage.group for stage in first.stages)
@@ -109,16 +109,6 @@ def _bounded(fine: Costs, goal: Goal, sizes: Sequence[int], max_steps: float) ->
     refined = best(fine, fixed(better), goal, max_steps / 4)
     assert refined is not None, "the cuts of a plan are among all"
     return refined
-
-
-def _bounded_fine(fine: Costs, goal: Goal, max_steps: float) -> Found | None:
-    """Nothing fits with few cuts: the rows among all of them."""
-    founds = [
-        found
-        for order in _rows(fine)
-        if (found := best(fine, row(order, len(fine.classes)), goal, max_steps / 8))
-    ]
-    return min(founds, key=lambda each: goal.order(each.times)) if founds else None
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ several stages; and loading at least the time in which all devices together read
 """
 
 from dataclasses import dataclass
-from itertools import product
 from typing import Final
 
 import numpy as np
 
 from shoal_planner.layers.costs import Costs
+from shoal_planner.layers.shortest import shortest
 
 _ROUNDS: Final = 300
 
@@ -36,34 +36,12 @@ def bounds(costs: Costs, *, cold: bool) -> Bounds:
     seconds[need[:, None] > budgets[None, :]] = np.inf
     first = float(seconds.min(axis=1).sum())
     if costs.cuts.complete:
-        first = max(first, _shortest(costs))
+        first = max(first, shortest(costs).seconds)
     if cold:
         together = zip(costs.classes, costs.like, strict=True)
         rate = sum(len(members) * like.reload_bytes_per_second for members, like in together)
         first = max(first, sum(layer.weight_bytes for layer in layers) / rate)
     return Bounds(_period(seconds, np.array([len(each) for each in costs.classes])), first)
-
-
-def _shortest(costs: Costs) -> float:
-    """The shortest way of one item: `best[class, end]` from `before[class, start]`."""
-    moved, count = costs.cuts.crossing, len(costs.cuts)
-    units = np.eye(len(costs.like), dtype=np.int64)
-    groups = [tuple(map(int, unit)) for unit in units]
-    slow, delay = (np.empty((len(groups),) * 2) for _ in range(2))
-    for (one, mine), (other, its) in product(enumerate(groups), repeat=2):
-        _, slow[one, other], delay[one, other] = costs.crossing(mine, its)
-        if one == other and len(costs.classes[one]) == 1:
-            delay[one, other] = np.inf
-    before = np.full((len(groups), count), np.inf)
-    for place, group in enumerate(groups):
-        _, per_byte, wait = costs.crossing(None, group)
-        before[place, 0] = per_byte * moved[0] + wait
-    for end in range(1, count):
-        best = (before + costs.ending(end)).min(axis=1)
-        before[:, end] = (best[:, None] + slow * moved[end] + delay).min(axis=0)
-    last = [costs.crossing(group, None) for group in groups]
-    sent = [per_byte * moved[-1] + wait for _, per_byte, wait in last]
-    return float((best + np.array(sent)).min())
 
 
 def _period(seconds: np.ndarray, counts: np.ndarray) -> float:

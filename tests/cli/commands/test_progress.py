@@ -6,7 +6,6 @@ import time
 import pytest
 from rich.console import Console
 
-from shoal_cli.commands import tables
 from shoal_cli.commands.progress import PlainProgress
 from shoal_cli.commands.tables import Waiting
 
@@ -37,7 +36,7 @@ def test_what_takes_longer_than_a_second_shows_for_how_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(tables.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("shoal_cli.commands.tables.time.monotonic", lambda: now[0])
     waiting = Waiting("cutting kokoro")
 
     def shown() -> str:

@@ -370,7 +370,7 @@ class ScriptedDevice:
             try:
                 received = assembler.add(header, payload)
             except TransferError as error:
-                await self._write(acknowledgement(header.transfer, error.outcome))
+                await self._write(bytes(acknowledgement(header.transfer, error.outcome)))
                 continue
             if received is not None:
                 key = received.key
@@ -378,7 +378,7 @@ class ScriptedDevice:
                 await self._store(
                     pb.Task(job=key.job, epoch=key.epoch, item=key.item), received.tensors
                 )
-                await self._write(acknowledgement(header.transfer))
+                await self._write(bytes(acknowledgement(header.transfer)))
 
 
 async def each_frame(messages: AsyncIterable[bytes]) -> AsyncIterator[bytes]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.pools import MIB, SECOND, ceil, device, partition, placed, read_again, reloads
+from fragment_pools import MIB, SECOND, ceil, device, partition, placed, read_again, reloads
 from shoal_api.kinds.placement import Pin
 from shoal_planner.advice import CutAdvice, in_words
 from shoal_planner.costs import PAGE_BYTES_PER_SECOND, Holding, PoolDevice

@@ -3,10 +3,8 @@ it runs.
 """
 
 import os
-import platform
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from importlib.util import find_spec
 from typing import Annotated, Any, Final
 
@@ -69,6 +67,8 @@ _add_process("operator", "the operator of a cluster", "its")
 @app.command()
 def version() -> None:
     """Print the versions of shoal, of its protocol, and of what it stands on."""
+    import platform
+
     from shoal_protocol import PROTOCOL
 
     versions = {"shoal": _version("shoal"), "protocol": str(PROTOCOL)}
@@ -80,6 +80,8 @@ def version() -> None:
 
 
 def _version(package: str) -> str:
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

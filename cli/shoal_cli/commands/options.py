@@ -160,7 +160,7 @@ Quiet = Annotated[bool, _show("--quiet", "-q", help="No progress and no summary.
 # ---- shoal plan ----------------------------------------------------------------------------------
 
 PlanFiles = Annotated[
-    list[Path],
+    list[Path] | None,
     typer.Argument(
         metavar="FILE...",
         help="Manifests, or folders of manifests, or one [bold].onnx[/bold] file.",

@@ -21,7 +21,7 @@ from importlib import metadata
 from typing import Final
 
 from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
-from shoal_cli.local.finer_cuts import MOST_CUTS, cut_finer, in_words, is_too_large, merged
+from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large, merged
 from shoal_cli.local.finished import find_finished, remember
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import (
@@ -45,6 +45,7 @@ from shoal_cli.local.supervisor import Death, Supervisor
 from shoal_cli.local.verification import VerificationRequest, verify
 from shoal_cli.local.workspace import Workspace
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
+from shoal_planner.finer_cuts import MOST_CUTS
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 

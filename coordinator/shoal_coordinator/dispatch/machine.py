@@ -127,6 +127,8 @@ def _apply(state: State, event: ev.Event) -> None:
         case ev.JobCancelled():
             jobs.cancel_job(state, event)
             state.worklist.everything = True
+        case ev.ItemsArrived():
+            jobs.extend(state, event)
         case ev.DeviceJoined():
             if (before := devices.replaced(state, event)) is not None:
                 crashed = before.incarnation != event.incarnation

@@ -30,12 +30,13 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A failure as a value; `need` and `have` are set for BUDGET."""
+    """A failure as a value; `need` and `have` are set for BUDGET, `device` if one reported it."""
 
     kind: FailureKind
     message: str
     need: Bytes | None = None
     have: Bytes | None = None
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from shoal_coordinator.dispatch.machine import Limits
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import ExchangeHub
 from shoal_coordinator.server.files import FilesService
+from shoal_coordinator.server.item_streams import ItemStreams
 from shoal_coordinator.server.jobs import Jobs
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.roles import Role, Roles
@@ -166,10 +167,12 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     scrubber = Scrubber(volume)
     driver.on_corrupt = scrubber.report
     jobs = Jobs(driver, store, ledger, volume)
+    streams = ItemStreams(driver)
+    volume.in_use = lambda: jobs.fragments_in_use() | streams.fragments_in_use()
     roles = Roles(clients=settings.clients)
     listener = _listener(
         _SessionService(sessions, store, scrubber, roles, settings.stall_seconds),
-        CoordinatorService(jobs, driver, sessions, store, roles),
+        CoordinatorService(jobs, streams, driver, sessions, store, roles),
         FilesService(volume, roles, jobs.runs),
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -190,6 +193,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         stack.push_async_callback(driver.deliveries.close)
         stack.push_async_callback(scrubber.close)
         stack.push_async_callback(jobs.close)
+        stack.callback(streams.close)
         for name, task in (
             ("tick", driver.tick),
             ("metrics", partial(_measure, driver, hub, metrics)),

@@ -9,7 +9,8 @@ compare with. The difference is what the way through the coordinator and three d
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,8 @@ from onnx import TensorProto, helper, numpy_helper
 import shoal
 
 CALLS: Final = 100
+MAPPED: Final = 32
+"""Items of one map."""
 LAYERS: Final = 12
 WIDTHS: Final = (256, 1024)
 """Of layers with 3 MiB, and with 48 MiB of weights together."""
@@ -45,15 +48,12 @@ def _measure(report: Report, arguments: Arguments, path: Path, width: int) -> No
     with shoal.pool(devices=DEVICES, budget="64Mi", enforce="none") as pool:
         started = time.perf_counter()
         model = pool.load(path, fragments=DEVICES)
-        np.testing.assert_allclose(
-            model.run({"x": x})["y"], whole.run(None, {"x": x})[0], atol=1e-3
-        )
+        y = model.run({"x": x})["y"]
         first = time.perf_counter() - started
-        stream = _items(model, x)
-        next(stream)
+        np.testing.assert_allclose(y, whole.run(None, {"x": x})[0], atol=1e-3)
         subjects: dict[str, Callable[[], float]] = {
             "run": timed(lambda: model.run({"x": x})),
-            "map": timed(lambda: next(stream)),
+            "map": partial(_seconds_per_item, model, x),
             "whole": timed(lambda: whole.run(None, {"x": x})),
         }
         samples = alternate(subjects, turns=CALLS // 5 if arguments.quick else CALLS)
@@ -64,9 +64,11 @@ def _measure(report: Report, arguments: Arguments, path: Path, width: int) -> No
     print(f"{weights} MiB: loaded, and its first call answered, in {first:.2f} s")
 
 
-def _items(model: shoal.Model, x: np.ndarray) -> Iterator[object]:
-    """Items without end, 16 of them on their way."""
-    return model.map(itertools.repeat({"x": x}))
+def _seconds_per_item(model: shoal.Model, x: np.ndarray) -> float:
+    started = time.perf_counter()
+    for _ in model.map(itertools.repeat({"x": x}, MAPPED)):
+        pass
+    return (time.perf_counter() - started) / MAPPED
 
 
 def _save_model(path: Path, width: int) -> None:

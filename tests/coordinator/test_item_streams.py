@@ -83,10 +83,10 @@ async def test_each_item_is_answered_once_with_its_own_results(world: World, siz
         assert await client.end() is grpc.StatusCode.OK
         await ended(world, name)
     assert sorted(number for number, _ in answers if number is not None) == sorted(numbers)
-    for number, made in answers:
-        assert number is not None
+    for key, made in answers:
+        assert key is not None
         assert isinstance(made, dict)
-        for output, expected in whole_model(row(number, size)).items():
+        for output, expected in whole_model(row(key, size)).items():
             np.testing.assert_allclose(made[output], expected, atol=1e-5)
 
 

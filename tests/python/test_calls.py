@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
 
 import numpy as np
 import onnxruntime
@@ -14,7 +15,7 @@ from python.pools import batch, check, processes
 
 pytestmark = pytest.mark.real
 
-Session = onnxruntime.InferenceSession
+Session: TypeAlias = onnxruntime.InferenceSession
 
 
 def test_a_call_gives_what_the_whole_model_gives(model: shoal.Model, whole: Session) -> None:

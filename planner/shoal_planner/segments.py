@@ -32,6 +32,7 @@ from typing import Final
 from shoal_planner.arena import Arena, Tensors
 from shoal_planner.profile import Profile, Role
 from shoal_planner.steps import Step, steps_of
+from shoal_protocol.frame_sizes import received_frame_bytes
 
 FIXED_BYTES: Final = 5 << 19
 """What a session of ONNX Runtime needs for itself, its kernels' code included: 1 to 2.5 MiB."""
@@ -106,10 +107,12 @@ def arena_bytes(touched_bytes: int) -> int:
 @dataclass(frozen=True)
 class Layout:
     """A profile with indexes of it, computed once. `inside` are weights that are not mapped from a
-    file of their own, but in the model itself."""
+    file of their own, but in the model itself. `receiving`: a segment's memory includes the frames
+    in which a device receives the next item while it runs this one."""
 
     profile: Profile
     inside: frozenset[str] = frozenset()
+    receiving: bool = False
 
     @cached_property
     def makers(self) -> Mapping[str, int]:
@@ -298,7 +301,8 @@ class Growing:
         if self.unknown_sizes:
             arena = max(arena, UNKNOWN_BYTES)
         fixed = FIXED_BYTES + NODE_BYTES * self.node_count
-        return self.weight_bytes + self.incoming_bytes + arena + fixed
+        frames = received_frame_bytes(self.incoming_bytes) if self.layout.receiving else 0
+        return self.weight_bytes + self.incoming_bytes + arena + fixed + frames
 
     @property
     def resident_bytes(self) -> int:

@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from made_models import TOPOLOGIES, Made, weight
@@ -156,3 +157,15 @@ def test_a_table_that_is_read_whole_as_well_counts_whole(tmp_path: Path) -> None
     assert layout.segment(0, len(layout.profile.nodes)).resident_bytes > 1000 * 4096
     (gather,) = [node for node in layout.profile.nodes if node.operator == "Gather"]
     assert dict(gather.touched) == {"T": 2 * 8 * (64 << 10)}
+
+
+def test_an_outputs_declared_shape_is_not_believed_where_nothing_confirms_it(
+    tmp_path: Path,
+) -> None:
+    wrong = Made(
+        text="""g (float[N,3,8,8] x) => (float[1,words] y, float[N,3,8,8] z) {
+            y = Flatten(x) z = Reshape(x, to) }""",
+        weights={"to": np.array([-1, 3, 8, 8], np.int64)},
+    )
+    outputs = profile_model(wrong.save(tmp_path)).outputs
+    assert [each.shape for each in outputs] == [("N", "words"), ("N", 3, 8, 8)]

@@ -13,8 +13,8 @@ from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
 from shoal_coordinator.server.routes import MAXIMUM_PAIRS, RelayedPairs
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
-    MAXIMUM_PAYLOAD_BYTES,
     TransferError,
     acknowledgement,
     frames_in,

@@ -10,8 +10,8 @@ from fuzz.scratch import event_loop
 from shoal_protocol.assembly import Limits, ReceivedActivation
 from shoal_protocol.bulk.link import BulkLink
 from shoal_protocol.bulk.receiving import Intake
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
-    MAXIMUM_PAYLOAD_BYTES,
     MalformedFrame,
     TransferError,
     frames_in,

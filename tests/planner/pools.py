@@ -6,6 +6,7 @@ from itertools import permutations
 from shoal_planner.costs import Holding, PoolDevice
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_protocol.digests import Digest
+from shoal_protocol.frame_sizes import received_frame_bytes
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
 
 MIB = 1 << 20
@@ -71,12 +72,24 @@ def reloads(answer: Plan) -> bool:
     return any(stage.held(Holding.RELOADED) for stage in answer.stages)
 
 
+def frames_into(document: PartitionDocument, span: range) -> int:
+    """What the frames take in which the next item enters a run of fragments."""
+    return received_frame_bytes(
+        sum(
+            edge.bytes_per_item or 0
+            for edge in document.edges
+            if edge.consumer in span and edge.producer not in span
+        )
+    )
+
+
 def read_again(document: PartitionDocument, span: range, on: PoolDevice, moved: int) -> int:
     """Bytes of weights: the fewest, whichever fragment is granted the spare bytes first."""
     fragments = [document.fragments[i] for i in span]
-    if sum(each.resident_bytes for each in fragments) <= on.budget_bytes:
+    frames = frames_into(document, span)
+    if sum(each.resident_bytes for each in fragments) + frames <= on.budget_bytes:
         return 0
-    kept_free = max(2 * moved, on.budget_bytes // 16)
+    kept_free = max(2 * moved, frames, on.budget_bytes // 16)
     left = max(0, on.budget_bytes - kept_free - sum(each.least_bytes for each in fragments))
     fewest = []
     for order in permutations(fragments):

@@ -22,8 +22,8 @@ from shoal_protocol.bulk.link import (
     Undelivered,
 )
 from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
-    MAXIMUM_PAYLOAD_BYTES,
     MalformedFrame,
     TransferError,
     acknowledgement,

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
     FRAMES_TOGETHER,
-    MAXIMUM_PAYLOAD_BYTES,
     MalformedFrame,
     acknowledgement,
     frames_in,

@@ -22,8 +22,9 @@ from shoal_agent.runtime.onnx_runtime import RunResult
 from shoal_agent.session.answers import failure, failure_of
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.machine import steady_nanoseconds
-from shoal_agent.transport.activations import ActivationStore, frame_bytes
+from shoal_agent.transport.activations import ActivationStore
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered
+from shoal_protocol.frame_sizes import frame_bytes
 from shoal_protocol.tensors import (
     MODEL,
     ActivationKey,

@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 
 from shoal_agent.execution.queue import Key
 from shoal_agent.memory.residency import NoRoom
-from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, TransferError
+from shoal_protocol.frame_sizes import received_frame_bytes
+from shoal_protocol.frames import TransferError
 from shoal_protocol.tensors import Array, memory_bytes
 from shoal_protocol.threads import in_thread
 from shoal_protocol.units import format_bytes
@@ -43,21 +44,8 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 _ALIGNMENT: Final = 64
 _TEXT_BYTES: Final = 1 << 20
-_AHEAD_BYTES: Final = 4 << 20
-"""Measured: inputs of 4 and 13 MiB took 3.9 to 5.6 MiB more while they were received."""
 _NUMBERS: Final = count(1)
 """Names of files: no two stores of a process have the same, since one outlives the next's start."""
-
-
-def frame_bytes(size: int) -> int:
-    """What the frames that carry an activation take on their way: the one that is made or taken
-    apart, and its copy in gRPC."""
-    return 2 * min(size, MAXIMUM_PAYLOAD_BYTES)
-
-
-def received_frame_bytes(size: int) -> int:
-    """The same for one that is received: gRPC takes more frames meanwhile, of the next one too."""
-    return frame_bytes(size) + (_AHEAD_BYTES if size > MAXIMUM_PAYLOAD_BYTES else 0)
 
 
 class Space(Protocol):

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 import grpc
 
-from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.services import FrameStream
 
 STREAM_ERRORS: Final = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)

@@ -22,8 +22,8 @@ How a device holds its span follows from its budget (`Holding`):
 - else it *reloads* them: fragments are loaded and unloaded in turn, and for each item all weights
   are read from disk and prepared again. Each fragment must fit by itself, at least in blocks.
 
-In each way there is room for the frames in which the next item comes: a device receives it while it
-runs the present one, and a fragment that leaves nothing for it exceeds the budget.
+In each way there is room for the frames in which the next item comes and the one before leaves:
+both go on while a device runs the present one.
 
 Integers only: bytes and nanoseconds, rounded up. Where a fragment's flops are unknown, its
 resident bytes are used for *balance*, and no time is predicted from them (`known`).
@@ -37,7 +37,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
-from shoal_protocol.frame_sizes import received_frame_bytes
+from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.partition import Edge, Fragment, PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds
 
@@ -167,9 +167,9 @@ class Costs:
         return {}
 
     def frames(self, span: Span) -> int:
-        """What the next item takes on its way into the span, besides itself."""
-        coming, _ = self.crossing(span)
-        return received_frame_bytes(coming or 0)
+        """What other items take on their way into the span and out of it, besides themselves."""
+        coming, going = self.crossing(span)
+        return received_frame_bytes(coming or 0) + frame_bytes(going or 0)
 
     def resident(self, span: Span) -> Bytes:
         """What the span's fragments need together."""

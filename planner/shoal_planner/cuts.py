@@ -3,8 +3,8 @@
 Every pair of positions is a fragment that could be, with an integer cost (`Layout` computes it; it
 grows with the fragment, so a search from one start ends at the first that is too dear):
 
-- under a limit (`max_bytes`): its resident bytes, and the frames in which the device receives the
-  next item. As few fragments as possible.
+- under a limit (`max_bytes`): its resident bytes, and the frames that carry other items meanwhile.
+  As few fragments as possible.
 - for a number of fragments: its share of all FLOPs plus its share of all weights, in millionths, so
   that neither time nor memory piles up on one device. FLOPs that are unknown count as none.
 
@@ -83,7 +83,7 @@ _Table = list[list[_Candidate]]
 
 def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refusal:
     """The positions of `profile.nodes` to cut at, in order; () leaves the model whole."""
-    layout = Layout(profile, receiving=request.max_bytes is not None)
+    layout = Layout(profile, moving=request.max_bytes is not None)
     if request.tensors:
         return _named(layout, request.tensors)
     if request.max_bytes is None and request.fragments in (None, 1):

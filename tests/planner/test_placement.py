@@ -12,7 +12,7 @@ from planner.pools import (
     SECOND,
     ceil,
     device,
-    frames_into,
+    frames_across,
     partition,
     placed,
     read_again,
@@ -46,7 +46,7 @@ def every_division(document: PartitionDocument, pool: Sequence[PoolDevice]) -> I
 
 
 def fits(document: PartitionDocument, span: range, on: PoolDevice) -> bool:
-    needed = sum(document.fragments[i].least_bytes for i in span) + frames_into(document, span)
+    needed = sum(document.fragments[i].least_bytes for i in span) + frames_across(document, span)
     return needed <= on.budget_bytes and not (on.single and len(span) > 1)
 
 

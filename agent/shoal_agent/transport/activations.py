@@ -23,9 +23,10 @@ import mmap
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final, Protocol
@@ -234,6 +235,14 @@ class ActivationStore:
         """Whether the tensors under a key are in memory that was granted."""
         stored = self._stored.get(key)
         return stored is not None and stored.file is None
+
+    def settling(self, key: Key) -> Callable[[], None] | None:
+        """What lets go of the pages of tensors that are on disk, while they are lent; None: they
+        are in memory."""
+        stored = self._stored.get(key)
+        if stored is None or stored.file is None:
+            return None
+        return partial(_release_pages, stored.mapping)
 
     def cover(self, key: Key) -> None:
         """A task uses these tensors: its fragment's own share of the budget has them now."""

@@ -259,7 +259,7 @@ class _Concrete:
     def _evaluate(self, node: onnx.NodeProto) -> None:
         """The node's values, if all it needs is known and small."""
         if node.op_type == "Shape" and node.input[0] in self.sizes:
-            self._know(node, [self._shape(node)])
+            self._know(node.output, [self._shape(node)])
             return
         outputs = [name for name in node.output if name]
         if any(name not in self.values for name in node.input if name):
@@ -269,20 +269,24 @@ class _Concrete:
         ):
             return
         feeds = {name: self.values[name] for name in node.input if name}
+        # A graph: of a node by itself, the evaluator takes the newest operator there is.
+        graph = onnx.GraphProto(name="node", node=[node])
+        graph.input.extend(onnx.ValueInfoProto(name=name) for name in feeds)
+        graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         try:
-            results = ReferenceEvaluator(node, opsets=dict(self.graph.opsets)).run(None, feeds)
+            results = ReferenceEvaluator(graph, opsets=dict(self.graph.opsets)).run(None, feeds)
         except Exception:  # the reference operators raise whatever they like; it stays unknown
             return
-        self._know(node, [np.asarray(each) for each in results])
+        self._know(outputs, [np.asarray(each) for each in results])
 
     def _shape(self, node: onnx.NodeProto) -> Values:
         sizes = self.sizes[node.input[0]]
         limits = {each.name: each.i for each in node.attribute}
         return np.array(sizes[limits.get("start", 0) : limits.get("end", len(sizes))], np.int64)
 
-    def _know(self, node: onnx.NodeProto, values: Sequence[Values]) -> None:
-        for name, value in zip(node.output, values, strict=False):
-            if name and value.size <= MAX_EVALUATED:
+    def _know(self, names: Sequence[str], values: Sequence[Values]) -> None:
+        for name, value in zip(names, values, strict=True):
+            if value.size <= MAX_EVALUATED:
                 self.values[name] = value
                 self.sizes[name] = value.shape
 

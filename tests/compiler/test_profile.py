@@ -169,3 +169,15 @@ def test_an_outputs_declared_shape_is_not_believed_where_nothing_confirms_it(
     )
     outputs = profile_model(wrong.save(tmp_path)).outputs
     assert [each.shape for each in outputs] == [("N", "words"), ("N", 3, 8, 8)]
+
+
+def test_shapes_are_known_through_operators_as_older_opsets_had_them(tmp_path: Path) -> None:
+    made = Made(
+        text="""g (float[N,16] x) => (float[M,K] y) {
+            s = Shape(x) one = Constant<value = int64 {1}>() n = Gather<axis = 0>(s, one)
+            many = Unsqueeze<axes = [0]>(n) rest = Constant<value = int64[1] {-1}>()
+            to = Concat<axis = 0>(many, rest) y = Reshape(x, to) }""",
+        opset=11,
+    )
+    profile = profile_model(made.save(tmp_path), {"x": (2, 16)})
+    assert profile.tensors["y"].sizes == (16, 2)

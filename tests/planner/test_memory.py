@@ -46,7 +46,7 @@ def test_in_blocks_there_is_room_for_the_activations_of_two_items() -> None:
     document = partition([10**8], [40 * MIB], [3 * MIB, 2 * MIB], least=[4 * MIB])
     answer = placed(plan(document, [device("a", budget=24 * MIB)], Objective.LATENCY))
     assert answer.grants() == ((14 * MIB,),)
-    tight = placed(plan(document, [device("a", budget=10 * MIB)], Objective.LATENCY))
+    tight = placed(plan(document, [device("a", budget=12 * MIB)], Objective.LATENCY))
     assert tight.grants() == ((4 * MIB,),)
 
 

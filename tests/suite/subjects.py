@@ -188,7 +188,7 @@ ENTRIES: Final = {
         path=in_package("ddddocr", "common.onnx"),
         items=images("input1", (1, 1, 64, 160), (1, 1, 64, 240), (1, 1, 64, 96)),
     ),
-    # What it and `smart_turn_int8` compute with integers is exact: no level of optimisation differs.
+    # It computes with integers, as `smart_turn_int8` does, so exactly: no level differs.
     "captcha_int8": Entry(
         path=in_package("ddddocr", "common_old.onnx"),
         items=images("input1", (1, 1, 64, 160), (1, 1, 64, 240), (1, 1, 64, 96)),

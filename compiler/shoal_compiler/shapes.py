@@ -43,13 +43,22 @@ _LIKE: Final[dict[str, tuple[int, int | None]]] = {
     **dict.fromkeys(("BiasGelu", "FastGelu", "Gelu", "QuickGelu"), (0, 0)),
     **dict.fromkeys(("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax"), (0, 0)),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), (0, 0)),
-    **dict.fromkeys(("QLinearAdd", "QLinearMul", "QLinearAveragePool"), (0, None)),
+    "QLinearAveragePool": (0, None),
     **dict.fromkeys(("QLinearGlobalAveragePool", "QLinearReduceMean"), (0, None)),
-    **dict.fromkeys(("FusedConv", "FusedMatMul", "FusedGemm", "MatMulNBits"), (0, None)),
+    **dict.fromkeys(("FusedMatMul", "MatMulNBits"), (0, None)),
     **dict.fromkeys(("Attention", "EmbedLayerNormalization", "MultiHeadAttention"), (0, None)),
     "DequantizeLinear": (1, 0),
     "QuantizeLinear": (2, 0),
     "QLinearConcat": (2, None),
+}
+# Others give what an operator of onnx would give, of these of their inputs.
+_COMPUTED_AS: Final[dict[str, tuple[str, tuple[int, ...]]]] = {
+    "DynamicQuantizeLSTM": ("LSTM", tuple(range(8))),
+    "DynamicQuantizeMatMul": ("MatMul", (0, 1)),
+    "FusedConv": ("Conv", (0, 1, 2)),
+    "FusedGemm": ("Gemm", (0, 1, 2)),
+    "QLinearAdd": ("Add", (0, 3)),
+    "QLinearMul": ("Mul", (0, 3)),
 }
 
 
@@ -222,9 +231,14 @@ class _Concrete:
             self._evaluate(node)
 
     def _inferred(self, index: int) -> Mapping[str, onnx.TypeProto]:
-        node = self.graph.nodes[index]
-        if any(name not in self.types for name in self.graph.reads[index]):
+        node, reads = self.graph.nodes[index], self.graph.reads[index]
+        if any(name not in self.types for name in reads):
             return {}
+        types = {name: self.types[name] for name in reads}
+        if node.op_type in _COMPUTED_AS and node.domain == "com.microsoft":
+            node = _as_standard(node)
+            first = types[node.input[0]].tensor_type.elem_type
+            types = {name: _typed(types[name], first) for name in node.input if name}
         version = self.graph.opsets.get(node.domain) or self.graph.opsets.get("ai.onnx")
         if not version or not onnx.defs.has(node.op_type, node.domain):
             return self._like(node)
@@ -233,7 +247,7 @@ class _Concrete:
             return onnx.shape_inference.infer_node_outputs(
                 schema,
                 node,
-                {name: self.types[name] for name in self.graph.reads[index]},
+                types,
                 {
                     name: numpy_helper.from_array(self.values[name], name)
                     for name in node.input
@@ -289,6 +303,26 @@ class _Concrete:
             if value.size <= MAX_EVALUATED:
                 self.values[name] = value
                 self.sizes[name] = value.shape
+
+
+def _as_standard(node: onnx.NodeProto) -> onnx.NodeProto:
+    """The operator of onnx that gives tensors of the same sizes."""
+    standard, positions = _COMPUTED_AS[node.op_type]
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.op_type, made.domain = standard, ""
+    del made.input[:]
+    made.input.extend(node.input[at] for at in positions if at < len(node.input))
+    return made
+
+
+def _typed(kind: onnx.TypeProto, data_type: int) -> onnx.TypeProto:
+    """The type of quantised weights that an operator of onnx takes as they were."""
+    made = onnx.TypeProto()
+    made.CopyFrom(kind)
+    if made.tensor_type.elem_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8):
+        made.tensor_type.elem_type = data_type
+    return made
 
 
 def _count(sizes: Dims) -> int:

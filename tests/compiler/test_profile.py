@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from made_models import TOPOLOGIES, Made, weight
@@ -181,3 +182,30 @@ def test_shapes_are_known_through_operators_as_older_opsets_had_them(tmp_path: P
     )
     profile = profile_model(made.save(tmp_path), {"x": (2, 16)})
     assert profile.tensors["y"].sizes == (16, 2)
+
+
+def test_sizes_are_known_behind_operators_that_the_runtime_has_of_its_own(tmp_path: Path) -> None:
+    model = Made(
+        text="""g (float[rows,1,16] x, uint8[rows,8] q) => (float[a,b,c,d] y, uint8[rows,8] sum) {
+            a = DynamicQuantizeMatMul(x, W, scale)
+            b = DynamicQuantizeLSTM<hidden_size = 4>(a, WL, RL, B, , , , , s, z, s, z)
+            y = Relu(b)
+            sum = QLinearAdd(q, scale, zero, q, scale, zero, scale, zero) }""",
+        weights={
+            "W": np.zeros((16, 8), np.int8),
+            "WL": np.zeros((1, 8, 16), np.int8),
+            "RL": np.zeros((1, 4, 16), np.int8),
+            "B": weight(1, 32),
+            "s": weight(1),
+            "z": np.zeros(1, np.int8),
+            "scale": np.array(0.1, np.float32),
+            "zero": np.array(0, np.uint8),
+        },
+    ).proto()
+    model.opset_import.add(domain="com.microsoft", version=1)
+    for node in model.graph.node:
+        node.domain = "" if node.op_type == "Relu" else "com.microsoft"
+    onnx.save(model, tmp_path / "model.onnx")
+    profile = profile_model(tmp_path / "model.onnx", {"x": (5, 1, 16), "q": (5, 8)})
+    sizes = {name: profile.tensors[name].sizes for name in ("a", "b", "y", "sum")}
+    assert sizes == {"a": (5, 1, 8), "b": (5, 1, 1, 4), "y": (5, 1, 1, 4), "sum": (5, 8)}

@@ -26,9 +26,9 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from shoal_protocol.bulk.transport import Received, TransportBroken
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
     MAXIMUM_HEADER_BYTES,
-    MAXIMUM_PAYLOAD_BYTES,
     Buffer,
     Frame,
     MalformedFrame,

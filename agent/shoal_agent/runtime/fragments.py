@@ -42,9 +42,9 @@ from shoal_agent.transport.activations import SpillFull
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_bytes
 
-_NOISE: Final = 32
-"""By one part in so many a run may exceed the budget before it is stopped: items that fit to within
-that are worth more than a device that is not a page above its budget."""
+_RESERVE: Final = 8
+"""One part in so many of the budget is not for an item that is larger than planned: a run is
+stopped between two nodes, and one node may take as much beyond what it is stopped at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +178,8 @@ class Fragments:
         if known and over:
             self._counters.over_budget += 1
             await self.processor.call(self._runtime.shrink)
+        if result.squeezed:
+            return result  # what it would have taken is not known
         if not known or (over and digest in self.ledger.shares):
             await self._measure(digest, result.peak_bytes - beside)
         excess = result.peak_bytes - self.ledger.fragments - beside
@@ -189,15 +191,17 @@ class Fragments:
         """A fragment is measured also where its first run is stopped, and runs in blocks, within
         less, if it has some. An item that is larger than the plan covers fails instead."""
         trial, size = self._opening.trial_of(digest), sum(each.nbytes for each in tensors.values())
+        is_larger = trial is not None and size > trial.input_bytes
         while True:
             budget, terms = self.ledger.budget, self._terms(digest)
-            limit, measured = budget + budget // _NOISE, digest in self._measured
+            limit = budget - budget // _RESERVE if is_larger else budget
+            measured = digest in self._measured
             if trial is not None:
-                _check_size(trial, size, limit)
+                _check_size(trial, size, budget)
             try:
                 return await self.processor.run(digest, tensors, limit, measured=measured)
             except Exceeded as error:
-                if measured or (trial is not None and size > trial.input_bytes):
+                if measured or is_larger:
                     raise
                 text, peak_bytes = str(error), error.peak_bytes
             # The exception is gone, and what it referred to: the fragment can be closed.
@@ -407,14 +411,14 @@ class Fragments:
         self._on_evicted(digest, reason)
 
 
-def _check_size(trial: Trial, input_bytes: int, limit_bytes: int) -> None:
-    """Refuse an item that must exceed the limit before it takes anything. Raises `Exceeded`."""
-    if (least := trial.least_taken(input_bytes)) > limit_bytes:
+def _check_size(trial: Trial, input_bytes: int, budget_bytes: int) -> None:
+    """Refuse an item that is too large before it takes anything. Raises `Exceeded`."""
+    if (need := trial.need(input_bytes)) > budget_bytes:
         reason = (
-            f"its input of {format_bytes(input_bytes)} makes it need {format_bytes(least)} at "
-            f"least, have {format_bytes(limit_bytes)}; {MORE_OR_SMALLER}"
+            f"its input of {format_bytes(input_bytes)} makes it need about {format_bytes(need)}, "
+            f"have {format_bytes(budget_bytes)}; {MORE_OR_SMALLER}"
         )
-        raise Exceeded(reason, least)
+        raise Exceeded(reason, need)
 
 
 def _begin(work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:

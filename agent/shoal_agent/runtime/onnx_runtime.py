@@ -26,7 +26,7 @@ Memory is back when `close` returns.
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -54,8 +54,9 @@ from shoal_agent.runtime.failures import (
 from shoal_agent.runtime.guard import Guard
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, input_spec
 from shoal_agent.runtime.largest_inputs import NotTried, largest_inputs
+from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
-from shoal_agent.runtime.process_memory import MemoryMeter, drop_mapped_file, trim
+from shoal_agent.runtime.process_memory import MemoryMeter, clean_pages, trim
 from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
 from shoal_agent.runtime.watchdog import Watchdog
 from shoal_agent.telemetry.logs import log
@@ -103,10 +104,9 @@ class WholeFragment:
         # The runtime's arrays are views into its allocator; kept, they would hold all of it back.
         return [np.array(output) for output in outputs]
 
-    def drop_weights(self) -> None:
-        """Let go of all weights: the next run reads again what it needs."""
-        for each in self._weights:
-            drop_mapped_file(each)
+    def weight_pages(self) -> list[PageRange]:
+        """Where its weights are mapped."""
+        return clean_pages(self._weights)
 
 
 OpenFragment = WholeFragment | BlockFragment
@@ -114,20 +114,23 @@ OpenFragment = WholeFragment | BlockFragment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """Outputs of a run, its time in ONNX Runtime, and the most memory above the floor during it."""
+    """Outputs of a run, its time in ONNX Runtime, and the most memory above the floor during it.
+    `squeezed`: it has only fitted because weights were dropped while it ran."""
 
     outputs: dict[str, Array]
     compute_seconds: float
     peak_bytes: int
+    squeezed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What a fragment took in a trial; where it was `stopped`, at least that. `input_bytes` is the
-    size of the inputs that it ran with. `prepared`: it ran as a whole, in the form prepared for it.
-    `reason`: why it could not be tried."""
+    """What a fragment took in a trial; where it was `stopped`, at least that. `fixed_bytes` of it
+    are the open session and weights, `input_bytes` is the size of the inputs that it ran with.
+    `prepared`: it ran as a whole, in the form prepared for it. `reason`: why it was not tried."""
 
     taken_bytes: int | None = None
+    fixed_bytes: int = 0
     input_bytes: int = 0
     stopped: bool = False
     prepared: bool = False
@@ -258,11 +261,13 @@ class Runtime:
         stopper: Stopper,
         limit_bytes: int | None = None,
     ) -> RunResult:
-        """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds. With a limit it
-        is stopped where this process takes more: `Exceeded`."""
+        """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds. With a limit,
+        weights are dropped when this process comes near it, and the run is stopped where that is
+        not enough: `Exceeded`."""
         fragment, feed = self._prepare(digest, tensors)
         if limit_bytes is not None:
-            return self._run_guarded(fragment, feed, stopper, limit_bytes)
+            weights = [pages for each in self._open.values() for pages in each.weight_pages()]
+            return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
         self._meter.begin_peak()
         try:
             outputs, compute_seconds = _run(fragment, feed, stopper)
@@ -273,11 +278,16 @@ class Runtime:
         return self._result(fragment, outputs, compute_seconds)
 
     def _run_guarded(
-        self, fragment: OpenFragment, feed: Mapping[str, Array], stopper: Stopper, limit_bytes: int
+        self,
+        fragment: OpenFragment,
+        feed: Mapping[str, Array],
+        stopper: Stopper,
+        limit_bytes: int,
+        weights: Sequence[PageRange] = (),
     ) -> RunResult:
         self.shrink()  # what other items have left in the arena is not this one's
         self._meter.begin_peak()
-        with Guard(self._meter.used_bytes, limit_bytes, stopper) as guard:
+        with Guard(self._meter.used_bytes, limit_bytes, stopper, weights) as guard:
             try:
                 outputs, compute_seconds = _run(fragment, feed, stopper)
             except (Terminated, OutOfBudget) as error:
@@ -286,7 +296,8 @@ class Runtime:
                 peak = max(self._meter.peak_since_begin_bytes(), limit_bytes + 1)
                 self.shrink()
                 raise Exceeded(_exceeded(error, peak, limit_bytes), peak) from error
-        return self._result(fragment, outputs, compute_seconds)
+        result = self._result(fragment, outputs, compute_seconds)
+        return replace(result, squeezed=guard.dropped)
 
     def open_and_try(
         self, digest: str, folder: Path, granted_bytes: int, prepared: Prepared, limit_bytes: int
@@ -297,11 +308,13 @@ class Runtime:
         before = self._meter.used_bytes()
         curve = self.open(digest, folder, granted_bytes, prepared)
         fragment = self._open[digest]
+        fixed = self._meter.used_bytes() - before + size_of(fragment.weight_pages())
         is_prepared = isinstance(fragment, WholeFragment) and fragment.prepared
         try:
             feed = largest_inputs(folder, fragment.inputs, granted_bytes)
             size = sum(array.nbytes for array in feed.values())
-            peak = self.run(digest, feed, Stopper(), limit_bytes).peak_bytes
+            check_inputs(fragment.inputs, feed)
+            peak = self._run_guarded(fragment, feed, Stopper(), limit_bytes).peak_bytes
         except Exceeded as error:
             taken = error.peak_bytes - before
             return curve, Tried(taken_bytes=taken, stopped=True, prepared=is_prepared)
@@ -310,7 +323,9 @@ class Runtime:
             return curve, Tried(reason=str(error))
         finally:
             self.shrink()
-        return curve, Tried(taken_bytes=peak - before, input_bytes=size, prepared=is_prepared)
+        return curve, Tried(
+            taken_bytes=peak - before, fixed_bytes=fixed, input_bytes=size, prepared=is_prepared
+        )
 
     def run_in_passing(self, digest: str, tensors: Mapping[str, Array]) -> RunResult | None:
         """Run a fragment that takes next to no time, in the event loop's own thread, while nothing
@@ -373,7 +388,7 @@ class Runtime:
         """
         fragment = self._open.get(digest)
         if fragment is not None:
-            fragment.drop_weights()
+            drop(fragment.weight_pages())
 
     def shrink(self) -> None:
         """Give back what neither fragments nor activations hold."""

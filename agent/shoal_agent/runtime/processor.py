@@ -47,8 +47,8 @@ class Processor:
     ) -> RunResult:
         """In the thread; or here, where that costs more than the run itself.
 
-        An item that is larger than those before it is stopped where it takes more than the limit,
-        and so is the first one: what was made up for its trial may have computed less.
+        An item that is larger than those before it is kept within the limit, or stopped, and so is
+        the first one: what was made up for its trial may have computed less.
         `measured`: what the fragment takes is known, so that it may run here the next time.
         """
         size = sum(tensor.nbytes for tensor in tensors.values())
@@ -59,7 +59,8 @@ class Processor:
             self._stopper = Stopper()
             guarded = None if size <= self._largest.get(digest, -1) else limit_bytes
             result = await self.call(self._runtime.run, digest, tensors, self._stopper, guarded)
-            self._largest[digest] = max(size, self._largest.get(digest, 0))
+            if not result.squeezed:
+                self._largest[digest] = max(size, self._largest.get(digest, 0))
         if result.compute_seconds > _LIGHT_SECONDS or result.peak_bytes > limit_bytes:
             self._light.pop(digest, None)
         elif measured:

@@ -38,7 +38,7 @@ from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
-from shoal_agent.transport.activations import SpillFull
+from shoal_agent.transport.activations import AHEAD_BYTES, SpillFull
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_bytes
 
@@ -155,8 +155,18 @@ class Fragments:
             return await self._close(digest)
 
     async def prefetch(self, digest: str, sources: Sequence[Source]) -> Fetched:
-        """Bring a fragment into the cache; raises as `load` does."""
-        return await self._fetcher.ensure(digest, sources)
+        """Bring a fragment into the cache, where there is room for what gRPC receives ahead
+        meanwhile: nothing else is granted for it. Raises as `load` does."""
+        if digest in self.cache:
+            return Fetched(0, 0.0)
+        if not self.request_move(AHEAD_BYTES):
+            have, need = format_bytes(self.ledger.free), format_bytes(AHEAD_BYTES)
+            reason = f"{short(digest)} is not fetched now: needs {need} on its way, have {have}"
+            raise OverBudget(AHEAD_BYTES, self.ledger.free, reason)
+        try:
+            return await self._fetcher.ensure(digest, sources)
+        finally:
+            self.end_move(AHEAD_BYTES)
 
     async def run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
         """Run a resident fragment on one item's tensors, and measure it.

@@ -207,7 +207,7 @@ class Fragments:
             limit = budget - budget // _RESERVE if is_larger else budget
             measured = digest in self._measured
             if trial is not None:
-                _check_size(trial, size, budget)
+                _check_size(trial, size, limit)
             try:
                 return await self.processor.run(digest, tensors, limit, measured=measured)
             except Exceeded as error:
@@ -421,12 +421,12 @@ class Fragments:
         self._on_evicted(digest, reason)
 
 
-def _check_size(trial: Trial, input_bytes: int, budget_bytes: int) -> None:
+def _check_size(trial: Trial, input_bytes: int, limit_bytes: int) -> None:
     """Refuse an item that is too large before it takes anything. Raises `Exceeded`."""
-    if (need := trial.need(input_bytes)) > budget_bytes:
+    if (need := trial.need(input_bytes)) > limit_bytes:
         reason = (
             f"its input of {format_bytes(input_bytes)} makes it need about {format_bytes(need)}, "
-            f"have {format_bytes(budget_bytes)}; {MORE_OR_SMALLER}"
+            f"have {format_bytes(limit_bytes)}; {MORE_OR_SMALLER}"
         )
         raise Exceeded(reason, need)
 

@@ -39,6 +39,7 @@ from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import AHEAD_BYTES, SpillFull
+from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_bytes
 
@@ -318,6 +319,12 @@ class Fragments:
     def hold(self, digest: str) -> None:
         """Outputs of a fragment lie in its own share: it is not closed before `let_go`."""
         self._held[digest] += 1
+
+    async def make_way(self, outputs: Mapping[str, Array]) -> None:
+        """Outputs that lie in their fragment's own share are about to be sent. Frames of large ones
+        take the place of what the run has left in the arena."""
+        if sum(array.nbytes for array in outputs.values()) > MAXIMUM_PAYLOAD_BYTES:
+            await self.processor.call(self._runtime.shrink)
 
     def let_go(self, digest: str) -> None:
         """They have left memory."""

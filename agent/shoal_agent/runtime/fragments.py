@@ -203,14 +203,16 @@ class Fragments:
         less, if it has some. An item that is larger than the plan covers fails instead."""
         trial, size = self._opening.trial_of(digest), sum(each.nbytes for each in tensors.values())
         is_larger = trial is not None and size > trial.input_bytes
+        tried = {"is_tried": trial is not None, "is_larger": is_larger}
+        run = partial(self.processor.run, digest, tensors, **tried)
         while True:
             budget, terms = self.ledger.budget, self._terms(digest)
             limit = budget - budget // _RESERVE if is_larger else budget
             measured = digest in self._measured
             if trial is not None:
-                _check_size(trial, size, limit)
+                _check_size(trial, size, budget)
             try:
-                return await self.processor.run(digest, tensors, limit, measured=measured)
+                return await run(limit_bytes=limit, measured=measured)
             except Exceeded as error:
                 if measured or is_larger:
                     raise

@@ -39,17 +39,17 @@ from shoal_agent.memory.allocation import Point
 from shoal_agent.memory.residency import short
 from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
+from shoal_agent.runtime.ballast import Ballast
 from shoal_agent.runtime.blocks import BlockFragment, Blocks, as_value, read_blocks, runs_in_order
 from shoal_agent.runtime.failures import (
-    MORE_OR_SMALLER,
     Exceeded,
     NotOpen,
     OutOfBudget,
     RuntimeFailed,
     Stopper,
     Terminated,
+    exceeded,
     failure_of,
-    node_in,
 )
 from shoal_agent.runtime.guard import Guard
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, input_spec
@@ -63,7 +63,6 @@ from shoal_agent.telemetry.logs import log
 from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
 from shoal_protocol.manifest import MODEL, weight_files
 from shoal_protocol.tensors import Array
-from shoal_protocol.units import format_bytes
 
 _EXTERNAL_DATA: Final = "session.model_external_initializers_file_folder_path"
 _SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -170,6 +169,7 @@ class Runtime:
         )
         # Stays open: a first run loads what every run needs, and further ones shrink the arena.
         self._tiny = self._session(rehearsal_model.tiny_model())
+        self._ballast = Ballast(self._tiny)
         self.shrink()
 
     def rehearse(self) -> None:
@@ -260,14 +260,23 @@ class Runtime:
         tensors: Mapping[str, Array],
         stopper: Stopper,
         limit_bytes: int | None = None,
+        *,
+        is_tried: bool = True,
+        is_larger: bool = False,
     ) -> RunResult:
-        """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds. With a limit,
-        weights are dropped when this process comes near it, and the run is stopped where that is
-        not enough: `Exceeded`."""
+        """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds. With a limit it
+        is stopped where this process takes more: `Exceeded`. Unless it was tried, it gets no more
+        of the arena than is left; nor does an item that is larger than in its trial, which takes
+        the place of weights as well."""
         fragment, feed = self._prepare(digest, tensors)
         if limit_bytes is not None:
-            weights = [pages for each in self._open.values() for pages in each.weight_pages()]
-            return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
+            fragments = self._open.values() if is_larger else ()
+            weights = [pages for each in fragments for pages in each.weight_pages()]
+            self.shrink()  # what other items have left in the arena is not this one's
+            drop(weights)
+            taken = self._limit_bytes - limit_bytes + self._meter.used_bytes()
+            with self._ballast.hold(taken if is_larger or not is_tried else 0):
+                return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
         self._meter.begin_peak()
         try:
             outputs, compute_seconds = _run(fragment, feed, stopper)
@@ -285,7 +294,6 @@ class Runtime:
         limit_bytes: int,
         weights: Sequence[PageRange] = (),
     ) -> RunResult:
-        self.shrink()  # what other items have left in the arena is not this one's
         self._meter.begin_peak()
         with Guard(self._meter.used_bytes, limit_bytes, stopper, weights) as guard:
             try:
@@ -295,7 +303,7 @@ class Runtime:
                     raise
                 peak = max(self._meter.peak_since_begin_bytes(), limit_bytes + 1)
                 self.shrink()
-                raise Exceeded(_exceeded(error, peak, limit_bytes), peak) from error
+                raise exceeded(error, peak, limit_bytes) from error
         result = self._result(fragment, outputs, compute_seconds)
         return replace(result, squeezed=guard.dropped)
 
@@ -314,6 +322,7 @@ class Runtime:
             feed = largest_inputs(folder, fragment.inputs, granted_bytes)
             size = sum(array.nbytes for array in feed.values())
             check_inputs(fragment.inputs, feed)
+            self.shrink()
             peak = self._run_guarded(fragment, feed, Stopper(), limit_bytes).peak_bytes
         except Exceeded as error:
             taken = error.peak_bytes - before
@@ -394,7 +403,7 @@ class Runtime:
         """Give back what neither fragments nor activations hold."""
         options = onnxruntime.RunOptions()
         options.add_run_config_entry(*_SHRINK)
-        self._tiny.run(None, {"x": np.zeros(1, np.float32)}, options)
+        self._tiny.run(None, {"count": np.ones(1, np.int64)}, options)
         trim()
 
     def _session(
@@ -439,12 +448,3 @@ def _run(
     started = perf_counter()
     outputs = fragment.run(feed, stopper)
     return outputs, perf_counter() - started
-
-
-def _exceeded(error: RuntimeFailed, peak_bytes: int, limit_bytes: int) -> str:
-    """What a run took when it was stopped, and where that was."""
-    if isinstance(error, OutOfBudget):
-        what = f"it would take more than {format_bytes(limit_bytes)}{node_in(str(error))}"
-    else:
-        what = f"it took {format_bytes(peak_bytes)} of {format_bytes(limit_bytes)}, and was {error}"
-    return f"{what}; {MORE_OR_SMALLER}"

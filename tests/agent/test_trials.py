@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from agent.conftest import Joined
 from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
+from agent.test_memory_of_fragments import peak_bytes
 from agent.test_running import edge, task
 from shoal_agent.memory.trials import MOST_TRIALS, Trial, next_grant
 from shoal_protocol.units import Bytes
@@ -160,6 +161,21 @@ async def test_an_item_beyond_the_plan_runs_in_the_place_of_weights_that_are_rea
         # Five layers of 4 MiB, the item of 7 MiB, and what a layer takes and gives.
         reply = await run(joined.device, made.digest, ROWS * 7 // 8, item)
         assert 0 < reply.executed.peak_bytes <= 36 * MIB, reply
+
+
+async def test_a_node_of_an_untried_fragment_fails_before_it_takes_more_than_is_left(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    made = write_fragment(coordinator.store, growing_model(), 12 * MIB)
+    joined = await join(budget="24Mi")
+    assert (await joined.device.load(made.digest, 12 * MIB)).HasField("loaded")
+    # 5 MiB that the first node makes 20 of.
+    await joined.device.give(edge(-1, 0, 0), {"x": np.ones((5, MIB), np.uint8)})
+    source = pb.InputSource(producer=-1, tensors=["x"])
+    execute = pb.Execute(task=task(0, 0), digest=made.digest, inputs=[source], results=["y"])
+    failure = (await joined.device.ask("execute", execute)).failure
+    assert failure.code == pb.BUDGET, failure
+    assert await peak_bytes(joined.device) < 16 * MIB
 
 
 async def test_an_item_whose_activations_grow_as_it_does_is_refused_before_it_takes_anything(

@@ -30,11 +30,11 @@ class Ballast:
 
     @contextmanager
     def hold(self, size_bytes: int) -> Iterator[None]:
-        """Leave the arena so much less, to within a piece."""
+        """Leave the arena so much less, or up to a piece less than that."""
         piece = max(_PIECE_BYTES, size_bytes // _MOST_PIECES)
         held = []
         try:
-            for _ in range(size_bytes // piece):
+            for _ in range(-(-size_bytes // piece)):
                 held.append(self._make(piece))
                 drop([_whole_pages(held[-1].data_ptr(), piece)])
         except Exception:  # noqa: S110 - the runtime's have no common base; it is full then

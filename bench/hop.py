@@ -5,8 +5,9 @@ back: for `Peer.Push` the tensor then stands in the receiver as a checked numpy 
 stream has handed the bytes to its handler, which looks at nothing and answers one byte. The bare
 stream sends large tensors as one message or in messages of 1 MiB, whichever is faster for it.
 
-Ours is measured twice: the protocol alone, and with what an agent has around it on both sides
-(its `PeerLink` and `Peers`: turns, deadlines, answers from a queue, counters), up to the tasks.
+Ours is measured three times: the protocol alone; with what an agent has around it on both sides
+(its `PeerLink` and `Peers`: turns, deadlines, answers from a queue, counters), up to the tasks; and
+the same over the local link, which agents of one host use.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ from shoal_agent.transport.serving import Peers
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation
+from shoal_protocol.bulk.local import listen
 from shoal_protocol.channels import open_channel, server_options
 from shoal_protocol.frames import acknowledgement, split_frame
 from shoal_protocol.services import (
@@ -86,10 +88,12 @@ def hops(
             runner.run(streams.close())
     for size, collected in samples.items():
         agent, push = collected.pop("agent"), collected.pop("push")
+        local = collected.pop("local")
         peer = min(collected.values(), key=median)
         name = f"hop of {format_bytes(size)}"
         yield compared(f"{name}, protocol", push, peer, unit="s", goal=RATIO <= 1.3)
         yield compared(f"{name}, agent to agent", agent, peer, unit="s", goal=RATIO <= 1.3)
+        yield compared(f"{name}, local link", local, peer, unit="s", goal=RATIO <= 0.5)
 
 
 async def bare_messages_per_second(seconds: float, *, streams: int = 8) -> float:
@@ -129,6 +133,7 @@ def _hop(
     pieces = [bytes(_PIECE_BYTES)] * (size // _PIECE_BYTES - 1) + [whole[:_PIECE_BYTES]]
     subjects = {
         "agent": lambda: runner.run(_timed(streams.agent(tensor))),
+        "local": lambda: runner.run(_timed(streams.local(tensor))),
         "push": lambda: runner.run(_timed(streams.push(tensor))),
         "whole": lambda: runner.run(_timed(streams.bare([whole]))),
     }
@@ -152,11 +157,13 @@ class _Streams:
         self,
         channels: list[grpc.aio.Channel],
         link: PeerLink,
+        local: PeerLink,
         push: FrameStream,
         bare: FrameStream,
     ) -> None:
         self._channels = channels
         self._link = link
+        self._local = local
         self._push = push
         self._bare = bare
         self._transfers = itertools.count(1)
@@ -165,15 +172,19 @@ class _Streams:
     async def open(cls, folder: str) -> "_Streams":
         ours = open_channel(f"unix:{folder}/shoal.sock")
         bare = grpc.aio.insecure_channel(f"unix:{folder}/bare.sock", options=_UNLIMITED)
-        link = PeerLink(open_channel(f"unix:{folder}/agent.sock"), Uplink())
+        agent = f"unix:{folder}/agent.sock"
+        link = PeerLink(open_channel(agent), Uplink())
+        local = PeerLink(open_channel(agent), Uplink(), address=agent)
         call: FrameStream = bare.stream_stream(f"/{_BARE}/Push")()
-        return cls([ours, bare], link, PeerClient(ours).push(), call)
+        return cls([ours, bare], link, local, PeerClient(ours).push(), call)
 
     async def agent(self, tensor: Array) -> None:
         """Ours as agents do it."""
-        await self._link.send(
-            OutboundActivation(key=_KEY, device="receiver", tensors={"x": tensor}, ticket=_TICKET)
-        )
+        await self._link.send(_outbound(tensor))
+
+    async def local(self, tensor: Array) -> None:
+        """Ours as agents of one host do it."""
+        await self._local.send(_outbound(tensor))
 
     async def push(self, tensor: Array) -> None:
         """Ours: encode, stream, wait for the acknowledgement."""
@@ -194,10 +205,15 @@ class _Streams:
 
     async def close(self) -> None:
         await self._link.close()
+        await self._local.close()
         for call in (self._push, self._bare):
             await call.done_writing()
         for channel in self._channels:
             await channel.close()
+
+
+def _outbound(tensor: Array) -> OutboundActivation:
+    return OutboundActivation(key=_KEY, device="receiver", tensors={"x": tensor}, ticket=_TICKET)
 
 
 # ---- the receiving process -----------------------------------------------------------------------
@@ -220,7 +236,7 @@ class _Peer:
         async for message in requests:
             received = assembler.feed(message)
             if received is not None:
-                await context.write(acknowledgement(received.transfer))
+                await context.write(bytes(acknowledgement(received.transfer)))
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
         raise NotImplementedError
@@ -281,7 +297,8 @@ async def _receive(folder: str) -> None:
     add_peer_service(ours, _Peer())
     ours.add_insecure_port(f"unix:{folder}/shoal.sock")
     agent = grpc.aio.server(options=server_options())
-    add_peer_service(agent, _agent(folder))
+    peers = _agent(folder)
+    add_peer_service(agent, peers)
     agent.add_insecure_port(f"unix:{folder}/agent.sock")
     bare = grpc.aio.server(options=_UNLIMITED)
     # gRPC's types know handlers of the threaded server only.
@@ -291,6 +308,7 @@ async def _receive(folder: str) -> None:
     bare.add_insecure_port(f"unix:{folder}/bare.sock")
     for server in (ours, agent, bare):
         await server.start()
+    assert listen(f"unix:{folder}/agent.sock", peers.receive, connections=10) is not None
     print("ready", flush=True)
     await ours.wait_for_termination()
 

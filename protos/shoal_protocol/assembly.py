@@ -8,7 +8,7 @@ into the array); what is encoded is received beside it and decoded at the end.
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from ctypes import addressof, c_char
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -100,11 +100,12 @@ class _Transfer:
 class ActivationAssembler:
     """Puts the frames of one stream together again.
 
-    Each frame takes two steps: `begin` checks its header and asks for admission, `fill` allocates,
-    copies and decodes, and may run in a thread; `feed` is both. All raise `TransferError`
-    (`MalformedFrame` when the sender is wrong) with the transfer's number; what is still to come of
-    that transfer is then ignored, so the caller answers with an acknowledgement of the error's
-    outcome and continues. Other streams, other assemblers.
+    Each frame takes three steps: `begin` checks its header and asks for admission, `targets` gives
+    the memory that its payload goes to, `complete` decodes what is whole. `fill` copies a payload
+    there and completes; `feed` does all. `fill` and `complete` may run in a thread. All raise
+    `TransferError` (`MalformedFrame` when the sender is wrong) with the transfer's number; what is
+    still to come of that transfer is then ignored, so the caller answers with an acknowledgement of
+    the error's outcome and continues. Other streams, other assemblers.
     """
 
     def __init__(self, limits: Limits = Limits(), admit: Admission | None = None) -> None:
@@ -137,12 +138,26 @@ class ActivationAssembler:
 
     def fill(self, header: pb.FrameHeader, payload: memoryview) -> ReceivedActivation | None:
         """Take the payload of a frame that `begin` has accepted."""
+        copy_into(self.targets(header, len(payload)), payload)
+        return self.complete(header)
+
+    def targets(self, header: pb.FrameHeader, size: int) -> list[memoryview]:
+        """Where the payload of a frame that `begin` has accepted goes, in order."""
         current = self._current
         assert current is not None, "begin comes first"
         try:
             if current.array is None:
                 _allocate(current)
-            _fill(current, payload)
+            return _next_targets(current, size)
+        except TransferError as error:
+            self._refuse(header, error)
+            raise
+
+    def complete(self, header: pb.FrameHeader) -> ReceivedActivation | None:
+        """A frame's payload is in its targets; the activation when that was the last one."""
+        current = self._current
+        assert current is not None, "begin comes first"
+        try:
             if header.last != (current.filled == current.size):
                 text = f"{current.filled} of {current.size} bytes, last: {header.last}"
                 raise MalformedFrame(text)
@@ -286,23 +301,30 @@ def _allocate(current: _Transfer) -> None:
             tensor.target = np.empty(tensor.encoded_bytes, np.uint8).data
 
 
-def _fill(current: _Transfer, payload: memoryview) -> None:
-    if current.filled + len(payload) > current.size:
+def copy_into(targets: Iterable[memoryview], payload: memoryview) -> None:
+    """Copy bytes to where they belong; the targets have as many together."""
+    for target in targets:
+        target[:] = payload[: len(target)]
+        payload = payload[len(target) :]
+
+
+def _next_targets(current: _Transfer, size: int) -> list[memoryview]:
+    if current.filled + size > current.size:
         raise MalformedFrame(f"more than the {current.size} bytes that the header states")
-    current.filled += len(payload)
-    while payload:
+    current.filled += size
+    targets: list[memoryview] = []
+    while size:
         target = current.tensors[current.target].target
         start = current.position
-        end = start + len(payload)
-        if end < len(target):
-            target[start:end] = payload
-            current.position = end
-            return
-        room = len(target) - start
-        target[start:] = payload[:room]
-        payload = payload[room:]
-        current.target += 1
-        current.position = 0
+        end = min(len(target), start + size)
+        if start < end:
+            targets.append(target[start:end])
+        size -= end - start
+        current.position = end
+        if end == len(target):
+            current.target += 1
+            current.position = 0
+    return targets
 
 
 def _finish(current: _Transfer) -> ReceivedActivation:

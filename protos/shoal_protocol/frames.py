@@ -1,13 +1,14 @@
-"""Frames: one message of a bulk stream, written and read without protobuf (`v1/tensors.proto`).
+"""Frames of bulk streams, written and read without protobuf (`v1/tensors.proto`).
 
-A frame is a small protobuf header followed by payload bytes. Only the header is parsed; the payload
-is joined in once on the way out and is a view of the received message on the way in. A relay that
+A frame is a small protobuf header followed by payload bytes. Only the header is parsed. Over gRPC a
+frame is a message: the payload is joined in once on the way out (`bytes(frame)`) and is a view of
+the message on the way in. Over the local link its pieces are written as they are. A relay that
 passes a transfer on rewrites the header's transfer number and hands the payload through untouched.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -50,6 +51,29 @@ class MalformedFrame(TransferError):
 
     def __init__(self, reason: str, *, transfer: int | None = None) -> None:
         super().__init__(reason, outcome=Acknowledgement.REFUSED, transfer=transfer)
+
+
+class Frame(NamedTuple):
+    """A serialised `FrameHeader`, and the pieces of memory that are the payload."""
+
+    header: bytes
+    payload: Sequence[Buffer] = ()
+    payload_bytes: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + self.payload_bytes
+
+    def copy(self) -> "Frame":
+        """The same with a payload of its own."""
+        return self._replace(payload=(b"".join(self.payload),))
+
+    def __bytes__(self) -> bytes:
+        """The frame as a message of gRPC."""
+        head = (b"\x0a", _length(len(self.header)), self.header)
+        if not self.payload_bytes:
+            return b"".join(head)
+        return b"".join((*head, b"\x12", _length(self.payload_bytes), *self.payload))
 
 
 def split_frame(message: bytes) -> tuple[FrameHeader, memoryview]:
@@ -107,32 +131,46 @@ def join_frames(frames: Sequence[bytes]) -> bytes:
 
 
 def join_frame(header: FrameHeader, payload: Buffer = b"") -> bytes:
-    return _join(header.SerializeToString(), (payload,), len(payload))
+    return bytes(Frame(header.SerializeToString(), (payload,), len(payload)))
 
 
 def acknowledgement(
     transfer: int,
     outcome: Acknowledgement.Outcome = Acknowledgement.ACCEPTED,
     message: str = "",
-) -> bytes:
+) -> Frame:
     """The frame that answers a transfer."""
     header = FrameHeader(transfer=transfer, last=True)
     header.acknowledgement.SetInParent()
     header.acknowledgement.outcome = outcome
     header.acknowledgement.message = message[:1000]
-    return join_frame(header)
+    return Frame(header.SerializeToString())
 
 
-def ping(transfer: int) -> bytes:
+def ping(transfer: int) -> Frame:
     """The frame of a transfer that carries nothing and is acknowledged."""
     header = FrameHeader(transfer=transfer, last=True)
     header.ping.SetInParent()
-    return join_frame(header)
+    return Frame(header.SerializeToString())
+
+
+def opening(device: str) -> Frame:
+    """The first frame of a local link."""
+    header = FrameHeader(last=True)
+    header.opening.device = device
+    return Frame(header.SerializeToString())
+
+
+def closing(reason: str) -> Frame:
+    """The last frame of a local link, of the side that listens."""
+    header = FrameHeader(last=True)
+    header.closing.reason = reason[:1000]
+    return Frame(header.SerializeToString())
 
 
 def transfer_frames(
     first: FrameHeader, buffers: Iterable[memoryview], total_bytes: int, frame_bytes: int
-) -> Iterator[bytes]:
+) -> Iterator[Frame]:
     """The frames of one transfer: `buffers` (bytes, `total_bytes` in all) cut every `frame_bytes`.
 
     `first` is the first frame's header, with its kind and its offset; the others get a bare one.
@@ -140,7 +178,7 @@ def transfer_frames(
     assert 0 < frame_bytes <= MAXIMUM_PAYLOAD_BYTES, f"frames of {frame_bytes} bytes"
     if total_bytes <= frame_bytes:
         first.last = True
-        yield _join(first.SerializeToString(), buffers, total_bytes)
+        yield Frame(first.SerializeToString(), tuple(buffers), total_bytes)
         return
     transfer, offset = first.transfer, first.offset
     remaining = iter(buffers)
@@ -156,13 +194,7 @@ def transfer_frames(
             current = current[len(pieces[-1]) :]
         header = FrameHeader(transfer=transfer, offset=offset + sent) if sent else first
         header.last = sent + size == total_bytes
-        yield _join(header.SerializeToString(), pieces, size)
-
-
-def _join(header: bytes, pieces: Iterable[Buffer], size: int) -> bytes:
-    if not size:
-        return b"".join((b"\x0a", _length(len(header)), header))
-    return b"".join((b"\x0a", _length(len(header)), header, b"\x12", _length(size), *pieces))
+        yield Frame(header.SerializeToString(), pieces, size)
 
 
 @lru_cache(maxsize=1024)

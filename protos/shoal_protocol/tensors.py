@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shoal_protocol import codecs
 from shoal_protocol.codecs import LinkCodec
-from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, transfer_frames
+from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, Frame, transfer_frames
 from shoal_protocol.v1 import tensors_pb2 as pb
 
 Array = NDArray[Any]
@@ -91,7 +91,8 @@ class ActivationKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedActivation:
-    """Tensors ready for a stream; iterating gives the frames, as often as wanted.
+    """Tensors ready for a stream; `frames` gives them as often as wanted, iterating does so as
+    messages of gRPC.
 
     A new try on the same stream needs a new number: `header.transfer`.
     """
@@ -103,6 +104,9 @@ class EncodedActivation:
     frame_bytes: int
 
     def __iter__(self) -> Iterator[bytes]:
+        return map(bytes, self.frames())
+
+    def frames(self) -> Iterator[Frame]:
         return transfer_frames(self.header, self.buffers, self.encoded_bytes, self.frame_bytes)
 
 

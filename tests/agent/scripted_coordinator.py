@@ -5,16 +5,19 @@ import itertools
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
+from shoal_protocol.bulk.local import LocalListener, listen
+from shoal_protocol.bulk.transport import Transport
 from shoal_protocol.channels import Credentials
 from shoal_protocol.files import file_frames
-from shoal_protocol.frames import acknowledgement, frames_in, split_frame
+from shoal_protocol.frames import Frame, acknowledgement, frames_in, join_frame, split_frame
 from shoal_protocol.listener import Listener
 from shoal_protocol.services import (
+    DEVICE_METADATA,
     ConnectContext,
     FileContext,
     FrameContext,
@@ -117,6 +120,28 @@ async def each_frame(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             yield frame
 
 
+async def received_messages(transport: Transport) -> AsyncIterator[bytes]:
+    """The frames of a local link as messages of gRPC."""
+    async for frames in transport.received():
+        for header, payload, _ in frames:
+            yield join_frame(header, await payload.read())
+
+
+@dataclass
+class LocalContext:
+    """A local link as the context of a call of gRPC."""
+
+    device: str
+    transport: Transport
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((DEVICE_METADATA, self.device),)
+
+    async def write(self, message: bytes) -> None:
+        header, payload = split_frame(message)
+        await self.transport.write([Frame(header.SerializeToString(), (payload,), len(payload))])
+
+
 class ScriptedCoordinator:
     """Serves sessions and a store of fragments; what comes in waits for the test."""
 
@@ -135,14 +160,19 @@ class ScriptedCoordinator:
         self.cut_fetch_after_bytes: int | None = None
         self._sessions = itertools.count(1)
         self._listener: Listener | None = None
+        self._local: LocalListener | None = None
 
     async def start(
         self, address: str, credentials: Credentials | None = None, *, insecure: bool = False
     ) -> int:
         self._listener = Listener(lambda server: add_session_service(server, self), connections=100)
-        return await self._listener.open(address, credentials, insecure=insecure)
+        port = await self._listener.open(address, credentials, insecure=insecure)
+        self._local = listen(address, self._exchange_locally, connections=100)
+        return port
 
     async def stop(self) -> None:
+        if self._local is not None:
+            await self._local.stop()
         if self._listener is not None:
             await self._listener.stop(None)
 
@@ -197,6 +227,12 @@ class ScriptedCoordinator:
             case other:
                 raise AssertionError(other)
 
+    async def _exchange_locally(self, device: str, transport: Transport) -> str:
+        """The bulk stream of an agent on this host, as if it came over gRPC."""
+        context = cast(FrameContext, LocalContext(device, transport))
+        await self.exchange(received_messages(transport), context)
+        return "the test coordinator has ended the stream"
+
     async def exchange(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
         device = self.devices[device_metadata(context) or ""]
         if not device.exchange.done():
@@ -210,7 +246,7 @@ class ScriptedCoordinator:
             if header.WhichOneof("kind") == "ping":
                 await self.pong.wait()
                 async with device.turn:
-                    await context.write(acknowledgement(header.transfer))
+                    await context.write(bytes(acknowledgement(header.transfer)))
                 continue
             received = assembler.add(header, payload)
             if received is None:
@@ -223,7 +259,7 @@ class ScriptedCoordinator:
                 else:
                     device.results.put_nowait(received)
             async with device.turn:
-                await context.write(acknowledgement(header.transfer, outcome, self.reason))
+                await context.write(bytes(acknowledgement(header.transfer, outcome, self.reason)))
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
         self.fetches.append(request)

@@ -17,7 +17,13 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from agent.fragment_making import MadeFragment, dense_model, slow_model, write_fragment
+from agent.fragment_making import (
+    InBlocks,
+    MadeFragment,
+    dense_model,
+    slow_model,
+    write_fragment,
+)
 from agent.scripted_coordinator import ScriptedCoordinator
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher, FragmentUnavailable, Source
@@ -33,6 +39,7 @@ from shoal_agent.transport.activations import ActivationStore, SpillFull, StoreB
 from shoal_agent.transport.intake import open_intake
 from shoal_protocol import transfers
 from shoal_protocol.assembly import ReceivedActivation
+from shoal_protocol.bulk.transport import read_message
 from shoal_protocol.channels import open_channel
 from shoal_protocol.files import file_frames
 from shoal_protocol.frames import split_frame
@@ -300,9 +307,9 @@ async def test_a_full_device_receives_little_text(
     intake = open_intake("pi-4", lambda: inbox, Counters())
     key = ActivationKey(job="j", epoch=1, item=0, producer=-1, consumer=0)
     (frame,) = encode_activation(key, "pi-4", {"x": array}, transfer=1)
-    answer = await intake.take(*split_frame(frame))
+    answer = await intake.take(*next(read_message(frame))[:2])
     assert answer is not None
-    assert split_frame(answer)[0].acknowledgement.outcome == outcome
+    assert split_frame(bytes(answer))[0].acknowledgement.outcome == outcome
     intake.close()
 
 
@@ -331,6 +338,16 @@ async def test_what_leaves_memory_in_a_trial_does_not_count_for_the_fragment(
     await fragments.unload(made.digest)
     loaded = await fragments.load(made.digest, 12 * MIB, [])
     assert 20 * MIB < loaded.resident_bytes < 30 * MIB
+
+
+async def test_a_fragment_is_as_urgent_as_its_load_says(
+    make: Callable[..., Fragments], tmp_path: Path
+) -> None:
+    model = dense_model([512] * 9, batch=1)
+    made = write_fragment(tmp_path, model, 12 * MIB, InBlocks(8))
+    fragments = make(40 * MIB)
+    await fragments.load(made.digest, 12 * MIB, [], 200)
+    assert fragments.ledger.shares[made.digest].urgency == 4
 
 
 async def test_a_fetch_that_nobody_waits_for_any_more_fails_in_silence(

@@ -75,7 +75,10 @@ async def test_links_take_little_memory_and_those_that_are_idle_are_closed(
     for turn in range(4):
         for number in range(LINKS):
             address = folder / f"{turn}-{number}.sock"
-            address.symlink_to(back.device.hello.address.removeprefix("unix:"))
+            for suffix in ("", ".bulk"):
+                address.with_name(address.name + suffix).symlink_to(
+                    back.device.hello.address.removeprefix("unix:") + suffix
+                )
             await open_link(front, address, turn * LINKS + number, halves)
         assert len(list(descriptors.iterdir())) >= before + LINKS
         taken.append(front.agent.without_libraries())

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
-from shoal_protocol.bulk.transport import TransportBroken
+from shoal_protocol.bulk.transport import Received, TransportBroken
 from shoal_protocol.channels import Credentials
-from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES
+from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, Frame, join_frames
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
@@ -211,6 +211,7 @@ class Wire:
     """A transport to nobody: `arrived` has what was written, and when."""
 
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
+    local = False
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.arrived: list[tuple[float, bytes]] = []
@@ -219,11 +220,12 @@ class Wire:
         self.flows.set()
         self._fails_at = fails_at
 
-    async def messages(self) -> AsyncIterator[bytes]:
+    async def received(self) -> AsyncIterator[Iterable[Received]]:
         await self.closed.wait()
-        yield b""
+        yield ()
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, frames: Sequence[Frame]) -> None:
+        message = join_frames([bytes(frame) for frame in frames])
         await self.flows.wait()
         self.arrived.append((time.monotonic(), message))
         await asyncio.sleep(0)
@@ -255,12 +257,12 @@ async def test_a_simulated_uplink_lets_bytes_out_at_its_rate_and_late_but_in_ord
     shaped = uplink.shape(wire)
     begun = time.monotonic()
     for number in range(10):
-        await shaped.write(bytes([number]) * 100_000)
+        await shaped.write([Frame(bytes([number]) * 100_000)])
     left = time.monotonic()
     while len(wire.arrived) < 10:
         await asyncio.sleep(0.001)
     await shaped.close()
-    assert [message[0] for _, message in wire.arrived] == list(range(10))
+    assert [message[-1] for _, message in wire.arrived] == list(range(10))
     # A rate is a lower bound; how much later a busy machine is, is no matter.
     assert left - begun >= 0.099
     for number, (at, _) in enumerate(wire.arrived):
@@ -277,7 +279,7 @@ async def test_a_simulated_uplink_whose_receiver_does_not_read_takes_a_bounded_n
     async def write() -> None:
         nonlocal written
         while True:
-            await shaped.write(b"x")
+            await shaped.write([Frame(b"x")])
             written += 1
 
     writing = asyncio.create_task(write())

@@ -32,10 +32,11 @@ def test_a_quick_run_prints_a_table_and_writes_its_measurements(part: str, tmp_p
         assert measurement["name"] in run.stdout
 
 
-def test_a_hop_is_measured_by_the_protocol_alone_and_from_agent_to_agent() -> None:
+def test_a_hop_is_measured_by_the_protocol_alone_and_from_agent_to_agent_over_both_links() -> None:
     measurements = list(hops(quick=True, sizes=(256,), receivers=1))
     assert [each.name for each in measurements] == [
         "hop of 256 B, protocol",
         "hop of 256 B, agent to agent",
+        "hop of 256 B, local link",
     ]
     assert all(each.value > 0 and each.ratio for each in measurements)

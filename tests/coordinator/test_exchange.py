@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -13,11 +13,12 @@ from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
 from shoal_coordinator.server.routes import MAXIMUM_PAIRS, RelayedPairs
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered
+from shoal_protocol.bulk.transport import Received, read_message
 from shoal_protocol.frames import (
     MAXIMUM_PAYLOAD_BYTES,
+    Frame,
     TransferError,
     acknowledgement,
-    frames_in,
     ping,
     split_frame,
 )
@@ -48,6 +49,7 @@ class Wire:
     """A device's end of a link, and the transport between: what it sends, and what it gets."""
 
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
+    local = False
 
     def __init__(self, hub: ExchangeHub, device: str) -> None:
         self.sent: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -58,21 +60,21 @@ class Wire:
         hub.links[device] = self.link
         self.serving = asyncio.create_task(self.link.run())
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, frames: Sequence[Frame]) -> None:
         await self.flows.wait()
-        for frame in frames_in(message):
-            self.got.put_nowait(frame)
+        for frame in frames:
+            self.got.put_nowait(bytes(frame))
 
     async def close(self) -> None:
         """Nothing to let go of."""
 
-    async def messages(self) -> AsyncIterator[bytes]:
+    async def received(self) -> AsyncIterator[Iterable[Received]]:
         while (frame := await self.sent.get()) is not None:
-            yield frame
+            yield read_message(frame)
 
-    def send(self, *frames: bytes) -> None:
+    def send(self, *frames: bytes | Frame) -> None:
         for frame in frames:
-            self.sent.put_nowait(frame)
+            self.sent.put_nowait(bytes(frame))
 
     async def answer(self) -> tuple[int, Acknowledgement]:
         """The next acknowledgement that comes."""

@@ -1,7 +1,10 @@
 """Frames of bulk streams, and tensors put together from them."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,9 +12,12 @@ from numpy.typing import NDArray
 from fuzz.scratch import event_loop
 from shoal_protocol.assembly import Limits, ReceivedActivation
 from shoal_protocol.bulk.link import BulkLink
+from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.receiving import Intake
+from shoal_protocol.bulk.transport import Received, read_message
 from shoal_protocol.frames import (
     MAXIMUM_PAYLOAD_BYTES,
+    Frame,
     MalformedFrame,
     TransferError,
     frames_in,
@@ -49,20 +55,50 @@ async def _receive(data: bytes) -> None:
         await BulkLink(_OneMessage(data), Intake(_Receiver(), LIMITS)).run()
 
 
+def receive_locally(data: bytes) -> None:
+    """The same of a local link, on which anything may come after the opening."""
+    event_loop().run(_receive_locally(data))
+
+
+async def _receive_locally(data: bytes) -> None:
+    near, far = socket.socketpair(socket.AF_UNIX)
+    near.setblocking(False)
+    far.setblocking(False)
+    link = BulkLink(LocalTransport(far), Intake(_Receiver(), LIMITS))
+    running = asyncio.create_task(link.run())
+    with contextlib.suppress(OSError):  # the link hangs up before it has read all
+        await asyncio.get_running_loop().sock_sendall(near, data)
+        near.shutdown(socket.SHUT_WR)
+    with contextlib.suppress(MalformedFrame):
+        await running
+    near.close()
+
+
+def local_seeds() -> Iterable[bytes]:
+    """`seeds`, as they are written to a local link."""
+    for message in seeds():
+        pieces = bytearray()
+        for received in map(split_frame, frames_in(message)):
+            header, payload = received[0].SerializeToString(), received[1]
+            pieces += struct.pack("<II", len(header), len(payload)) + header + payload
+        yield bytes(pieces)
+
+
 class _OneMessage:
     """A stream with one message on it (a `Transport`)."""
 
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
+    local = False
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    async def messages(self) -> AsyncIterator[bytes]:
-        yield self._data
+    async def received(self) -> AsyncIterator[Iterable[Received]]:
+        yield read_message(self._data)
 
-    async def write(self, message: bytes) -> None:
-        for frame in frames_in(message):
-            split_frame(frame)
+    async def write(self, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            split_frame(bytes(frame))
 
     async def close(self) -> None:
         """There is nothing to close."""
@@ -118,7 +154,7 @@ def seeds() -> Iterable[bytes]:
         encoded = encode_activation(
             key, "", long, transfer=8, codec=codec, lossy=True, frame_bytes=400
         )
-        yield join_frames([*encoded, ping(9)])
+        yield join_frames([*encoded, bytes(ping(9))])
     file = pb.FrameHeader(transfer=1, last=True)
     file.file.digest, file.file.file, file.file.file_bytes = "sha256:0", "model.onnx", 3
     yield join_frame(file, b"abc")

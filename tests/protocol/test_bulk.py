@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -22,11 +22,14 @@ from shoal_protocol.bulk.link import (
     Undelivered,
 )
 from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer
+from shoal_protocol.bulk.transport import Received, read_message
 from shoal_protocol.frames import (
     MAXIMUM_PAYLOAD_BYTES,
+    Frame,
     MalformedFrame,
     TransferError,
     acknowledgement,
+    join_frames,
     ping,
 )
 from shoal_protocol.tensors import ActivationKey, encode_activation
@@ -38,6 +41,7 @@ class Pipe:
     what is written at this end."""
 
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
+    local = False
 
     def __init__(self) -> None:
         self.incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -46,11 +50,12 @@ class Pipe:
         self.written: list[bytes] = []
         self.other: Pipe | None = None
 
-    async def messages(self) -> AsyncIterator[bytes]:
+    async def received(self) -> AsyncIterator[Iterable[Received]]:
         while (message := await self.incoming.get()) is not None:
-            yield message
+            yield read_message(message)
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, frames: Sequence[Frame]) -> None:
+        message = join_frames([bytes(frame) for frame in frames])
         await self.flows.wait()
         self.written.append(message)
         if self.other is not None:
@@ -266,7 +271,7 @@ async def test_a_side_that_leaves_its_acknowledgements_unread_is_cut_off() -> No
         # Its own transfer is under way: its reader does not wait for the writer then.
         await link.enqueue(lambda number: (ping(number),))
         for number in range(UNREAD_ANSWERS + 200):
-            pipe.incoming.put_nowait(ping(number + 1))
+            pipe.incoming.put_nowait(bytes(ping(number + 1)))
         assert await asyncio.wait_for(running, 10) == (
             "the other side does not read its acknowledgements"
         )
@@ -282,7 +287,7 @@ async def test_acknowledgements_leave_before_a_stream_whose_other_side_has_finis
         pipe.other.incoming.put_nowait(frame)
     pipe.other.incoming.put_nowait(None)
     assert await asyncio.wait_for(receiver.run(), 10) == "the other side has closed the stream"
-    assert pipe.incoming.get_nowait() == acknowledgement(7)
+    assert pipe.incoming.get_nowait() == bytes(acknowledgement(7))
     assert len(taker.taken) == 1
 
 

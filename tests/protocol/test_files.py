@@ -64,7 +64,7 @@ def lies() -> dict[str, list[bytes]]:
             next(file_frames(io.BytesIO(b"abcdefg"), request(), 7, frame_bytes=2))
         ],
         "does not start with a header": [b"not a frame"],
-    } | {"does not describe a file ": [acknowledgement(1)]}
+    } | {"does not describe a file ": [bytes(acknowledgement(1))]}
 
 
 @pytest.mark.parametrize("reason", list(lies()))

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation
+from shoal_protocol.bulk.transport import Received, read_message
 from shoal_protocol.frames import (
     FRAMES_TOGETHER,
     MAXIMUM_PAYLOAD_BYTES,
+    Frame,
     MalformedFrame,
     acknowledgement,
     frames_in,
@@ -42,7 +44,7 @@ def test_frames_come_out_of_a_message_as_they_went_in(together: list[bytes]) -> 
 
 
 def test_more_frames_than_the_bound_are_refused() -> None:
-    message = join_frames([acknowledgement(1)] * (FRAMES_TOGETHER + 1))
+    message = join_frames([bytes(acknowledgement(1))] * (FRAMES_TOGETHER + 1))
     with pytest.raises(MalformedFrame, match="more than 64 frames in one message"):
         frames_in(message)
 
@@ -61,7 +63,7 @@ def test_damaged_messages_are_refused_or_hold_frames(
 
 
 def test_what_ends_within_a_frame_is_refused() -> None:
-    whole = join_frames([acknowledgement(1), acknowledgement(2)])
+    whole = join_frames([bytes(acknowledgement(1)), bytes(acknowledgement(2))])
     for message in (whole[:-1], whole[:1], whole + b"\x1a"):
         with pytest.raises(MalformedFrame, match="ends within"):
             frames_in(message)
@@ -120,21 +122,22 @@ class Answering:
     message."""
 
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
+    local = False
 
     def __init__(self) -> None:
         self.written: list[list[pb.FrameHeader]] = []
         self._answers: asyncio.Queue[bytes] = asyncio.Queue()
 
-    async def messages(self) -> AsyncIterator[bytes]:
+    async def received(self) -> AsyncIterator[Iterable[Received]]:
         while True:
-            yield await self._answers.get()
+            yield read_message(await self._answers.get())
 
-    async def write(self, message: bytes) -> None:
-        headers = [split_frame(frame)[0] for frame in frames_in(message)]
+    async def write(self, frames: Sequence[Frame]) -> None:
+        headers = [pb.FrameHeader.FromString(frame.header) for frame in frames]
         self.written.append(headers)
         for header in headers:
             if header.last:
-                self._answers.put_nowait(acknowledgement(header.transfer))
+                self._answers.put_nowait(bytes(acknowledgement(header.transfer)))
 
     async def close(self) -> None:
         """Nothing to let go of."""

@@ -166,7 +166,7 @@ def test_transfers_do_not_interleave() -> None:
     with pytest.raises(MalformedFrame, match="before transfer 1 has ended"):
         assembler.feed(messages_of(2)[0])
     with pytest.raises(MalformedFrame, match="acknowledgement"):
-        ActivationAssembler().feed(acknowledgement(1))
+        ActivationAssembler().feed(bytes(acknowledgement(1)))
 
 
 # ---- fuzzing -------------------------------------------------------------------------------------

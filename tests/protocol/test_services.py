@@ -56,11 +56,11 @@ class Both:
                 received = assembler.feed(message)
             except TransferError as error:
                 answer = acknowledgement(error.transfer or 0, error.outcome, str(error))
-                await context.write(answer)
+                await context.write(bytes(answer))
                 continue
             if received is not None:
                 self.received.append(received)
-                await context.write(acknowledgement(received.transfer))
+                await context.write(bytes(acknowledgement(received.transfer)))
 
     async def fetch_fragment(self, request: FetchFragmentRequest, context: FileContext) -> None:
         if request.file != "weights.bin":

@@ -49,7 +49,7 @@ class _Audience:
         assembler = ActivationAssembler()
         async for message in requests:
             if (received := assembler.feed(message)) is not None:
-                await context.write(acknowledgement(received.transfer))
+                await context.write(bytes(acknowledgement(received.transfer)))
 
     async def fetch_fragment(self, request: pb.FetchFragmentRequest, context: FileContext) -> None:
         for frame in file_frames(io.BytesIO(bytes(_FILE_BYTES)), request, _FILE_BYTES):

@@ -26,8 +26,9 @@ from shoal_agent.transport.intake import InlineInputs, open_intake
 from shoal_agent.transport.links import PeerLinks
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
+from shoal_protocol.bulk.local import connect
 from shoal_protocol.bulk.receiving import Intake
-from shoal_protocol.bulk.transport import STREAM_ERRORS, GrpcTransport, describe
+from shoal_protocol.bulk.transport import STREAM_ERRORS, GrpcTransport, Held, describe
 from shoal_protocol.digests import is_digest
 from shoal_protocol.frames import MalformedFrame, TransferError, split_frame
 from shoal_protocol.pacing import Outbox
@@ -66,10 +67,17 @@ class Session:
     """From Hello to the end of the stream."""
 
     def __init__(
-        self, device: Device, client: SessionClient, interval_seconds: float | None
+        self,
+        device: Device,
+        client: SessionClient,
+        interval_seconds: float | None,
+        *,
+        address: str = "",
     ) -> None:
+        """`address` is the coordinator's, for the local link that may be there."""
         self._device = device
         self._client = client
+        self._address = address
         self._interval_seconds = interval_seconds
         self._outbox: Outbox[pb.AgentMessage] = Outbox(_batch)
         self._work: dict[int, asyncio.Task[None]] = {}
@@ -206,8 +214,10 @@ class Session:
 
     def _open_bulk(self, intake: Intake) -> BulkLink:
         device = self._device
-        transport = device.uplink.shape(GrpcTransport.of_call(self._client.exchange(device.name)))
-        return BulkLink(transport, intake, traffic=device.counters.traffic)
+        stream = connect(self._address, device.name) or GrpcTransport.of_call(
+            self._client.exchange(device.name)
+        )
+        return BulkLink(device.uplink.shape(stream), intake, traffic=device.counters.traffic)
 
     async def _serve_bulk(self, bulk: BulkLink, intake: Intake) -> None:
         try:
@@ -327,7 +337,7 @@ class Session:
         while self.tasks.waits(execute.instruction):
             await asyncio.sleep(_ROOM_SECONDS)
             with suppress(TransferError):
-                await self._intake().receive(header, payload)
+                await self._intake().receive(header, Held(payload))
                 return
 
     def _cancel(self, cancel: pb.Cancel) -> None:
@@ -362,7 +372,9 @@ class Session:
     async def _load(self, load: pb.Load) -> pb.Reply:
         counters, sources = self._device.counters, self._sources(load)
         try:
-            result = await self._device.fragments.load(load.digest, load.resident_bytes, sources)
+            result = await self._device.fragments.load(
+                load.digest, load.resident_bytes, sources, load.priority
+            )
         except EXPECTED as error:
             counters.loads[pb.FailureCode.Name(failure_of(error).code).lower()] += 1
             log.info("load of %s failed: %s", short(load.digest), error)

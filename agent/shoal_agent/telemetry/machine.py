@@ -1,13 +1,16 @@
 """What the machine around the agent is and does: processors, memory, temperature, battery.
 
 Read from /proc, /sys and the control groups. What a machine does not have, or does not let this
-process see, is None: never zero.
+process see, is None: never zero. An idle agent does little but report these readings: so the files
+are found once, and a reading costs an open file each and nothing else.
 """
 
 import os
 import platform
+import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +19,8 @@ from shoal_protocol.v1.session_pb2 import Telemetry
 _PROC: Final = Path("/proc")
 _SYS: Final = Path("/sys")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
+_MEMINFO: Final = re.compile(rb"^(MemTotal|MemAvailable): +(\d+) kB$", re.MULTILINE)
+_READ_BYTES: Final = 1 << 14
 _UNLIMITED_FROM: Final = 1 << 60
 """The first version of control groups writes "no limit" as a number near 2^63."""
 
@@ -26,7 +31,13 @@ class Machine:
     def __init__(self) -> None:
         self._last_cpu: tuple[float, float] | None = None
         self._cpu_groups = list(_group_folders("cpu"))
-        self._memory_groups = list(_group_folders("memory"))
+        self._memory_groups = list(_memory_groups())
+        self._zones = sorted(_SYS.glob("class/thermal/thermal_zone*/temp"))
+        self._batteries = [
+            supply / "capacity"
+            for supply in _SYS.glob("class/power_supply/*")
+            if (_read(supply / "type") or b"").strip() == b"Battery"
+        ]
         self.architecture = platform.machine()
         self.processors = self._processors()
         self.memory_bytes = self._memory_bytes()
@@ -36,13 +47,13 @@ class Machine:
         return Telemetry(
             cpu_fraction=self._cpu_fraction(),
             memory_available_bytes=self._memory_available_bytes(),
-            temperature_celsius=_temperature_celsius(),
-            battery_fraction=_battery_fraction(),
+            temperature_celsius=self._temperature_celsius(),
+            battery_fraction=self._battery_fraction(),
         )
 
     def memory_limit_bytes(self) -> int | None:
         """The least that a control group around this process allows; None: no limit is seen."""
-        limits = (_memory_limit_and_usage(folder)[0] for folder in self._memory_groups)
+        limits = (group.limit_bytes() for group in self._memory_groups)
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _processors(self) -> int:
@@ -56,16 +67,14 @@ class Machine:
 
     def _memory_bytes(self) -> int:
         total = _meminfo().get("MemTotal", 0)
-        for folder in self._memory_groups:
-            limit, _ = _memory_limit_and_usage(folder)
-            if limit is not None:
-                total = min(total, limit)
-        return total
+        limit = self.memory_limit_bytes()
+        return total if limit is None else min(total, limit)
 
     def _memory_available_bytes(self) -> int | None:
         available = _meminfo().get("MemAvailable")
-        for folder in self._memory_groups:
-            limit, usage = _memory_limit_and_usage(folder)
+        for group in self._memory_groups:
+            limit = group.limit_bytes()
+            usage = None if limit is None else group.used_bytes()
             if limit is not None and usage is not None:
                 left = max(0, limit - usage)
                 available = left if available is None else min(available, left)
@@ -77,12 +86,44 @@ class Machine:
         if text is None:
             return None
         # user nice system idle iowait irq softirq steal; guest times are part of user
-        ticks = [float(field) for field in text.split("\n", 1)[0].split()[1:9]]
+        ticks = [float(field) for field in text.split(b"\n", 1)[0].split()[1:9]]
         busy, total = sum(ticks) - sum(ticks[3:5]), sum(ticks)
         last, self._last_cpu = self._last_cpu, (busy, total)
         if last is None or total <= last[1]:
             return None
         return min(1.0, max(0.0, (busy - last[0]) / (total - last[1])))
+
+    def _temperature_celsius(self) -> float | None:
+        readings = [value / 1000 for zone in self._zones if (value := _integer(zone)) is not None]
+        # Some sensors report absolute zero or worse while they have nothing to say.
+        return max((value for value in readings if -50 < value < 200), default=None)
+
+    def _battery_fraction(self) -> float | None:
+        """Charge of the fullest battery."""
+        levels = (level for each in self._batteries if (level := _integer(each)) is not None)
+        return max((level / 100 for level in levels), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryGroup:
+    """The files of a control group that say what memory it allows, and what of it is used."""
+
+    limit: Path
+    usage: Path
+    details: Path
+    inactive: re.Pattern[bytes]
+
+    def limit_bytes(self) -> int | None:
+        limit = _integer(self.limit)
+        return None if limit is None or limit >= _UNLIMITED_FROM else limit
+
+    def used_bytes(self) -> int | None:
+        """What is used and cannot simply be dropped."""
+        usage = _integer(self.usage)
+        dropped = self.inactive.search(_read(self.details) or b"")
+        if usage is None or dropped is None:
+            return usage
+        return max(0, usage - int(dropped[1]))
 
 
 def steady_nanoseconds() -> int:
@@ -92,7 +133,7 @@ def steady_nanoseconds() -> int:
 
 def _group_folders(controller: str) -> Iterator[Path]:
     """This process's control group and its parents, of either version, where they are visible."""
-    for line in (_read(_PROC / "self/cgroup") or "").splitlines():
+    for line in (_read(_PROC / "self/cgroup") or b"").decode(errors="replace").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -105,7 +146,7 @@ def _group_folders(controller: str) -> Iterator[Path]:
 
 def _cpu_quota(folder: Path) -> float | None:
     """Processors that a control group's quota amounts to."""
-    match (_read(folder / "cpu.max") or "").split():
+    match (_read(folder / "cpu.max") or b"").split():
         case [quota, period] if quota.isdigit():
             return int(quota) / int(period)
     quota_us, period_us = (
@@ -117,57 +158,41 @@ def _cpu_quota(folder: Path) -> float | None:
     return quota_us / period_us
 
 
-def _memory_limit_and_usage(folder: Path) -> tuple[int | None, int | None]:
-    """Limit of a control group, and what of it is used and cannot simply be dropped."""
-    for limit_name, usage_name, inactive in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        limit, usage = _integer(folder / limit_name), _integer(folder / usage_name)
-        if limit is None or limit >= _UNLIMITED_FROM:
-            continue
-        for line in (_read(folder / "memory.stat") or "").splitlines():
-            name, _, value = line.partition(" ")
-            if name == inactive and usage is not None:
-                usage = max(0, usage - int(value))
-        return limit, usage
-    return None, None
+def _memory_groups() -> Iterator[_MemoryGroup]:
+    """Those around this process, of either version."""
+    for folder in _group_folders("memory"):
+        for limit, usage, inactive in (
+            ("memory.max", "memory.current", rb"^inactive_file (\d+)$"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", rb"^total_inactive_file (\d+)$"),
+        ):
+            if (folder / limit).exists():
+                yield _MemoryGroup(
+                    folder / limit,
+                    folder / usage,
+                    folder / "memory.stat",
+                    re.compile(inactive, re.MULTILINE),
+                )
 
 
 def _meminfo() -> dict[str, int]:
-    found: dict[str, int] = {}
-    for line in (_read(_PROC / "meminfo") or "").splitlines():
-        match line.replace(":", " ").split():
-            case [name, value, "kB"]:
-                found[name] = int(value) << 10
-    return found
-
-
-def _temperature_celsius() -> float | None:
-    zones = _SYS.glob("class/thermal/thermal_zone*/temp")
-    readings = [value / 1000 for zone in zones if (value := _integer(zone)) is not None]
-    # Some sensors report absolute zero or worse while they have nothing to say.
-    return max((value for value in readings if -50 < value < 200), default=None)
-
-
-def _battery_fraction() -> float | None:
-    """Charge of the fullest battery."""
-    levels = [
-        level / 100
-        for supply in _SYS.glob("class/power_supply/*")
-        if (_read(supply / "type") or "").strip() == "Battery"
-        and (level := _integer(supply / "capacity")) is not None
-    ]
-    return max(levels, default=None)
+    found = _MEMINFO.findall(_read(_PROC / "meminfo") or b"")
+    return {name.decode(): int(value) << 10 for name, value in found}
 
 
 def _integer(path: Path) -> int | None:
-    text = (_read(path) or "").strip()
-    return int(text) if text.lstrip("-").isdigit() else None
+    text = (_read(path) or b"").strip()
+    return int(text) if text.removeprefix(b"-").isdigit() else None
 
 
-def _read(path: Path) -> str | None:
+def _read(path: Path) -> bytes | None:
+    """A small file of the kernel, at once."""
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
         return None
+    try:
+        return os.read(descriptor, _READ_BYTES)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)

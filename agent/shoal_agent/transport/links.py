@@ -9,6 +9,7 @@ import grpc
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
+from shoal_protocol.bulk.local import connect
 from shoal_protocol.bulk.transport import GrpcTransport
 from shoal_protocol.channels import AddressRefused, Credentials, open_channel
 from shoal_protocol.codecs import LinkCodec
@@ -23,9 +24,15 @@ class PeerLink:
     """The stream to one peer, opened when it is first needed and again after it broke."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, uplink: Uplink, counters: Counters | None = None
+        self,
+        channel: grpc.aio.Channel,
+        uplink: Uplink,
+        counters: Counters | None = None,
+        address: str = "",
     ) -> None:
+        """`address` is the channel's, for the local link that may be there."""
         self._channel = channel
+        self._address = address
         self._client = PeerClient(channel)
         self._uplink = uplink
         self._traffic = (counters or Counters()).traffic
@@ -42,7 +49,8 @@ class PeerLink:
         """Deliver to the peer; the bytes that it took on the wire. Raises `Undelivered`,
         `UnsupportedTensor`."""
         if self._bulk is None or self._bulk.broken is not None:
-            transport = self._uplink.shape(GrpcTransport.of_call(self._client.push()))
+            stream = connect(self._address) or GrpcTransport.of_call(self._client.push())
+            transport = self._uplink.shape(stream)
             self._bulk = BulkLink(transport, codec=self._codec, traffic=self._traffic)
             serving = asyncio.create_task(self._bulk.run(), name="stream to a peer")
             self._serving.add(serving)
@@ -116,7 +124,7 @@ class PeerLinks:
                 )
             except (AddressRefused, OSError) as error:
                 raise Undelivered(str(error)) from error
-            self._links[key] = PeerLink(channel, self._uplink, self._counters)
+            self._links[key] = PeerLink(channel, self._uplink, self._counters, address)
         self._links.move_to_end(key)
         return self._links[key]
 

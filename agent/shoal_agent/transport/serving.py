@@ -14,7 +14,7 @@ from shoal_agent.telemetry.counters import Counters
 from shoal_agent.transport.intake import MAXIMUM_DECODED_BYTES, Inbox, open_intake
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink
-from shoal_protocol.bulk.transport import GrpcTransport
+from shoal_protocol.bulk.transport import GrpcTransport, Transport
 from shoal_protocol.channels import is_secured, peer_name
 from shoal_protocol.digests import is_digest
 from shoal_protocol.files import file_frames
@@ -57,6 +57,14 @@ class Peers:
     async def push(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
         """Receive activations until the peer hangs up. A broken frame ends the stream."""
         await _require_device(context)
+        try:
+            await self.receive("", GrpcTransport(requests, context.write))
+        except MalformedFrame as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    async def receive(self, _: str, transport: Transport) -> str:
+        """Receive activations from any peer until it hangs up; why it did. Raises
+        `MalformedFrame`."""
         intake = open_intake(
             self._device,
             self._inbox,
@@ -64,12 +72,8 @@ class Peers:
             limit_bytes=self._limit_bytes,
             from_peer=True,
         )
-        transport = GrpcTransport(requests, context.write)
-        link = BulkLink(transport, intake, traffic=self._counters.traffic)
         try:
-            await link.run()
-        except MalformedFrame as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return await BulkLink(transport, intake, traffic=self._counters.traffic).run()
         finally:
             intake.close()
 

@@ -7,11 +7,12 @@ latency delays each message that leaves, while others are on their way already, 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from time import monotonic
 from typing import Final
 
-from shoal_protocol.bulk.transport import Transport, TransportBroken
+from shoal_protocol.bulk.transport import Received, Transport, TransportBroken
+from shoal_protocol.frames import Frame
 
 _MESSAGES_ON_THE_WAY: Final = 256
 """What a simulated link holds at most: 16 MiB. Who sends more waits."""
@@ -43,31 +44,32 @@ class Uplink:
 
 
 class _ShapedTransport:
-    """Writes messages in order, each `latency_seconds` after it left."""
+    """Writes frames in order, each `latency_seconds` after it left."""
 
     frame_bytes = 64 << 10
+    local = False
 
     def __init__(self, transport: Transport, uplink: Uplink) -> None:
         self._transport = transport
         self._uplink = uplink
-        self._on_the_way: deque[tuple[float, bytes]] = deque()
+        self._on_the_way: deque[tuple[float, Sequence[Frame]]] = deque()
         self._room = asyncio.Semaphore(_MESSAGES_ON_THE_WAY)
         self._filled = asyncio.Event()
         self._broken: TransportBroken | None = None
         self._task = asyncio.create_task(self._deliver(), name="simulated link")
 
-    def messages(self) -> AsyncIterator[bytes]:
+    def received(self) -> AsyncIterator[Iterable[Received]]:
         """Those of the transport: the other side slows its own down."""
-        return self._transport.messages()
+        return self._transport.received()
 
-    async def write(self, message: bytes) -> None:
-        """Returns when the message has left. Raises what delivering an earlier one raised."""
+    async def write(self, frames: Sequence[Frame]) -> None:
+        """Returns when the frames have left. Raises what delivering an earlier one raised."""
         await self._room.acquire()
         if self._broken is not None:
             self._room.release()
             raise self._broken
-        await self._uplink.depart(len(message))
-        self._on_the_way.append((monotonic() + self._uplink.latency_seconds, message))
+        await self._uplink.depart(sum(frame.size for frame in frames))
+        self._on_the_way.append((monotonic() + self._uplink.latency_seconds, frames))
         self._filled.set()
 
     async def close(self) -> None:
@@ -80,10 +82,10 @@ class _ShapedTransport:
             while not self._on_the_way:
                 self._filled.clear()
                 await self._filled.wait()
-            due, message = self._on_the_way.popleft()
+            due, frames = self._on_the_way.popleft()
             await asyncio.sleep(max(0.0, due - monotonic()))
             try:
-                await self._transport.write(message)
+                await self._transport.write(frames)
             except TransportBroken as error:
                 self._broken = error
                 return

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.bulk.link import BulkLink, Outgoing, Traffic, Undelivered
 from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer, scratch_bytes
-from shoal_protocol.bulk.transport import Transport
-from shoal_protocol.frames import TransferError, acknowledgement, join_frame
+from shoal_protocol.bulk.transport import Payload, Transport
+from shoal_protocol.frames import Frame, TransferError, acknowledgement
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation, FrameHeader
 
 RELAY_FRAMES: Final = 4
@@ -112,13 +112,13 @@ class _Relay:
     writer."""
 
     source: int
-    frames: asyncio.Queue[tuple[bytes, bool] | None] = field(
+    frames: asyncio.Queue[tuple[Frame, bool] | None] = field(
         default_factory=lambda: asyncio.Queue(RELAY_FRAMES)
     )
     passed_bytes: int = 0
     outgoing: Outgoing | None = None
 
-    async def drain(self, number: int) -> AsyncIterator[bytes]:
+    async def drain(self, number: int) -> AsyncIterator[Frame]:
         """The frames; at the end a frame that breaks the transfer, if the source stops."""
         last = False
         while not last:
@@ -131,7 +131,7 @@ class _Relay:
                 assert self.outgoing is not None, "it is being written"
                 self.outgoing.fail("the sender broke off")
                 end = FrameHeader(transfer=number, offset=self.passed_bytes, last=True)
-                given = (join_frame(end), True)
+                given = (Frame(end.SerializeToString()), True)
             frame, last = given
             yield frame
 
@@ -161,7 +161,7 @@ class DeviceLink:
             self._break_relay()
             self._intake.close()
 
-    async def take(self, header: FrameHeader, payload: memoryview) -> bytes | None:
+    async def take(self, header: FrameHeader, payload: Payload) -> Frame | None:
         match header.WhichOneof("kind"):
             case "activation" if header.activation.device:
                 return await self._begin_relay(header, payload)
@@ -173,7 +173,7 @@ class DeviceLink:
             case _:
                 return await self._intake.take(header, payload)
 
-    async def _begin_relay(self, header: FrameHeader, payload: memoryview) -> bytes | None:
+    async def _begin_relay(self, header: FrameHeader, payload: Payload) -> Frame | None:
         self._break_relay()
         source = self._ignored = header.transfer
         relay = _Relay(source)
@@ -201,18 +201,19 @@ class DeviceLink:
             reason = f"{target.device} is behind"
             raise TransferError(reason, outcome=Acknowledgement.BUSY) from error
 
-    async def _pass(self, relay: _Relay, header: FrameHeader, payload: memoryview) -> None:
+    async def _pass(self, relay: _Relay, header: FrameHeader, payload: Payload) -> None:
         assert relay.outgoing is not None, "it was opened"
         header.transfer = relay.outgoing.number
+        frame = Frame(header.SerializeToString(), (await payload.read(),), payload.size)
         try:
             async with asyncio.timeout(FRAME_SECONDS):
-                await relay.frames.put((join_frame(header, payload), header.last))
+                await relay.frames.put((frame, header.last))
         except TimeoutError:
             self._break_relay()
             self._ignored = relay.source
             return
-        relay.passed_bytes += len(payload)
-        self._hub.relayed_bytes += len(payload)
+        relay.passed_bytes += payload.size
+        self._hub.relayed_bytes += payload.size
         if relay.outgoing.answered.done():
             # Refused before its end: what is still to come of it is of no use.
             self._relay, self._ignored = None, None if header.last else relay.source

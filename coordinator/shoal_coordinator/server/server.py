@@ -30,6 +30,7 @@ from shoal_coordinator.server.supervision import supervise
 from shoal_coordinator.storage.job_records import Ledger
 from shoal_coordinator.storage.scrubber import Scrubber
 from shoal_coordinator.storage.volume import Volume
+from shoal_protocol.bulk.local import listen
 from shoal_protocol.channels import AddressRefused, Credentials, is_secured, peer_name
 from shoal_protocol.exposition import ExpositionServer
 from shoal_protocol.files import file_frames
@@ -182,6 +183,9 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
             settings.listen, settings.credentials, insecure=settings.insecure
         )
         stack.push_async_callback(listener.stop, GRACE_SECONDS)
+        local = listen(settings.listen, sessions.exchange_locally, connections=CONNECTIONS)
+        if local is not None:
+            stack.push_async_callback(local.stop)
         stack.callback(sessions.close, "the coordinator stops")
         stack.push_async_callback(driver.deliveries.close)
         stack.push_async_callback(scrubber.close)

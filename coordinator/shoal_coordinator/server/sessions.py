@@ -20,7 +20,7 @@ import grpc
 from shoal_coordinator.server import wire
 from shoal_coordinator.server.exchange import DeviceLink, ExchangeHub
 from shoal_coordinator.server.roles import abort
-from shoal_protocol.bulk.transport import STREAM_ERRORS, GrpcTransport
+from shoal_protocol.bulk.transport import STREAM_ERRORS, GrpcTransport, Transport
 from shoal_protocol.channels import peer_name
 from shoal_protocol.frames import MalformedFrame
 from shoal_protocol.pacing import BATCHED_MESSAGES, WRITE_SECONDS, Allowance, Outbox
@@ -228,14 +228,28 @@ class Sessions:
     # ---- Session.Exchange ------------------------------------------------------------------------
 
     async def exchange(self, requests: AsyncIterator[bytes], context: FrameContext) -> None:
-        """Serve a device's bulk stream, which belongs to its session."""
+        """Serve a device's bulk stream over gRPC."""
+        device = device_metadata(context) or ""
         try:
-            session = await self._session_of(device_metadata(context) or "", context)
+            self._identify(device, context)
+            session = await self._session_of(device)
         except _Refused as error:
             await abort(context, error.code, str(error))
+        reason = await self._serve_bulk(session, GrpcTransport(requests, context.write))
+        await context.abort(grpc.StatusCode.ABORTED, reason)
+
+    async def exchange_locally(self, device: str, transport: Transport) -> str:
+        """Serve a device's bulk stream over the local link; why it ended."""
+        try:
+            session = await self._session_of(device)
+        except _Refused as error:
+            return str(error)
+        return await self._serve_bulk(session, transport)
+
+    async def _serve_bulk(self, session: DeviceSession, transport: Transport) -> str:
+        """Serve the bulk stream that belongs to a session; why it ended."""
         if session.link is not None:
             self._detach(session.link, "the device has opened another stream")
-        transport = GrpcTransport(requests, context.write)
         link = DeviceLink(session.device, self._hub, transport)
         session.link = link
         session.linked.set()
@@ -248,13 +262,12 @@ class Sessions:
             if session.link is link:
                 # What was under way on it is lost, and both sides have to agree on that.
                 session.end(f"the bulk stream broke: {reason}")
-        await context.abort(grpc.StatusCode.ABORTED, reason)
+        return reason
 
-    async def _session_of(self, device: str, context: FrameContext) -> DeviceSession:
+    async def _session_of(self, device: str) -> DeviceSession:
         """The session that a bulk stream belongs to. Raises `_Refused`."""
         if not re.fullmatch(r"[a-z0-9.-]{1,63}", device):
             raise _Refused("the stream names no device", grpc.StatusCode.PERMISSION_DENIED)
-        self._identify(device, context)
         try:
             async with asyncio.timeout(HELLO_SECONDS), self._joined:
                 await self._joined.wait_for(lambda: device in self.by_device)

@@ -16,25 +16,23 @@ and when the other side leaves `UNREAD_ANSWERS` acknowledgements unread.
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from time import perf_counter
 from typing import Final, Protocol
 
-from shoal_protocol.bulk.transport import Transport, TransportBroken
+from shoal_protocol.bulk.transport import Payload, Received, Transport, TransportBroken
 from shoal_protocol.codecs import LinkCodec
 from shoal_protocol.frames import (
     FRAMES_TOGETHER,
+    Frame,
     MalformedFrame,
     acknowledgement,
-    frames_in,
-    join_frames,
     ping,
-    split_frame,
 )
-from shoal_protocol.pacing import Pace
+from shoal_protocol.pacing import LONGEST_SECONDS, Pace
 from shoal_protocol.tensors import (
     ActivationKey,
     Array,
@@ -53,7 +51,7 @@ _SMALL_BYTES: Final = 64 << 10
 """Transfers that leave as one message may have so many bytes together."""
 _ENCODE_IN_THREAD_FROM_BYTES: Final = 64 << 10
 
-Frames = Callable[[int], Iterable[bytes] | AsyncIterator[bytes]]
+Frames = Callable[[int], Iterable[Frame] | AsyncIterator[Frame]]
 """The frames of a transfer, made from its number: those at hand, or as they come."""
 
 
@@ -119,7 +117,7 @@ class Outgoing:
 class FrameHandler(Protocol):
     """Takes the frames of a stream that are neither acknowledgements nor pings."""
 
-    async def take(self, header: FrameHeader, payload: memoryview) -> bytes | None:
+    async def take(self, header: FrameHeader, payload: Payload) -> Frame | None:
         """Handle one frame; the acknowledgement, if there is one to give now. Raises
         `MalformedFrame` where the stream must end."""
         ...
@@ -142,10 +140,10 @@ class BulkLink:
         self._codec = codec or LinkCodec()
         self._traffic = traffic or Traffic()
         self._numbers = count(1)
-        self._pace = Pace()
+        self._pace = Pace(0.0 if transport.local else LONGEST_SECONDS)
         self._room = asyncio.Semaphore(WAITING_TRANSFERS)
         self._waiting: deque[Outgoing] = deque()
-        self._answers: deque[bytes] = deque()
+        self._answers: deque[Frame] = deque()
         self._unanswered: dict[int, Outgoing] = {}
         self._writer: asyncio.Task[None] | None = None
         self._writing = False
@@ -200,9 +198,9 @@ class BulkLink:
         `UnsupportedTensor`."""
         encoded = await self._encode(outbound)
 
-        def frames(number: int) -> Iterable[bytes]:
+        def frames(number: int) -> Iterable[Frame]:
             encoded.header.transfer = number
-            return encoded
+            return encoded.frames()
 
         started, delay = perf_counter(), 0.02
         while True:
@@ -242,14 +240,14 @@ class BulkLink:
         self._wake()
         return outgoing
 
-    def answer(self, frame: bytes) -> None:
+    def answer(self, frame: Frame) -> None:
         """Send an acknowledgement, as soon as a frame can leave."""
         if self.broken is None:
             self._answers.append(frame)
             self._wake()
 
     async def _encode(self, outbound: OutboundActivation) -> EncodedActivation:
-        fast = self._codec.fast
+        fast = self._transport.local or self._codec.fast
         encode = partial(
             encode_activation,
             outbound.key,
@@ -309,16 +307,16 @@ class BulkLink:
                 frames += made
         self._pace.leave(len(frames))
         if frames:
-            await self._write_message(join_frames(frames))
+            await self._write(frames)
         for outgoing in transfers:
             outgoing.written_at = perf_counter()
 
     async def _write_transfer(self, outgoing: Outgoing) -> None:
         frames = outgoing.frames(outgoing.number)
         async for frame in frames if isinstance(frames, AsyncIterator) else _each(frames):
-            await self._write_message(frame)
+            await self._write((frame,))
             while answers := self._take_answers():
-                await self._write_message(join_frames(answers))
+                await self._write(answers)
         outgoing.written_at = perf_counter()
 
     async def _flush_answers(self) -> None:
@@ -336,15 +334,15 @@ class BulkLink:
         outgoing.left_at = perf_counter()
         return outgoing
 
-    def _take_answers(self) -> list[bytes]:
+    def _take_answers(self) -> list[Frame]:
         together = min(len(self._answers), FRAMES_TOGETHER)
         return [self._answers.popleft() for _ in range(together)]
 
-    async def _write_message(self, message: bytes) -> None:
+    async def _write(self, frames: Sequence[Frame]) -> None:
         self._writing_since = perf_counter()
-        await self._transport.write(message)
+        await self._transport.write(frames)
         self._writing_since = math.inf
-        self._traffic.sent_bytes += len(message)
+        self._traffic.sent_bytes += sum(frame.size for frame in frames)
 
     def _watch_progress(self) -> None:
         if self.broken is None:
@@ -370,29 +368,34 @@ class BulkLink:
     async def _read(self) -> str:
         """Handle what the other side sends until it ends; why it did."""
         try:
-            async for message in self._transport.messages():
-                self._traffic.received_bytes += len(message)
-                for frame in frames_in(message):
-                    header, payload = split_frame(frame)
-                    match header.WhichOneof("kind"):
-                        case "acknowledgement":
-                            self._take_answer(header)
-                        case "ping":
-                            self._answers.append(acknowledgement(header.transfer))
-                        case _:
-                            await self._take(header, payload)
+            async for frames in self._transport.received():
+                for frame in frames:
+                    await self._handle(frame)
                 if self._answers:
                     await self._acknowledge()
         except TransportBroken as error:
             return str(error)
         return "the other side has closed the stream"
 
+    async def _handle(self, frame: Received) -> None:
+        header = frame.header
+        self._traffic.received_bytes += frame.size
+        match header.WhichOneof("kind"):
+            case "acknowledgement":
+                self._take_answer(header)
+            case "ping":
+                self._answers.append(acknowledgement(header.transfer))
+            case "closing":
+                raise TransportBroken(header.closing.reason)
+            case _:
+                await self._take(header, frame.payload)
+
     def _take_answer(self, header: FrameHeader) -> None:
         outgoing = self._unanswered.pop(header.transfer, None)
         if outgoing is not None and not outgoing.answered.done():
             outgoing.answered.set_result(header.acknowledgement)
 
-    async def _take(self, header: FrameHeader, payload: memoryview) -> None:
+    async def _take(self, header: FrameHeader, payload: Payload) -> None:
         if self._handler is None:
             raise MalformedFrame("a transfer where only acknowledgements belong")
         if (answer := await self._handler.take(header, payload)) is not None:
@@ -410,19 +413,20 @@ class BulkLink:
             if self._watch is None:
                 self._watch_progress()
             try:
-                await self._write_message(join_frames(self._take_answers()))
+                await self._write(self._take_answers())
             finally:
                 self._writing = False
             if self._answers or self._waiting:
                 self._wake()
 
 
-async def _each(frames: Iterable[bytes]) -> AsyncIterator[bytes]:
+async def _each(frames: Iterable[Frame]) -> AsyncIterator[Frame]:
     for frame in frames:
         yield frame
 
 
-async def _read_in_thread(frames: Iterable[bytes]) -> AsyncIterator[bytes]:
-    remaining = iter(frames)
+async def _read_in_thread(frames: Iterable[Frame]) -> AsyncIterator[Frame]:
+    """Frames whose payloads are read from a disk."""
+    remaining = map(Frame.copy, frames)
     while (frame := await in_thread(next, remaining, None)) is not None:
         yield frame

@@ -2,8 +2,9 @@
 
 A sender receives one of four outcomes: taken; stale (drop it); busy (send it again later); refused
 (malformed or not allowed: do not send it again). Nothing is allocated before the header has been
-checked and a buffer been granted. Work that blocks (a buffer on disk, decoding megabytes) is done
-in a thread; the reader waits for it, which is back-pressure on this one stream.
+checked and a buffer been granted; where that is memory, the payload is put straight into it. Work
+that blocks (a buffer on disk, decoding megabytes) is done in a thread; the reader waits for it,
+which is back-pressure on this one stream.
 """
 
 from typing import Final, Protocol
@@ -12,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
-from shoal_protocol.frames import TransferError, acknowledgement
+from shoal_protocol.bulk.transport import Payload
+from shoal_protocol.frames import Frame, TransferError, acknowledgement
 from shoal_protocol.threads import in_thread
 from shoal_protocol.v1.tensors_pb2 import NONE, Activation, FrameHeader
 
@@ -68,7 +70,7 @@ class Intake:
         self._assembler = ActivationAssembler(limits or Limits(), self._admit)
         self._buffer: ReceiveBuffer | None = None
 
-    async def take(self, header: FrameHeader, payload: memoryview) -> bytes | None:
+    async def take(self, header: FrameHeader, payload: Payload) -> Frame | None:
         """Take one frame; the acknowledgement of the transfer that it ends."""
         try:
             taken = await self.receive(header, payload)
@@ -76,7 +78,7 @@ class Intake:
             return acknowledgement(header.transfer, error.outcome, error.reason)
         return acknowledgement(header.transfer) if taken else None
 
-    async def receive(self, header: FrameHeader, payload: memoryview) -> bool:
+    async def receive(self, header: FrameHeader, payload: Payload) -> bool:
         """Take one frame; whether it ended its transfer. Raises `TransferError`."""
         try:
             if not self._assembler.begin(header):
@@ -85,9 +87,10 @@ class Intake:
             assert buffer is not None, "what has begun was admitted"
             decoded_bytes = self._assembler.bytes_to_decode if header.last else 0
             if buffer.blocks or decoded_bytes >= _DECODE_IN_THREAD_FROM_BYTES:
-                received = await in_thread(self._fill, header, payload, buffer)
+                received = await in_thread(self._fill, header, await payload.read(), buffer)
             else:
-                received = self._fill(header, payload, buffer)
+                await payload.read_into(self._assembler.targets(header, payload.size))
+                received = self._assembler.complete(header)
             if received is not None:
                 await self._receiver.take(received, buffer)
                 self._buffer = None

@@ -1,13 +1,29 @@
-"""What a bulk link needs of a stream; and the streams of gRPC as that."""
+"""What a bulk link needs of a stream; and the streams of gRPC as that (`local` has the other)."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from typing import Final, Protocol
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from typing import Final, NamedTuple, Protocol
 
 import grpc
 
-from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES
+from shoal_protocol.assembly import copy_into
+from shoal_protocol.frames import (
+    MAXIMUM_PAYLOAD_BYTES,
+    Frame,
+    frames_in,
+    join_frames,
+    split_frame,
+)
 from shoal_protocol.services import FrameStream
+from shoal_protocol.v1.tensors_pb2 import FrameHeader
 
 STREAM_ERRORS: Final = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What reading from or writing to a broken stream of gRPC raises."""
@@ -19,21 +35,47 @@ class TransportBroken(ConnectionError):
     """The stream has ended; the text says why."""
 
 
-class Transport(Protocol):
-    """A stream of messages in each direction. One task reads, one task writes.
+class Payload(Protocol):
+    """The payload of a frame that is being received. What is not read is skipped."""
 
-    `frame_bytes` is the most payload that one frame should carry here. Cancelling a task while it
-    reads or writes ends the stream.
+    @property
+    def size(self) -> int: ...
+
+    async def read(self) -> memoryview:
+        """The bytes; they stay as they are. Raises `TransportBroken`."""
+        ...
+
+    async def read_into(self, targets: Sequence[memoryview]) -> None:
+        """Put the bytes into memory that has room for just as many. Raises `TransportBroken`."""
+        ...
+
+
+class Received(NamedTuple):
+    """One frame. `size` are its header and its payload, as in `Frame`."""
+
+    header: FrameHeader
+    payload: Payload
+    size: int
+
+
+class Transport(Protocol):
+    """A stream of frames in each direction. One task reads, one task writes.
+
+    `frame_bytes` is the most payload that one frame should carry here. `local`: the stream stays on
+    this host, so that a write costs little, and encoding tensors gains nothing. Cancelling a task
+    while it reads or writes ends the stream.
     """
 
     frame_bytes: int
+    local: bool
 
-    def messages(self) -> AsyncIterator[bytes]:
-        """The messages of the other side, until it ends the stream. Raises `TransportBroken`."""
+    def received(self) -> AsyncIterator[Iterable[Received]]:
+        """The frames of the other side, as they come, until it ends the stream. Each is to be taken
+        before the next one is asked for. Raises `TransportBroken`, `MalformedFrame`."""
         ...
 
-    async def write(self, message: bytes) -> None:
-        """Returns when there is room for the next message. Raises `TransportBroken`."""
+    async def write(self, frames: Sequence[Frame]) -> None:
+        """Returns when there is room for the next frames. Raises `TransportBroken`."""
         ...
 
     async def close(self) -> None:
@@ -41,10 +83,30 @@ class Transport(Protocol):
         ...
 
 
+class Held:
+    """A payload that is here already."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    @property
+    def size(self) -> int:
+        return len(self._view)
+
+    async def read(self) -> memoryview:
+        return self._view
+
+    async def read_into(self, targets: Sequence[memoryview]) -> None:
+        copy_into(targets, self._view)
+
+
 class GrpcTransport:
     """Either end of a stream of gRPC, as a `Transport`."""
 
     frame_bytes = MAXIMUM_PAYLOAD_BYTES
+    local = False
 
     def __init__(
         self,
@@ -62,21 +124,28 @@ class GrpcTransport:
         """The client's end."""
         return cls(call, call.write, call.cancel)
 
-    async def messages(self) -> AsyncIterator[bytes]:
+    async def received(self) -> AsyncIterator[Iterable[Received]]:
         try:
             async for message in self._incoming:
-                yield message
+                yield read_message(message)
         except STREAM_ERRORS as error:
             raise TransportBroken(describe(error)) from error
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, frames: Sequence[Frame]) -> None:
         try:
-            await self._write(message)
+            await self._write(join_frames([bytes(frame) for frame in frames]))
         except STREAM_ERRORS as error:
             raise TransportBroken(describe(error)) from error
 
     async def close(self) -> None:
         self._cancel()
+
+
+def read_message(message: bytes) -> Iterator[Received]:
+    """The frames of one message of gRPC. Raises `MalformedFrame`."""
+    for frame in frames_in(message):
+        header, payload = split_frame(frame)
+        yield Received(header, Held(payload), header.ByteSize() + len(payload))
 
 
 def describe(error: BaseException) -> str:

@@ -68,13 +68,15 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., payload: _Optional[bytes] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("transfer", "offset", "activation", "file", "acknowledgement", "ping", "last")
+    __slots__ = ("transfer", "offset", "activation", "file", "acknowledgement", "ping", "opening", "closing", "last")
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     transfer: int
     offset: int
@@ -82,8 +84,10 @@ class FrameHeader(_message.Message):
     file: FileSlice
     acknowledgement: Acknowledgement
     ping: Ping
+    opening: Opening
+    closing: Closing
     last: bool
-    def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., activation: _Optional[_Union[Activation, _Mapping]] = ..., file: _Optional[_Union[FileSlice, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, transfer: _Optional[int] = ..., offset: _Optional[int] = ..., activation: _Optional[_Union[Activation, _Mapping]] = ..., file: _Optional[_Union[FileSlice, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class Activation(_message.Message):
     __slots__ = ("key", "device", "tensors", "ticket")
@@ -142,6 +146,18 @@ class FileSlice(_message.Message):
 class Ping(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Opening(_message.Message):
+    __slots__ = ("device",)
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    def __init__(self, device: _Optional[str] = ...) -> None: ...
+
+class Closing(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Acknowledgement(_message.Message):
     __slots__ = ("outcome", "message")

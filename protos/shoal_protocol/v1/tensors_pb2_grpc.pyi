@@ -7,6 +7,18 @@ Bulk bytes never pass through a protobuf parser. Each gRPC message of a bulk str
 written by hand as the bytes that protobuf would have produced for it: field 1 (the header), then
 field 2 (the payload), in that order. So an implementation in any language may use the generated
 Frame class, while a fast one reads the header, and takes the rest of the message as it stands.
+
+On one host the same frames travel over a Unix socket, the local link. Beside the socket PATH that
+serves gRPC, a process listens on the stream socket PATH.bulk. A frame is there
+
+  header_bytes    uint32, little-endian, at most 1 MiB
+  payload_bytes   uint32, little-endian, at most 1 MiB
+  header          header_bytes: a FrameHeader
+  payload         payload_bytes
+
+and frames follow one another without anything between them. Who connects sends an Opening first;
+after it either side sends what it would send over gRPC. The side that listens ends the stream with a
+Closing. The folder of the sockets has mode 0700: whoever can connect is allowed to.
 """
 
 from collections import abc as _abc

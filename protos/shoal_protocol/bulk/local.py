@@ -1,0 +1,391 @@
+"""The local link: bulk frames between processes of one host, over a stream socket.
+
+Beside the Unix socket that serves gRPC a process listens on another one, named after it. A frame
+is written as its pieces lie in memory, and its payload is received straight into the memory that
+it was granted: the only copies are the kernel's. `v1/tensors.proto` describes the bytes.
+
+Whoever connects is trusted with no more than on gRPC's streams. Sizes are checked before anything
+is allocated for them; a peer that says nothing at first, or too much, is cut off; what a link
+above does not read stays in the kernel, which makes the sender wait.
+
+Reading waits for the event loop to report the socket before every call: so a peer that floods its
+stream leaves the loop to the others.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from shoal_protocol.bulk.transport import Received, TransportBroken
+from shoal_protocol.frames import (
+    MAXIMUM_HEADER_BYTES,
+    MAXIMUM_PAYLOAD_BYTES,
+    Buffer,
+    Frame,
+    MalformedFrame,
+    closing,
+    opening,
+)
+from shoal_protocol.v1.tensors_pb2 import FrameHeader
+
+logger = logging.getLogger(__name__)
+
+OPENING_SECONDS: Final = 10.0
+"""How long a peer may take to say who it is."""
+_SUFFIX: Final = ".bulk"
+_PREFIX: Final = struct.Struct("<II")
+_BUFFER_BYTES: Final = 32 << 10
+_PIECES: Final = 64
+"""What one system call takes; the kernel's own bound is 1024."""
+_WAITING_CONNECTIONS: Final = 128
+_ACCEPT_PAUSE_SECONDS: Final = 0.1
+
+Serve = Callable[[str, "LocalTransport"], Awaitable[str]]
+"""Serves the stream of a device (as its `Opening` names it); why it ended."""
+
+
+def local_path(address: str) -> Path | None:
+    """The socket for bulk frames beside a gRPC target; None where that is no Unix socket."""
+    return Path(address.removeprefix("unix:") + _SUFFIX) if address.startswith("unix:/") else None
+
+
+def connect(address: str, device: str = "") -> "LocalTransport | None":
+    """A local link to whoever serves a gRPC target; None where nobody offers one."""
+    if (path := local_path(address)) is None:
+        return None
+    with ExitStack() as undo:
+        try:
+            connection = undo.enter_context(socket.socket(socket.AF_UNIX))
+            connection.setblocking(False)
+            connection.connect(str(path))
+            connection.send(_head(opening(device)))
+        except OSError:
+            return None
+        undo.pop_all()
+    return LocalTransport(connection)
+
+
+class LocalTransport:
+    """Either end of a local link, as a `Transport`."""
+
+    frame_bytes = MAXIMUM_PAYLOAD_BYTES
+    local = True
+
+    def __init__(self, connection: socket.socket, *, served: bool = False) -> None:
+        """Takes a connected socket that does not block; `served`: a listener's."""
+        self._socket = connection
+        self._served = served
+        self._within_frame = False
+        self._reading = _Calls(connection, write=False)
+        self._writing = _Calls(connection, write=True)
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._start = self._end = 0
+        self._unread = 0
+        """Bytes of the last payload that nobody has taken."""
+
+    async def opened_by(self) -> str:
+        """The device that the peer's `Opening` names. Raises `TransportBroken`,
+        `MalformedFrame`."""
+        while (first := self._next()) is None:
+            if not await self._fill():
+                raise TransportBroken("it ended before it had begun")
+        if first.header.WhichOneof("kind") != "opening":
+            raise MalformedFrame("the first frame of a local link is no opening")
+        return first.header.opening.device
+
+    async def received(self) -> AsyncIterator[Iterable[Received]]:
+        while True:
+            if self._start < self._end:
+                yield self._at_hand()
+            if not await self._fill():
+                return
+
+    async def write(self, frames: Sequence[Frame]) -> None:
+        if self._within_frame:
+            raise TransportBroken("an earlier write was given up")
+        pieces: list[Buffer] = []
+        for frame in frames:
+            pieces.append(_head(frame))
+            pieces += frame.payload
+        self._within_frame = True
+        remaining = _after(pieces, self._send(pieces))
+        while remaining:
+            remaining = _after(remaining, await self._writing.do(partial(self._send, remaining)))
+        self._within_frame = False
+
+    async def close(self) -> None:
+        """A listener's link ends when `Serve` returns, as a stream of gRPC does."""
+        if not self._served:
+            self.disconnect()
+
+    def disconnect(self, reason: str = "") -> None:
+        """End the stream. The peer learns the reason, if it can take that at once."""
+        if reason and not self._within_frame:
+            with suppress(OSError):
+                self._socket.send(_head(closing(reason)))
+        self._reading.close()
+        self._writing.close()
+        self._socket.close()
+
+    def _send(self, pieces: Sequence[Buffer]) -> int:
+        """How many of these bytes the kernel takes now."""
+        try:
+            return self._socket.sendmsg(pieces[:_PIECES])
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise _gone(error) from error
+
+    # ---- receiving -------------------------------------------------------------------------------
+
+    def _at_hand(self) -> Iterator[Received]:
+        """The frames of which at least the header is in the buffer."""
+        while (received := self._next()) is not None:
+            yield received
+
+    def _next(self) -> Received | None:
+        """The next frame, if its header is in the buffer. Raises `MalformedFrame`."""
+        self._skip()
+        begin = self._start + _PREFIX.size
+        if begin > self._end:
+            return None
+        header_bytes, payload_bytes = _PREFIX.unpack_from(self._buffer, self._start)
+        if header_bytes > MAXIMUM_HEADER_BYTES or payload_bytes > MAXIMUM_PAYLOAD_BYTES:
+            raise MalformedFrame(f"a header of {header_bytes} bytes, {payload_bytes} of payload")
+        if (end := begin + header_bytes) > self._end:
+            self._need(_PREFIX.size + header_bytes)
+            return None
+        try:
+            header = FrameHeader.FromString(bytes(self._buffer[begin:end]))
+        except DecodeError as error:
+            raise MalformedFrame(f"the frame's header cannot be parsed: {error}") from error
+        self._start, self._unread = end, payload_bytes
+        return Received(header, _Arriving(self, payload_bytes), header_bytes + payload_bytes)
+
+    def _skip(self) -> None:
+        """Pass over what is in the buffer of a payload that was not taken."""
+        skipped = min(self._unread, self._end - self._start)
+        self._start += skipped
+        self._unread -= skipped
+
+    def _need(self, size: int) -> None:
+        """Have a buffer for so many bytes; one that is larger than most is not kept."""
+        wanted = max(size, _BUFFER_BYTES)
+        held = self._end - self._start
+        if wanted != len(self._buffer) and held <= wanted:
+            buffer = memoryview(bytearray(wanted))
+            buffer[:held] = self._buffer[self._start : self._end]
+            self._buffer, self._start, self._end = buffer, 0, held
+
+    async def _fill(self) -> bool:
+        """Wait for more bytes; False: the stream has ended where a frame has."""
+        self._skip()
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start:
+            held = self._end - self._start
+            self._buffer[:held] = bytes(self._buffer[self._start : self._end])
+            self._start, self._end = 0, held
+        count = await self._receive([self._buffer[self._end :]])
+        self._end += count
+        if not count and (self._end or self._unread):
+            raise TransportBroken("the stream ended within a frame")
+        return count > 0
+
+    async def take(self, targets: Sequence[memoryview]) -> None:
+        """Put as much of the payload as they take into the targets."""
+        remaining = [target for target in targets if target]
+        while remaining:
+            if self._start < self._end:
+                target = remaining[0]
+                count = min(len(target), self._end - self._start)
+                target[:count] = self._buffer[self._start : self._start + count]
+                self._start += count
+                remaining = _after(remaining, count)
+            elif count := await self._receive(remaining[:_PIECES]):
+                remaining = _after(remaining, count)
+            else:
+                raise TransportBroken("the stream ended within a frame")
+            self._unread -= count
+
+    async def _receive(self, targets: list[memoryview]) -> int:
+        """Bytes that have come into the targets; 0: no more will."""
+        return await self._reading.do(lambda: self._socket.recvmsg_into(targets)[0])
+
+
+class _Arriving:
+    """The payload of the frame that was received last."""
+
+    __slots__ = ("_transport", "size")
+
+    def __init__(self, transport: LocalTransport, size: int) -> None:
+        self._transport = transport
+        self.size = size
+
+    async def read(self) -> memoryview:
+        view = memoryview(bytearray(self.size))
+        await self._transport.take([view])
+        return view
+
+    async def read_into(self, targets: Sequence[memoryview]) -> None:
+        await self._transport.take(targets)
+
+
+class _Calls:
+    """Makes system calls of one kind on a socket, each when the socket is ready for it.
+
+    The call is made where the event loop reports that, and not where the waiting task runs later:
+    otherwise the loop would report it once more in between. It stays registered while one call
+    follows another.
+    """
+
+    def __init__(self, connection: socket.socket, *, write: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._number = connection.fileno()
+        self._add = self._loop.add_writer if write else self._loop.add_reader
+        self._remove = self._loop.remove_writer if write else self._loop.remove_reader
+        self._call: Callable[[], int] | None = None
+        self._made: asyncio.Future[int] | None = None
+        self._registered = self._closed = False
+
+    async def do(self, call: Callable[[], int]) -> int:
+        """Make a call that does not block; what it returns. Raises `TransportBroken`."""
+        if self._closed:
+            raise TransportBroken("closed")
+        made: asyncio.Future[int] = self._loop.create_future()
+        self._made = made
+        self._call = call
+        if not self._registered:
+            self._registered = True
+            self._add(self._number, self._ready)
+        try:
+            return await made
+        finally:
+            self._call = None  # it has memory that is not the link's
+
+    def close(self) -> None:
+        self._closed = True
+        self._unregister()
+        if self._made is not None and not self._made.done():
+            self._made.set_exception(TransportBroken("closed"))
+            self._made.exception()  # its task may be cancelled already
+
+    def _ready(self) -> None:
+        made, call = self._made, self._call
+        if made is None or call is None or made.done():
+            self._unregister()  # nobody waits now
+            return
+        try:
+            made.set_result(call())
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            made.set_exception(_gone(error))
+
+    def _unregister(self) -> None:
+        if self._registered:
+            self._registered = False
+            self._remove(self._number)
+
+
+class LocalListener:
+    """Serves the local link of one process."""
+
+    def __init__(self, path: Path, serve: Serve, *, connections: int) -> None:
+        """`connections` at one time; more are closed at once. Raises `OSError`."""
+        self._path = path
+        self._serve = serve
+        self._connections = connections
+        self._serving: set[asyncio.Task[None]] = set()
+        path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.setblocking(False)
+            self._socket.bind(str(path))
+            os.chmod(path, 0o600)
+            self._socket.listen(_WAITING_CONNECTIONS)
+        except OSError:
+            self._socket.close()
+            raise
+        self._accepting = asyncio.create_task(self._accept(), name="local link")
+
+    async def stop(self) -> None:
+        """Accept no more, and end the links."""
+        tasks = [self._accepting, *self._serving]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._socket)
+            except OSError as error:  # no descriptors are left, for one
+                logger.warning("%s: cannot accept: %s", self._path, error)
+                await asyncio.sleep(_ACCEPT_PAUSE_SECONDS)
+                continue
+            if len(self._serving) >= self._connections:
+                connection.close()
+                continue
+            serving = asyncio.create_task(self._serve_one(connection))
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
+
+    async def _serve_one(self, connection: socket.socket) -> None:
+        transport, reason = LocalTransport(connection, served=True), "the server stops"
+        try:
+            async with asyncio.timeout(OPENING_SECONDS):
+                device = await transport.opened_by()
+            reason = await self._serve(device, transport)
+        except (MalformedFrame, TransportBroken) as error:
+            reason = str(error)
+        except TimeoutError:
+            reason = f"no opening came within {OPENING_SECONDS:g} s"
+        except Exception:
+            reason = "internal error"
+            logger.exception("%s: a stream failed", self._path)
+        finally:
+            transport.disconnect(reason)
+
+
+def listen(address: str, serve: Serve, *, connections: int) -> LocalListener | None:
+    """Offer the local link beside a gRPC target that this process serves; None where there can be
+    none. Peers use gRPC then."""
+    if (path := local_path(address)) is None:
+        return None
+    try:
+        return LocalListener(path, serve, connections=connections)
+    except OSError as error:
+        logger.warning("%s: no local link: %s", path, error)
+        return None
+
+
+def _gone(error: OSError) -> TransportBroken:
+    if isinstance(error, TransportBroken):
+        return error
+    return TransportBroken(f"the other side has gone: {error.strerror}")
+
+
+def _head(frame: Frame) -> bytes:
+    return _PREFIX.pack(len(frame.header), frame.payload_bytes) + frame.header
+
+
+def _after(pieces: Sequence[Buffer], count: int) -> list[memoryview]:
+    """What is left of pieces of memory after so many bytes."""
+    for index, piece in enumerate(pieces):
+        if count < len(piece):
+            return [memoryview(piece)[count:], *(memoryview(each) for each in pieces[index + 1 :])]
+        count -= len(piece)
+    return []

@@ -1,0 +1,506 @@
+"""The local link: real sockets, both ends, and peers that mean no good."""
+
+import asyncio
+import gc
+import socket
+import stat
+import struct
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from shoal_protocol.assembly import Limits, ReceivedActivation
+from shoal_protocol.bulk import link as bulk_link
+from shoal_protocol.bulk import local
+from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Traffic, Undelivered
+from shoal_protocol.bulk.local import LocalTransport, connect, listen
+from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer
+from shoal_protocol.bulk.transport import TransportBroken
+from shoal_protocol.frames import Frame, MalformedFrame, TransferError, opening
+from shoal_protocol.tensors import ActivationKey, Array, encode_activation
+from shoal_protocol.v1 import tensors_pb2 as pb
+
+LIMITS = Limits(decoded_bytes=16 << 20)
+SIZES = (0, 1, 100, 4096, 40_000, 1 << 20, 3 << 20)
+
+
+class Memory:
+    """Memory, and what became of it."""
+
+    def __init__(self, *, blocks: bool = False) -> None:
+        self.blocks = blocks
+        self.array = np.empty(0, np.uint8)
+        self.abandoned = False
+
+    def allocate(self, size: int) -> NDArray[np.uint8]:
+        self.array = np.empty(size, np.uint8)
+        return self.array
+
+    def settle(self) -> None:
+        """Memory is memory."""
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+class Taker:
+    """Takes all, but items in `refused`; `blocks`: as if its buffers were on disk."""
+
+    def __init__(self, *refused: int, blocks: bool = False) -> None:
+        self.taken: list[ReceivedActivation] = []
+        self.buffers: list[Memory] = []
+        self._refused = refused
+        self._blocks = blocks
+
+    def admit(self, activation: pb.Activation, decoded_bytes: int) -> ReceiveBuffer:
+        if activation.key.item in self._refused:
+            raise TransferError("not this one", outcome=pb.Acknowledgement.REFUSED)
+        self.buffers.append(Memory(blocks=self._blocks))
+        return self.buffers[-1]
+
+    async def take(self, received: ReceivedActivation, buffer: ReceiveBuffer) -> None:
+        self.taken.append(received)
+
+    def refused(self, error: TransferError) -> None:
+        """The acknowledgement says it."""
+
+
+def pair() -> tuple[LocalTransport, LocalTransport]:
+    """Both ends of a link."""
+    near, far = raw_pair()
+    return LocalTransport(near), LocalTransport(far)
+
+
+def raw_pair() -> tuple[socket.socket, socket.socket]:
+    ends = socket.socketpair(socket.AF_UNIX)
+    for end in ends:
+        end.setblocking(False)
+    return ends
+
+
+def on_the_wire(frame: Frame) -> bytes:
+    """A frame as `v1/tensors.proto` describes it."""
+    lengths = struct.pack("<II", len(frame.header), frame.payload_bytes)
+    return lengths + frame.header + b"".join(frame.payload)
+
+
+def outbound(item: int = 0, size: int = 100) -> OutboundActivation:
+    key = ActivationKey(job="j", epoch=1, item=item, producer=0, consumer=1)
+    return OutboundActivation(
+        key=key, device="b", tensors={"x": np.full(size, item % 251, np.uint8)}
+    )
+
+
+def frames_of(sent: OutboundActivation, transfer: int) -> list[Frame]:
+    return list(encode_activation(sent.key, "b", sent.tensors, transfer=transfer).frames())
+
+
+@asynccontextmanager
+async def serving(*links: BulkLink) -> AsyncIterator[list["asyncio.Task[str]"]]:
+    tasks = [asyncio.create_task(link.run()) for link in links]
+    try:
+        yield tasks
+    finally:
+        for link in links:
+            link.end("the test is over")
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def served(
+    folder: Path, taker: Taker, *, connections: int = 10, ended: list[str] | None = None
+) -> AsyncIterator[str]:
+    """A listener whose links go to a taker; the address beside which it listens."""
+
+    async def serve(device: str, transport: LocalTransport) -> str:
+        reason = await BulkLink(transport, Intake(taker, LIMITS)).run()
+        if ended is not None:
+            ended.append(f"{device}: {reason}")
+        return f"goodbye, {device}"
+
+    listener = listen(f"unix:{folder}/s", serve, connections=connections)
+    assert listener is not None
+    try:
+        yield f"unix:{folder}/s"
+    finally:
+        await listener.stop()
+
+
+async def exchange_with(address: str, *data: bytes) -> bytes:
+    """Send bytes to a listener, as a stranger would; what comes back until it hangs up."""
+    reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:") + ".bulk")
+    for each in data:
+        writer.write(each)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+async def test_what_is_sent_arrives_and_both_sides_count_the_same_bytes(*, blocks: bool) -> None:
+    near, far = pair()
+    taker, sent, received = Taker(blocks=blocks), Traffic(), Traffic()
+    sender = BulkLink(near, traffic=sent)
+    receiver = BulkLink(far, Intake(taker), traffic=received)
+    async with serving(sender, receiver):
+        for item, size in enumerate(SIZES):
+            assert await asyncio.wait_for(sender.send(outbound(item, size)), 10) == size
+        assert await asyncio.wait_for(sender.ping(), 10) >= 0
+    for item, (each, size) in enumerate(zip(taker.taken, SIZES, strict=True)):
+        np.testing.assert_array_equal(each.tensors["x"], np.full(size, item, np.uint8))
+    assert not any(buffer.abandoned for buffer in taker.buffers)
+    assert sent.sent_bytes == received.received_bytes > sum(SIZES)
+    assert sent.received_bytes == received.sent_bytes > 0
+
+
+async def test_both_sides_send_at_once_without_blocking_each_other() -> None:
+    near, far = pair()
+    takers = Taker(), Taker()
+    ends = [BulkLink(end, Intake(taker)) for end, taker in zip((near, far), takers, strict=True)]
+    items = [outbound(item, SIZES[item % len(SIZES)]) for item in range(100)]
+    async with serving(*ends):
+        await asyncio.wait_for(
+            asyncio.gather(*(end.send(each) for end in ends for each in items)), 60
+        )
+    for taker in takers:
+        assert sorted(each.key.item for each in taker.taken) == list(range(100))
+        for each in taker.taken:
+            assert (each.tensors["x"] == each.key.item).all()
+
+
+async def test_the_runtime_s_input_is_the_memory_that_was_granted() -> None:
+    near, far = pair()
+    taker = Taker()
+    sender, receiver = BulkLink(near), BulkLink(far, Intake(taker))
+    tensors: dict[str, Array] = {"x": np.arange(300_000, dtype=np.float32), "y": np.arange(5)}
+    async with serving(sender, receiver):
+        await asyncio.wait_for(sender.send(replace(outbound(), tensors=tensors)), 10)
+    for name, expected in tensors.items():
+        received = taker.taken[0].tensors[name]
+        np.testing.assert_array_equal(received, expected)
+        assert np.shares_memory(received, taker.buffers[0].array)
+        assert received.ctypes.data % 64 == 0
+
+
+async def test_what_is_refused_is_passed_over_and_the_next_is_taken() -> None:
+    near, far = pair()
+    taker = Taker(0, 2)
+    sender, receiver = BulkLink(near), BulkLink(far, Intake(taker))
+    async with serving(sender, receiver):
+        answers = await asyncio.wait_for(
+            asyncio.gather(
+                *(sender.send(outbound(item, 2_500_000)) for item in range(4)),
+                return_exceptions=True,
+            ),
+            10,
+        )
+    assert [isinstance(answer, Undelivered) for answer in answers] == [True, False, True, False]
+    assert [each.key.item for each in taker.taken] == [1, 3]
+    assert all((each.tensors["x"] == each.key.item).all() for each in taker.taken)
+
+
+async def test_a_header_that_is_larger_than_the_buffer_arrives() -> None:
+    near, far = pair()
+    taker = Taker()
+    sender, receiver = BulkLink(near), BulkLink(far, Intake(taker))
+    tensors = {f"{number:0200}": np.full(3, number, np.float32) for number in range(1000)}
+    async with serving(sender, receiver):
+        await asyncio.wait_for(sender.send(replace(outbound(), tensors=tensors)), 10)
+        await asyncio.wait_for(sender.send(outbound(1)), 10)
+    assert taker.taken[0].tensors.keys() == tensors.keys()
+    assert all((taker.taken[0].tensors[name] == tensors[name]).all() for name in tensors)
+    assert taker.taken[1].key.item == 1
+
+
+PIECES = st.lists(st.integers(min_value=1, max_value=5000), max_size=30)
+SENT = st.lists(st.integers(min_value=0, max_value=70_000), min_size=1, max_size=6)
+
+
+@given(sizes=SENT, pieces=PIECES)
+def test_frames_are_the_same_however_the_bytes_are_cut(sizes: list[int], pieces: list[int]) -> None:
+    sent = [outbound(item, size) for item, size in enumerate(sizes)]
+    data = b"".join(
+        on_the_wire(frame)
+        for transfer, each in enumerate(sent, 1)
+        for frame in frames_of(each, transfer)
+    )
+
+    async def receive() -> None:
+        near, far = raw_pair()
+        taker = Taker()
+        link = BulkLink(LocalTransport(far), Intake(taker))
+        running, loop, position = asyncio.create_task(link.run()), asyncio.get_running_loop(), 0
+        for piece in pieces:
+            await loop.sock_sendall(near, data[position : position + piece])
+            position += piece
+            await asyncio.sleep(0)
+        await loop.sock_sendall(near, data[position:])
+        near.shutdown(socket.SHUT_WR)
+        assert await asyncio.wait_for(running, 10) == "the other side has closed the stream"
+        near.close()
+        assert [each.tensors["x"].nbytes for each in taker.taken] == sizes
+        assert all((each.tensors["x"] == each.key.item).all() for each in taker.taken)
+
+    asyncio.run(receive())
+
+
+async def test_a_stream_that_ends_within_a_frame_is_broken_and_its_buffer_given_back() -> None:
+    (frame,) = frames_of(outbound(size=100_000), 1)
+    whole = on_the_wire(frame)
+    for end in (1, 7, 20, len(whole) - 50_000, len(whole) - 1):
+        near, far = raw_pair()
+        taker = Taker()
+        intake = Intake(taker)
+        link = BulkLink(LocalTransport(far), intake)
+        near.send(whole[:end])
+        near.close()
+        assert await asyncio.wait_for(link.run(), 10) == "the stream ended within a frame"
+        intake.close()
+        assert not taker.taken
+        assert all(buffer.abandoned for buffer in taker.buffers)
+
+
+# ---- listeners -----------------------------------------------------------------------------------
+
+
+async def test_whoever_connects_is_known_by_its_opening_and_learns_why_the_end_came(
+    tmp_path: Path,
+) -> None:
+    taker, ended = Taker(), list[str]()
+    async with served(tmp_path, taker, ended=ended) as address:
+        transport = connect(address, "pi-4")
+        assert transport is not None
+        link = BulkLink(transport)
+        async with serving(link) as (running,):
+            await asyncio.wait_for(link.send(outbound()), 10)
+            # A transfer where only acknowledgements belong ends the other side.
+            await transport.write([Frame(pb.FrameHeader(transfer=9, offset=4).SerializeToString())])
+            await transport.write([Frame(b"\xff\xff")])
+            reason = await asyncio.wait_for(running, 10)
+    assert "header cannot be parsed" in reason
+    assert not ended, "a malformed frame is an error"
+    assert len(taker.taken) == 1
+
+
+async def test_a_link_that_ends_in_order_says_goodbye(tmp_path: Path) -> None:
+    async def serve(device: str, transport: LocalTransport) -> str:
+        return f"{device} has no session"
+
+    listener = listen(f"unix:{tmp_path}/s", serve, connections=1)
+    transport = connect(f"unix:{tmp_path}/s", "pi-4")
+    assert listener is not None
+    assert transport is not None
+    assert await asyncio.wait_for(BulkLink(transport).run(), 10) == "pi-4 has no session"
+    await listener.stop()
+    assert connect(f"unix:{tmp_path}/s") is None, "its socket is gone"
+
+
+async def test_the_socket_is_its_owner_s_alone(tmp_path: Path) -> None:
+    async with served(tmp_path, Taker()):
+        assert stat.S_IMODE((tmp_path / "s.bulk").stat().st_mode) == 0o600
+
+
+async def test_where_nobody_listens_there_is_no_local_link(tmp_path: Path) -> None:
+    async def serve(device: str, transport: LocalTransport) -> str:
+        raise AssertionError
+
+    assert connect(f"unix:{tmp_path}/nobody") is None
+    assert connect("127.0.0.1:1") is None
+    assert connect("unix:/" + "a" * 104) is None
+    assert listen("127.0.0.1:1", serve, connections=1) is None
+    assert listen("unix:/" + "a" * 104, serve, connections=1) is None
+
+
+async def test_a_socket_of_a_process_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "s.bulk"))
+    taker = Taker()
+    async with served(tmp_path, taker) as address:
+        transport = connect(address, "a")
+        assert transport is not None
+        link = BulkLink(transport)
+        async with serving(link):
+            await asyncio.wait_for(link.send(outbound()), 10)
+    assert len(taker.taken) == 1
+
+
+def header(**fields: object) -> Frame:
+    return Frame(pb.FrameHeader(**fields).SerializeToString())  # type: ignore[arg-type] # any field
+
+
+RUBBISH = {
+    "no opening": (on_the_wire(header(transfer=1, last=True)), b"is no opening"),
+    "a header of 4 GiB": (struct.pack("<II", 0xFFFFFFFF, 0), b"a header of 4294967295 bytes"),
+    "a payload of 4 GiB": (
+        on_the_wire(opening("a")) + struct.pack("<II", 1, 0xFFFFFFFF),
+        b"4294967295 of payload",
+    ),
+    "a payload that nobody announced": (
+        on_the_wire(opening("a")) + on_the_wire(Frame(b"\x08\x01", (b"abc",), 3)),
+        b"",
+    ),
+    "an opening twice": (2 * on_the_wire(opening("a")), b""),
+    "bytes": (b"GET / HTTP/1.1\r\n\r\n", b"bytes, "),
+}
+
+
+@pytest.mark.parametrize("name", RUBBISH)
+async def test_rubbish_ends_its_own_stream_and_no_other(tmp_path: Path, name: str) -> None:
+    data, reason = RUBBISH[name]
+    taker = Taker()
+    async with served(tmp_path, taker) as address:
+        transport = connect(address, "honest")
+        assert transport is not None
+        link = BulkLink(transport)
+        async with serving(link):
+            if reason:
+                assert reason in await exchange_with(address, data)
+            else:  # refused, as over gRPC: the stream continues
+                path = address.removeprefix("unix:") + ".bulk"
+                reader, writer = await asyncio.open_unix_connection(path)
+                writer.write(data)
+                assert await asyncio.wait_for(reader.read(1), 10)
+                writer.close()
+            await asyncio.wait_for(link.send(outbound()), 10)
+    assert len(taker.taken) == 1
+
+
+async def test_lies_about_sizes_are_refused_before_anything_is_allocated(tmp_path: Path) -> None:
+    taker = Taker()
+    lie = encode_activation(outbound().key, "b", outbound().tensors, transfer=1)
+    lie.header.activation.tensors[0].decoded_bytes = 1 << 40
+    lie.header.activation.tensors[0].encoded_bytes = 1 << 40
+    async with served(tmp_path, taker) as address:
+        path = address.removeprefix("unix:") + ".bulk"
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(on_the_wire(opening("a")) + b"".join(map(on_the_wire, lie.frames())))
+        lengths = await asyncio.wait_for(reader.readexactly(8), 10)
+        answer = pb.FrameHeader.FromString(
+            await reader.readexactly(struct.unpack("<II", lengths)[0])
+        )
+        writer.close()
+    assert answer.acknowledgement.outcome == pb.Acknowledgement.REFUSED
+    assert not taker.buffers
+
+
+async def test_a_peer_that_does_not_say_who_it_is_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "OPENING_SECONDS", 0.1)
+    async with served(tmp_path, Taker()) as address:
+        for data in (b"", on_the_wire(opening("a"))[:-1]):
+            assert b"no opening came within" in await exchange_with(address, data)
+
+
+async def test_more_connections_than_allowed_are_closed_at_once(tmp_path: Path) -> None:
+    taker = Taker()
+    async with served(tmp_path, taker, connections=2) as address:
+        links = [BulkLink(transport) for _ in range(2) if (transport := connect(address, "a"))]
+        async with serving(*links):
+            for link in links:
+                await asyncio.wait_for(link.send(outbound()), 10)
+            assert await exchange_with(address) == b""
+            await asyncio.wait_for(links[0].send(outbound()), 10)
+    assert len(taker.taken) == 3
+
+
+async def test_a_peer_that_never_reads_is_given_up_and_holds_a_bounded_amount(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk_link, "STEP_SECONDS", 0.2)
+    near, far = raw_pair()
+    link = BulkLink(LocalTransport(near))
+    async with serving(link) as (running,):
+        with pytest.raises(Undelivered):
+            await asyncio.wait_for(link.send(outbound(size=8 << 20)), 10)
+        assert "does not read" in await asyncio.wait_for(running, 10)
+    far.close()
+
+
+async def test_a_peer_that_floods_leaves_the_event_loop_to_others() -> None:
+    near, far = raw_pair()
+    link = BulkLink(LocalTransport(far))
+    flood = on_the_wire(header(transfer=1, acknowledgement=pb.Acknowledgement())) * 2000
+    running = asyncio.create_task(link.run())
+    turns, loop = 0, asyncio.get_running_loop()
+    sending = asyncio.create_task(loop.sock_sendall(near, flood * 200))
+    while not sending.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns > 50
+    link.end("the test is over")
+    await running
+    near.close()
+
+
+async def test_a_goodbye_never_completes_a_frame_that_was_given_up() -> None:
+    """Its bytes would be taken for the end of the payload."""
+    near, far = raw_pair()
+    transport = LocalTransport(near, served=True)
+    (frame,) = frames_of(outbound(size=1 << 20), 1)
+    writing = asyncio.create_task(transport.write([frame]))
+    await asyncio.sleep(0.01)
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    with pytest.raises(TransportBroken, match="given up"):
+        await transport.write([frame])
+    received = bytearray()
+    reading = asyncio.create_task(_read_all(far, received))
+    await asyncio.sleep(0.01)
+    transport.disconnect("goodbye")
+    await asyncio.wait_for(reading, 10)
+    assert on_the_wire(frame).startswith(bytes(received))
+
+
+async def _read_all(end: socket.socket, into: bytearray) -> None:
+    loop = asyncio.get_running_loop()
+    while data := await loop.sock_recv(end, 1 << 16):
+        into += data
+    end.close()
+
+
+async def test_a_peer_that_has_gone_breaks_a_write_that_waits() -> None:
+    near, far = raw_pair()
+    transport = LocalTransport(near)
+    (frame,) = frames_of(outbound(size=1 << 20), 1)
+    writing = asyncio.create_task(transport.write([frame]))
+    await asyncio.sleep(0.01)
+    far.close()
+    with pytest.raises(TransportBroken, match="has gone: Broken pipe"):
+        await asyncio.wait_for(writing, 10)
+    await transport.close()
+
+
+async def test_what_was_sent_and_received_is_not_held_by_the_link() -> None:
+    near, far = pair()
+    taker = Taker()
+    sender, receiver = BulkLink(near), BulkLink(far, Intake(taker))
+    array = np.zeros(3 << 20, np.uint8)
+    sent = weakref.ref(array)
+    async with serving(sender, receiver):
+        await asyncio.wait_for(sender.send(replace(outbound(), tensors={"x": array})), 10)
+        del array
+        received = weakref.ref(taker.buffers[0].array)
+        taker.buffers.clear()
+        taker.taken.clear()
+        await asyncio.wait_for(sender.ping(), 10)
+        gc.collect()
+        assert sent() is None
+        assert received() is None
+
+
+async def test_a_malformed_frame_is_an_error_of_the_link() -> None:
+    near, far = raw_pair()
+    link = BulkLink(LocalTransport(far))
+    near.send(struct.pack("<II", 2, 0) + b"\xff\xff")
+    with pytest.raises(MalformedFrame, match="cannot be parsed"):
+        await asyncio.wait_for(link.run(), 10)
+    near.close()

@@ -49,9 +49,9 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run. `outcome`: `ran`, `refused` or `failed`, and `message` why. `need_bytes` is what the
-    planner says its fragments need together, `peak` the largest share of its budget that a device
-    took, `difference` the largest from the whole model."""
+    """One run. `outcome`: `ran`, `in part`, `refused` or `failed`, and `message` why. `need_bytes`
+    is what the planner says its fragments need together, `peak` the largest share of its budget
+    that a device took, `difference` the largest from the whole model."""
 
     model: str
     devices: int
@@ -67,7 +67,7 @@ class Row:
     def __str__(self) -> str:
         figures = f"{self.model:24} {self.devices} x {self.budget_bytes / MIB:7.1f} MiB"
         if self.outcome != "ran":
-            return f"{figures}  {self.outcome}: {self.message}"
+            return f"{figures}  {self.outcome}: peak {100 * self.peak:5.1f} %  {self.message}"
         return (
             f"{figures}  {self.fragments:3} fragments  peak {100 * self.peak:5.1f} %"
             f"  difference {self.difference:.0e}  {self.seconds:5.1f} s"
@@ -131,8 +131,8 @@ class Bench:
     ) -> Row:
         report = _read(place / "report.json")
         job: dict[str, Any] = next(iter(report.get("jobs", ())), {})
-        complete = job.get("state") == "Complete"
-        outcome = "ran" if complete else "refused" if ended.returncode == 2 else "failed"
+        outcome = _outcome(report, job, ended.returncode)
+        complete = outcome == "ran"
         message = "" if complete else job.get("message") or ended.stderr.strip()
         taken = [
             device["peak_bytes_above_floor"] / device["budget_bytes"]
@@ -158,6 +158,17 @@ class Bench:
             return 0.0
         pairs = zip(given, self.expected, strict=True)
         return max(largest_difference(mine, theirs) for mine, theirs in pairs)
+
+
+def _outcome(report: Mapping[str, Any], job: Mapping[str, Any], status: int) -> str:
+    """What became of a run; `in part`: items that the plan could not cover failed, each alone."""
+    if job.get("state") == "Complete":
+        return "ran"
+    is_announced = any("larger than the plan covers" in note for note in report.get("notes", ()))
+    reasons = [each["reason"] for each in job.get("failures", ())]
+    if is_announced and reasons and all(each.startswith("Budget: ") for each in reasons):
+        return "in part"
+    return "refused" if status == 2 else "failed"
 
 
 def descend(bench: Bench, devices: int, close: float = CLOSE) -> Iterator[Row]:

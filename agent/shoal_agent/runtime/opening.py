@@ -172,6 +172,7 @@ class Opening:
             trial = Trial(
                 granted=key.granted,
                 taken=taken,
+                fixed=Bytes(tried.fixed_bytes),
                 input_bytes=Bytes(tried.input_bytes),
                 stopped=tried.stopped,
                 prepared=tried.prepared,

@@ -26,7 +26,7 @@ import re
 import resource
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -213,12 +213,13 @@ def drop_library_pages() -> None:
     drop(_library_mappings())
 
 
-def drop_mapped_file(path: Path) -> None:
-    """Let go of the pages of one mapped file; they come back when they are read.
+def clean_pages(paths: Iterable[Path]) -> list[PageRange]:
+    """Where files are mapped whose pages can be dropped: they come back when they are read.
 
-    Not of a mapping that was written to: what was written would be lost.
+    Not a mapping that was written to: what was written would be lost.
     """
-    drop([each.pages for each in _clean_mappings() if each.path == str(path)])
+    wanted = set(map(str, paths))
+    return [each.pages for each in _clean_mappings() if each.path in wanted]
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,8 +261,8 @@ class _Calls:
         """Make a call that does not block; what it returns. Raises `TransportBroken`."""
         if self._closed:
             raise TransportBroken("closed")
-        made = self._made = self._loop.create_future()
-        self._call = call
+        made: asyncio.Future[int] = self._loop.create_future()
+        self._made, self._call = made, call
         if not self._registered:
             self._registered = True
             self._add(self._number, self._ready)

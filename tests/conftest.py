@@ -23,6 +23,7 @@ __all__ = ["api_access", "control_plane"]
 ON_THE_SHARED_PLANE = {
     "tests/api/test_kinds_on_cluster.py",
     "tests/examples/test_examples_on_a_cluster.py",
+    "tests/operator/controller/test_beginnings.py",
     "tests/operator/controller/test_leading.py",
     "tests/operator/controller/test_login.py",
     "tests/operator/controller/test_on_a_control_plane.py",

@@ -52,7 +52,7 @@ IMAGES = ("operator", "coordinator", "worker", "agent")
 
 
 def shoal_image(target: str) -> Image:
-    """One of the `IMAGES` of this checkout; from the cache it takes seconds."""
+    """One of the `IMAGES` of this checkout, built unless it is in the cache."""
     name = f"docker.io/shoal/{target}:{VERSION}"
     return build_image(name, dockerfile=ROOT / "Dockerfile", context=ROOT, target=target)
 

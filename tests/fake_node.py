@@ -25,6 +25,9 @@ from shoal_operator.pki.authority import Authority, Use
 
 LAST_WORDS = 4096
 BEAT_SECONDS = 5.0
+GRACE_SECONDS = 120
+"""How long a control plane is to wait for a beat: they come late from a process that has much else
+to do, on a machine that is busy."""
 LOOK_SECONDS = 0.2
 
 

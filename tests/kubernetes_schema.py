@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-import cel
 from jsonschema import Draft202012Validator, ValidationError, validators
 
 UNITS: dict[str, int | Decimal] = {
@@ -38,6 +37,8 @@ def compare(one: str, other: str) -> int:
 
 
 def cel_holds(rule: str, value: object, **more: object) -> bool:
+    import cel  # noqa: PLC0415 # its command line is imported with it, half a second
+
     context = cel.Context()
     for name, each in {"self": value, **more}.items():
         context.add_variable(name, each)

@@ -78,7 +78,7 @@ def wait_until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> No
         if time.monotonic() > until:
             raise TimeoutError(f"not within {seconds:.0f} s: {what}")
         time.sleep(pause)
-        pause = min(pause * 1.2, 0.25)
+        pause = min(pause * 1.2, 0.5)
 
 
 @dataclass

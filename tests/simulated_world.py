@@ -28,6 +28,7 @@ MODEL = "ppocr_cls"
 ITEMS = 24
 DEVICES = ("one", "two", "three")
 NAMESPACE = "jobs"
+MEMORY = "48Mi"
 API = "shoal.dev/v1alpha1"
 
 
@@ -38,6 +39,7 @@ class World:
     plane: ControlPlane
     pool: Pool
     claims: Path
+    memory: str = MEMORY
 
     def get(self, kind: str, name: str) -> Any:
         return self.plane.access.get(kind, name, f"--namespace={NAMESPACE}")
@@ -69,7 +71,10 @@ class World:
             {"input": name, "shape": list(shape)} for name, shape in MODELS[MODEL].shapes().items()
         ]
         self.apply("Model", "m", source={"uri": "pvc://models/m.onnx"}, shapes=shapes)
-        labels, budget = {"shoal.dev/pool": "shelf"}, {"memory": "48Mi"}
+        self.apply_devices()
+
+    def apply_devices(self) -> None:
+        labels, budget = {"shoal.dev/pool": "shelf"}, {"memory": self.memory}
         self.apply("DevicePool", "shelf", nodeSelector=labels, budget=budget)
 
     def patch(self, kind: str, name: str, **spec: object) -> None:
@@ -87,8 +92,10 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def making_world(plane: ControlPlane, folder: Path) -> AsyncIterator[World]:
-    """Model, inputs, claims, nodes and the pool; no operator."""
+async def making_world(
+    plane: ControlPlane, folder: Path, memory: str = MEMORY
+) -> AsyncIterator[World]:
+    """Model, inputs, claims, nodes and the pool, of devices with so much memory; no operator."""
     claims = folder / "claims"
     (claims / "models").mkdir(parents=True)
     shutil.copy(find(MODEL), claims / "models" / "m.onnx")
@@ -98,7 +105,7 @@ async def making_world(plane: ControlPlane, folder: Path) -> AsyncIterator[World
     make_claims(plane)
     telemetry = Telemetry(asyncio.get_running_loop().time)
     api = Api(await log_in(plane.kubeconfig), telemetry, namespace=NAMESPACE)
-    devices = [{"name": name, "memory": "48Mi"} for name in DEVICES]
+    devices = [{"name": name, "memory": memory} for name in DEVICES]
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(api.close)
         running = running_pool(folder / "pool", devices, cgroups=False)
@@ -113,7 +120,7 @@ async def making_world(plane: ControlPlane, folder: Path) -> AsyncIterator[World
         async with serving_logs(nodes, folder):
             playing = asyncio.create_task(run_nodes(api, nodes))
             try:
-                yield World(plane, pool, claims)
+                yield World(plane, pool, claims, memory)
             finally:
                 playing.cancel()
                 await asyncio.gather(playing, return_exceptions=True)

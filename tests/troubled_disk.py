@@ -42,6 +42,18 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
 
 
 @contextlib.contextmanager
+def failing_disk(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[None]:
+    """No data reaches the disk: `fdatasync` fails with this `errno`."""
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        yield
+
+
+@contextlib.contextmanager
 def no_descriptors() -> Iterator[None]:
     """Whatever would open a file is told that too many are open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

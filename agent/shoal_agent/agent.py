@@ -16,6 +16,7 @@ from shoal_agent import __version__
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher
 from shoal_agent.enrolment.identity import Identity
+from shoal_agent.memory.pressure import withheld
 from shoal_agent.memory.residency import Ledger, short
 from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.fragments import Fragments
@@ -30,6 +31,7 @@ from shoal_agent.runtime.rehearsal import rehearse_transfers
 from shoal_agent.session.control import Session, SessionBroken
 from shoal_agent.session.tasks import Tasks
 from shoal_agent.settings import Settings
+from shoal_agent.telemetry import pressure
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import Machine
@@ -52,6 +54,7 @@ _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _SILENT_SECONDS: Final = 15.0
 _GOODBYE_SECONDS: Final = 1.0
 _LIMIT_SECONDS: Final = 0.5
+_PRESSURE_SECONDS: Final = 5.0
 _IDLE_SECONDS: Final = 2.0
 _CONNECTIONS: Final = 256
 """Of peers, at one time; what strangers hold of them costs memory on a small device."""
@@ -115,6 +118,7 @@ class Agent:
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         renewing = asyncio.create_task(self._renew(), name="identity")
         following = asyncio.create_task(self._follow_limit(), name="limit")
+        yielding = asyncio.create_task(self._follow_pressure(), name="pressure")
         resting = asyncio.create_task(self._rest(), name="rest")
         draining = asyncio.create_task(self._drain.wait(), name="drain")
         try:
@@ -128,7 +132,7 @@ class Agent:
                     timeout=self.settings.drain_seconds,
                 )
         finally:
-            background = (connecting, draining, renewing, following, resting)
+            background = (connecting, draining, renewing, following, yielding, resting)
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
@@ -252,6 +256,7 @@ class Agent:
             "peak_bytes": self._meter.peak_bytes(),
             "fragments_bytes": ledger.fragments,
             "reserved_bytes": ledger.reserved,
+            "withheld_bytes": ledger.withheld,
             "resident_fragments": len(ledger.resident),
             "cached_fragments": len(cached),
             "cached_bytes": sum(cached.values()),
@@ -386,6 +391,17 @@ class Agent:
             budget = min(self.settings.budget, max(0, limit - self._meter.floor_bytes))
             if budget != self.fragments.ledger.budget:
                 await self.fragments.change_budget(budget)
+
+    async def _follow_pressure(self) -> None:
+        """Have fragments do without what they can, while memory is short on the machine. In local
+        mode the agents would yield to one another."""
+        paths = () if self.settings.exit_with_parent else pressure.files()
+        ledger = self.fragments.ledger
+        while paths:
+            await asyncio.sleep(_PRESSURE_SECONDS)
+            stalled = pressure.stalled_percent(paths)
+            if (size := withheld(ledger.withheld, ledger.budget, stalled)) != ledger.withheld:
+                await self.fragments.withhold(size)
 
     async def _rest(self) -> None:
         """Hang up on peers and give memory back, once, whenever the agent has had nothing to do

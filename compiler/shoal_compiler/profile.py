@@ -49,9 +49,13 @@ class Source:
     @cached_property
     def digests(self) -> tuple[Digest, Digest]:
         """The ONNX file's digest, and the model's (`Profile.digest`)."""
-        own = digest_at(self.path)
-        external = {name: digest_at(path) for name, path in self.model.external.items()}
-        return own, digest_of_model(own, external)
+        own, *_ = digests = list(self.files.values())
+        return own, digest_of_model(own, dict(zip(self.model.external, digests[1:], strict=True)))
+
+    @cached_property
+    def files(self) -> Mapping[Path, Digest]:
+        """All files of the model with their digests; the ONNX file is the first."""
+        return {path: digest_at(path) for path in (self.path, *self.model.external.values())}
 
     def profile(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Profile:
         """Profile the model; `shapes` gives inputs with dynamic axes their assumed sizes.

@@ -2,6 +2,7 @@
 
     profile, segments, arena     a model as numbers: what each run of its nodes takes and costs
     cuts, advice                 where to cut; what to change where no cut fits
+    finer_cuts                   what to cut for where a fragment, as measured, fits on no device
     costs, search, placement     which devices serve which fragments
     alternatives, explanation    why other placements lost
     budgets                      what other budgets would give

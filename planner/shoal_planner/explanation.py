@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shoal_planner.costs import Holding
-from shoal_planner.outcome import Plan, StagePlan, duration
+from shoal_planner.outcome import SHORTEST_PERIOD, Plan, StagePlan, duration
 from shoal_protocol.partition import Fragment, PartitionDocument
 from shoal_protocol.units import format_bytes
 
@@ -30,7 +30,7 @@ def explain(plan: Plan, document: PartitionDocument) -> tuple[Table, ...]:
 def _stages(plan: Plan) -> Table:
     numbers = ("memory", "compute", "transfer", "an item every")
     title = summary(plan)
-    if plan.latency_nanoseconds is not None:
+    if plan.latency_nanoseconds is not None and plan.items_per_second is not None:
         title += f"; an item takes {duration(plan.latency_nanoseconds)}"
     return Table(
         title=title,
@@ -90,6 +90,8 @@ def summary(plan: Plan) -> str:
     parts = [f"{count} stage{'s' * (count != 1)} on {', '.join(devices)}"]
     if plan.items_per_second is not None:
         parts.append(f"{rate(plan.items_per_second)} items/s")
+    elif plan.period_nanoseconds is not None:
+        parts.append("items/s unknown, the work on an item is too little to be estimated")
     if plan.even_split is not None and plan.even_split.items_per_second is not None:
         parts.append(f"even split would give {rate(plan.even_split.items_per_second)}")
     if any(stage.held(Holding.IN_BLOCKS) for stage in plan.stages):
@@ -110,7 +112,7 @@ def _stage_row(index: int, stage: StagePlan) -> tuple[str, ...]:
         format_bytes(stage.resident_bytes) + _how(stage),
         _duration(stage.compute_nanoseconds),
         _duration(stage.transfer_nanoseconds),
-        _duration(stage.period_nanoseconds),
+        _period(stage.period_nanoseconds),
     )
 
 
@@ -122,6 +124,11 @@ def _how(stage: StagePlan) -> str:
 
 def _duration(nanoseconds: int | None) -> str:
     return _UNKNOWN if nanoseconds is None else duration(nanoseconds)
+
+
+def _period(nanoseconds: int | None) -> str:
+    known = nanoseconds is not None and nanoseconds >= SHORTEST_PERIOD
+    return _duration(nanoseconds) if known else _UNKNOWN
 
 
 def rate(items_per_second: float | None) -> str:

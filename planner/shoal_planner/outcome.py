@@ -13,6 +13,8 @@ from shoal_protocol.units import (
     format_need,
 )
 
+SHORTEST_PERIOD: Final = Nanoseconds(100_000)
+"""To hand an item over takes longer. A plan that promises more knows nothing of the work."""
 _NAMED_DEVICES: Final = 8
 
 
@@ -149,4 +151,7 @@ def duration(nanoseconds: int) -> str:
 
 
 def _rate(period: Nanoseconds | None) -> float | None:
-    return NANOSECONDS_PER_SECOND / period if period else None
+    """None also where so little is known of the work that it seems to take no time."""
+    if period is None or period < SHORTEST_PERIOD:
+        return None
+    return NANOSECONDS_PER_SECOND / period

@@ -7,6 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
+_UNWRITABLE: Final = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EIO, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ENOTCONN),
+)
 _MISSING: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
 
@@ -44,6 +48,12 @@ def sync_folder(folder: Path) -> None:
 def is_disk_full(error: OSError) -> bool:
     """Whether an error says that there is no room for a file."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_unwritable(error: OSError) -> bool:
+    """Whether an error says that a file system takes no more of any file: it is full, a quota is
+    spent, it has become read-only, or its disk is gone."""
+    return error.errno in _UNWRITABLE
 
 
 def is_transient(error: OSError) -> bool:

@@ -77,8 +77,14 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def coordinator(folder: Path) -> AsyncIterator[ScriptedCoordinator]:
-    coordinator = ScriptedCoordinator(folder / "store")
+def store(folder: Path) -> Path:
+    """The coordinator's fragments; a module whose tests only read them may keep one for all."""
+    return folder / "store"
+
+
+@pytest.fixture
+async def coordinator(folder: Path, store: Path) -> AsyncIterator[ScriptedCoordinator]:
+    coordinator = ScriptedCoordinator(store)
     await coordinator.start(f"unix:{folder}/c.sock")
     yield coordinator
     await coordinator.stop()

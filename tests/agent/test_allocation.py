@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_agent.memory.allocation import SECONDS_PER_BYTE, UNITS, Delay, Point, divide
+from shoal_agent.memory.allocation import SECONDS_PER_BYTE, UNITS, Delay, Point, divide, urgency_of
 
 MIB = 1 << 20
 Curve = Sequence[Point]
@@ -117,3 +117,10 @@ def test_a_delay_is_fitted_where_grants_differ_and_assumed_where_they_do_not() -
         delay.observe(0, 0.1)
     assert delay.seconds_per_byte == pytest.approx(0.2 / (100 * MIB))
     assert delay.runs == 40
+
+
+def test_a_hundred_more_of_priority_counts_twice() -> None:
+    assert urgency_of(0) == 1
+    assert urgency_of(100) == 2
+    assert urgency_of(-200) == 1 / 4
+    assert urgency_of(2**31 - 1) == urgency_of(1000) == 1024, "a coordinator may say anything"

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -119,6 +120,53 @@ async def test_a_limit_that_changes_is_followed_by_the_budget(
         await says("the budget is 96 MiB now")
         await says("runs within 70 MiB now")
         assert np.array_equal((await run(device, made, 3))[1], output)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_fragments_do_without_while_memory_is_short_and_get_it_back(
+    coordinator: ScriptedCoordinator, folder: Path
+) -> None:
+    made = write_fragment(coordinator.store, dense_model([1024] * 17), 70 << 20, InBlocks(16))
+    pressure = folder / "pressure"
+    pressure.write_text("some avg10=33.00 avg60=9.00 avg300=2.00 total=1\n")
+    command = [sys.executable, "-m", "shoal_agent", "--name", "pi-4", "--budget", "96Mi"]
+    command += ["--coordinator", f"unix:{folder}/c.sock", "--cache", str(folder / "cache")]
+    command += ["--threads", "1", "--log-level", "info"]
+    errors = folder / "agent.err"
+    path = os.pathsep.join(str(SOURCES / each) for each in ("agent", "protos"))
+    mounts = f'mount --bind {pressure} /proc/pressure/memory && exec "$@"'
+    trying = ["unshare", "--mount", "sh", "-c", mounts, "sh", "true"]
+    if subprocess.run(trying, check=False).returncode:
+        pytest.skip("no mount can be made here: not root, or a kernel without PSI")
+    with errors.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            *("unshare", "--mount", "sh", "-c", mounts, "sh", *command),
+            stderr=file,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+
+    async def says(words: str) -> None:
+        async with asyncio.timeout(3 * PATIENCE_SECONDS):
+            while words not in errors.read_text():
+                await asyncio.sleep(0.1)
+
+    try:
+        await says("session ")
+        device = await coordinator.device()
+        assert (await device.load(made.digest, made.resident_bytes)).HasField("loaded")
+        output = (await run(device, made, 0))[1]
+        await says("runs within 48 MiB now")
+        reply, again = await run(device, made, 1)
+        assert np.array_equal(again, output)
+        assert reply.executed.peak_bytes <= 48 << 20
+        pressure.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=2\n")
+        await says("runs within 51 MiB now")
+        assert np.array_equal((await run(device, made, 2))[1], output)
     finally:
         process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)

@@ -17,7 +17,13 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from agent.fragment_making import MadeFragment, dense_model, slow_model, write_fragment
+from agent.fragment_making import (
+    InBlocks,
+    MadeFragment,
+    dense_model,
+    slow_model,
+    write_fragment,
+)
 from agent.scripted_coordinator import ScriptedCoordinator
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher, FragmentUnavailable, Source
@@ -332,6 +338,16 @@ async def test_what_leaves_memory_in_a_trial_does_not_count_for_the_fragment(
     await fragments.unload(made.digest)
     loaded = await fragments.load(made.digest, 12 * MIB, [])
     assert 20 * MIB < loaded.resident_bytes < 30 * MIB
+
+
+async def test_a_fragment_is_as_urgent_as_its_load_says(
+    make: Callable[..., Fragments], tmp_path: Path
+) -> None:
+    model = dense_model([512] * 9, batch=1)
+    made = write_fragment(tmp_path, model, 12 * MIB, InBlocks(8))
+    fragments = make(40 * MIB)
+    await fragments.load(made.digest, 12 * MIB, [], 200)
+    assert fragments.ledger.shares[made.digest].urgency == 4
 
 
 async def test_a_fetch_that_nobody_waits_for_any_more_fails_in_silence(

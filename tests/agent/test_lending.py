@@ -1,7 +1,7 @@
 """Memory that nobody has is lent to fragments in blocks, and goes back when it is needed."""
 
 from agent.test_residency import new_ledger
-from shoal_agent.memory.allocation import Point
+from shoal_agent.memory.allocation import Point, urgency_of
 from shoal_agent.memory.residency import Grant, Ledger, Load, Reclaim, Refusal
 from shoal_protocol.units import Bytes
 
@@ -9,10 +9,10 @@ LINEAR = tuple(Point(granted, 100.0 - granted) for granted in (10, 30, 50, 70, 1
 """Of a fragment that streams less with each byte, the last of it all in one piece."""
 
 
-def streaming(ledger: Ledger, digest: str, need: int) -> None:
+def streaming(ledger: Ledger, digest: str, need: int, priority: int = 0) -> None:
     """Make a fragment resident that could use up to 70, and without blocks 100."""
     assert ledger.request_load(digest, Bytes(need)) is Load.ADMITTED
-    assert ledger.finish_load(digest, Bytes(10), LINEAR)
+    assert ledger.finish_load(digest, Bytes(10), LINEAR, urgency=urgency_of(priority))
 
 
 def test_half_of_what_nobody_has_is_lent_to_a_fragment_that_streams() -> None:
@@ -65,6 +65,16 @@ def test_the_fragment_that_runs_most_gets_what_is_lent() -> None:
     streaming(ledger, "a", 10)
     streaming(ledger, "b", 10)
     for digest, runs in (("a", 2), ("b", 9)):
+        for _ in range(runs):
+            ledger.note_run(digest, 0.1)
+    assert ledger.lend() == [Grant(digest="b", size=Bytes(50))]
+
+
+def test_the_fragment_of_the_more_urgent_job_gets_what_is_lent() -> None:
+    ledger = new_ledger(120)
+    streaming(ledger, "a", 10, priority=-300)
+    streaming(ledger, "b", 10)
+    for digest, runs in (("a", 9), ("b", 2)):
         for _ in range(runs):
             ledger.note_run(digest, 0.1)
     assert ledger.lend() == [Grant(digest="b", size=Bytes(50))]

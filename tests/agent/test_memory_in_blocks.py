@@ -1,5 +1,6 @@
 """What an agent's memory does that runs fragments in blocks, as the kernel measures it."""
 
+import functools
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,10 +12,11 @@ from agent.conftest import Joined
 from agent.fragment_making import InBlocks, MadeFragment, dense_model, write_fragment
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
-from chaining import run_chained
+from chaining import Tensors, run_chained
 from real_models import MODELS, find
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
+from shoal_protocol.partition import Fragment
 from shoal_protocol.v1 import session_pb2 as pb
 
 Join = Callable[..., Awaitable[Joined]]
@@ -23,6 +25,13 @@ WIDTH = 1024
 WHOLE = 70 * MIB
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all of these tests: none of them changes a file of it."""
+    return tmp_path_factory.mktemp("store")
+
+
+@functools.cache
 def made_of(store: Path, whole: int = WHOLE, working: int = MIB) -> MadeFragment:
     """Sixteen blocks with 4 MiB of weights each."""
     blocks = InBlocks(16, working_bytes=working)
@@ -171,6 +180,15 @@ async def test_free_memory_is_lent_to_a_fragment_until_another_comes(
     assert device.evicted.empty()
 
 
+@functools.cache
+def whole_of(store: Path, name: str) -> tuple[Fragment, Tensors, Tensors]:
+    """A model as one fragment, its inputs, and its results as a whole."""
+    item = MODELS[name].inputs(0)
+    profile = profile_model(find(name), MODELS[name].shapes())
+    document = cut_model(find(name), profile, (), store)
+    return document.fragments[0], item, run_chained(store, document, item)
+
+
 @pytest.mark.parametrize("more", [0, 8 * MIB])
 @pytest.mark.parametrize(
     "name",
@@ -184,12 +202,8 @@ async def test_free_memory_is_lent_to_a_fragment_until_another_comes(
 async def test_a_real_model_runs_in_blocks_within_what_it_is_granted(
     coordinator: ScriptedCoordinator, join: Join, name: str, more: int
 ) -> None:
-    item = MODELS[name].inputs(0)
-    profile = profile_model(find(name), MODELS[name].shapes())
-    document = cut_model(find(name), profile, (), coordinator.store)
-    (fragment,) = document.fragments
+    fragment, item, expected = whole_of(coordinator.store, name)
     granted = min(fragment.least_bytes + more, fragment.resident_bytes - 1)
-    expected = run_chained(coordinator.store, document, item)
     device = (await join(budget=str(granted))).device
     assert (await device.load(fragment.digest, granted)).HasField("loaded")
     execute = pb.Execute(

@@ -1,14 +1,16 @@
 """What an agent's memory does, as the kernel measures it: never from the agent's own ledger."""
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from agent.conftest import AgentProcess, Joined
-from agent.fragment_making import dense_model, write_fragment
+from agent.fragment_making import MadeFragment, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ConnectedDevice, ScriptedCoordinator
 from agent.test_running import edge, task
 from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES
@@ -18,6 +20,18 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 Join = Callable[..., Awaitable[Joined]]
 MIB = 1 << 20
 IDLE_BYTES = 47 * MIB
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all of these tests: none of them changes a file of it."""
+    return tmp_path_factory.mktemp("store")
+
+
+@functools.cache
+def dense(store: Path, *sizes: int, resident: int, seed: int = 0) -> MadeFragment:
+    """A dense fragment that is said to need so much."""
+    return write_fragment(store, dense_model(sizes, seed), resident)
 
 
 async def run(
@@ -61,7 +75,7 @@ async def test_an_idle_agent_is_small(join: Join) -> None:
 async def test_an_agent_is_small_again_when_its_work_has_ended(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
-    fragment = write_fragment(coordinator.store, dense_model([1024, 4096, 1024]), 40 * MIB)
+    fragment = dense(coordinator.store, 1024, 4096, 1024, resident=40 * MIB)
     joined = await join()
     await joined.device.load(fragment.digest, fragment.resident_bytes)
     for item in range(3):
@@ -74,7 +88,7 @@ async def test_library_pages_that_a_fragment_brings_back_are_not_its_use(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
     # 32 MiB of weights, and little else.
-    fragment = write_fragment(coordinator.store, dense_model([1024, 4096, 1024]), 40 * MIB)
+    fragment = dense(coordinator.store, 1024, 4096, 1024, resident=40 * MIB)
     joined = await join()
     await resting(joined.agent)
     before = joined.agent.status("VmRSS")
@@ -89,7 +103,7 @@ async def test_library_pages_that_a_fragment_brings_back_are_not_its_use(
 async def test_weights_are_mapped_and_never_on_the_heap(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
-    fragment = write_fragment(coordinator.store, dense_model([1024, 4096, 1024]), 40 * MIB)
+    fragment = dense(coordinator.store, 1024, 4096, 1024, resident=40 * MIB)
     joined = await join()
     await joined.device.load(fragment.digest, fragment.resident_bytes)
     before = joined.agent.status("RssAnon")
@@ -105,7 +119,7 @@ async def test_weights_are_mapped_and_never_on_the_heap(
 async def test_a_budget_of_any_number_of_bytes_serves(
     coordinator: ScriptedCoordinator, join: Join, budget: str
 ) -> None:
-    fragment = write_fragment(coordinator.store, dense_model([256, 1024, 256]), 8 * MIB)
+    fragment = dense(coordinator.store, 256, 1024, 256, resident=8 * MIB)
     joined = await join(budget=budget)
     await joined.device.load(fragment.digest, fragment.resident_bytes)
     reply = await run(joined.device, fragment.digest, 256, rows=512)
@@ -116,7 +130,7 @@ async def test_a_budget_of_any_number_of_bytes_serves(
 async def test_memory_is_back_when_unload_is_answered(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
-    fragment = write_fragment(coordinator.store, dense_model([1024, 4096, 1024]), 40 * MIB)
+    fragment = dense(coordinator.store, 1024, 4096, 1024, resident=40 * MIB)
     joined = await join()
     idle = joined.agent.status("VmRSS")
     await joined.device.load(fragment.digest, fragment.resident_bytes)
@@ -132,8 +146,7 @@ async def test_under_single_two_fragments_are_never_mapped_together(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
     one, other = (
-        write_fragment(coordinator.store, dense_model([512, 2048, 512], seed), 8 * MIB)
-        for seed in (1, 2)
+        dense(coordinator.store, 512, 2048, 512, resident=8 * MIB, seed=seed) for seed in (1, 2)
     )
     joined = await join("pi-4", "--residency", "Single")
     assert joined.device.hello.residency == pb.SINGLE
@@ -150,7 +163,12 @@ async def test_under_single_two_fragments_are_never_mapped_together(
 
 
 ROWS, WIDTH = 1 << 16, 128
-TABLE = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
+
+
+@functools.cache
+def lookup_table() -> np.ndarray:
+    """32 MiB of rows."""
+    return np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
 
 
 def table_model() -> ModelProto:
@@ -160,7 +178,7 @@ def table_model() -> ModelProto:
         "words",
         [helper.make_tensor_value_info("x", TensorProto.INT64, [1, "length"])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, "length", WIDTH])],
-        [numpy_helper.from_array(TABLE, "table")],
+        [numpy_helper.from_array(lookup_table(), "table")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
@@ -176,7 +194,7 @@ async def look_up(device: ConnectedDevice, digest: str, item: int, words: np.nda
     )
     reply = await device.ask("execute", execute)
     assert reply.HasField("executed"), reply
-    assert np.array_equal((await device.result()).tensors["y"], TABLE[words])
+    assert np.array_equal((await device.result()).tensors["y"], lookup_table()[words])
     return reply
 
 
@@ -201,8 +219,7 @@ async def test_two_hundred_loads_and_evictions_leave_memory_flat(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
     fragments = [
-        write_fragment(coordinator.store, dense_model([512, 2048, 512], seed), 12 * MIB)
-        for seed in range(3)
+        dense(coordinator.store, 512, 2048, 512, resident=12 * MIB, seed=seed) for seed in range(3)
     ]
     joined = await join()
     readings: list[int] = []
@@ -231,7 +248,7 @@ async def test_a_load_beyond_the_budget_is_refused_before_anything_is_fetched(
 async def test_a_fragment_measured_over_the_budget_is_given_up(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
-    fragment = write_fragment(coordinator.store, dense_model([1024, 4096, 1024]), 8 * MIB)
+    fragment = dense(coordinator.store, 1024, 4096, 1024, resident=8 * MIB)
     joined = await join(budget="24Mi")
     idle = joined.agent.status("VmRSS")
     assert (await joined.device.load(fragment.digest, 8 * MIB)).HasField("loaded")
@@ -245,7 +262,7 @@ async def test_a_fragment_measured_over_the_budget_is_given_up(
 async def test_activations_that_would_break_the_budget_fail_instead(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
-    fragment = write_fragment(coordinator.store, dense_model([16, 1 << 14, 16]), 8 * MIB)
+    fragment = dense(coordinator.store, 16, 1 << 14, 16, resident=8 * MIB)
     joined = await join(budget="16Mi")
     await joined.device.load(fragment.digest, 8 * MIB)
     await joined.device.give(edge(-1, 0), {"x": np.ones((512, 16), np.float32)})
@@ -262,7 +279,7 @@ async def test_activations_that_would_break_the_budget_fail_instead(
 async def test_items_of_many_sizes_stay_within_the_budget(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
-    fragment = write_fragment(coordinator.store, dense_model([64, 512, 512, 64]), 12 * MIB)
+    fragment = dense(coordinator.store, 64, 512, 512, 64, resident=12 * MIB)
     joined = await join(budget="16Mi")
     await joined.device.load(fragment.digest, 12 * MIB)
     sizes = np.random.default_rng(0).integers(1, 1500, 40)
@@ -309,7 +326,7 @@ async def test_large_outputs_for_a_slow_consumer_stay_within_the_budget(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
     # 4 MiB of output an item, over a link of 25 MB/s.
-    fragment = write_fragment(coordinator.store, dense_model([16, 1 << 14]), 14 * MIB)
+    fragment = dense(coordinator.store, 16, 1 << 14, resident=14 * MIB)
     joined = await join("pi-4", "--link-rate", "200M", budget="20Mi")
     device = joined.device
     await device.load(fragment.digest, fragment.resident_bytes)
@@ -327,7 +344,7 @@ async def test_large_outputs_for_a_slow_consumer_stay_within_the_budget(
 async def test_large_inputs_for_a_slow_device_stay_within_the_budget(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
-    fragment = write_fragment(coordinator.store, dense_model([1024, 16]), 10 * MIB)
+    fragment = dense(coordinator.store, 1024, 16, resident=10 * MIB)
     device = (await join(budget="20Mi")).device
     await device.load(fragment.digest, fragment.resident_bytes)
     for item in range(10):  # 4 MiB each: some find room in memory, the others go to the disk
@@ -344,7 +361,7 @@ async def test_rows_of_a_table_stay_where_there_is_room_and_go_when_another_frag
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
     table = write_fragment(coordinator.store, table_model(), 7 * MIB)
-    dense = write_fragment(coordinator.store, dense_model([1024, 4096, 1024]), 40 * MIB)
+    other = dense(coordinator.store, 1024, 4096, 1024, resident=40 * MIB)
     joined = await join(budget="50Mi")
     idle = joined.agent.status("VmRSS")
     await joined.device.load(table.digest, table.resident_bytes)
@@ -354,8 +371,8 @@ async def test_rows_of_a_table_stay_where_there_is_room_and_go_when_another_frag
         most = max(most, joined.agent.status("VmRSS") - idle)
     # They gather until there is no room, go, and gather again.
     assert most > 14 * MIB
-    reply = await joined.device.load(dense.digest, dense.resident_bytes)
+    reply = await joined.device.load(other.digest, other.resident_bytes)
     assert reply.HasField("loaded"), reply
     assert joined.agent.status("VmRSS") - idle < 12 * MIB
-    reply = await run(joined.device, dense.digest, 1024, item=60)
+    reply = await run(joined.device, other.digest, 1024, item=60)
     assert reply.executed.peak_bytes < 50 * MIB

@@ -263,7 +263,7 @@ FRAGMENTS = ("fail_load", "unload")
 SIZES = ("request_space", "return_space", "request_move", "end_move", "begin_move", "arrive")
 NOTHING_SAID = ("lend", "take_back")
 NAMES = (
-    *("grow", "finish_load", "change_budget", "note_run"),
+    *("grow", "finish_load", "change_budget", "note_run", "withhold"),
     *(*FRAGMENT_SIZES, *FRAGMENTS, *NOTHING_SAID, *SIZES),
 )
 
@@ -331,11 +331,15 @@ class Recount:
             case Load.ADMITTED, "request_load":
                 self.fragments.append((event.digest, event.size))
             case Evict(digest=digest), _:
+                assert event.name != "withhold"
                 self.remove(digest)
             case Grant(digest=digest), "measure":
                 room = self.budget - self.total() + self.size(digest) + self.activations
                 self.resize(digest, max(self.size(digest), room))
-            case Grant(digest=digest, size=size), "change_budget" | "lend" | "take_back":
+            case (
+                Grant(digest=digest, size=size),
+                "change_budget" | "lend" | "take_back" | "withhold",
+            ):
                 self.resize(digest, self.size(digest) + size - was.shares[digest].granted)
             case Reclaim(grants=grants), "request_load":
                 for each in grants:

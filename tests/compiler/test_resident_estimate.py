@@ -72,17 +72,18 @@ CASES: tuple[tuple[str, tuple[int, ...] | None], ...] = (
     ("resnet18", None),
     ("mobilenet_v2", None),
 )
-HALVED = ("ppocr_rec", "resnet18")
-"""In half precision in every check, the other models when there are minutes."""
+OFTEN = (("ppocr_rec", (1, 3, 48, 320)), ("ppocr_det", (1, 3, 640, 640)), ("minilm_l6", None))
+HALVED = (("ppocr_rec", (1, 3, 48, 320)), ("resnet18", None))
+"""As they are, and in half precision, in every check; the others when there are minutes."""
 
 
 def cases() -> list[object]:
     """Each model as it is, and in half precision."""
-    made: list[object] = [pytest.param(*case, as_it_is) for case in CASES]
-    for name, shape in CASES:
-        often = name in HALVED and (shape is None or shape[0] == 1)
-        marks = () if often else (pytest.mark.minutes,)
-        made.append(pytest.param(name, shape, in_half_precision, marks=marks))
+    made: list[object] = []
+    for change, often in ((as_it_is, OFTEN), (in_half_precision, HALVED)):
+        for case in CASES:
+            marks = () if case in often else (pytest.mark.minutes,)
+            made.append(pytest.param(*case, change, marks=marks))
     return made
 
 

@@ -158,6 +158,8 @@ class ScriptedDevice:
         """Inputs that came, and results that went, on the bulk stream."""
         self.spoil: Callable[[bytes], bytes] = lambda frame: frame
         """Changes the results that go with a reply."""
+        self.cancels = True
+        """If not set, a task that is cancelled runs to its end, like a node in ONNX Runtime."""
         self.deaf = False
         """If set, the device answers nothing any more."""
         self.hello = hello or pb.Hello(
@@ -254,7 +256,7 @@ class ScriptedDevice:
                 number = message.forward.instruction
                 self._tasks[number] = asyncio.create_task(self._forward(message.forward))
                 await asyncio.sleep(0)
-            case "cancel" if message.cancel.instruction in self._tasks:
+            case "cancel" if self.cancels and message.cancel.instruction in self._tasks:
                 self._tasks[message.cancel.instruction].cancel()
             case _:
                 pass

@@ -2,8 +2,10 @@
 
 import pytest
 
-from planner.pools import MIB, partition
-from shoal_coordinator.server.wire import Malformed, check_submission, job_spec
+from fragment_pools import MIB, partition
+from shoal_coordinator.dispatch.instructions import Load, Tier
+from shoal_coordinator.server.wire import Malformed, check_submission, job_spec, load_message
+from shoal_protocol.units import Bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 DOCUMENT = partition([1, 1], [20 * MIB] * 2, least=[6 * MIB] * 2)
@@ -36,3 +38,15 @@ def test_grants_that_are_not_one_for_each_device_are_refused() -> None:
     wrong = pb.StagePlacement(devices=["a", "b"], granted_bytes=[1])
     with pytest.raises(Malformed, match="a stage of the plan has 2 devices, and 1 grants"):
         check_submission(request(wrong, wrong), DOCUMENT)
+
+
+def test_a_load_says_how_urgent_the_fragment_is() -> None:
+    order = Load(
+        instruction=1,
+        device="a",
+        digest=DOCUMENT.fragments[0].digest,
+        granted=Bytes(MIB),
+        tier=Tier.IDLE,
+        priority=-7,
+    )
+    assert load_message(order, ()).load.priority == -7

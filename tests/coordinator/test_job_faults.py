@@ -96,6 +96,25 @@ async def test_a_submission_while_the_job_is_cancelled_begins_it_anew(world: Wor
     world.check_results(rows)
 
 
+async def test_tasks_that_finish_after_their_job_was_cancelled_leave_the_device_to_others(
+    world: World,
+) -> None:
+    rows = world.inputs(*(1 for _ in range(30)))
+    gate = asyncio.Semaphore(0)
+    device = world.device("a", gate=gate)
+    device.cancels = False
+    async with connected(device):
+        await world.submit(name="first", outputs_uri=f"{world.folder}/first")
+        await world.until(lambda status: sum(each.running for each in status.stages) > 1, "first")
+        await world.submit()
+        cancel = api.CancelJobRequest(name="first")
+        assert (await world.stub.CancelJob(cancel, timeout=10)).state == api.JobStatus.CANCELLED
+        for _ in range(200):
+            gate.release()
+        assert (await world.ended()).state == api.JobStatus.COMPLETE
+    world.check_results(rows)
+
+
 async def test_statistics_add_up_over_suspending_and_resuming(world: World) -> None:
     rows = world.inputs(*(1 for _ in range(6)))
     gate = asyncio.Semaphore(0)

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.pools import MIB, device, partition, placed
+from fragment_pools import MIB, device, partition, placed
 from shoal_planner.budgets import smallest_budget, with_other_budgets
 from shoal_planner.costs import Holding
 from shoal_planner.outcome import Infeasible

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.pools import MIB, SECOND, ceil, device, partition, placed, read_again
+from fragment_pools import MIB, SECOND, ceil, device, partition, placed, read_again
 from shoal_planner.costs import PAGE_BYTES_PER_SECOND, Holding
 from shoal_planner.explanation import explain, summary
 from shoal_planner.outcome import Infeasible

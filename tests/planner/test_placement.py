@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.pools import MIB, SECOND, ceil, device, partition, placed, read_again, reloads
+from fragment_pools import MIB, SECOND, ceil, device, partition, placed, read_again, reloads
 from shoal_api.kinds.placement import Pin
 from shoal_planner.advice import CutAdvice, in_words
 from shoal_planner.costs import PAGE_BYTES_PER_SECOND, Holding, PoolDevice
@@ -330,3 +330,13 @@ def test_the_explanation_shows_stages_and_why_alternatives_lost() -> None:
     for table in (stages, memory, rejected):
         assert table.numbers <= set(table.headings)
         assert all(len(row) == len(table.headings) for row in table.rows)
+
+
+def test_a_rate_that_no_device_could_serve_is_unknown() -> None:
+    document = partition([10, 10], [MIB, MIB], [0] * 3)
+    answer = placed(plan(document, [device("pi-4"), device("jetson")], Objective.THROUGHPUT))
+    assert answer.items_per_second is None
+    assert "; items/s unknown, the work on an item is too little to be estimated" in summary(answer)
+    stages, *_ = explain(answer, document)
+    assert "an item takes" not in stages.title
+    assert all(row[-1] == "?" for row in stages.rows)

@@ -17,6 +17,8 @@ from suite.subjects import ENTRIES, LIGHT
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 DEVICES = (1, 2, 3)
+OFTEN = ("u_net", "tied_encoder")
+"""In every check: activations that weigh more than weights, and weights that fragments share."""
 
 
 def bench_of(name: str, folder: Path) -> Bench:
@@ -48,7 +50,13 @@ def test_every_budget_that_a_model_runs_in_is_kept(
         check(row, bench.subject.tolerance)
 
 
-@pytest.mark.parametrize(("name", "share"), LIGHT.items())
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        pytest.param(name, share, marks=[] if name in OFTEN else pytest.mark.minutes)
+        for name, share in LIGHT.items()
+    ],
+)
 def test_a_budget_near_the_need_is_kept(name: str, share: float, tmp_path: Path) -> None:
     bench = bench_of(name, tmp_path)
     _, need = bench.run(1, 1 << 30)

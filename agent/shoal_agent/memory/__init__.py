@@ -1,1 +1,1 @@
-"""The ledger of the memory budget: what may be resident. Pure."""
+"""The ledger of the memory budget: what may be resident, and within how much. Pure."""

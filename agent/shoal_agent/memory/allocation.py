@@ -6,13 +6,13 @@ streams less with each byte that it is granted, but not evenly (`memory.swapping
 runs more often than another, and the last bytes before all is kept are worth the most. So each
 fragment has a *curve* here: what a run costs at several grants, the plans for which are made when
 it is opened. Seconds per byte are measured where a fragment has run at several grants, and runs
-are counted.
+are counted. What urgent jobs wait for counts more, as in that equation.
 
 The division with the least cost takes one point of each curve: a knapsack with classes, which is
 solved exactly but for the unit in which grants are counted, one part in `UNITS` of what there is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +21,7 @@ from shoal_protocol.units import Bytes
 UNITS: Final = 1024
 SECONDS_PER_BYTE: Final = 1 / (24 << 30)
 """To map pages of the page cache, and to drop them: measured, x86-64. A slow disk takes more."""
+_MOST_PRIORITY: Final = 1000
 _FORGETTING: Final = 63 / 64
 _LEAST_SPREAD: Final = 0.01
 _RANGE: Final = (SECONDS_PER_BYTE / 4, SECONDS_PER_BYTE * 1024)
@@ -72,7 +73,8 @@ def _undominated(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """Of a fragment that can run in blocks: it needs `least`, is `granted`, and was loaded for
-    `wanted`; `curve` says how many bytes it streams within how much, the last of it all in one.
+    `wanted`; `curve` says how many bytes it streams within how much, the last of it all in one. Its
+    costs count `urgency` times.
 
     What is reckoned for it is more than what is granted where it took more than it was granted.
     """
@@ -81,6 +83,7 @@ class Share:
     granted: Bytes
     wanted: Bytes
     curve: tuple[Point, ...] = ()
+    urgency: float = 1.0
 
     @property
     def slack(self) -> Bytes:
@@ -129,3 +132,29 @@ class Delay:
             return SECONDS_PER_BYTE
         lowest, highest = _RANGE
         return min(highest, max(lowest, (count * xy - x * y) / spread))
+
+
+def urgency_of(priority: int) -> float:
+    """How often a second of a job's runs counts (u in SwapNet's equation 1): twice as often with a
+    hundred more."""
+    return float(2 ** (max(-_MOST_PRIORITY, min(priority, _MOST_PRIORITY)) / 100))
+
+
+def share_out(
+    shares: Mapping[str, Share],
+    delays: Mapping[str, Delay],
+    low: Mapping[str, int],
+    high: Mapping[str, int],
+    available: int,
+) -> dict[str, int]:
+    """What to grant each share, between two bounds, by what runs cost; `low` where not even that is
+    available."""
+    runs = [delay.runs for delay in delays.values() if delay.runs]
+    usual = sum(runs) / len(runs) if runs else 1.0
+    curves = []
+    for each, share in shares.items():
+        delay = delays[each]
+        weight = share.urgency * (delay.runs or usual) * delay.seconds_per_byte
+        curves.append(share.between(low[each], max(low[each], high[each]), weight))
+    grants = divide(curves, available)
+    return dict(low) if grants is None else dict(zip(shares, grants, strict=True))

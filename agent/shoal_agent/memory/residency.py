@@ -41,7 +41,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final, TypeVar
 
-from shoal_agent.memory.allocation import Delay, Point, Share, divide
+from shoal_agent.memory.allocation import Delay, Point, Share, share_out
 from shoal_protocol.units import Bytes, format_bytes
 
 NOTHING: Final = Bytes(0)
@@ -141,6 +141,7 @@ class Ledger:
     delays: Mapping[str, Delay] = field(default_factory=dict)
     reserved: Bytes = NOTHING
     moving: Bytes = NOTHING
+    withheld: Bytes = NOTHING
 
     @property
     def fragments(self) -> Bytes:
@@ -156,6 +157,11 @@ class Ledger:
     def free(self) -> Bytes:
         """What nobody has; never below zero."""
         return Bytes(max(0, self.free_for_fragments - self.reserved))
+
+    @property
+    def spare(self) -> Bytes:
+        """What of it fragments may have that could do without; never below zero."""
+        return Bytes(max(0, self.free - self.withheld))
 
     @property
     def excess(self) -> Bytes:
@@ -203,6 +209,7 @@ class Ledger:
         least: Bytes | None = None,
         curve: tuple[Point, ...] = (),
         granted: Bytes | None = None,
+        urgency: float = 1.0,
     ) -> bool:
         """The fragment can run now, and in blocks within `least`, unless that is None; it runs
         within `granted`, by default all that it was loaded for. False: its place went to others
@@ -213,7 +220,7 @@ class Ledger:
             if least is not None:
                 within = need if granted is None else granted
                 share = Share(least=least, granted=within, wanted=within, curve=curve)
-                self.shares = {**self.shares, digest: share}
+                self.shares = {**self.shares, digest: replace(share, urgency=urgency)}
                 self.delays = {**self.delays, digest: Delay()}
         return digest in self.resident
 
@@ -251,7 +258,7 @@ class Ledger:
         if (resident := self.resident.get(digest)) is None:
             return False
         beyond = max(0, resident - planned)
-        if size > self.free or 4 * (beyond + size) > beyond + self.free:
+        if size > self.spare or 4 * (beyond + size) > beyond + self.spare:
             return False
         self.resident = {**self.resident, digest: Bytes(resident + size)}
         return True
@@ -289,6 +296,12 @@ class Ledger:
         demands += self._grant_less(self.fragments + self.moving - budget)
         return [*demands, *self._grant_more(), *self._spills()]
 
+    def withhold(self, size: Bytes) -> list[Grant]:
+        """Memory is short elsewhere: of what fragments can do without, none has so much. Loads and
+        activations may."""
+        self.withheld = size
+        return [*self.lend(), *self._grant_less(size - self.free)]
+
     def lend(self) -> list[Grant]:
         """Nothing has been loaded or given up for now: fragments get what they were loaded for, and
         then half of what nobody has, the other half is for activations."""
@@ -296,8 +309,9 @@ class Ledger:
             return grants
         low = {each: share.granted - share.lent for each, share in self.shares.items()}
         high = {each: share.useful for each, share in self.shares.items()}
-        loose = self.free + sum(share.lent for share in self.shares.values())
-        return self._regrant(self._divide(low, high, sum(low.values()) + loose // 2))
+        loose = self.free + sum(share.lent for share in self.shares.values()) - self.withheld
+        available = sum(low.values()) + max(0, loose) // 2
+        return self._regrant(share_out(self.shares, self.delays, low, high, available))
 
     def take_back(self) -> list[Grant]:
         """An activation finds no room: what was lent is free again."""
@@ -314,28 +328,13 @@ class Ledger:
         granted = {each: int(share.granted) for each, share in self.shares.items()}
         available = sum(granted.values()) - excess
         if all(share.curve for share in self.shares.values()):
-            targets = self._divide(targets, granted, available)
+            targets = share_out(self.shares, self.delays, targets, granted, available)
         rest = available - sum(targets.values())
         for each, share in sorted(self.shares.items(), key=lambda item: item[1].slack):
             more = max(0, min(rest, share.granted - targets[each]))
             targets[each] += more
             rest -= more
         return self._regrant(targets)
-
-    def _divide(
-        self, low: Mapping[str, int], high: Mapping[str, int], available: int
-    ) -> dict[str, int]:
-        """What to grant each share, between two bounds, by what runs cost; `low` where not even
-        that is available."""
-        runs = [delay.runs for delay in self.delays.values() if delay.runs]
-        usual = sum(runs) / len(runs) if runs else 1.0
-        curves = []
-        for each, share in self.shares.items():
-            delay = self.delays[each]
-            weight = (delay.runs or usual) * delay.seconds_per_byte
-            curves.append(share.between(low[each], max(low[each], high[each]), weight))
-        grants = divide(curves, available)
-        return dict(low) if grants is None else dict(zip(self.shares, grants, strict=True))
 
     def _regrant(self, targets: Mapping[str, int]) -> list[Grant]:
         """Grant each share what is said; those that change, the largest cut first."""
@@ -349,7 +348,7 @@ class Ledger:
 
     def _grant_more(self) -> list[Grant]:
         """Give back what nobody has to the fragments that were granted less than they want."""
-        free, targets = self.free, {}
+        free, targets = self.spare, {}
         for each, share in self.shares.items():
             more = max(0, min(share.wanted - share.granted, free))
             targets[each] = share.granted + more

@@ -15,7 +15,7 @@ from typing import Final
 
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetched, Fetcher, Source
-from shoal_agent.memory.allocation import Share
+from shoal_agent.memory.allocation import Share, urgency_of
 from shoal_agent.memory.residency import (
     Demand,
     Evict,
@@ -96,9 +96,11 @@ class Fragments:
 
     # ---- what sessions ask for ---------------------------------------------------------------
 
-    async def load(self, digest: str, need_bytes: int, sources: Sequence[Source]) -> LoadResult:
+    async def load(
+        self, digest: str, need_bytes: int, sources: Sequence[Source], priority: int = 0
+    ) -> LoadResult:
         """Make a fragment resident, to run within `need_bytes`: as a whole if that is enough for
-        it, else in blocks.
+        it, else in blocks. `priority` weighs where memory is divided.
 
         Raises `OverBudget`, `SpillFull`, `FragmentUnavailable`, `FragmentDamaged`, `CacheFull`,
         `RuntimeFailed`, `OSError`.
@@ -117,7 +119,9 @@ class Fragments:
         self.cache.pin(digest)
         try:
             opened = await self._opening.open(digest, need_bytes, sources)
-            self.ledger.finish_load(digest, opened.least, opened.curve, opened.granted)
+            self.ledger.finish_load(
+                digest, opened.least, opened.curve, opened.granted, urgency_of(priority)
+            )
             if opened.taken is not None:
                 self._carry_out(self.ledger.measure(digest, opened.taken))
         finally:
@@ -270,6 +274,12 @@ class Fragments:
         while changing := self._spilling | self._granting.tasks | self._evicting:
             await asyncio.gather(*changing, return_exceptions=True)
         self._changed.set()
+
+    async def withhold(self, size_bytes: int) -> None:
+        """Memory is short elsewhere, or not any more: fragments do without so much, if they can."""
+        log.info("memory is short: %s are withheld", format_bytes(size_bytes))
+        self._carry_out(self.ledger.withhold(Bytes(size_bytes)))
+        await self._granting.wait()
 
     # ---- the activations' share --------------------------------------------------------------
 

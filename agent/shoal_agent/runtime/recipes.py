@@ -5,17 +5,7 @@ from typing import Final
 
 import onnxruntime
 
-_COPYING_OPTIMIZERS: Final = (
-    "ConstantFolding",
-    "UnsqueezeElimination",
-    "ConvAddFusion",
-    "ConvMulFusion",
-    "ConvBNFusion",
-    "MatMul_BatchNormalization_Fusion",
-    "AttentionFusion",
-    "QAttentionFusion",
-)
-"""They fold or fuse weights into copies."""
+from shoal_protocol.session_options import COPYING_OPTIMIZERS, EXACT_PRODUCTS, LEVEL, UNPACKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +22,13 @@ class Recipe:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, self.level)
-        # By default a product with quantised weights rounds its other operand to 8 bits.
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+        options.add_session_config_entry(*EXACT_PRODUCTS)
         if not self.packs:
-            options.add_session_config_entry("session.disable_prepacking", "1")
+            options.add_session_config_entry(*UNPACKED)
         return options
 
 
-AS_IT_IS: Final = Recipe("ORT_ENABLE_EXTENDED", packs=False, disabled=_COPYING_OPTIMIZERS)
+AS_IT_IS: Final = Recipe(LEVEL, packs=False, disabled=COPYING_OPTIMIZERS)
 """A model that is not prepared: whatever copies weights is off."""
 SAVING: Final = Recipe("ORT_ENABLE_ALL", packs=True)
 """To prepare a model, in a child process."""

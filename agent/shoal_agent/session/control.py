@@ -372,7 +372,9 @@ class Session:
     async def _load(self, load: pb.Load) -> pb.Reply:
         counters, sources = self._device.counters, self._sources(load)
         try:
-            result = await self._device.fragments.load(load.digest, load.resident_bytes, sources)
+            result = await self._device.fragments.load(
+                load.digest, load.resident_bytes, sources, load.priority
+            )
         except EXPECTED as error:
             counters.loads[pb.FailureCode.Name(failure_of(error).code).lower()] += 1
             log.info("load of %s failed: %s", short(load.digest), error)

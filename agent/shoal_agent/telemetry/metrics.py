@@ -27,6 +27,7 @@ GAUGES: Final = {
     "peak_bytes": "Highest resident bytes above the floor since the start.",
     "fragments_bytes": "Bytes of the budget that fragments are reckoned with.",
     "reserved_bytes": "Bytes of the budget that waiting activations have.",
+    "withheld_bytes": "Bytes that fragments do without while memory is short on the machine.",
     "resident_fragments": "Fragments that can run now.",
     "cached_fragments": "Fragments on disk.",
     "cached_bytes": "Bytes of fragments on disk.",

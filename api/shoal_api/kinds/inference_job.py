@@ -183,6 +183,22 @@ class ItemFailure:
 
 
 @record()
+class FinerCut:
+    """The job's own Partition was cut again: a fragment, as measured, fitted on no device."""
+
+    cuts: int = member(COUNT, "Cuts so far, with the first one; at most four.", example=2)
+    max_fragment_size_bytes: int = member(
+        COUNT, "What the newest cut is for.", unit="bytes", example=50331648
+    )
+    message: str = member(
+        MESSAGE,
+        "What did not fit.",
+        example="fragment 0 of ocr needs 70 MiB; pi-4 has 64 MiB; now it is cut for 48 MiB on "
+        "each device",
+    )
+
+
+@record()
 class InferenceJobColumns:
     """An InferenceJob in one line."""
 
@@ -233,10 +249,20 @@ class InferenceJobStatus(Status):
     failures: tuple[ItemFailure, ...] = member(
         Items(of=Object(ItemFailure), max_items=8), "The first eight.", default=[]
     )
+    finer_cut: FinerCut | None = member(
+        Object(FinerCut),
+        "The newest cut for less; absent: the first cut did.",
+        default=None,
+    )
     columns: InferenceJobColumns | None = member(Object(InferenceJobColumns), COLUMNS, default=None)
 
 
-@record(ended("conditions", "startTime", "completionTime", "items", "tierHits", "failures"))
+_ENDED: Final = (
+    *("conditions", "startTime", "completionTime", "items", "tierHits", "failures", "finerCut"),
+)
+
+
+@record(ended(*_ENDED))
 class InferenceJob(Resource):
     """A bounded piece of work: inputs through a model on a pool of devices into outputs."""
 

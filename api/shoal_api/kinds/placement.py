@@ -8,6 +8,7 @@ from shoal_api.fields import (
     CONDITIONS,
     COUNT,
     DEVICE,
+    DIGEST,
     FRAGMENT,
     MAX_DEVICES,
     MAX_FRAGMENTS,
@@ -78,6 +79,12 @@ class FragmentMemory:
     """What a fragment needs, and what it gets."""
 
     fragment: int = member(FRAGMENT, "The fragment's index.", example=0)
+    digest: str | None = member(
+        DIGEST,
+        "Its name in the fragment store; absent in plans of versions before this field.",
+        default=None,
+        example="sha256:" + "0c1f" * 16,
+    )
     resident_bytes: int = member(
         COUNT,
         "What it needs above a device's floor to be resident as a whole.",

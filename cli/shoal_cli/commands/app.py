@@ -3,10 +3,8 @@ it runs.
 """
 
 import os
-import platform
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from importlib.util import find_spec
 from typing import Annotated, Any, Final
 
@@ -69,6 +67,8 @@ _add_process("operator", "the operator of a cluster", "its")
 @app.command()
 def version() -> None:
     """Print the versions of shoal, of its protocol, and of what it stands on."""
+    import platform
+
     from shoal_protocol import PROTOCOL
 
     versions = {"shoal": _version("shoal"), "protocol": str(PROTOCOL)}
@@ -80,6 +80,8 @@ def version() -> None:
 
 
 def _version(package: str) -> str:
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -106,7 +108,9 @@ def options(
 def run_app(arguments: Sequence[str]) -> int:
     """Run a command line; the exit status. The one place where errors become text."""
     try:
-        app(list(arguments), prog_name="shoal")
+        # A value that may be left away is more than typer offers.
+        whole = ["--verify=0" if each == "--verify" else each for each in arguments]
+        app(whole, prog_name="shoal")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:

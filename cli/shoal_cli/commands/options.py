@@ -59,7 +59,13 @@ RunFiles = Annotated[
         show_default=False,
     ),
 ]
-Inputs = Annotated[Path | None, _bare(help="Folder of .npz and .npy files.")]
+Inputs = Annotated[
+    Path | None,
+    _bare(
+        help="Folder of .npz and .npy files. A file is an item; or an item for each row, where its "
+        "array has an axis more than the model's input, or rows though that has a first axis of 1."
+    ),
+]
 Outputs = Annotated[Path | None, _bare(help="Folder for the results.")]
 Devices = Annotated[
     int | None, _bare(min=1, max=64, help="How many devices to pretend. [dim]Default: 3[/dim]")
@@ -113,11 +119,7 @@ Threads = Annotated[
 ]
 TaskSeconds = Annotated[
     float,
-    _how(
-        min=0.1,
-        help="The longest that one task may take on a device, its wait for another one there "
-        "included.",
-    ),
+    _how(min=0.1, help="The longest that one task may take on a device, its wait there included."),
 ]
 RunWork = Annotated[
     Path | None,
@@ -135,11 +137,11 @@ Keep = Annotated[
 ]
 RunLogLevel = Annotated[LogLevel, _how(help="Of the logs in the work folder.")]
 Verify = Annotated[
-    bool,
+    int | None,
     _show(
-        "--verify",
-        help="Compare every result with the whole model's in ONNX Runtime, run in a process of "
-        "its own.",
+        min=0,
+        metavar="[=N]",
+        help="Compare every result, or N of them evenly spread, with the whole model's.",
     ),
 ]
 Tolerance = Annotated[
@@ -158,7 +160,7 @@ Quiet = Annotated[bool, _show("--quiet", "-q", help="No progress and no summary.
 # ---- shoal plan ----------------------------------------------------------------------------------
 
 PlanFiles = Annotated[
-    list[Path],
+    list[Path] | None,
     typer.Argument(
         metavar="FILE...",
         help="Manifests, or folders of manifests, or one [bold].onnx[/bold] file.",
@@ -205,10 +207,7 @@ BudgetRange = Annotated[
 ]
 BenchInputs = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder of .npz and .npy files, of which the first item is run. [dim]Default: an item "
-        "is made[/dim]"
-    ),
+    typer.Option(help="Folder of inputs; the first item is run. [dim]Default: one is made[/dim]"),
 ]
 Turns = Annotated[int, typer.Option(min=2, max=1000, help="How many items, and runs of each peer.")]
 Peers = Annotated[
@@ -247,7 +246,6 @@ Shapes = Annotated[
 Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Keep the fragments here, as a fragment store.")
 ]
-
 Digest = Annotated[
     str | None,
     typer.Option(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from shoal_cli.commands import options
-from shoal_protocol.choices import Residency
+from shoal_cli.commands import layer_plans, options
+from shoal_protocol.choices import Objective, Residency
 
 if TYPE_CHECKING:
     from shoal_cli.local.orders import PlanOrder
@@ -19,30 +19,43 @@ EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
     "What manifests ask for:  shoal plan examples/ocr\n\n"
     "A bare model:  shoal plan model.onnx --devices 3 --budget 64Mi\n\n"
+    "Measured layers:  shoal plan --profile vgg16.json --devices devices.json\n\n"
     "Placements and jobs are planned as `shoal run` would; nothing runs. Times are predictions."
 )
 
 
 def plan(
-    files: options.PlanFiles,
+    files: options.PlanFiles = None,
     volume: options.Volumes = None,
     inputs: options.PlanInputs = None,
     shape: options.BareShapes = None,
-    devices: options.Devices = None,
+    devices: layer_plans.PlanDevices = None,
     budget: options.Budgets = None,
     fragments: options.Fragments = None,
     residency: options.Residency = None,
+    profile: layer_plans.Profile = None,
+    objective: layer_plans.Objective = None,
+    items: layer_plans.Items = None,
     work: options.PlanWork = None,
 ) -> None:
     """Print which devices would serve which fragments, and why the alternatives lost.
 
     Then the smallest budget that works, with these fragments, and what other budgets would give.
+    With --profile: which devices would run which layers, with cuts and devices chosen together.
     """
+    if profile is not None:
+        _of_profile(files, profile, devices, objective, items)
+        return
+    if not files:
+        raise typer.BadParameter("nothing to plan: give manifests, a model or --profile")
+    if objective is not None or items is not None:
+        raise typer.BadParameter("--objective and --items go with --profile")
     from shoal_cli.local.workspace import default_work_folder
 
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     if options.is_model(files):
-        budgets = options.parse_budgets(budget or ["64Mi"], devices)
+        count = layer_plans.parse_device_count(devices)
+        budgets = options.parse_budgets(budget or ["64Mi"], count)
         shapes = options.parse_shapes(shape)
         order = _of_model(files[0], budgets, fragments, residency or Residency.ADAPTIVE, shapes)
         if inputs is not None:
@@ -58,6 +71,18 @@ def plan(
         residency=residency,
     )
     _print(_of_manifests(files, options.parse_volumes(volume), folder), folder)
+
+
+def _of_profile(
+    files: Sequence[Path] | None,
+    profile: Path,
+    devices: str | None,
+    objective: Objective | None,
+    items: int | None,
+) -> None:
+    if files:
+        raise typer.BadParameter("a profile, or manifests or a model, not both")
+    layer_plans.print_layer_plan(profile, devices, objective or Objective.THROUGHPUT, items or 100)
 
 
 def _of_model(

@@ -2,11 +2,13 @@
 
 Both are `Observer`s. The live picture has one table per job (stages with their queues), one of
 devices (residency against budget), and a bar of items with throughput and the time left. Plain
-lines come every `PLAIN_SECONDS`, one per job, so that a log stays readable.
+lines are for logs: progress comes every `PLAIN_SECONDS`, one line per job. Unless they were asked
+for, a phase is named once it lasts, so that a run that is over soon prints none.
 """
 
 import sys
 import time
+from threading import Timer
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -15,12 +17,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from shoal_cli.commands.tables import format_seconds, plain_table
+from shoal_cli.commands.tables import Waiting, format_seconds, plain_table
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 PLAIN_SECONDS: Final = 5.0
+LASTING_SECONDS: Final = 2.0
 _BAR_WIDTH: Final = 24
 
 
@@ -30,17 +33,31 @@ def choose_progress(kind: str | None, console: Console) -> Observer:
         return Observer()
     if kind == "rich" or (kind == "auto" and console.is_terminal):
         return LiveProgress(console)
-    return PlainProgress()
+    return PlainProgress(0 if kind == "plain" else LASTING_SECONDS)
 
 
 class PlainProgress(Observer):
     """Lines on stderr; standard output is for the summary."""
 
-    def __init__(self) -> None:
+    def __init__(self, lasting_seconds: float) -> None:
+        """A phase that is over within `lasting_seconds` is not named."""
+        self._lasting_seconds = lasting_seconds
         self._shown = time.monotonic()
+        self._phase: Timer | None = None
 
     def phase(self, text: str) -> None:
-        self._print(text)
+        self.ended()
+        self._shown = time.monotonic()
+        if not self._lasting_seconds:
+            self._print(text)
+            return
+        self._phase = Timer(self._lasting_seconds, self._print, [text])
+        self._phase.daemon = True
+        self._phase.start()
+
+    def ended(self) -> None:
+        if self._phase is not None:
+            self._phase.cancel()
 
     def note(self, text: str) -> None:
         self._print(f"! {text}")
@@ -85,7 +102,7 @@ class LiveProgress(Observer):
         self._live: Live | None = None
 
     def phase(self, text: str) -> None:
-        self._show(Text(f"{text} ...", style="dim"))
+        self._show(Waiting(text))
 
     def note(self, text: str) -> None:
         self._console.print(Text(f"! {text}", style="yellow"))

@@ -51,7 +51,7 @@ def run(
     work: options.RunWork = None,
     keep: options.Keep = True,
     log_level: options.RunLogLevel = "info",
-    verify: options.Verify = False,
+    verify: options.Verify = None,
     tolerance: options.Tolerance = 1e-4,
     report: options.Report = None,
     progress: options.Progress = "auto",

@@ -3,14 +3,16 @@
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.measure import Measurement
-from rich.status import Status
+from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -51,9 +53,24 @@ def errors() -> Console:
     return Console(stderr=True, markup=False)
 
 
-def working(what: str) -> Status:
+class Waiting:
+    """A sign of life: what goes on, and how long already once that is more than a second."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._started = time.monotonic()
+        self._spinner = Spinner("dots")
+
+    def __rich__(self) -> Spinner:
+        seconds = int(time.monotonic() - self._started)
+        elapsed = f" {seconds} s" if seconds else ""
+        self._spinner.update(text=Text(f"{self._what} ...{elapsed}", style="dim"))
+        return self._spinner
+
+
+def working(what: str) -> Live:
     """A sign of life on standard error while something long runs; a terminal alone shows it."""
-    return errors().status(Text(f"{what} ..."))
+    return Live(Waiting(what), console=errors(), refresh_per_second=8, transient=True)
 
 
 def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True) -> None:
@@ -331,7 +348,8 @@ def _ranges(indices: Sequence[int]) -> str:
 
 
 def _failure_lines(job: JobReport) -> list[Text]:
-    lines = [Text(f"{job.name}: {_what_failed(job)}", style="red")] if job.message else []
+    style = "" if job.complete else "red"
+    lines = [Text(f"{job.name}: {_what_failed(job)}", style=style)] if job.message else []
     for failure in job.failures[:FAILURES_SHOWN]:
         where = failure.input or f"item {failure.item}"
         reason = failure.reason.removeprefix(f"{where}: ")
@@ -377,16 +395,22 @@ def over_budget_line(device: DeviceReport) -> str:
     )
 
 
+def _of(verification: Verification) -> str:
+    """`16 items`, `16 of 10000 items`"""
+    compared, there = verification.items, verification.of_items
+    return f"{compared} of {there} items" if compared < there else f"{compared} items"
+
+
 def _verification_line(verification: Verification, devices: Sequence[DeviceReport]) -> Text:
     whole = format_bytes(verification.peak_bytes)
     line = (
-        f"verified {verification.items} items against the whole model: largest difference "
+        f"verified {_of(verification)} against the whole model: largest difference "
         f"{verification.max_abs_diff:.2g} absolute, {verification.max_rel_diff:.2g} relative; "
         f"same maxima in {verification.agreements}/{verification.items}"
     )
     if verification.reference_items:
         line += (
-            f"; ONNX Runtime's own rounding (default against unoptimised, "
+            f"; ONNX Runtime's own rounding (default against other options, "
             f"{verification.reference_items} items): {verification.reference_abs_diff:.2g} absolute"
         )
     if verification.skipped:
@@ -394,6 +418,11 @@ def _verification_line(verification: Verification, devices: Sequence[DeviceRepor
     if verification.mismatched:
         first = verification.worst_item
         line += f"; {verification.mismatched} items cannot be compared (first: {first})"
+    if verification.own_rounding:
+        line += (
+            f"\nthe difference is the model's own: the whole model differs from itself by "
+            f"{verification.reference_rel_diff:.2g} relative when ONNX Runtime rounds otherwise"
+        )
     if not verification.passed:
         line += f"\nDIFFERENT: more than the tolerance of {verification.tolerance:g}"
     if largest := max((device.budget_bytes for device in devices), default=0):

@@ -1,9 +1,4 @@
-"""What follows when devices have measured that fragments take more than was planned, and nothing
-on them helps: the model is cut again, as if each device had less. Pure.
-
-By how much an estimate is wrong is often not known: a trial is stopped where it exceeds the budget.
-So each further cut is for three quarters of what the one before was for.
-"""
+"""`shoal run` cuts a model finer: which jobs, and how their reports are merged. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,12 +6,8 @@ from typing import Final
 
 from shoal_cli.local.orders import JobOrder
 from shoal_cli.local.report import DeviceReport, JobReport
-from shoal_protocol.units import Bytes, format_bytes
+from shoal_planner import finer_cuts
 
-MOST_CUTS: Final = 4
-"""Of one model in one run: the last is for two fifths of the budgets."""
-_TOO_LARGE: Final = "Budget"
-"""The reason of a job that failed because a fragment fits on no device."""
 _SUMMED: Final = (
     *("loads", "evictions", "tasks", "sent_bytes", "received_bytes", "fetched_bytes"),
     *("restarts", "limit_failures", "out_of_memory_kills"),
@@ -25,7 +16,7 @@ _SUMMED: Final = (
 
 def is_too_large(report: JobReport) -> bool:
     """Whether the job failed because a fragment fits on no device."""
-    return report.state == "Failed" and report.reason == _TOO_LARGE
+    return report.state == "Failed" and finer_cuts.is_too_large(report.reason)
 
 
 def cut_finer(order: JobOrder) -> JobOrder | None:
@@ -34,17 +25,16 @@ def cut_finer(order: JobOrder) -> JobOrder | None:
     if cut.tensors or cut.fragments or cut.max_bytes or cut.pinned:
         return None
     devices = tuple(
-        replace(device, budget_bytes=Bytes(device.budget_bytes * 3 // 4)) for device in cut.devices
+        replace(device, budget_bytes=finer_cuts.finer(device.budget_bytes))
+        for device in cut.devices
     )
     return replace(order, plan=replace(order.plan, cut=replace(cut, devices=devices)))
 
 
 def in_words(order: JobOrder, report: JobReport) -> str:
     """What happened, and what is done about it."""
-    sizes = [device.budget_bytes for device in order.plan.cut.devices]
-    least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
-    shown = least if least == most else f"{least} to {most}"
-    return f"{order.name}: {report.message}; now it is cut for {shown} on each device"
+    limits = [device.budget_bytes for device in order.plan.cut.devices]
+    return f"{order.name}: {finer_cuts.in_words(report.message, limits)}"
 
 
 def merged(reports: Iterable[DeviceReport]) -> tuple[DeviceReport, ...]:

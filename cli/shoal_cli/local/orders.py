@@ -16,7 +16,7 @@ from shoal_api.shapes import did_you_mean
 from shoal_cli.local.manifests import Manifests, manifests_of
 from shoal_cli.transfer.addresses import AddressRefused, claim_of, resolve_uri
 from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, PoolDevice
-from shoal_protocol.choices import Mode, Objective, Policy, Residency
+from shoal_protocol.choices import Mode, Objective, Policy, Precision, Residency
 from shoal_protocol.units import Nanoseconds
 
 BARE_POOL: Final = "local"
@@ -77,6 +77,11 @@ class JobOrder:
     @property
     def name(self) -> str:
         return self.job.metadata.name
+
+    @property
+    def lossy(self) -> bool:
+        """Whether activations travel in half precision."""
+        return self.job.spec.transfer_precision is Precision.HALF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,6 @@ from shoal_cli.local.report import (
     Latency,
     StageReport,
     TierHits,
-    Verification,
 )
 from shoal_cli.local.supervisor import ProcessSpec, Supervisor, tail
 from shoal_cli.local.verification import DEFAULT_TOLERANCE
@@ -36,7 +35,6 @@ from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
 from shoal_planner.outcome import Plan
 from shoal_protocol.channels import open_channel
-from shoal_protocol.choices import Precision
 from shoal_protocol.partition import document_to_json
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -60,11 +58,12 @@ class AgentsMissing(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How to run. `relay`: activations go through the coordinator, never from agent to agent."""
+    """How to run. `relay`: activations go through the coordinator, never from agent to agent.
+    `verify`: how many results are compared, 0: all; None: none."""
 
     enforce: Enforce = Enforce.AUTO
     relay: bool = False
-    verify: bool = False
+    verify: int | None = None
     tolerance: float = DEFAULT_TOLERANCE
     threads: int | None = None
     task_seconds: float = 540.0
@@ -98,7 +97,7 @@ class PlannedJob:
             backoff_limit=spec.backoff_limit,
             active_deadline_seconds=float(spec.active_deadline_seconds or 0),
             parallelism=spec.parallelism or 0,
-            lossy=spec.transfer_precision is Precision.HALF,
+            lossy=self.order.lossy,
         )
 
     def fragments_on(self, device: str) -> dict[str, FragmentHeld]:
@@ -274,9 +273,8 @@ class PoolRun:
 
     # ---- the report ------------------------------------------------------------------------------
 
-    def job_report(self, job: PlannedJob, verified: Verification | str | None) -> JobReport:
-        """A job as it was reported last, Pending if never. `verified`: the comparison, or why it
-        failed, or None where none was asked for."""
+    def job_report(self, job: PlannedJob) -> JobReport:
+        """A job as it was reported last, Pending if never."""
         status = self.watch.jobs.get(job.order.name, pb.JobStatus(name=job.order.name))
         return _copied(
             JobReport,
@@ -293,8 +291,8 @@ class PoolRun:
             ),
             failures=tuple(_copied(FailedItem, each) for each in status.failures),
             outputs=str(job.order.outputs),
-            verification=verified if isinstance(verified, Verification) else None,
-            verification_error=verified if isinstance(verified, str) else "",
+            verification=None,
+            verification_error="",
         )
 
     def device_reports(self) -> list[DeviceReport]:

@@ -7,7 +7,7 @@ from are those of last time (`source.json` beside `partition.json`).
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -49,12 +49,14 @@ class PreparationRefused(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A partition in the store, whose `partition.json` is `path`. `advice`: what to do where a
-    fragment is larger than every budget. `note`: which inputs are larger than it was cut for."""
+    fragment is larger than every budget. `note`: which inputs are larger than it was cut for.
+    `files`: the model's, with their digests."""
 
     document: PartitionDocument
     path: Path
     advice: str
     note: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 async def prepare(
@@ -66,7 +68,8 @@ async def prepare(
     result = await run_step("cutting", _MODULE, request, on_progress)
     path = partition_path(store, order.name)
     document = document_from_json(path.read_bytes())
-    return Prepared(document=document, path=path, advice=result["advice"], note=result["note"])
+    told = {name: result[name] for name in ("advice", "note", "files")}
+    return Prepared(document=document, path=path, **told)
 
 
 def partition_path(store: Path, name: str) -> Path:
@@ -102,7 +105,7 @@ def _order_from_json(values: Json) -> CutOrder:
 def cut_into_store(
     order: CutOrder, store: Path, on_progress: Progress, *, fragments: bool = True
 ) -> Json:
-    """Do what is ordered; whether that was done before, and `advice` and `note` of `Prepared`."""
+    """Do what is ordered; whether that was done before, and `Prepared`'s other values."""
     from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
     from shoal_compiler.profile import Source  # noqa: PLC0415 - needs onnx
 
@@ -125,16 +128,20 @@ def cut_into_store(
     if len(choices) > 1:
         source |= {"devices": list(map(dataclasses.asdict, order.devices))}
         source |= {"objective": order.objective}
-    advice = _advice(order, profile, choices[-1])
+    answer = {
+        "advice": _advice(order, profile, choices[-1]),
+        "note": suited.note,
+        "files": {str(path): digest for path, digest in model.files.items()},
+    }
     if _is_current(path, FragmentStore(store), source):
-        return {"warm": True, "advice": advice, "note": suited.note}
+        return {"warm": True, **answer}
     cut = _best(order, [Cut(model, profile, cuts) for cuts in choices])
     if fragments:
         cut.write(store, on_progress)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, document_to_json(cut.document).encode())
     replace_file(path.with_name("source.json"), json.dumps(source).encode())
-    return {"warm": False, "advice": advice, "note": suited.note}
+    return {"warm": False, **answer}
 
 
 def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:

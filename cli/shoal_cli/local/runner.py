@@ -15,13 +15,14 @@ import contextlib
 import datetime
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from typing import Final
 
 from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
-from shoal_cli.local.finer_cuts import MOST_CUTS, cut_finer, in_words, is_too_large, merged
+from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large, merged
+from shoal_cli.local.finished import find_finished, remember
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_cli.local.orders import (
     CutOrder,
@@ -31,13 +32,20 @@ from shoal_cli.local.orders import (
     PlanOrder,
 )
 from shoal_cli.local.pool import PlannedJob, PoolRun, RunOptions
-from shoal_cli.local.preparation import Prepared, prepare
-from shoal_cli.local.report import DeviceReport, Enforcement, RunReport, Verification
+from shoal_cli.local.preparation import Prepared, partition_path, prepare
+from shoal_cli.local.report import (
+    DeviceReport,
+    Enforcement,
+    JobReport,
+    RunReport,
+    Verification,
+)
 from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_cli.local.supervisor import Death, Supervisor
 from shoal_cli.local.verification import VerificationRequest, verify
 from shoal_cli.local.workspace import Workspace
 from shoal_coordinator.storage.results import OutputsRefused, check_outputs
+from shoal_planner.finer_cuts import MOST_CUTS
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 
@@ -133,6 +141,7 @@ class _Run:
         self._supervisor = Supervisor(self._on_death)
         self._pools: list[PoolRun] = []
         self._places: dict[str, tuple[PoolRun, PlannedJob]] = {}
+        self._finished: dict[str, JobReport] = {}
         self._devices: list[DeviceReport] = []
         self._notes: list[str] = []
         self._coordinator_restarts = 0
@@ -147,14 +156,14 @@ class _Run:
         with self._interruptible():
             try:
                 await self._run_jobs(orders.jobs)
-                jobs = [job for _, job in self._places.values()]
-                if self._options.verify and not self._interrupted:
-                    verified = await self._verify(jobs)
+                if self._options.verify is not None and not self._interrupted:
+                    verified = await self._verify(orders.jobs)
             except asyncio.CancelledError:
                 if not self._interrupted:
                     raise
-                if not self._pools:
+                if not (self._pools or self._finished):
                     raise Interrupted from None
+        jobs = self._job_reports(orders.jobs, verified)
         return RunReport(
             shoal_version=metadata.version("shoal"),
             started=self._start_time.isoformat(timespec="seconds"),
@@ -163,19 +172,20 @@ class _Run:
             enforcement=self._enforcement,
             coordinator_restarts=self._coordinator_restarts,
             interrupted=self._interrupted,
-            jobs=tuple(
-                pool.job_report(job, verified.get(job.order.name))
-                for pool, job in self._places.values()
-            ),
+            jobs=jobs,
             devices=merged(self._devices),
             notes=tuple(self._notes),
         )
 
     async def _run_jobs(self, orders: Sequence[JobOrder]) -> None:
-        """Phases 1 to 6; again for the jobs that a finer cut may let run."""
+        """Phases 1 to 6 for the jobs of which something is left to do; again for those that a finer
+        cut may let run."""
         for order in orders:
             _check_folders(order)
-        jobs = await self._plan_jobs(orders)
+        left = [order for order in orders if not await self._is_finished(order)]
+        if not left:
+            return
+        jobs = await self._plan_jobs(left)
         for _ in range(MOST_CUTS - 1):
             await self._run_pools(jobs)
             if self._interrupted or not (finer := self._cut_finer(jobs)):
@@ -188,12 +198,34 @@ class _Run:
             self._supervisor = Supervisor(self._on_death)
         await self._run_pools(jobs)
 
+    async def _is_finished(self, order: JobOrder) -> bool:
+        finished = await asyncio.to_thread(find_finished, order, self._workspace)
+        if finished is not None:
+            self._finished[order.name] = finished
+        return finished is not None
+
+    def _job_reports(
+        self, orders: Sequence[JobOrder], verified: Mapping[str, Verification | str]
+    ) -> tuple[JobReport, ...]:
+        """One for each job, in order. Those that have completed are recorded."""
+        reports = []
+        for order in orders:
+            found = verified.get(order.name)
+            if (report := self._finished.get(order.name)) is not None:
+                reports.append(report.verified(found))
+            elif order.name in self._places:
+                pool, job = self._places[order.name]
+                reports.append(report := pool.job_report(job).verified(found))
+                if report.complete:
+                    remember(order, job.prepared, self._workspace)
+        return tuple(reports)
+
     def _cut_finer(self, jobs: Sequence[PlannedJob]) -> list[JobOrder]:
         """The jobs of which a fragment turned out too large for every device, cut for less."""
         finer = []
         for job in jobs:
             pool, _ = self._places[job.order.name]
-            report = pool.job_report(job, None)
+            report = pool.job_report(job)
             if is_too_large(report) and (order := cut_finer(job.order)) is not None:
                 self._note(in_words(order, report))
                 finer.append(order)
@@ -317,19 +349,20 @@ class _Run:
             self._devices += pool.device_reports()
             self._coordinator_restarts += self._supervisor.restarts(pool.coordinator)
 
-    async def _verify(self, jobs: Sequence[PlannedJob]) -> dict[str, Verification | str]:
+    async def _verify(self, orders: Sequence[JobOrder]) -> dict[str, Verification | str]:
         """Phase 7, one job after another: each has the machine's memory for itself. A verification
         that failed does not lose the report: its entry says why."""
         found: dict[str, Verification | str] = {}
-        for job in jobs:
-            name = job.order.name
+        for order in orders:
+            name = order.name
             self._observer.phase(f"verifying {name} against the whole model")
             request = VerificationRequest(
-                model=job.order.plan.cut.path,
-                partition=job.prepared.path,
-                inputs=job.order.inputs,
-                outputs=job.order.outputs,
+                model=order.plan.cut.path,
+                partition=partition_path(self._workspace.store, order.plan.cut.name),
+                inputs=order.inputs,
+                outputs=order.outputs,
                 tolerance=self._options.tolerance,
+                most_items=self._options.verify or None,
             )
             try:
                 found[name] = await verify(request, partial(self._observer.verifying, name))

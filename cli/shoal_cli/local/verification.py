@@ -5,13 +5,15 @@ settings, and run over the same inputs, one item at a time, each compared with w
 So neither inputs nor results need to fit in memory. Items without a result (they failed) are
 skipped.
 
-ONNX Runtime's default optimisations change the model's rounding, and agents run without some of
-them. How much of a difference that can explain is measured too: the default session against one
-without any optimisation, over `_REFERENCE_ITEMS` of the items at most. It decides nothing.
+ONNX Runtime's optimisations change the model's rounding, and agents run without some of them. A
+quantised model may make much of that: a value that is rounded the other way is a whole step off.
+How far the whole model differs from itself is measured too: the default session against one with
+the options of agents, and one without any optimisation, over `_REFERENCE_ITEMS` of the items and
+the worst one. A difference of that size is the model's own (`Verification.own_rounding`).
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +33,7 @@ Arrays = Mapping[str, Array]
 
 DEFAULT_TOLERANCE: Final = 1e-4
 _REFERENCE_ITEMS: Final = 16
+_REFERENCES: Final = ("agents", "unoptimised")
 _MODULE: Final = "shoal_cli.local.verification"
 _PATHS: Final = ("model", "partition", "inputs", "outputs")
 
@@ -41,41 +44,44 @@ class VerificationRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationRequest:
-    """What to compare: a model's file, its `partition.json`, inputs and results."""
+    """What to compare: a model's file, its `partition.json`, inputs and results; of the items so
+    many, evenly spread, or all."""
 
     model: Path
     partition: Path
     inputs: Path
     outputs: Path
     tolerance: float
+    most_items: int | None = None
 
 
 @dataclass(slots=True)
 class Comparison:
-    """Differences so far. Arrays that cannot be subtracted (`comparable`) count as mismatched."""
+    """Differences so far. Arrays that cannot be subtracted (`comparable`) count as mismatched. Of
+    the items that were added, `worst` is the number of the worst, `worst_item` its place."""
 
     items: int = 0
-    skipped: int = 0
     mismatched: int = 0
     agreements: int = 0
     max_abs_diff: float = 0.0
     max_rel_diff: float = 0.0
+    worst: int = 0
     worst_item: str = ""
 
     def add(self, place: str, expected: Arrays, actual: Arrays) -> None:
         """Take one item in; `place` is what a person calls it."""
-        self.items += 1
+        item, self.items = self.items, self.items + 1
         pairs = [(expected[name], actual[name]) for name in expected if name in actual]
         if len(pairs) < len(expected) or not all(comparable(one, two) for one, two in pairs):
             if not self.mismatched:
-                self.worst_item = place
+                self.worst, self.worst_item = item, place
             self.mismatched += 1
             return
         self.agreements += all(_same_maxima(one, two) for one, two in pairs)
         for one, two in pairs:
             absolute, relative = difference(one, two)
             if relative > self.max_rel_diff and not self.mismatched:
-                self.worst_item = place
+                self.worst, self.worst_item = item, place
             self.max_abs_diff = max(self.max_abs_diff, absolute)
             self.max_rel_diff = max(self.max_rel_diff, relative)
 
@@ -131,32 +137,39 @@ def _compare_all(request: VerificationRequest, on_progress: Progress) -> Verific
     inputs = scan_inputs(request.inputs, document.inputs)
     names = [spec.name for spec in document.outputs]
     results = _Results(request.outputs, inputs)
-    comparison = Comparison()
+    present = [item for item in range(len(inputs)) if results.has(item)]
+    compared = _spread(present, request.most_items or len(present))
+    comparison, reference = Comparison(), Comparison()
     started = time.monotonic()
     try:
         whole = WholeModel(request.model)
-        for item in range(len(inputs)):
-            if results.has(item):
-                expected = whole.run(names, inputs.read(item))
-                comparison.add(inputs.place(item), expected, results.read(item, expected))
-            else:
-                comparison.skipped += 1
-            on_progress(item + 1, len(inputs))
+        for done, item in enumerate(compared, 1):
+            expected = whole.run(names, inputs.read(item))
+            comparison.add(inputs.place(item), expected, results.read(item, expected))
+            on_progress(done, len(compared))
         floor_bytes, peak_bytes = whole.floor_bytes, whole.peak_bytes
-        sample = _sample([item for item in range(len(inputs)) if results.has(item)])
+        sample = _reference_items(compared, comparison)
         by_default = [whole.run(names, inputs.read(item)) for item in sample]
         del whole  # two whole models at once may be more than the machine has
-        plain = WholeModel(request.model, Way.UNOPTIMISED)
-        reference = Comparison()
-        for item, expected in zip(sample, by_default, strict=True):
-            reference.add(inputs.place(item), expected, plain.run(names, inputs.read(item)))
+        for way in map(Way, _REFERENCES):
+            other = WholeModel(request.model, way)
+            for item, expected in zip(sample, by_default, strict=True):
+                reference.add(inputs.place(item), expected, other.run(names, inputs.read(item)))
+            del other
     except ModelUnusable as error:
         raise VerificationRefused(f"the whole model does not run: {error}") from error
     results.close()
     return Verification(
-        **asdict(comparison),
+        items=comparison.items,
+        of_items=len(present),
+        skipped=len(inputs) - len(present),
+        mismatched=comparison.mismatched,
+        max_abs_diff=comparison.max_abs_diff,
+        max_rel_diff=comparison.max_rel_diff,
+        worst_item=comparison.worst_item,
+        agreements=comparison.agreements,
         tolerance=request.tolerance,
-        reference_items=reference.items,
+        reference_items=len(sample),
         reference_abs_diff=reference.max_abs_diff,
         reference_rel_diff=reference.max_rel_diff,
         floor_bytes=floor_bytes,
@@ -165,10 +178,16 @@ def _compare_all(request: VerificationRequest, on_progress: Progress) -> Verific
     )
 
 
-def _sample(items: list[int]) -> list[int]:
-    """At most `_REFERENCE_ITEMS`, evenly spread, the first among them."""
-    count = min(len(items), _REFERENCE_ITEMS)
+def _spread(items: Sequence[int], most: int) -> list[int]:
+    """So many of these at most, evenly spread, the first among them."""
+    count = min(len(items), most)
     return [items[place * len(items) // count] for place in range(count)]
+
+
+def _reference_items(compared: Sequence[int], comparison: Comparison) -> list[int]:
+    """Some of the items, the worst among them."""
+    worst = compared[comparison.worst : comparison.worst + 1]
+    return sorted({*_spread(compared, _REFERENCE_ITEMS), *worst})
 
 
 class _Results:

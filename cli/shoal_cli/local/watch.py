@@ -2,7 +2,7 @@
 
 When the supervisor has restarted a coordinator, the watch submits its jobs again, which is
 idempotent. A device's counters restart with its session or the coordinator, so `DeviceTally` sums
-their growth.
+their growth; `JobTally` does the like for jobs.
 """
 
 import asyncio
@@ -67,6 +67,29 @@ class DeviceTally:
         return TierHits(**self.tiers)
 
 
+@dataclass(slots=True)
+class JobTally:
+    """What one job has done in the run, over restarts of the coordinator: each begins with the
+    results that are there, and with statistics of a few seconds ago."""
+
+    last: pb.JobStatus = field(default_factory=pb.JobStatus)
+    resumed: int | None = None
+    unrecorded_retries: int = 0
+
+    def add(self, status: pb.JobStatus) -> pb.JobStatus:
+        """Take a newer status in; it comes back with the counts of the run."""
+        if status.epoch != self.last.epoch:
+            self.unrecorded_retries += max(0, self.last.retries - status.retries)
+        if self.resumed is None and status.items:
+            self.resumed = status.resumed
+        self.last = status
+        counted = pb.JobStatus()
+        counted.CopyFrom(status)
+        counted.resumed = self.resumed or 0
+        counted.retries += self.unrecorded_retries
+        return counted
+
+
 def _growth(before: int, now: int) -> int:
     """How much a counter grew; one that fell was started over."""
     return now - before if now >= before else now
@@ -78,6 +101,7 @@ class Watch:
     def __init__(self, channel: grpc.aio.Channel, requests: Sequence[pb.SubmitJobRequest]) -> None:
         self._client = CoordinatorClient(channel, seconds=CALL_SECONDS)
         self._requests = {request.name: request for request in requests}
+        self._tallies = {request.name: JobTally() for request in requests}
         self.jobs: dict[str, pb.JobStatus] = {}
         self.devices: dict[str, DeviceTally] = {}
 
@@ -130,7 +154,10 @@ class Watch:
             if status is None or status.state in ENDED:
                 continue
             with contextlib.suppress(CallFailed):
-                self.jobs[name] = await self._client.cancel(name, reason, seconds=CANCEL_SECONDS)
+                self._take(await self._client.cancel(name, reason, seconds=CANCEL_SECONDS))
+
+    def _take(self, status: pb.JobStatus) -> None:
+        self.jobs[status.name] = self._tallies[status.name].add(status)
 
     async def _poll_forever(self, on_snapshot: Callable[[], None]) -> None:
         while True:
@@ -144,12 +171,12 @@ class Watch:
         lost_at = math.inf
         while True:
             try:
-                self.jobs[request.name] = await self._client.submit(request)
+                self._take(await self._client.submit(request))
                 lost_at = math.inf
                 async for status in self._client.watch(
                     request.name, WATCH_INTERVAL_SECONDS, seconds=WATCH_SECONDS
                 ):
-                    self.jobs[request.name] = status
+                    self._take(status)
                     if status.state in ENDED:
                         return
             except CallFailed as error:

@@ -19,6 +19,8 @@ import numpy.typing as npt
 import onnxruntime
 from onnx import TensorProto, helper
 
+from shoal_protocol.session_options import COPYING_OPTIMIZERS, EXACT_PRODUCTS, LEVEL, UNPACKED
+
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 
@@ -32,11 +34,13 @@ class ModelUnusable(Exception):
 
 
 class Way(StrEnum):
-    """How ONNX Runtime loads a model: as it does by default, without any optimisation, or *mapped*:
-    nothing is done that would copy weights, so that those in a file of their own stay there."""
+    """How ONNX Runtime loads a model: as it does by default, without any optimisation, with the
+    options of agents, or *mapped*: nothing is done that would copy weights, so that those in a file
+    of their own stay there."""
 
     DEFAULT = "default"
     UNOPTIMISED = "unoptimised"
+    AGENTS = "agents"
     MAPPED = "mapped"
 
 
@@ -54,7 +58,10 @@ class WholeModel:
         self.peak_bytes = 0
         try:
             self._session = onnxruntime.InferenceSession(
-                str(path), _options(way, threads), providers=_PROVIDERS
+                str(path),
+                _options(way, threads),
+                providers=_PROVIDERS,
+                disabled_optimizers=list(COPYING_OPTIMIZERS) if way is Way.AGENTS else None,
             )
         except Exception as error:  # ONNX Runtime's own classes share no base
             raise ModelUnusable(str(error)) from error
@@ -88,6 +95,10 @@ def _options(way: Way, threads: int | None) -> onnxruntime.SessionOptions:
         options.intra_op_num_threads = threads
     if way is Way.UNOPTIMISED:
         options.graph_optimization_level = levels.ORT_DISABLE_ALL
+    if way is Way.AGENTS:
+        options.graph_optimization_level = getattr(levels, LEVEL)
+        options.add_session_config_entry(*EXACT_PRODUCTS)
+        options.add_session_config_entry(*UNPACKED)
     if way is Way.MAPPED:
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED

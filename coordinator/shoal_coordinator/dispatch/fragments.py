@@ -44,7 +44,8 @@ def start_load(state: State, service: Service, device: Device, tier: Tier) -> No
     assert size <= memory.room, f"no room for {size} bytes"
     memory.loading, memory.granted[digest] = loading, granted
     state.pending[number] = loading
-    for user in state.by_digest.get(digest, ()):
+    users = state.by_digest.get(digest, ())
+    for user in users:
         user.loading[device] = None
     state.out.append(
         Load(
@@ -54,6 +55,7 @@ def start_load(state: State, service: Service, device: Device, tier: Tier) -> No
             granted=granted,
             tier=tier,
             peers=_peers(state, device, digest),
+            priority=max((user.priority for user in users), default=0),
         )
     )
 

@@ -33,7 +33,8 @@ class Tier(IntEnum):
 @_instruction
 class Load:
     """`granted` is what the fragment may take: with less than its `resident_bytes` it runs in
-    blocks. `peers` are devices that have it on disk, nearest first.
+    blocks. `peers` are devices that have it on disk, nearest first. `priority` is the highest of
+    the jobs that it serves.
     """
 
     instruction: int
@@ -42,6 +43,7 @@ class Load:
     granted: Bytes
     tier: Tier
     peers: tuple[str, ...] = ()
+    priority: int = 0
 
 
 @_instruction

@@ -95,6 +95,13 @@ class Broke(_OfJob):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResultsUnwritable(_OfJob):
+    """The outputs take no more results of any item: their disk is full, or read-only."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilesRemoved(_OfJob):
     """Answers `RemoveFiles`."""
 
@@ -120,6 +127,7 @@ Event = (
     | WorkEnded
     | Closed
     | Broke
+    | ResultsUnwritable
     | FilesRemoved
     | Elapsed
 )

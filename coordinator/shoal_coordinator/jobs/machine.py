@@ -19,12 +19,13 @@ waits for one answer; the table says which, and what follows:
     ENDING       Recorded     ENDED       Notify
     ENDED        -            a new submission of the name begins another life; a removal forgets it
 
-A *stop* is a user's cancellation, or an error inside the coordinator (`Broke`), which fails the
-job. Requests about one name are served one at a time, in their order; they wait while a record is
-being written, and while the job is stopping: a submission after a cancellation begins the next
-life, one before it is cancelled as well. A submission of the same work amends a job that is OPENING
-or RUNNING: the new terms are recorded, then dispatched (`Amend`). One that completes is only
-joined: nothing is left to dispatch, and to dispatch it would start the job again.
+A *stop* is a user's cancellation, or what fails the job: an error inside the coordinator (`Broke`),
+or outputs that take no more results (`ResultsUnwritable`). Requests about one name are served one
+at a time, in their order; they wait while a record is being written, and while the job is stopping:
+a submission after a cancellation begins the next life, one before it is cancelled as well. A
+submission of the same work amends a job that is OPENING or RUNNING: the new terms are recorded,
+then dispatched (`Amend`). One that completes is only joined: nothing is left to dispatch, and to
+dispatch it would start the job again.
 
 Invariants, which the simulation checks at every step:
 
@@ -73,13 +74,19 @@ def _apply(state: State, event: ev.Event) -> None:
         case ev.FilesRemoved():
             end_removal(state, event)
         case ev.Broke():
-            if (job := state.jobs.get(event.job)) is not None:
-                message = f"the coordinator failed while it processed this job: {event.message}"
-                stop(state, job, _failed("CoordinatorFailed", message))
+            message = f"the coordinator failed while it processed this job: {event.message}"
+            _fail(state, event.job, _failed("CoordinatorFailed", message))
+        case ev.ResultsUnwritable():
+            _fail(state, event.job, _failed("ResultsUnwritten", event.message))
         case ev.Opened() | ev.OpenFailed() | ev.WorkEnded() | ev.Closed():
             _advance(state, state.jobs[event.job], event)
         case _:
             assert_never(event)
+
+
+def _fail(state: State, name: str, end: End) -> None:
+    if (job := state.jobs.get(name)) is not None:
+        stop(state, job, end)
 
 
 def _advance(

@@ -65,6 +65,8 @@ class Driver:
         """Called once for each job given to `submit`: the dispatcher has ended it."""
         self.on_job_broken: Callable[[str, str], None] = lambda _job, _message: None
         """Called with the message of an exception that the processing of a job has raised."""
+        self.on_results_unwritable: Callable[[str, str], None] = lambda _job, _message: None
+        """Called with what keeps a job's outputs from taking any more results."""
         self.progressed_at = monotonic_ns()
         self.deliveries = Deliveries(self._delivery_failed)
         self.excesses = Excesses()
@@ -355,6 +357,7 @@ class Driver:
                 self.excesses.executed(session.hello, reply.executed)
                 run = self.runs.get(order.job)
                 if run is None or run.epoch != order.epoch:
+                    self.feed(event, order.job, device)  # nobody waits for its results any more
                     return
                 frame = reply.executed.result_frame
                 try:

@@ -64,6 +64,9 @@ class Jobs:
         self._driver = driver
         driver.on_job_ended = self._work_ended
         driver.on_job_broken = lambda job, message: self._feed(ev.Broke(job=job, message=message))
+        driver.on_results_unwritable = lambda job, message: self._feed(
+            ev.ResultsUnwritable(job=job, message=message)
+        )
         self._store = store
         self._ledger = ledger
         self._volume = volume

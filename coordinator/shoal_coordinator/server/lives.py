@@ -26,7 +26,7 @@ from shoal_coordinator.server.messages import (
     with_end,
     with_tally,
 )
-from shoal_coordinator.server.runs import RETRY_SECONDS, JobRun, open_run
+from shoal_coordinator.server.runs import RETRY_SECONDS, JobRun, OutputsUnwritable, open_run
 from shoal_coordinator.storage.inputs import InputsRefused
 from shoal_coordinator.storage.job_records import JobRecord, Ledger
 from shoal_coordinator.storage.locations import LocationRefused
@@ -188,13 +188,20 @@ class Life:
         match effect:
             case do.Dispatch():
                 driver.runs[name] = run
-                run.start(driver.feed, lambda error: driver.contain("results", error, name))
+                run.start(driver.feed, self._writing_failed)
                 driver.submit(spec, run.completed)
             case do.Amend():
                 logger.info("job %s: plan %d, epoch %d", name, request.epoch, effect.epoch)
                 driver.amend(spec)
             case _:
                 assert_never(effect)
+
+    def _writing_failed(self, error: BaseException) -> None:
+        match error:
+            case OutputsUnwritable():
+                self._driver.on_results_unwritable(self.job.name, str(error))
+            case _:
+                self._driver.contain("results", error, self.job.name)
 
     def work_ended(self) -> ev.WorkEnded:
         name, view = self.job.name, self.view()

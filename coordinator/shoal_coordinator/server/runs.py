@@ -5,7 +5,6 @@ dispatcher receives the reply when both are here.
 """
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +16,9 @@ from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
 from shoal_coordinator.server import admission, wire
 from shoal_coordinator.storage.inputs import InputSet, InputUnsuitable, scan_inputs
+from shoal_coordinator.storage.job_files import open_results
 from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.locations import local_folder
-from shoal_coordinator.storage.parts import ResultFile
 from shoal_coordinator.storage.prefetch import InputPrefetch
 from shoal_coordinator.storage.results import FailedItem, OutputsRefused, ResultStore
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
@@ -50,6 +49,10 @@ Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 Held = list[tuple[int, Mapping[str, Array]]]
 """Results in memory, by item."""
+
+
+class OutputsUnwritable(Exception):
+    """A job's outputs take no more results of any item; the text says why and what to do."""
 
 
 @dataclass(slots=True)
@@ -101,7 +104,8 @@ class JobRun:
         self._writing: asyncio.Task[None] | None = None
 
     def start(self, feed: Feed, on_error: Callable[[BaseException], None]) -> None:
-        """Write results as items end, until `close`. `on_error` gets what ends that too early."""
+        """Write results as items end, until `close`. `on_error` gets what ends that too early, an
+        `OutputsUnwritable` among it."""
 
         def ended(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -283,11 +287,16 @@ class JobRun:
         at = Nanoseconds(monotonic_ns())
         for item in items:
             self._forget(item)
+        unwritable = self._results.unwritable
         for item in items:
             failure = None
             if item in problems:
+                if unwritable:
+                    continue  # the item is sound: it runs again with the next run
                 failure = ev.Failure(kind=ev.FailureKind.OUTPUT, message=problems[item])
             feed(ev.ItemStored(at=at, job=self.name, item=item, failure=failure))
+        if unwritable:
+            raise OutputsUnwritable(unwritable)
 
     async def _add_untouched(self, items: list[int]) -> dict[int, str]:
         """An output of the model may be one of its inputs; no device sends those."""
@@ -328,26 +337,6 @@ def open_run(
         inputs = scan_inputs(source, document.inputs)
         if target.resolve() == source.resolve():
             raise OutputsRefused(target, "are the inputs as well; choose another folder")
-        facts = (document.model_digest, inputs.digest, str(request.lossy))
-        results = ResultStore(
-            target,
-            job=request.name,
-            identity=hashlib.sha256("\0".join(facts).encode()).hexdigest(),
-            files=_result_files(inputs),
-            names=[spec.name for spec in document.outputs],
-        )
+        results = open_results(target, inputs, document, job=request.name, lossy=request.lossy)
     inputs.inflate_into(target / ".shoal" / request.name)
     return JobRun(request, document, epoch, inputs, results, crashes)
-
-
-def _result_files(inputs: InputSet) -> list[ResultFile]:
-    return [
-        ResultFile(
-            name=f"{file.name.rpartition('.')[0]}.npz",
-            first=file.first,
-            items=file.contents.items,
-            stacked=file.contents.stacked is not None,
-            joined=file.contents.joined,
-        )
-        for file in inputs.files
-    ]

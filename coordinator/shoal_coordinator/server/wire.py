@@ -218,7 +218,13 @@ def stage_wires(document: PartitionDocument) -> tuple[StageWires, ...]:
 
 def load_message(order: ins.Load, peers: tuple[str, ...]) -> pb.CoordinatorMessage:
     number, digest, size = order.instruction, order.digest, order.granted
-    load = pb.Load(instruction=number, digest=digest, resident_bytes=size, peers=peers)
+    load = pb.Load(
+        instruction=number,
+        digest=digest,
+        resident_bytes=size,
+        peers=peers,
+        priority=order.priority,
+    )
     return pb.CoordinatorMessage(load=load)
 
 

@@ -101,7 +101,7 @@ class Part:
         self._written = 0
         self._is_named = False
         self._tail = bytearray()
-        self._problems: dict[int, str] = {}
+        self._problems: dict[int, str | OSError] = {}
         self._remaining = file.items
         self.failed_rows: set[int] = set()
 
@@ -151,7 +151,7 @@ class Part:
         except OSError as e:
             if is_transient(e):
                 raise
-            self._problems[row] = e.strerror or str(e)
+            self._problems[row] = e
             return
         names = frozenset(arrays)
         self._pending[row] = _Newest(start, names if before is None else names | before.names)
@@ -189,7 +189,7 @@ class Part:
             lost = [row for row, record in self._pending.items() if record.start >= self._written]
             for row in lost:
                 del self._pending[row]
-                self._problems[row] = e.strerror or str(e)
+                self._problems[row] = e
             raise
 
     def _write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
@@ -207,7 +207,7 @@ class Part:
         finally:
             os.close(descriptor)
 
-    def problem(self, row: int) -> str | None:
+    def problem(self, row: int) -> str | OSError | None:
         """Why a row cannot be committed; None if it can."""
         if self.file.items > 1:
             self.flush()

@@ -41,7 +41,7 @@ from shoal_coordinator.storage.arrays import Array
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.journal import Journal, Line
 from shoal_coordinator.storage.parts import Part, ResultFile, make_file
-from shoal_protocol.durable_files import is_transient
+from shoal_protocol.durable_files import is_disk_full, is_transient, is_unwritable
 
 _VERSION: Final = 2
 _MOST_IDENTITY_BYTES: Final = 1 << 20
@@ -113,6 +113,8 @@ class ResultStore:
         self._failed: dict[int, FailedItem] = {}
         self._listed = 0
         self._unwritten = 0
+        self.unwritable = ""
+        """Why the folder takes no more results of any item, and what to do; empty if it does."""
         with contextlib.ExitStack() as undo:
             try:
                 outputs.mkdir(parents=True, exist_ok=True)
@@ -142,6 +144,10 @@ class ResultStore:
             items.update(part.file.first + row for row in part.stored_rows())
         return frozenset(items)
 
+    def is_complete(self) -> bool:
+        """Whether every file is made, and nothing in it failed."""
+        return all(number in self._made for number, file in enumerate(self._files) if file.items)
+
     # ---- storing ---------------------------------------------------------------------------------
 
     def add(self, item: int, arrays: Mapping[str, Array]) -> None:
@@ -170,7 +176,7 @@ class ResultStore:
             if reason is None:
                 touched.setdefault(number, []).append(item)
             else:
-                failures[item] = self._unwritable(reason)
+                failures[item] = self._reason(reason)
         for number in [number for number in touched if self._files[number].items > 1]:
             try:
                 self._parts[number].sync()
@@ -277,14 +283,18 @@ class ResultStore:
         content = json.dumps(document, indent=1).encode() + b"\n"
         self._outputs.replace("failures.json", content)
 
-    def _reason(self, error: OSError) -> str:
+    def _reason(self, error: OSError | str) -> str:
         """What is wrong with the results; an error that says nothing of them is raised again."""
+        if isinstance(error, str):
+            return f"results cannot be written to {self._path}: {error}"
         if is_transient(error):
             raise error
-        return self._unwritable(error.strerror or str(error))
-
-    def _unwritable(self, reason: str) -> str:
-        return f"results cannot be written to {self._path}: {reason}"
+        reason = self._reason(error.strerror or str(error))
+        if not is_unwritable(error):
+            return reason
+        remedy = "make room there" if is_disk_full(error) else "make it writable"
+        self.unwritable = f"{reason}; {remedy}, then run the job again: it resumes"
+        return self.unwritable
 
     # ---- finding ---------------------------------------------------------------------------------
 

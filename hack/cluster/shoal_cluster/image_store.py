@@ -57,7 +57,7 @@ def answers(socket: Path) -> bool:
 
 
 def _name(images: Sequence[Image]) -> str:
-    """An archive bears the id of its image in its name."""
+    """An archive bears in its name which image it holds."""
     archives = "\n".join(sorted(image.archive.name for image in images))
     return hashlib.sha256(archives.encode()).hexdigest()[:16]
 

@@ -2,15 +2,17 @@
 
 No image registry is asked: the base is made from Debian's packages and then called by the name of
 the image that a Dockerfile starts from, so that an ordinary Dockerfile builds on it. Images and
-their layers are kept in the cache; a build after a change of the code takes seconds.
+their layers are kept in the cache; a build after a change of the code takes seconds, and one after
+no change starts no program.
 """
 
 import contextlib
 import functools
+import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,8 @@ _LIKE_THE_ORIGINAL = (
     ' && ln -s python3.11 "$1"/usr/local/bin/python3'
     ' && ln -s python3.11 "$1"/usr/local/bin/python'
 )
+# What ends the name of an archive: of the image's id, or of the digest of what it is built from.
+_KEY_DIGITS = 12
 _LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
 
 
@@ -49,7 +53,7 @@ def base_image() -> Image:
     with locked(cache() / "images.lock"):
         if not _identity(BASE_IMAGE):
             _make_base()
-    return _archived(BASE_IMAGE, _identity(BASE_IMAGE))
+    return _archived(BASE_IMAGE, _identity(BASE_IMAGE)[:_KEY_DIGITS])
 
 
 @functools.cache
@@ -58,7 +62,7 @@ def pause_image() -> Image:
     with locked(cache() / "images.lock"):
         if not _identity(PAUSE_IMAGE):
             _commit(PAUSE_IMAGE, find("pause"), "/pause", entrypoint='["/pause"]')
-    return _archived(PAUSE_IMAGE, _identity(PAUSE_IMAGE))
+    return _archived(PAUSE_IMAGE, _identity(PAUSE_IMAGE)[:_KEY_DIGITS])
 
 
 def build_image(
@@ -81,7 +85,9 @@ def build_image(
     Raises:
         ImageFailed: with the end of what the builder said.
     """
-    base_image()
+    key = build_key(base_image(), dockerfile, context, target, arguments)
+    if (archive := _archive(name, key)).exists():
+        return Image(name, archive)
     # For pip in a RUN, on a machine whose certificate authorities are not only the public ones.
     authorities = Path("/etc/ssl/certs/ca-certificates.crt")
     trust = [f"--volume={authorities}:{authorities}:ro"] if authorities.exists() else []
@@ -95,7 +101,34 @@ def build_image(
     if before and before != identity:
         with contextlib.suppress(ImageFailed):  # another name of it, or another build, needs it
             _buildah("rmi", before)
-    return _archived(name, identity)
+    return _archived(name, key)
+
+
+def build_key(
+    base: Image, dockerfile: Path, context: Path, target: str, arguments: Sequence[str]
+) -> str:
+    """The digest of all that a build takes: it makes the same from the same."""
+    digest = hashlib.sha256(repr((base.archive.name, target, *arguments)).encode())
+    text = dockerfile.read_text()
+    digest.update(text.encode())
+    for file in copied_files(text, context):
+        content = file.read_bytes()
+        facts = (str(file.relative_to(context)), file.stat().st_mode, len(content))
+        digest.update(repr(facts).encode() + content)
+    return digest.hexdigest()[:_KEY_DIGITS]
+
+
+def copied_files(dockerfile: str, context: Path) -> Iterator[Path]:
+    """The files of `context` that a Dockerfile copies; Python's caches never count."""
+    for line in dockerfile.replace("\\\n", " ").splitlines():
+        instruction, *words = line.split() or [""]
+        if instruction not in ("COPY", "ADD") or any(each.startswith("--from=") for each in words):
+            continue
+        *sources, _ = (each for each in words if not each.startswith("--"))
+        for found in (found for source in sources for found in sorted(context.glob(source))):
+            for file in sorted(found.rglob("*")) if found.is_dir() else [found]:
+                if file.is_file() and "__pycache__" not in file.parts:
+                    yield file
 
 
 def layers(image: Image) -> str:
@@ -134,18 +167,27 @@ def _commit(name: str, content: Path, at: str, *, entrypoint: str) -> None:
         _buildah("rm", container)
 
 
-def _archived(name: str, identity: str) -> Image:
-    """The image with its archive, written anew only when the image has changed."""
-    prefix = name.replace("/", "_").replace(":", "_")
-    folder = cache() / "images"
-    archive = folder / f"{prefix}-{identity[:12]}.tar"
+def _archive(name: str, key: str) -> Path:
+    """Where the archive of this content is, once it is written."""
+    return cache() / "images" / f"{_prefix(name)}-{key}.tar"
+
+
+def _prefix(name: str) -> str:
+    return name.replace("/", "_").replace(":", "_")
+
+
+def _archived(name: str, key: str) -> Image:
+    """The image with its archive, written anew only when the image has changed: of each name there
+    is one, and its content is what the image store has by that name.
+    """
+    archive = _archive(name, key)
     with locked(cache() / "images.lock"):
         if not archive.exists():
-            folder.mkdir(exist_ok=True)
+            archive.parent.mkdir(exist_ok=True)
             unfinished = archive.with_suffix(".part")
             unfinished.unlink(missing_ok=True)
             _buildah("push", "--quiet", name, f"docker-archive:{unfinished}:{name}")
-            for old in folder.glob(f"{prefix}-{'[0-9a-f]' * 12}.tar"):
+            for old in archive.parent.glob(f"{_prefix(name)}-{'[0-9a-f]' * _KEY_DIGITS}.tar"):
                 old.unlink()
             unfinished.rename(archive)
     return Image(name, archive)

@@ -7,7 +7,8 @@ delete itself later.
 In order of precedence:
 
 1. it has ended, or is being deleted: only its run at the coordinator is removed;
-2. its run has ended: results are transferred, then the verdict is reported;
+2. its run has ended: results are transferred, then the verdict is reported; not where a finer cut
+   may help (`finer_cuts`): then it is prepared again;
 3. the deadline has passed: the run is stopped, finished results are transferred, Failed;
 4. it is suspended: the run is stopped;
 5. it runs, or is prepared: plan, its turn, fragments, inputs, submission.
@@ -36,6 +37,13 @@ from shoal_operator.reconcile.decision import (
     Decision,
     RemoveJob,
     SubmitJob,
+)
+from shoal_operator.reconcile.finer_cuts import (
+    CUTTING_FINER,
+    finer_note,
+    nothing_finer,
+    too_large_run,
+    with_finer_cut,
 )
 from shoal_operator.reconcile.job_preparation import (
     Ready,
@@ -95,6 +103,7 @@ def reconcile_inference_job(snapshot: InferenceJobSnapshot) -> Decision:
     deleted = snapshot.job.metadata.deletion_timestamp is not None
     if has_ended(snapshot.before) or deleted:
         return _over(snapshot)
+    snapshot = with_finer_cut(snapshot)
     verdict = _verdict_so_far(snapshot)
     if verdict is not None:
         return _transfer(snapshot, verdict)
@@ -168,9 +177,20 @@ def _verdict_so_far(snapshot: InferenceJobSnapshot) -> Verdict | None:
     """How the job ended: as the coordinator says, or as its status says during the transfer."""
     run, pending = snapshot.run, pending_verdict(snapshot.before)
     if pending is None:
-        return None if run is None else verdict_of(run, terms_of(snapshot.job))
+        return None if run is None else _verdict(snapshot, run)
     away = isinstance(snapshot.view, Unreachable)
     return pending if run is not None or away or _result_transfer(snapshot) is not None else None
+
+
+def _verdict(snapshot: InferenceJobSnapshot, run: Run) -> Verdict | None:
+    """What the coordinator says, unless a finer cut may help."""
+    verdict = verdict_of(run, terms_of(snapshot.job))
+    if verdict is None or too_large_run(snapshot) is None:
+        return verdict
+    why = nothing_finer(snapshot, run)
+    if why is None:
+        return None
+    return replace(verdict, message="; ".join(filter(None, [verdict.message, why])))
 
 
 def _transfer(snapshot: InferenceJobSnapshot, verdict: Verdict) -> Decision:
@@ -307,9 +327,15 @@ def _proceed(snapshot: InferenceJobSnapshot) -> Decision:
 
 
 def _waiting(snapshot: InferenceJobSnapshot, missing: Cause) -> Decision:
-    """Waits for an object that the job refers to. The counts of a run that was seen stay."""
-    status, away = snapshot.before, unreachable(snapshot)
+    """Waits for an object that the job refers to, or for a finer cut. The counts of a run that was
+    seen stay.
+    """
     planned = ConditionUpdate("Planned", FALSE, *missing)
+    if (finer := snapshot.before.finer_cut) is not None and too_large_run(snapshot) is not None:
+        cutting = Cause(CUTTING_FINER, f"{finer.message}: {missing.message}")
+        result = in_progress(snapshot, cutting, planned=planned, requeue=LATER_SECONDS)
+        return replace(result, notes=(*result.notes, *finer_note(snapshot)))
+    status, away = snapshot.before, unreachable(snapshot)
     complete = Cause("Waiting", missing.message)
     if away is not None and status.items is not None:
         complete = away
@@ -343,7 +369,11 @@ def _prepare(snapshot: InferenceJobSnapshot, ready: Ready) -> Decision:
         if status.items is not None and worker_named(snapshot.workers, inputs) is not None:
             return _run_lost(snapshot, ready, inputs)
         # Without what was seen of a run that is lost.
-        status = InferenceJobStatus(conditions=status.conditions, start_time=status.start_time)
+        status = InferenceJobStatus(
+            conditions=status.conditions,
+            start_time=status.start_time,
+            finer_cut=status.finer_cut,
+        )
         if (queued := preceded_by(snapshot)) is not None:
             return in_progress(snapshot, queued, planned=ready.planned, status=status)
         steps.append(transfer_inputs(snapshot))

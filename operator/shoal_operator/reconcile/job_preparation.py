@@ -35,7 +35,8 @@ from shoal_operator.reconcile.names import (
     pool_of,
     uid_of,
 )
-from shoal_operator.reconcile.partition import current_document, pool_budget
+from shoal_operator.reconcile.partition import current_document, pool_budget, recipe_of
+from shoal_operator.reconcile.plans import in_force
 from shoal_operator.reconcile.snapshot import InferenceJobSnapshot, Unreachable, Worker, WorkerPhase
 from shoal_operator.reconcile.times import seconds_since
 from shoal_operator.reconcile.workers import (
@@ -53,6 +54,9 @@ _PASSING: Final = frozenset(
     {"Waiting", "Planning", "ModelNotReady", "PartitionNotReady", "PlacementNotPlanned"}
 )
 """Reasons of Planned for a job that gets its plan by itself soon."""
+
+_REFUSALS: Final = frozenset({"Refused", "TooManyFragments", "DocumentTooLarge"})
+"""Reasons of Cut for a Partition that is not cut unless somebody edits it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +87,13 @@ def own_children(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
     """The Partition and the Placement that the job has made for itself."""
     job = snapshot.job
     children: list[Manifest] = []
-    if job.spec.model_ref is not None and _is_ours(job, snapshot.partition):
+    if job.spec.model_ref is not None and is_ours(job, snapshot.partition):
         size = _cut_for(snapshot)
         if size is None:
             return ()
         model_ref = {"name": job.spec.model_ref.name}
         children.append(_child(job, "Partition", modelRef=model_ref, maxFragmentSize=size))
-    if job.spec.placement_ref is None and _is_ours(job, snapshot.placement):
+    if job.spec.placement_ref is None and is_ours(job, snapshot.placement):
         if snapshot.pool is None:
             return ()
         partition_ref = {"name": partition_of(job, None)}
@@ -104,9 +108,12 @@ def own_children(snapshot: InferenceJobSnapshot) -> tuple[Manifest, ...]:
 
 def _cut_for(snapshot: InferenceJobSnapshot) -> int | None:
     """What the job's own Partition is cut for: fragments that every device of the pool can hold;
-    where there is no such cut, those that the largest can. Once it is cut, it stays as it is.
+    where there is no such cut, those that the largest can. Once it is cut, it stays as it is,
+    unless a fragment turns out too large for every device.
     """
-    there = snapshot.partition
+    there, finer = snapshot.partition, snapshot.before.finer_cut
+    if finer is not None:
+        return finer.max_fragment_size_bytes
     if there is None or there.spec.max_fragment_size is None:
         return None if snapshot.pool is None else pool_budget(snapshot.pool)
     return _larger_budget(snapshot, there) or there.spec.max_fragment_size
@@ -114,22 +121,24 @@ def _cut_for(snapshot: InferenceJobSnapshot) -> int | None:
 
 def _larger_budget(snapshot: InferenceJobSnapshot, there: Partition) -> int | None:
     """The largest budget in the pool, if the cut for a smaller one was refused."""
-    if isinstance(snapshot.view, Unreachable) or _refused(there) is None:
+    if isinstance(snapshot.view, Unreachable) or refusal_of(there) is None:
+        return None
+    if snapshot.before.finer_cut is not None:
         return None
     size = there.spec.max_fragment_size or 0
     largest = max((device.budget_bytes for device in snapshot.view.devices), default=0)
     return largest if largest > size else None
 
 
-def _refused(there: Partition) -> str | None:
+def refusal_of(there: Partition) -> str | None:
     """Why a Partition, as its spec is now, cannot be cut."""
     cut = there.condition("Cut")
-    if cut is None or cut.status is not FALSE or cut.reason != "Refused":
+    if cut is None or cut.status is not FALSE or cut.reason not in _REFUSALS:
         return None
     return cut.message if cut.observed_generation == there.generation else None
 
 
-def _is_ours(job: InferenceJob, there: Partition | Placement | None) -> bool:
+def is_ours(job: InferenceJob, there: Partition | Placement | None) -> bool:
     """Whether an object of the job's name is the job's, or may become it."""
     return there is None or there.metadata.labels.get(OWNER_UID) == uid_of(job)
 
@@ -155,9 +164,9 @@ def refused_cut(snapshot: InferenceJobSnapshot) -> Verdict | None:
     Which devices there are, the coordinator says.
     """
     job, partition = snapshot.job, snapshot.partition
-    if job.spec.model_ref is None or partition is None or not _is_ours(job, partition):
+    if job.spec.model_ref is None or partition is None or not is_ours(job, partition):
         return None
-    refused = _refused(partition)
+    refused = refusal_of(partition)
     if refused is None or isinstance(snapshot.view, Unreachable):
         return None
     if _larger_budget(snapshot, partition) is not None:
@@ -184,13 +193,14 @@ def plan_for(snapshot: InferenceJobSnapshot) -> Ready | Cause:
     if document is None:
         partition = partition_of(snapshot.job, placement)
         return Cause("PartitionNotReady", f"Partition {partition} is not cut yet")
-    devices = {index: stage.devices for stage in status.stages for index in stage.fragments}
-    if sorted(devices) != list(range(len(document.fragments))):
+    in_place = in_force(placement, document)
+    devices = {index: stage.devices for stage in in_place for index in stage.fragments}
+    if not in_place:
         return Cause("PlacementNotPlanned", f"Placement {name} still plans other fragments")
     stages = tuple(devices[index] for index in range(len(devices)))
     grants = {
         (each.fragment, each.device): each.granted_bytes
-        for stage in status.stages
+        for stage in in_place
         for each in stage.in_blocks
     }
     granted = tuple(
@@ -214,7 +224,7 @@ def _references(snapshot: InferenceJobSnapshot) -> Cause | None:
         "Placement": job.spec.placement_ref is None,
     }
     for kind, there in (("Partition", partition), ("Placement", placement)):
-        if made[kind] and not _is_ours(job, there):
+        if made[kind] and not is_ours(job, there):
             text = f"there is a {kind} {job.metadata.name} already that is not this job's"
             return Cause("NameTaken", f"{text}; name the job otherwise, or refer to that one")
     wanted = (
@@ -241,9 +251,20 @@ def _unready(snapshot: InferenceJobSnapshot) -> Cause | None:
     for there in (snapshot.model, partition):
         if there is not None and (cause := not_ready(there)) is not None:
             return cause
-    if snapshot.placement is None or partition is None:
+    if snapshot.placement is None or partition is None or not is_cut_as_wanted(snapshot):
         return Cause("Planning", "the plan is being made")
     return None
+
+
+def is_cut_as_wanted(snapshot: InferenceJobSnapshot) -> bool:
+    """Whether the stored document is of the cut that the job wants its own Partition to have."""
+    finer, partition, stored = snapshot.before.finer_cut, snapshot.partition, snapshot.document
+    if finer is None:
+        return True
+    if partition is None or snapshot.model is None or stored is None:
+        return False
+    is_asked = partition.spec.max_fragment_size == finer.max_fragment_size_bytes
+    return is_asked and stored.recipe == recipe_of(partition, snapshot.model)
 
 
 # ---- its turn ------------------------------------------------------------------------------------

@@ -57,9 +57,14 @@ def best_plan(site: Site, objective: Objective, pins: tuple[Pin, ...]) -> Plan |
 
 def in_force(placement: Placement, document: PartitionDocument) -> tuple[StageStatus, ...]:
     """The stages that the status describes, if they are of this document's fragments."""
-    stages = () if placement.status is None else placement.status.stages
+    status = placement.status
+    stages = () if status is None else status.stages
     fragments = [index for stage in stages for index in stage.fragments]
-    return stages if fragments == list(range(len(document.fragments))) else ()
+    if status is None or fragments != list(range(len(document.fragments))):
+        return ()
+    placed = [(each.fragment, each.digest) for each in status.fragments if each.digest is not None]
+    same = all(document.fragments[index].digest == digest for index, digest in placed)
+    return stages if same else ()
 
 
 def assignment(stages: Stages) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]:
@@ -176,6 +181,7 @@ def status_of(of: Plan, document: PartitionDocument) -> PlacementStatus:
         fragments=tuple(
             FragmentMemory(
                 fragment=fragment,
+                digest=document.fragments[fragment].digest,
                 resident_bytes=document.fragments[fragment].resident_bytes,
                 least_bytes=document.fragments[fragment].least_bytes,
                 granted_bytes=min(granted),

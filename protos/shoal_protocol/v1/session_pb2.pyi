@@ -289,16 +289,18 @@ class Welcome(_message.Message):
     def __init__(self, session: _Optional[int] = ..., telemetry_interval_seconds: _Optional[float] = ..., ticket_key: _Optional[bytes] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("instruction", "digest", "resident_bytes", "peers")
+    __slots__ = ("instruction", "digest", "resident_bytes", "peers", "priority")
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     instruction: int
     digest: str
     resident_bytes: int
     peers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, instruction: _Optional[int] = ..., digest: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
+    priority: int
+    def __init__(self, instruction: _Optional[int] = ..., digest: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Unload(_message.Message):
     __slots__ = ("instruction", "digest")

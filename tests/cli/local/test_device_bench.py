@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.local.test_preparation import DEEP, MIB
+from cli.local.test_preparation import MIB, deep
 from cli.local.workbench import Workbench
 from shoal_cli.local.device_figures import NoItem
 from shoal_cli.local.made_items import make_item
@@ -81,7 +81,7 @@ def test_memory_is_seen_from_outside_heap_and_mapped_files_apart(tmp_path: Path)
 @pytest.mark.real
 @pytest.mark.timeout(150)
 def test_a_model_is_measured_within_its_budget_and_drawn(bench: Workbench) -> None:
-    model, picture = DEEP.save(bench.folder), bench.folder / "deep.svg"
+    model, picture = deep().save(bench.folder), bench.folder / "deep.svg"
     budgets = ("--budget", "12Mi", "--budget", "48Mi")
     ran = bench.run("bench-device", model, *budgets, "--turns", "3", "--json", "--picture", picture)
     assert ran.status == 0, ran.err
@@ -111,7 +111,7 @@ def test_a_model_is_measured_within_its_budget_and_drawn(bench: Workbench) -> No
 def test_tables_say_what_was_planned_and_a_run_without_peers_leaves_nothing(
     bench: Workbench,
 ) -> None:
-    model = DEEP.save(bench.folder)
+    model = deep().save(bench.folder)
     ran = bench.run("bench-device", model, "--budgets", "12Mi..least", "--turns", "2", "--no-peers")
     assert ran.status in (0, 1), ran.err
     assert "the smallest budget that the model runs in is" in ran.out

@@ -2,43 +2,21 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from cli.local.test_report import REPORT
 from cli.local.workbench import Workbench
-from made_models import Made, weight
 from shoal_cli.local.finer_cuts import is_too_large, merged
 from shoal_cli.local.report import TierHits
-
-LAYERS = 24
-HIDDEN = Made(
-    text="agraph (float[1, 512] x, int64[1] n) => (float[1, 512] y) {\n"
-    "  x1 = ReduceMax <keepdims = 0> (x)\n"
-    "  many = Expand (x1, n)\n"
-    "  one = ReduceMax <keepdims = 0> (many)\n"
-    "  t0 = Add (x, one)\n"
-    + "\n".join(
-        f"  {'y' if layer == LAYERS else f't{layer}'} = MatMul (t{layer - 1}, W{layer})"
-        for layer in range(1, LAYERS + 1)
-    )
-    + "\n}",
-    weights={f"W{layer}": weight(512, 512, seed=layer) for layer in range(1, LAYERS + 1)},
-    shapes={"x": (1, 512)},
-    feeds={"n": np.array([2_800_000])},
-)
-"""Layers of 1 MiB each; the first node makes 11 MB out of a number that no plan can know."""
+from underestimated import underestimated, write_inputs
 
 
 @pytest.mark.real
 @pytest.mark.timeout(200)
 def test_a_fragment_that_nothing_helps_is_cut_finer_and_the_job_succeeds(bench: Workbench) -> None:
     folder = bench.folder / "hidden"
-    (folder / "in").mkdir(parents=True)
-    path = HIDDEN.save(folder)
-    for item in range(4):
-        x = np.random.default_rng(item).random((1, 512), np.float32)
-        np.savez(folder / "in" / f"{item}.npz", x=x, n=np.array([2_800_000]))
+    write_inputs(folder / "in", 4)
+    path = underestimated().save(folder)
     # Under a limit the kernel takes mapped weights back, and the fragment fits as it is.
     measured = ("--enforce", "none")
     places = ("--inputs", folder / "in", "--outputs", folder / "out", "--report", bench.report)

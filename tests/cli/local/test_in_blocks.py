@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cli.local.test_preparation import DEEP, MIB
+from cli.local.test_preparation import MIB, deep
 from cli.local.workbench import Ran, Workbench
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
@@ -13,9 +13,9 @@ def run_deep(bench: Workbench, devices: int, budget_mib: int) -> Ran:
     """Eight items through 24 MiB of layers, compared with the whole model."""
     folder = bench.folder / "deep"
     (folder / "in").mkdir(parents=True)
-    DEEP.save(folder)
+    deep().save(folder)
     for item in range(8):
-        np.savez(folder / "in" / f"{item}.npz", x=DEEP.inputs(seed=item)["x"])
+        np.savez(folder / "in" / f"{item}.npz", x=deep().inputs(seed=item)["x"])
     places = ("--inputs", folder / "in", "--outputs", folder / "out", "--report", bench.report)
     pool = ("--devices", str(devices), "--budget", f"{budget_mib}Mi")
     return bench.run("run", folder / "model.onnx", *places, *pool, "--verify")

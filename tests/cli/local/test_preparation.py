@@ -1,5 +1,6 @@
 """Where a model is cut that the devices decide the cut of."""
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,23 +16,27 @@ from shoal_protocol.units import Bytes
 
 MIB = 1 << 20
 LAYERS = 24
-DEEP = Made(
-    text="agraph (float[1, 512] x) => (float[1, 512] y) {\n"
-    + "\n".join(
-        f"{'y' if layer == LAYERS else f't{layer}'} = MatMul ("
-        f"{'x' if layer == 1 else f't{layer - 1}'}, W{layer})"
-        for layer in range(1, LAYERS + 1)
+
+
+@functools.cache
+def deep() -> Made:
+    """Layers of 1 MiB each."""
+    return Made(
+        text="agraph (float[1, 512] x) => (float[1, 512] y) {\n"
+        + "\n".join(
+            f"{'y' if layer == LAYERS else f't{layer}'} = MatMul ("
+            f"{'x' if layer == 1 else f't{layer - 1}'}, W{layer})"
+            for layer in range(1, LAYERS + 1)
+        )
+        + "\n}",
+        weights={f"W{layer}": weight(512, 512, seed=layer) for layer in range(1, LAYERS + 1)},
+        shapes={"x": (1, 512)},
     )
-    + "\n}",
-    weights={f"W{layer}": weight(512, 512, seed=layer) for layer in range(1, LAYERS + 1)},
-    shapes={"x": (1, 512)},
-)
-"""Layers of 1 MiB each."""
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return DEEP.save(tmp_path_factory.mktemp("model"))
+    return deep().save(tmp_path_factory.mktemp("model"))
 
 
 def cut(model: Path, folder: Path, *budgets_mib: int, pinned: bool = False) -> PartitionDocument:

@@ -25,6 +25,7 @@ from shoal_cli.local.report import (
 
 VERIFICATION = Verification(
     items=8,
+    of_items=10,
     skipped=0,
     mismatched=0,
     max_abs_diff=3e-7,

@@ -13,7 +13,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from cli.local.workbench import WIDTH, Ran, Workbench, save_inputs
+from cli.local.workbench import (
+    WIDTH,
+    Ran,
+    Workbench,
+    assert_results_are_the_whole_models,
+    save_inputs,
+)
 from shoal_cli.local.cgroups import Unavailable, find_hierarchy, open_groups, run_name
 from shoal_cli.local.report import SCHEMA_PATH
 
@@ -72,20 +78,6 @@ def assert_nothing_is_left(bench: Workbench, run: int) -> None:
     for file in bench.outputs.glob("*.npz"):
         with np.load(file) as results:
             assert all(np.isfinite(results[name]).all() for name in results.files)
-
-
-def assert_results_are_the_whole_models(bench: Workbench) -> None:
-    session = onnxruntime.InferenceSession(str(bench.model), providers=["CPUExecutionProvider"])
-    files = sorted(path.name for path in bench.inputs.glob("*.npz"))
-    assert sorted(path.name for path in bench.outputs.glob("*.npz")) == files
-    for name in files:
-        with np.load(bench.inputs / name) as inputs, np.load(bench.outputs / name) as outputs:
-            array = inputs["x"]
-            items = [array] if array.ndim == 2 else list(array)
-            whole = [session.run(None, {"x": item})[0] for item in items]
-            expected = whole[0] if array.ndim == 2 else np.stack(whole)
-            assert outputs.files == ["y"]
-            np.testing.assert_allclose(outputs["y"], expected, rtol=0, atol=1e-5)
 
 
 def job_of(ran: Ran) -> dict[str, object]:
@@ -284,6 +276,7 @@ def test_killed_agents_and_a_killed_coordinator_are_started_again(busy: Workbenc
     assert sum(device["restarts"] for device in report["devices"]) == 1
     assert report["coordinator_restarts"] == 1
     assert report["jobs"][0]["items"] == report["jobs"][0]["succeeded"]
+    assert report["jobs"][0]["resumed"] == 0, "nothing was there before the run"
     assert_results_are_the_whole_models(busy)
     assert_nothing_is_left(busy, process.pid)
 

@@ -12,12 +12,25 @@ import pytest
 
 from coordinator.scripted import ScriptedDevice, put_model, submission
 from shoal_cli.local import watch as module
-from shoal_cli.local.watch import CoordinatorGone, Watch
+from shoal_cli.local.watch import CoordinatorGone, JobTally, Watch
 from shoal_coordinator.dispatch import views
 from shoal_coordinator.server import Coordinator, CoordinatorSettings, serving
 from shoal_protocol.channels import open_channel
 from shoal_protocol.coordinator_client import CallFailed
 from shoal_protocol.v1 import coordinator_pb2 as pb
+
+
+def test_a_restarted_coordinator_changes_neither_what_was_there_before_nor_the_retries() -> None:
+    tally = JobTally()
+    tally.add(pb.JobStatus(epoch=1, items=50, resumed=4, succeeded=4))
+    before = tally.add(pb.JobStatus(epoch=1, items=50, resumed=4, succeeded=30, retries=7))
+    assert (before.resumed, before.retries) == (4, 7)
+    # What was recorded last was older: two retries were not in it.
+    restarted = tally.add(pb.JobStatus(epoch=2, items=50, resumed=30, succeeded=30, retries=5))
+    assert (restarted.resumed, restarted.retries) == (4, 7)
+    last = tally.add(pb.JobStatus(epoch=2, items=50, resumed=30, succeeded=50, retries=6))
+    assert (last.resumed, last.succeeded, last.retries) == (4, 50, 8)
+
 
 QUIET_SECONDS = 10 * module.GIVE_UP_SECONDS
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 LAYERS = 6
@@ -144,3 +145,17 @@ class Workbench:
         out, err = process.communicate(timeout=120)
         report = json.loads(self.report.read_bytes()) if self.report.exists() else {}
         return Ran(status=process.returncode, out=out, err=err, report=report)
+
+
+def assert_results_are_the_whole_models(bench: Workbench) -> None:
+    session = onnxruntime.InferenceSession(str(bench.model), providers=["CPUExecutionProvider"])
+    files = sorted(path.name for path in bench.inputs.glob("*.npz"))
+    assert sorted(path.name for path in bench.outputs.glob("*.npz")) == files
+    for name in files:
+        with np.load(bench.inputs / name) as inputs, np.load(bench.outputs / name) as outputs:
+            array = inputs["x"]
+            items = [array] if array.ndim == 2 else list(array)
+            whole = [session.run(None, {"x": item})[0] for item in items]
+            expected = whole[0] if array.ndim == 2 else np.stack(whole)
+            assert outputs.files == ["y"]
+            np.testing.assert_allclose(outputs["y"], expected, rtol=0, atol=1e-5)

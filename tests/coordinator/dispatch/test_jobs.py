@@ -71,6 +71,13 @@ def test_a_higher_priority_gets_the_fragment_loaded_too() -> None:
     assert ends == ["high", "low"]
 
 
+def test_a_load_has_the_highest_priority_of_the_jobs_that_it_serves() -> None:
+    table = Table()
+    table.submit(job(chain("a"), 10, name="low", priority=-5))
+    table.submit(job(chain("a"), 10, name="high", priority=7))
+    assert only(table.join("d1", 12), Load).priority == 7
+
+
 def test_a_job_without_items_ends_at_once() -> None:
     table = Table()
     assert only(table.submit(job(chain("a"), 0)), FinishJob).failure is None

@@ -138,11 +138,22 @@ class World:
         run = self.runs[name]
         if self.unlucky(0.05):
             self._work_ends(name, End(outcome=Outcome.FAILED, reason="DeadlineExceeded"))
+        elif self.results(name) < ITEMS and self.unlucky(0.05):
+            self._find_no_room(name)
         elif self.results(name) < ITEMS:
             self.disk.results[self.work(name)] = self.results(name) + 1
             run.tally = run.tally.plus(Tally(stored=1, seconds=1.0, tier_hits=(1, 0)))
         else:
             self._work_ends(name, COMPLETE)
+
+    def _find_no_room(self, name: str) -> None:
+        """A result of a job cannot be stored: nothing more of it may be computed."""
+        self.feed(ev.ResultsUnwritable(job=name, message="disk full"))
+        job = self.state.jobs[name]
+        if self.runs[name].dispatched:
+            raise self.wrong(f"{name} computes what cannot be stored")
+        if job.stop is None or job.stop.reason != "ResultsUnwritten":
+            raise self.wrong(f"{name} does not end for its outputs, but for {job.stop}")
 
     def work(self, name: str) -> str:
         """The work of the job's present life."""

@@ -15,7 +15,7 @@ import pytest
 
 from cluster_fixtures import or_skip
 from coordinator.scripted import ScriptedDevice, connected, put_model
-from fake_node import PlayedNode, Process, run_nodes
+from fake_node import GRACE_SECONDS, PlayedNode, Process, run_nodes
 from operator_processes import ACCOUNT, Operators, wait_until
 from shoal_cluster import ControlPlane
 from shoal_operator.controller.api import Api
@@ -35,7 +35,7 @@ ALLOWED = str(96 * MIB + BUDGET)
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
     """One of its own, with a played node."""
-    with or_skip(ControlPlane) as made:
+    with or_skip(lambda: ControlPlane(node_grace_seconds=GRACE_SECONDS)) as made:
         yield made
 
 

@@ -11,18 +11,39 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+from cryptography import x509
 from pool import read_results, write_items
 
 from cluster_fixtures import or_skip
-from operator_processes import ACCOUNT, RunningOperator, operators
+from controller.jobs import (
+    cut_already,
+    events_of,
+    left_of,
+    on_terms,
+    request_for,
+    run_of,
+    secret,
+    status_of,
+    succeeded,
+    token_of,
+    told,
+    unready,
+    until_forgotten,
+    workers_of,
+)
+from fake_node import GRACE_SECONDS
+from operator_processes import ACCOUNT, Operators, RunningOperator, operators, wait_until
 from operator_processes import NAMESPACE as HOME
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from real_models import MODELS, find
 from rights import by_resource, of_rules, used, without
 from shoal_cluster import ControlPlane
 from shoal_protocol.v1 import coordinator_pb2 as pb
+from shoal_protocol.v1.enrolment_pb2 import EnrolRequest
+from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
 from simulated_world import DEVICES, ITEMS, MODEL, NAMESPACE, World, job_spec, operating
 
 pytestmark = [
@@ -37,7 +58,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
     """One of its own, with played nodes."""
-    with or_skip(lambda: ControlPlane(audit=True)) as made:
+    with or_skip(lambda: ControlPlane(audit=True, node_grace_seconds=GRACE_SECONDS)) as made:
         yield made
 
 
@@ -49,13 +70,17 @@ KINDS = (
 
 
 @pytest.fixture(scope="module")
-def operator(
-    world: World, account: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningOperator]:
-    """One for all of these tests: they do not end it."""
-    folder = tmp_path_factory.mktemp("operator")
-    with operators(folder, account) as started, operating(started, world) as running:
-        yield running
+def running(account: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operators]:
+    """Operators of all of these tests."""
+    with operators(tmp_path_factory.mktemp("operators"), account) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def operator(world: World, running: Operators) -> Iterator[RunningOperator]:
+    """One for all of these tests, until one of the last ends it."""
+    with operating(running, world) as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)
@@ -64,68 +89,27 @@ def pool(world: World, operator: RunningOperator) -> None:
     world.apply_pool()
 
 
-def cut_already(**more: object) -> dict[str, object]:
-    """A job that takes the Partition of the job `slow`, so that nothing is cut again."""
-    spec = job_spec(partitionRef={"name": "slow"}, **more)
-    del spec["modelRef"]
-    return spec
-
-
-def status_of(world: World, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = world.get("inferencejob", name).get("status", {})
-    return found
-
-
-def succeeded(world: World, name: str) -> int:
-    return int(status_of(world, name).get("items", {}).get("succeeded", 0))
-
-
-def events_of(world: World, name: str) -> dict[str, str]:
-    """Reasons and types of what was told of a job."""
-    fields = f"--field-selector=involvedObject.name={name},involvedObject.kind=InferenceJob"
-    found = world.plane.access.get("events", fields, f"--namespace={NAMESPACE}")["items"]
-    return {each["reason"]: each["type"] for each in found}
-
-
-async def told(world: World, name: str) -> dict[str, str]:
-    """The Events of a job once its end was told; they come after the condition."""
-    await world.until("its end is told", lambda: "FinishedJob" in events_of(world, name))
-    return events_of(world, name)
-
-
-def workers_of(world: World, name: str) -> set[str]:
-    """Components of the workers that a job has had and still has."""
-    found = world.plane.access.get("jobs", f"--namespace={NAMESPACE}")["items"]
-    return {
-        each["metadata"]["labels"]["app.kubernetes.io/component"]
-        for each in found
-        if each["metadata"]["name"].startswith(f"{name}-")
+@pytest.mark.minutes
+async def test_a_job_runs_from_apply_to_complete(world: World) -> None:
+    world.apply("InferenceJob", "ocr", **job_spec())
+    await world.wait("devicepool", "shelf", "Ready")
+    await world.wait("inferencejob", "ocr", "Complete")
+    job = world.get("inferencejob", "ocr")
+    assert job["status"]["items"] == {
+        "total": ITEMS,
+        "active": 0,
+        "succeeded": ITEMS,
+        "failed": 0,
     }
-
-
-def unready(world: World, kind: str, name: str) -> bool:
-    return not world.holds(kind, name, "Ready")
-
-
-async def run_of(world: World, name: str) -> "pb.JobStatus | None":
-    """The job as its coordinator knows it."""
-    uid = world.get("inferencejob", name)["metadata"]["uid"]
-    runs = {each.name: each for each in await world.pool.client.jobs()}
-    return runs.get(f"{name}-{uid[:8]}")
-
-
-async def on_terms(world: World, name: str, **terms: float) -> None:
-    """Until a job runs on these terms, in the epoch in which it ran before."""
-    before = await run_of(world, name)
-    assert before is not None
-    async with asyncio.timeout(60):
-        while True:
-            run = await run_of(world, name)
-            assert run is not None
-            assert (run.state, run.epoch) == (pb.JobStatus.RUNNING, before.epoch)
-            if all(getattr(run.terms, field) == value for field, value in terms.items()):
-                return
-            await asyncio.sleep(0.1)
+    results = read_results(world.claims / "lines" / "out")
+    inputs = [MODELS[MODEL].inputs(seed) for seed in range(ITEMS)]
+    for given, right in zip(results, whole(find(MODEL), inputs), strict=True):
+        assert largest_difference(given, right) <= TOLERANCE
+    devices = world.plane.access.get("devices", f"--namespace={NAMESPACE}")["items"]
+    assert sorted(each["status"]["node"] for each in devices) == sorted(DEVICES)
+    events = world.plane.access.get("events", f"--namespace={NAMESPACE}")["items"]
+    told = {each["reason"] for each in events if each["reportingComponent"] == "shoal-operator"}
+    assert {"StartedJob", "FinishedJob"} <= told, told
 
 
 async def test_a_job_that_is_born_suspended_starts_nothing_until_it_is_resumed(
@@ -317,11 +301,92 @@ async def test_wait_works_for_every_kind_and_ready_is_not_told_of_what_stands_on
         await world.wait(kind, name, "Ready")
 
 
+async def test_an_agents_pod_gets_a_certificate_for_its_node_and_for_no_other(
+    world: World, operator: RunningOperator
+) -> None:
+    """The token is one that the API server gives to the pod that the DaemonSet has made."""
+    await world.wait("devicepool", "shelf", "Ready")
+    pods = world.plane.access.get(
+        "pods", f"--namespace={NAMESPACE}", "--selector=app.kubernetes.io/component=agent"
+    )["items"]
+    pod = next(each for each in pods if each["spec"].get("nodeName") == "one")
+    token = token_of(world, pod)
+    authority = secret(world.plane, "shoal-system", "shoal-ca")["ca.crt"]
+    await asyncio.to_thread(wait_until, "enrolment listens", lambda: operator.enrolment is not None)
+    options = [("grpc.ssl_target_name_override", "shoal-operator.shoal-system.svc")]
+    credentials = grpc.ssl_channel_credentials(root_certificates=authority)
+    assert operator.enrolment is not None
+    async with grpc.aio.secure_channel(operator.enrolment, credentials, options) as channel:
+        stub: Any = EnrolmentStub(channel)
+        answer = await stub.Enrol(
+            EnrolRequest(token=token, certificate_request=request_for("one")), timeout=30
+        )
+        with pytest.raises(grpc.aio.AioRpcError, match="may have 'one'"):
+            await stub.Enrol(
+                EnrolRequest(
+                    token=token_of(world, pod, "20m"), certificate_request=request_for("two")
+                ),
+                timeout=30,
+            )
+    certificate = x509.load_pem_x509_certificate(answer.certificate_chain)
+    assert certificate.subject.rfc4514_string() == "CN=one"
+    of_the_pool = secret(world.plane, NAMESPACE, "shelf-ca")["tls.crt"]
+    assert answer.authority == of_the_pool
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(of_the_pool))
+
+
+async def test_a_job_survives_the_death_of_its_operator_and_one_that_is_deleted_is_cancelled(
+    world: World, operator: RunningOperator, running: Operators
+) -> None:
+    await world.wait("devicepool", "shelf", "Ready")
+    world.apply("InferenceJob", "long", **cut_already(outputs={"uri": "pvc://lines/long"}))
+    await world.wait("inferencejob", "long", "Planned")
+    operator.kill()
+    world.apply("InferenceJob", "gone", **cut_already(outputs={"uri": "pvc://lines/gone"}))
+    with operating(running, world):
+        await world.wait("inferencejob", "long", "Complete")
+        world.plane.kubectl("delete", "inferencejob", "gone", f"--namespace={NAMESPACE}")
+        await asyncio.to_thread(
+            wait_until, "nothing of the deleted job is left", lambda: not left_of(world, "gone")
+        )
+        await until_forgotten(world, "gone")
+    assert len(read_results(world.claims / "lines" / "long")) == ITEMS
+
+
+async def test_a_new_operator_has_nothing_new_to_tell_of_a_pool_at_rest(
+    world: World, running: Operators
+) -> None:
+    """Above all not that the coordinator, which it has not asked yet, does not answer."""
+    kinds = ("devicepools,devices,placements,inferencejobs", f"--namespace={NAMESPACE}")
+
+    def conditions() -> dict[str, Any]:
+        found = world.plane.access.get(*kinds)["items"]
+        return {
+            f"{each['kind']}/{each['metadata']['name']}": each["status"]["conditions"]
+            for each in found
+        }
+
+    running.close()
+    with operating(running, world) as operator:
+        await world.wait("devicepool", "shelf", "Ready")
+        await asyncio.to_thread(
+            wait_until, "all is told", lambda: operator.metric("shoal_operator_queue_depth") == 0
+        )
+        before = conditions()
+        assert operator.stop() == 0
+    with operating(running, world) as operator:
+        await asyncio.to_thread(
+            wait_until,
+            "all was looked at",
+            lambda: operator.metric("shoal_operator_reconcile_seconds_count") >= len(before),
+        )
+        assert conditions() == before
+
+
 # What no job of these tests needs, and what does.
 UNUSED = {
-    "pods": {"get": "an agent enrols"},
+    "pods": {"get": "an API server before 1.32 does not say to which node a token is bound"},
     "events": {"list": "a claim is not bound"},
-    "tokenreviews.authentication.k8s.io": {"create": "an agent enrols"},
     "daemonsets.apps": {"delete": "a size of node is gone, with budget.percent"},
     "devices.shoal.dev": {"delete": "a node is not selected any more"},
 }

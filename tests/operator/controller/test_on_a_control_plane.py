@@ -1,14 +1,25 @@
-"""One operator on a real API server: what it writes, and what it does not."""
+"""One operator on a real API server: what it writes of whom. It runs for all of these tests."""
 
 import json
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from operator_processes import Operators, model, wait_until
+from operator_processes import RunningOperator, model, operators, wait_until
 from shoal_cluster import ControlPlane
 
 pytestmark = [pytest.mark.cluster, pytest.mark.real, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def operator(account: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningOperator]:
+    """One that leads and sees every namespace."""
+    with operators(tmp_path_factory.mktemp("operator"), account) as started:
+        running = started.start()
+        running.wait_until_leading()
+        yield running
 
 
 def status(plane: ControlPlane, namespace: str, kind: str, name: str) -> dict[str, object]:
@@ -31,27 +42,9 @@ def is_seen(plane: ControlPlane, namespace: str, name: str) -> bool:
     return bool(observed == found["metadata"]["generation"])
 
 
-def versions(plane: ControlPlane, namespace: str) -> dict[str, str]:
-    """The resource versions of everything in a namespace that the operator may write."""
-    kinds = "models,partitions,placements,devicepools,devices,inferencejobs,jobs,configmaps,events"
-    found = plane.access.get(kinds, f"--namespace={namespace}")
-    return {
-        f"{each['kind']}/{each['metadata']['name']}": each["metadata"]["resourceVersion"]
-        for each in found["items"]
-        # Other controllers tell of what is theirs.
-        if each["kind"] != "Event" or each["reportingComponent"] == "shoal-operator"
-    }
-
-
-def waits_for_a_node(plane: ControlPlane, namespace: str, kind: str, name: str) -> bool:
-    message = condition(plane, namespace, kind, name, "Ready").get("message", "")
-    return "Unschedulable" in message
-
-
 def test_an_edit_is_seen_at_once_in_observed_generation(
-    plane: ControlPlane, namespace: str, running: Operators
+    plane: ControlPlane, namespace: str, operator: RunningOperator
 ) -> None:
-    running.start().wait_until_leading()
     plane.access.apply(model("m"), namespace=namespace)
     for edit in range(3):
         source = {"uri": f"pvc://models/{edit}.onnx"}
@@ -99,10 +92,8 @@ def bare(plane: ControlPlane, namespace: str) -> str:
 
 
 def test_of_every_kind_each_edit_is_seen_at_once_and_nothing_is_ready_that_lacks_something(
-    plane: ControlPlane, bare: str, running: Operators
+    plane: ControlPlane, bare: str, operator: RunningOperator
 ) -> None:
-    operator = running.start()
-    operator.wait_until_leading()
 
     def observed(kind: str, generation: int) -> bool:
         found = plane.access.get(kind, "edited", f"--namespace={bare}")
@@ -128,9 +119,8 @@ def test_of_every_kind_each_edit_is_seen_at_once_and_nothing_is_ready_that_lacks
 
 
 def test_a_worker_is_made_owned_and_restricted(
-    plane: ControlPlane, namespace: str, running: Operators
+    plane: ControlPlane, namespace: str, operator: RunningOperator
 ) -> None:
-    running.start().wait_until_leading()
     plane.access.apply(model("m"), namespace=namespace)
     wait_until(
         "the worker is made",
@@ -149,50 +139,12 @@ def test_a_worker_is_made_owned_and_restricted(
     )
 
 
-def test_nothing_is_written_when_nothing_has_changed_not_even_by_a_new_operator(
-    plane: ControlPlane, namespace: str, running: Operators
-) -> None:
-    first = running.start("--resync-seconds", "2")
-    first.wait_until_leading()
-    plane.access.apply(
-        model("m"),
-        {
-            "apiVersion": "shoal.dev/v1alpha1",
-            "kind": "Partition",
-            "metadata": {"name": "p"},
-            "spec": {"modelRef": {"name": "m"}, "fragments": 3},
-        },
-        namespace=namespace,
-    )
-    for kind, name in (("model", "m"), ("partition", "p")):
-        wait_until(
-            f"why the pod waits is told of the {kind}",
-            partial(waits_for_a_node, plane, namespace, kind, name),
-            seconds=20,
-        )
-    before = versions(plane, namespace)
-    looks = first.metric("shoal_operator_reconcile_seconds_count")
-    wait_until(
-        "three resyncs have passed",
-        lambda: first.metric("shoal_operator_reconcile_seconds_count") >= looks + 6,
-    )
-    assert versions(plane, namespace) == before
-    assert first.stop() == 0
-    second = running.start("--resync-seconds", "2")
-    second.wait_until_leading()
-    wait_until(
-        "the new one has looked at everything more than once",
-        lambda: second.metric("shoal_operator_reconcile_seconds_count") >= 6,
-    )
-    assert versions(plane, namespace) == before
-    assert second.metric("shoal_operator_api_requests_total", verb="patch") == 0
-
-
 def test_two_hundred_objects_at_once_are_all_seen_and_told_of_once(
-    plane: ControlPlane, namespace: str, running: Operators
+    plane: ControlPlane, namespace: str, operator: RunningOperator
 ) -> None:
-    operator = running.start()
-    operator.wait_until_leading()
+    reconciles_of_partitions = partial(
+        operator.metric, "shoal_operator_reconcile_seconds_count", kind="Partition"
+    )
     partitions = [
         {
             "apiVersion": "shoal.dev/v1alpha1",
@@ -202,6 +154,7 @@ def test_two_hundred_objects_at_once_are_all_seen_and_told_of_once(
         }
         for number in range(200)
     ]
+    before = reconciles_of_partitions()
     plane.access.apply(*partitions, namespace=namespace)
 
     def seen() -> bool:
@@ -219,91 +172,22 @@ def test_two_hundred_objects_at_once_are_all_seen_and_told_of_once(
     plane.access.apply(model("missing"), namespace=namespace)
     wait_until(
         "all have looked again",
-        lambda: operator.metric("shoal_operator_reconcile_seconds_count", kind="Partition") >= 400,
+        lambda: reconciles_of_partitions() >= before + 400,
     )
-
-
-def test_no_object_ever_gets_a_finalizer_or_an_annotation_of_kopf(
-    plane: ControlPlane, namespace: str, running: Operators
-) -> None:
-    operator = running.start()
-    operator.wait_until_leading()
-    plane.access.apply(model("m"), namespace=namespace)
-    wait_until("it was seen", lambda: bool(status(plane, namespace, "model", "m")))
-    kinds = "models,jobs,events"
-    for each in plane.access.get(kinds, f"--namespace={namespace}")["items"]:
-        assert "finalizers" not in each["metadata"], each["metadata"]
-        assert not any("kopf" in name for name in each["metadata"].get("annotations", {}))
-    operator.kill()
-    plane.kubectl("delete", "namespace", namespace, "--timeout=60s")
 
 
 def test_an_object_that_is_gone_takes_its_children_with_it(
-    plane: ControlPlane, namespace: str, running: Operators
+    plane: ControlPlane, namespace: str, operator: RunningOperator
 ) -> None:
-    running.start().wait_until_leading()
     plane.access.apply(model("m"), namespace=namespace)
     jobs = ("jobs", f"--namespace={namespace}")
     wait_until("the worker is made", lambda: len(plane.access.get(*jobs)["items"]) == 1)
     plane.kubectl("delete", "model", "m", f"--namespace={namespace}")
     wait_until("the worker is gone", lambda: plane.access.get(*jobs)["items"] == [])
-
-
-def test_a_name_that_somebody_else_has_is_left_alone_and_told(
-    plane: ControlPlane, namespace: str, running: Operators
-) -> None:
-    """The worker's name is known beforehand, so it can be taken beforehand."""
-    operator = running.start()
-    operator.wait_until_leading()
-    plane.access.apply(model("m"), namespace=namespace)
-    jobs = ("jobs", f"--namespace={namespace}")
-    wait_until("the worker is made", lambda: len(plane.access.get(*jobs)["items"]) == 1)
-    [worker] = plane.access.get(*jobs)["items"]
-    operator.stop()
-    plane.kubectl("delete", "model", "m", f"--namespace={namespace}")
-    wait_until("the worker is gone", lambda: plane.access.get(*jobs)["items"] == [])
-    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
-    plane.access.apply(
-        {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": {
-                "name": worker["metadata"]["name"],
-                "labels": {"app.kubernetes.io/managed-by": "shoal-operator"},
-            },
-            "spec": {"template": template},
-        },
-        namespace=namespace,
-    )
-    running.start().wait_until_leading()
-    plane.access.apply(model("m"), namespace=namespace)
-
-    def told() -> bool:
-        events = plane.access.get("events", f"--namespace={namespace}")["items"]
-        return any(each["reason"] == "NotApplied" for each in events)
-
-    wait_until("it is told", told)
-    [job] = plane.access.get(*jobs)["items"]
-    assert "ownerReferences" not in job["metadata"]
-
-
-def test_an_operator_of_one_namespace_looks_at_no_other(
-    plane: ControlPlane, namespace: str, running: Operators
-) -> None:
-    operator = running.start("--namespace", namespace)
-    operator.wait_until_leading()
-    plane.access.apply(model("elsewhere"), namespace="default")
-    plane.access.apply(model("here"), namespace=namespace)
-    wait_until("it works", lambda: is_seen(plane, namespace, "here"))
-    wait_until(
-        "it has counted", lambda: operator.metric("shoal_operator_objects", kind="Model") == 1
-    )
-    assert status(plane, "default", "model", "elsewhere") == {}
-    plane.kubectl("delete", "model", "elsewhere", "--namespace=default")
 
 
 def test_an_object_that_says_what_no_schema_knows_is_told_what_is_wrong(
-    plane: ControlPlane, namespace: str, running: Operators
+    plane: ControlPlane, namespace: str, operator: RunningOperator
 ) -> None:
     """The API server lets through what a CRD of another version does not forbid."""
     loose = {
@@ -316,7 +200,6 @@ def test_an_object_that_says_what_no_schema_knows_is_told_what_is_wrong(
     place = "/spec/versions/0/schema/openAPIV3Schema"
     plane.kubectl(*schema, json.dumps([{"op": "replace", "path": place, "value": loose}]))
     try:
-        running.start().wait_until_leading()
         plane.access.apply(
             {
                 "apiVersion": "shoal.dev/v1alpha1",

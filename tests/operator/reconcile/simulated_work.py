@@ -1,8 +1,9 @@
 """What happens in the simulated cluster: jobs in the coordinator, and workers."""
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from shoal_api.kinds import Partition
 from shoal_operator.reconcile.decision import Terms
 from shoal_operator.reconcile.snapshot import RunState, WorkerPhase
 
@@ -11,7 +12,9 @@ ITEMS = 6
 
 @dataclass(slots=True)
 class SimulatedJob:
-    """A job in the coordinator; `finished` are the items in its journal."""
+    """A job in the coordinator; `finished` are the items in its journal. `too_large`: a fragment of
+    it, as measured, fits on no device; other fragments may have made results before.
+    """
 
     state: RunState
     plan: int
@@ -22,6 +25,7 @@ class SimulatedJob:
     started_seconds: float = 0.0
     message: str = ""
     reason: str = ""
+    too_large: bool = False
 
     def advance(self, seconds: float, now: float, bad_items: AbstractSet[int]) -> list[int]:
         """Run for so long until now; the items that have finished meanwhile."""
@@ -36,7 +40,10 @@ class SimulatedJob:
         good = [item for item in ended if item not in bad_items]
         self.finished.update(good)
         self.failed.update(set(ended) - set(good))
-        if len(self.finished) + len(self.failed) == ITEMS:
+        if self.too_large:
+            self.state, self.reason = RunState.FAILED, "Budget"
+            self.message = "fragment 0 needs 70 MiB; n1 has 64 MiB"
+        elif len(self.finished) + len(self.failed) == ITEMS:
             self.state = RunState.FAILED if self.failed else RunState.COMPLETE
             self.reason = "ItemsFailed" if self.failed else ""
         return good
@@ -52,3 +59,13 @@ class SimulatedWorker:
     message: str = ""
     refused: bool = False
     ended_at: str | None = None
+
+
+def edited(before: Partition | None, wanted: Partition) -> Partition:
+    """What is there once a Partition was applied."""
+    if before is None or before.spec == wanted.spec:
+        return before or wanted
+    generation = (before.metadata.generation or 0) + 1
+    return replace(
+        before, spec=wanted.spec, metadata=replace(before.metadata, generation=generation)
+    )

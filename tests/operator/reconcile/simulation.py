@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from reconcile.rules import decide, name_of
-from reconcile.simulated_work import ITEMS, SimulatedJob, SimulatedWorker
+from reconcile.simulated_work import ITEMS, SimulatedJob, SimulatedWorker, edited
 from reconcile.values import NAMESPACE, SETTINGS, K, document, make, model, pool
 from shoal_api.kinds import Device, DevicePool, InferenceJob, Model, Partition, Placement
 from shoal_api.schema import parse
@@ -57,7 +57,7 @@ from shoal_operator.reconcile.snapshot import (
     Workload,
 )
 from shoal_operator.reconcile.times import as_time, instant
-from shoal_protocol.partition import document_to_json
+from shoal_protocol.partition import PartitionDocument, document_from_json, document_to_json
 from shoal_protocol.units import Bytes
 
 MIB = 1 << 20
@@ -66,13 +66,15 @@ START = instant("2026-03-01T12:00:00Z")
 
 @dataclass(slots=True)
 class Cluster:
-    """Everything there is. `made` counts how often each worker was made, `runs` how often each item
-    was finished anew.
+    """Everything there is. `cut`: what a worker's command cuts; `too_large`: whether a fragment, as
+    measured, fits on no device; `finished`: how often each item was finished anew.
     """
 
     chance: Random
     failures: float = 0.1
     bad_items: frozenset[int] = frozenset()
+    cut: Callable[[tuple[str, ...]], PartitionDocument] = lambda _: document()
+    too_large: Callable[[PartitionDocument], bool] = lambda _: False
     now: float = START
     models: dict[str, Model] = field(default_factory=dict)
     partitions: dict[str, Partition] = field(default_factory=dict)
@@ -164,7 +166,7 @@ class Cluster:
                 '"inputs": [], "outputs": []}'
             ).encode()
         if "--document" in worker.command:
-            return document_to_json(document()).encode()
+            return document_to_json(self.cut(worker.command)).encode()
         return None
 
     def snapshots(self) -> list[Snapshot]:
@@ -332,8 +334,8 @@ class Cluster:
                 self.workers.setdefault(name, SimulatedWorker(owner, tuple(command)))
             case "Partition":
                 assert isinstance(spec, Mapping)
-                if name not in self.partitions:
-                    self.partitions[name] = self.new(Partition, name, spec, metadata["labels"])
+                wanted = self.new(Partition, name, spec, metadata["labels"])
+                self.partitions[name] = edited(self.partitions.get(name), wanted)
             case "Placement":
                 assert isinstance(spec, Mapping)
                 if name not in self.placements:
@@ -358,7 +360,7 @@ class Cluster:
         if not self.reachable:
             return
         match call:
-            case SubmitJob(job=name, plan=plan, terms=terms):
+            case SubmitJob(job=name, partition=partition, plan=plan, terms=terms):
                 known = self.runs.get(name)
                 if known is not None and known.state in (RunState.PENDING, RunState.RUNNING):
                     known.plan, known.terms = max(known.plan, plan), terms
@@ -367,8 +369,10 @@ class Cluster:
                         RunState.FAILED, plan, terms, message="no inputs", reason="FolderRefused"
                     )
                 else:
-                    assert known is None or known.state is RunState.CANCELLED, "run twice"
+                    reason = "Cancelled" if known is None else known.reason
+                    assert reason in {"Cancelled", "Budget"}, "run twice"
                     again = SimulatedJob(RunState.PENDING, plan, terms)
+                    again.too_large = self.too_large(document_from_json(partition))
                     if known is not None:
                         again.finished, again.failed = known.finished, known.failed
                     self.runs[name] = again
@@ -416,7 +420,7 @@ class Cluster:
                 name = source.split("/")[-2]
                 self.transferred[name] = set(self.runs[name].finished)
             case ("shoal", "partition", *_) if "--to" in command:
-                self.fragments |= {fragment.digest for fragment in document().fragments}
+                self.fragments |= {fragment.digest for fragment in self.cut(command).fragments}
 
 
 def started(chance: Random, jobs: int, **more: object) -> Cluster:

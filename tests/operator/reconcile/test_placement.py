@@ -71,14 +71,15 @@ def see(
     now: str = NOW,
     measured: Run | None = None,
     cordoned: frozenset[str] = frozenset(),
+    of_what: tuple[Partition, StoredDocument] = (PARTITION, KEPT),
 ) -> tuple[Placement, Decision, PlacementStatus]:
     decision = decide(
         PlacementSnapshot(
             now=now,
             settings=SETTINGS,
             placement=of,
-            partition=PARTITION,
-            document=KEPT,
+            partition=of_what[0],
+            document=of_what[1],
             pool=pool(),
             view=view,
             measured=measured,

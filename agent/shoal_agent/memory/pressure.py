@@ -1,0 +1,34 @@
+"""What fragments do without while memory is short on the machine.
+
+Linux reports in which share of the time tasks wait for memory (PSI). While that is much, fragments
+that can run in less get less, step by step; when it has passed, they get it back, in smaller steps:
+who needed the memory may need it again. In between nothing changes.
+
+Only what fragments can do without is withheld, and half of the budget at most. Loads and
+activations may still have it: what fits stays what the plan reckons with.
+"""
+
+from typing import Final
+
+from shoal_protocol.units import Bytes
+
+MUCH_PERCENT: Final = 10.0
+LITTLE_PERCENT: Final = 1.0
+_MOST: Final = 2
+_STEP_UP: Final = 8
+_STEP_DOWN: Final = 32
+"""Parts of the budget."""
+
+
+def withheld(before: Bytes, budget: Bytes, stalled_percent: float | None) -> Bytes:
+    """What is to be withheld, where so much was, and tasks wait for so much of the time; None: the
+    machine does not say.
+    """
+    if stalled_percent is None:
+        return Bytes(0)
+    wanted = int(before)
+    if stalled_percent >= MUCH_PERCENT:
+        wanted += budget // _STEP_UP
+    elif stalled_percent <= LITTLE_PERCENT:
+        wanted -= max(1, budget // _STEP_DOWN)
+    return Bytes(min(max(0, wanted), budget // _MOST))

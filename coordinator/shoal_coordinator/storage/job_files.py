@@ -1,0 +1,57 @@
+"""A job's inputs and results together: which result file belongs to which input file, and on what
+the results depend. The coordinator opens them to run a job, the command line to see that nothing is
+left to do."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal_coordinator.storage.inputs import InputSet, InputsRefused, scan_inputs
+from shoal_coordinator.storage.parts import ResultFile
+from shoal_coordinator.storage.results import OutputsRefused, ResultStore
+from shoal_protocol.partition import PartitionDocument
+
+
+def open_results(
+    outputs: Path, inputs: InputSet, document: PartitionDocument, *, job: str, lossy: bool
+) -> ResultStore:
+    """Take possession of a job's results. Raises `OutputsRefused`."""
+    facts = (document.model_digest, inputs.digest, str(lossy))
+    return ResultStore(
+        outputs,
+        job=job,
+        identity=hashlib.sha256("\0".join(facts).encode()).hexdigest(),
+        files=_result_files(inputs),
+        names=[spec.name for spec in document.outputs],
+    )
+
+
+def finished_items(
+    source: Path, outputs: Path, document: PartitionDocument, *, job: str, lossy: bool
+) -> int | None:
+    """How many items a job has, if every result of these very inputs and this model is there;
+    None if something is left to do, or to refuse."""
+    if not (outputs / ".shoal" / job).is_dir():
+        return None
+    try:
+        inputs = scan_inputs(source, document.inputs)
+        results = open_results(outputs, inputs, document, job=job, lossy=lossy)
+    except (InputsRefused, OutputsRefused, OSError):
+        return None
+    try:
+        return len(inputs) if results.is_complete() else None
+    finally:
+        results.close()
+
+
+def _result_files(inputs: InputSet) -> Sequence[ResultFile]:
+    return [
+        ResultFile(
+            name=f"{file.name.rpartition('.')[0]}.npz",
+            first=file.first,
+            items=file.contents.items,
+            stacked=file.contents.stacked is not None,
+            joined=file.contents.joined,
+        )
+        for file in inputs.files
+    ]

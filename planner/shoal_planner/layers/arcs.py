@@ -1,0 +1,91 @@
+"""Which groups of devices may follow one another: the search walks these arcs.
+
+A state is how many devices of each class are used, an arc takes a group from what is left. All
+subsets are exact, and as many as 3^m arcs for m unequal devices. Where that is too much, a row of
+devices is divided into consecutive groups: m^2 / 2 arcs (Asteroid, "Dynamic Programming HPP
+Planning", does so in the order of memory).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Final
+
+from shoal_planner.layers.costs import Group
+
+_ARRIVAL: Final = 4000
+"""Numbers that could be looked at in the time that one arrival of an arc at another takes."""
+
+
+@dataclass(frozen=True)
+class Arcs:
+    """Arcs `(before, group, after)` between numbered states, in an order in which each arc comes
+    after all that lead to it. State 0 has nothing used."""
+
+    arcs: tuple[tuple[int, Group, int], ...]
+    complete: bool = False
+
+    def steps(self, cuts: int) -> int:
+        """What the search takes, in numbers that it looks at."""
+        into: dict[int, int] = {0: 1}
+        for _, _, after in self.arcs:
+            into[after] = into.get(after, 0) + 1
+        return sum(cuts * cuts + into[before] * (cuts + _ARRIVAL) for before, _, _ in self.arcs)
+
+
+def number_of_subsets(sizes: Sequence[int]) -> int:
+    """Arcs of `subsets`, without making them."""
+    return prod((size + 1) * (size + 2) // 2 for size in sizes)
+
+
+def subsets(sizes: Sequence[int]) -> Arcs:
+    """Every group from what is left."""
+    states = sorted(product(*(range(size + 1) for size in sizes)), key=sum)
+    number = {state: index for index, state in enumerate(states)}
+    arcs = [
+        (number[state], group, number[tuple(map(int.__add__, state, group))])
+        for state in states
+        for group in product(
+            *(range(size - used + 1) for size, used in zip(sizes, state, strict=True))
+        )
+        if any(group)
+    ]
+    return Arcs(tuple(arcs), complete=True)
+
+
+def row(order: Sequence[int], classes: int) -> Arcs:
+    """Consecutive groups of a row of devices, each given by its class."""
+    return Arcs(
+        tuple(
+            (start, _group(order[start:end], classes), end)
+            for start in range(len(order))
+            for end in range(start + 1, len(order) + 1)
+        )
+    )
+
+
+def singles(sizes: Sequence[int]) -> Arcs:
+    """Every group of one device: no replicas."""
+    states = sorted(product(*(range(size + 1) for size in sizes)), key=sum)
+    number = {state: index for index, state in enumerate(states)}
+    units = [tuple(int(place == one) for place in range(len(sizes))) for one in range(len(sizes))]
+    arcs = [
+        (number[state], unit, number[tuple(map(int.__add__, state, unit))])
+        for state in states
+        for unit, used, size in zip(units, state, sizes, strict=True)
+        if used < size
+    ]
+    return Arcs(tuple(arcs), complete=True)
+
+
+def fixed(groups: Sequence[Group]) -> Arcs:
+    """These groups in this order, or the first few of them."""
+    return Arcs(tuple((place, group, place + 1) for place, group in enumerate(groups)))
+
+
+def _group(members: Sequence[int], classes: int) -> Group:
+    counts = [0] * classes
+    for each in members:
+        counts[each] += 1
+    return tuple(counts)

@@ -1,0 +1,22 @@
+"""Options of ONNX Runtime that change what it computes: agents run fragments with these, and a
+comparison with the whole model has to know them."""
+
+from typing import Final
+
+LEVEL: Final = "ORT_ENABLE_EXTENDED"
+"""A name of `GraphOptimizationLevel`: the level above re-orders weights into copies."""
+COPYING_OPTIMIZERS: Final = (
+    "ConstantFolding",
+    "UnsqueezeElimination",
+    "ConvAddFusion",
+    "ConvMulFusion",
+    "ConvBNFusion",
+    "MatMul_BatchNormalization_Fusion",
+    "AttentionFusion",
+    "QAttentionFusion",
+)
+"""They fold or fuse weights into copies, and are switched off."""
+EXACT_PRODUCTS: Final = ("session.qdq_matmulnbits_accuracy_level", "1")
+"""By default a product with quantised weights rounds its other operand to 8 bits."""
+UNPACKED: Final = ("session.disable_prepacking", "1")
+"""Packed weights are copies."""

@@ -1,0 +1,61 @@
+"""`shoal plan --profile`: what it prints, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.commands.test_commands import shoal
+
+PROFILES = Path(__file__).parents[3] / "bench" / "profiles"
+DEVICES = {
+    "devices": [
+        {"name": "pi", "kind": "raspberry-pi-4"},
+        {"name": "edge", "kind": "vm-2core"},
+    ],
+    "links": [{"between": ["pi", "edge"], "bytes_per_second": 2.5e6, "latency_seconds": 0.02}],
+}
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> Path:
+    file = tmp_path / "devices.json"
+    file.write_text(json.dumps(DEVICES))
+    return file
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency", "makespan"])
+def test_a_profile_is_planned_and_explained(devices: Path, objective: str) -> None:
+    profile = PROFILES / "scission" / "vgg16.json"
+    shown = shoal("plan", "--profile", profile, "--devices", devices, "--objective", objective)
+    assert shown.returncode == 0, shown.stderr
+    assert "no plan is better" in shown.stdout
+    assert "even split" in shown.stdout
+    assert "edge" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--profile", "vgg16.json"), "--profile needs --devices FILE"),
+        (("--profile", "missing.json", "--devices", "devices.json"), "No such file"),
+        (("--profile", "devices.json", "--devices", "devices.json"), "'layers' is missing"),
+        (("--profile", "x.json", "--devices", "devices.json", "model.onnx"), "not both"),
+        (("--objective", "latency", "model.onnx"), "go with --profile"),
+        (("model.onnx", "--devices", "65"), "a number from 1 to 64"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    devices: Path, arguments: tuple[str, ...], problem: str
+) -> None:
+    shown = shoal("plan", *arguments, folder=devices.parent)
+    assert shown.returncode == 2
+    assert problem in " ".join(shown.stderr.replace("│", " ").split())
+
+
+def test_a_device_whose_speed_is_unknown_is_named(devices: Path) -> None:
+    devices.write_text('{"devices": [{"name": "x", "kind": "y"}]}')
+    profile = PROFILES / "pipedream" / "vgg16.txt"
+    shown = shoal("plan", "--profile", profile, "--devices", devices)
+    assert shown.returncode == 2
+    assert "was not measured on y" in " ".join(shown.stderr.replace("│", " ").split())

@@ -1,0 +1,49 @@
+"""What a run shows while it goes."""
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from shoal_cli.commands.progress import PlainProgress
+from shoal_cli.commands.tables import Waiting
+
+
+def test_a_phase_that_is_over_at_once_leaves_no_line_in_a_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    progress = PlainProgress(lasting_seconds=60)
+    for phase in ("cutting", "starting 3 agents", "running", "stopping"):
+        progress.phase(phase)
+    progress.note("cpus are not enforced")
+    progress.ended()
+    assert capsys.readouterr().err == "! cpus are not enforced\n"
+
+
+def test_a_phase_that_lasts_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = PlainProgress(lasting_seconds=0.01)
+    progress.phase("verifying")
+    printed = ""
+    while not printed:
+        time.sleep(0.01)
+        printed = capsys.readouterr().err
+    progress.ended()
+    assert printed == "verifying\n"
+
+
+def test_what_takes_longer_than_a_second_shows_for_how_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("shoal_cli.commands.tables.time.monotonic", lambda: now[0])
+    waiting = Waiting("cutting kokoro")
+
+    def shown() -> str:
+        file = io.StringIO()
+        Console(file=file, width=60).print(waiting)
+        return file.getvalue().strip()
+
+    assert shown().endswith("cutting kokoro ...")
+    now[0] += 12.3
+    assert shown().endswith("cutting kokoro ... 12 s")

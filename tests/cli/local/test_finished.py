@@ -1,0 +1,157 @@
+"""A job that is complete: running it again starts nothing, until anything changes."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+
+from cli.local.workbench import (
+    Ran,
+    Workbench,
+    assert_results_are_the_whole_models,
+    save_inputs,
+)
+from shoal_cli.local.report import SCHEMA_PATH
+from small_disk import small_disk
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
+
+
+def run(bench: Workbench, *options: str) -> Ran:
+    return bench.run("run", bench.manifest, "--report", bench.report, *options)
+
+
+def said(ran: Ran) -> str:
+    """What it printed, with its lines joined."""
+    return " ".join((ran.out + ran.err).split())
+
+
+def job_of(ran: Ran) -> Any:
+    return ran.report["jobs"][0]  # type: ignore[index]
+
+
+def started(ran: Ran) -> bool:
+    """Whether any process ran: each has a log."""
+    return any((Path(str(ran.report["work"])) / "logs").iterdir())
+
+
+@pytest.fixture
+def finished(bench: Workbench) -> Workbench:
+    ran = run(bench)
+    assert ran.status == 0, ran.err
+    assert started(ran)
+    return bench
+
+
+def test_a_finished_job_is_not_cut_planned_or_started_again(finished: Workbench) -> None:
+    again = run(finished)
+    assert (again.status, started(again)) == (0, False), again.err
+    assert "cutting" not in again.err
+    assert (
+        f"job: nothing to do: {finished.outputs} has the results of all 10 items, "
+        "and manifest, model and inputs are unchanged" in said(again)
+    )
+    job = job_of(again)
+    assert (job["state"], job["items"], job["resumed"]) == ("Complete", 10, 10)
+    jsonschema.validate(again.report, json.loads(SCHEMA_PATH.read_text()))
+
+
+def test_a_finished_job_can_be_verified_without_agents(finished: Workbench) -> None:
+    again = run(finished, "--verify")
+    assert (again.status, started(again)) == (0, False), again.err
+    assert "verified 10 items against the whole model" in said(again)
+
+
+def test_a_sample_is_verified_and_a_result_that_is_wrong_is_still_found(
+    finished: Workbench,
+) -> None:
+    sample = run(finished, "--verify=3")
+    assert sample.status == 0, sample.err
+    assert "verified 3 of 10 items against the whole model" in said(sample)
+    path = finished.outputs / "01.npz"
+    with np.load(path) as results:
+        wrong = results["y"] + 0.25
+    np.savez(path, y=wrong)
+    every = run(finished, "--verify")
+    assert every.status == 1
+    assert "DIFFERENT: more than the tolerance of 0.0001" in said(every)
+
+
+def test_a_difference_that_the_whole_model_has_from_itself_is_said_to_be_its_own(
+    bench: Workbench,
+) -> None:
+    model = onnx.load(bench.model)
+    noise = onnx.helper.make_node("RandomNormalLike", ["x"], ["noise"], scale=0.1)
+    (last,) = (node for node in model.graph.node if "y" in node.output)
+    last.output[0] = "quiet"
+    model.graph.node.append(noise)
+    model.graph.node.append(onnx.helper.make_node("Add", ["quiet", "noise"], ["y"]))
+    onnx.save(model, bench.model)
+    ran = run(bench, "--verify")
+    assert ran.status == 0, said(ran)
+    assert "the difference is the model's own: the whole model differs from itself by" in said(ran)
+    assert "DIFFERENT" not in ran.out
+
+
+def lose_a_result(bench: Workbench) -> None:
+    next(bench.outputs.glob("*.npz")).unlink()
+
+
+def want_other_budgets(bench: Workbench) -> None:
+    bench.write_manifest(budget="24Mi")
+
+
+@pytest.mark.parametrize("change", [lose_a_result, want_other_budgets])
+def test_what_is_missing_or_wanted_otherwise_is_done(
+    finished: Workbench, change: Callable[[Workbench], None]
+) -> None:
+    change(finished)
+    again = run(finished)
+    assert (again.status, started(again)) == (0, True), again.err
+    assert len(list(finished.outputs.glob("*.npz"))) == len(list(finished.inputs.glob("*.npz")))
+
+
+def change_an_input(bench: Workbench) -> None:
+    path = bench.inputs / "01.npz"
+    with np.load(path) as arrays:
+        changed = arrays["x"] + 1
+    np.savez(path, x=changed)
+
+
+def change_the_model(bench: Workbench) -> None:
+    model = onnx.load(bench.model)
+    weight = model.graph.initializer[3]
+    weight.raw_data = weight.raw_data[4:] + weight.raw_data[:4]
+    onnx.save(model, bench.model)
+
+
+@pytest.mark.parametrize("change", [change_an_input, change_the_model])
+def test_results_of_what_has_changed_since_are_refused(
+    finished: Workbench, change: Callable[[Workbench], None]
+) -> None:
+    change(finished)
+    again = run(finished)
+    assert again.status == 2
+    assert "of another model or other inputs" in said(again)
+
+
+def test_a_full_disk_stops_a_run_which_resumes_when_there_is_room(bench: Workbench) -> None:
+    save_inputs(bench.inputs, files=120, stacked=1)
+    with small_disk(bench.outputs, "128k"):
+        full = run(bench)
+        assert full.status == 1
+        job = job_of(full)
+        assert (job["reason"], job["failed"]) == ("ResultsUnwritten", 0)
+        assert "No space left on device; make room there, then run the job again" in said(full)
+        assert 0 < job["succeeded"] < 120
+        subprocess.run(["mount", "-o", "remount,size=4m", str(bench.outputs)], check=True)
+        last = run(bench)
+        assert last.status == 0, last.err
+        assert job_of(last)["resumed"] >= job["succeeded"]
+        assert_results_are_the_whole_models(bench)

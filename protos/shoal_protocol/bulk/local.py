@@ -262,8 +262,7 @@ class _Calls:
         if self._closed:
             raise TransportBroken("closed")
         made: asyncio.Future[int] = self._loop.create_future()
-        self._made = made
-        self._call = call
+        self._made, self._call = made, call
         if not self._registered:
             self._registered = True
             self._add(self._number, self._ready)

@@ -53,8 +53,9 @@ from shoal_agent.runtime.failures import (
 )
 from shoal_agent.runtime.guard import Guard
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, input_spec
-from shoal_agent.runtime.largest_inputs import NotTried, largest_inputs
+from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
 from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
+from shoal_agent.runtime.mapped_weights import Weights
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
 from shoal_agent.runtime.process_memory import MemoryMeter, clean_pages, trim
 from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
@@ -68,6 +69,7 @@ _EXTERNAL_DATA: Final = "session.model_external_initializers_file_folder_path"
 _SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
 _GROW_BY_DOUBLING: Final = 0
 _LEAST_REGION_BYTES: Final = 1 << 20
+_NONE_MAPPED: Final[Weights] = {}
 _ARENA_GRANULE: Final = 256
 """The arena refuses every region that is not a multiple of it, as half of `20M` is not."""
 
@@ -120,20 +122,6 @@ class RunResult:
     compute_seconds: float
     peak_bytes: int
     squeezed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """What a fragment took in a trial; where it was `stopped`, at least that. `fixed_bytes` of it
-    are the open session and weights, `input_bytes` is the size of the inputs that it ran with.
-    `prepared`: it ran as a whole, in the form prepared for it. `reason`: why it was not tried."""
-
-    taken_bytes: int | None = None
-    fixed_bytes: int = 0
-    input_bytes: int = 0
-    stopped: bool = False
-    prepared: bool = False
-    reason: str = ""
 
 
 class Runtime:
@@ -411,11 +399,13 @@ class Runtime:
         model: str | bytes,
         weights: Path | None = None,
         recipe: Recipe = AS_IT_IS,
+        mapped: Weights = _NONE_MAPPED,
         *,
         in_order: bool = False,
     ) -> onnxruntime.InferenceSession:
-        """`weights` is the folder of its external data, which a path has beside it. `in_order`: run
-        the nodes in the order of the file, where nobody has ordered them anew to prepare it."""
+        """`weights` is the folder of its external data, which a path has beside it; those that are
+        `mapped` are used from there, and the caller keeps them. `in_order`: run the nodes in the
+        order of the file, where nobody has ordered them anew to prepare it."""
         options = recipe.options(self._threads)
         # A plan for all activations at once would be allocated beside what the first run left.
         options.enable_mem_pattern = False
@@ -426,6 +416,8 @@ class Runtime:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if weights is not None:
             options.add_session_config_entry(_EXTERNAL_DATA, str(weights))
+        for name, value in mapped.items():
+            options.add_initializer(name, value)
         try:
             session = onnxruntime.InferenceSession(
                 model,

@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from cli.local.test_report import DEVICE, FAILED, REPORT
-from shoal_cli.commands.tables import LOG_COLUMNS, output, print_summary
+from shoal_cli.commands.tables import LOG_COLUMNS, explained_table, output, print_summary
 from shoal_cli.local.report import Enforcement, FragmentHeld, RunReport
+from shoal_planner.explanation import Table as Explained
 
 LOGS = f"{REPORT.work}/logs"
 NAMES = ("pi-4", "pi-zero", "a-device-with-quite-a-long-name")
@@ -34,6 +35,36 @@ def test_nothing_is_cut_short_at_any_width(width: int) -> None:
     for name in NAMES:
         assert name in text
     assert text.count("20 of 24 MiB 83%") == len(NAMES)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_column_is_lost_at_any_width(width: int) -> None:
+    whole, narrow = shown(MANY, 1000), shown(MANY, width)
+    (wide,) = [line for line in whole.splitlines() if line.startswith("device ")]
+    for heading in filter(None, map(str.strip, wide.split("  "))):
+        assert heading in narrow
+    figures = {
+        word for line in whole.splitlines() if line.startswith("pi-4") for word in line.split()
+    }
+    assert figures <= set(narrow.split())
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_plan_loses_no_column_and_no_word_at_any_width(width: int) -> None:
+    devices = ", ".join(NAMES)
+    explained = Explained(
+        title="1 stage",
+        headings=("stage", "devices", "memory", "compute", "transfer", "an item every"),
+        rows=(("0", devices, "7.1 MiB (in blocks)", "12 ms", "3 ms", "15 ms"),),
+        numbers=frozenset(("stage", "memory", "compute", "transfer", "an item every")),
+    )
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None).print(explained_table(explained))
+    text = file.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for words in (*explained.headings, *NAMES, *explained.rows[0][2:]):
+        assert words in text
 
 
 def test_80_columns_hold_a_device_on_a_line() -> None:

@@ -49,9 +49,9 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run. `outcome`: `ran`, `in part`, `refused` or `failed`, and `message` why. `peak` is the
-    largest share of its budget that a device took, `difference` the largest from the whole model.
-    """
+    """One run. `outcome`: `ran`, `in part`, `refused` or `failed`, and `message` why. `need_bytes`
+    is what the planner says its fragments need together, `peak` the largest share of its budget
+    that a device took, `difference` the largest from the whole model."""
 
     model: str
     devices: int
@@ -59,6 +59,7 @@ class Row:
     outcome: str
     message: str
     seconds: float
+    need_bytes: int = 0
     fragments: int = 0
     peak: float = 0.0
     difference: float = 0.0
@@ -98,8 +99,8 @@ class Bench:
         write_items(folder / "in", subject.items)
         return cls(folder, subject, whole(subject))
 
-    def run(self, devices: int, budget_bytes: int) -> tuple[Row, int]:
-        """One run, and what the planner says its fragments need together."""
+    def run(self, devices: int, budget_bytes: int) -> Row:
+        """One run."""
         place = self.folder / f"{devices}-{budget_bytes}"
         started = time.monotonic()
         command = [sys.executable, "-m", "shoal_cli", "run", self.subject.path]
@@ -116,8 +117,7 @@ class Bench:
                 env=environment,
                 check=False,
             )
-            row = self._row(devices, budget_bytes, ended, place, time.monotonic() - started)
-            return row, _need(place / "work")
+            return self._row(devices, budget_bytes, ended, place, time.monotonic() - started)
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
@@ -145,6 +145,7 @@ class Bench:
             outcome=outcome,
             message=" ".join(message.split()),
             seconds=seconds,
+            need_bytes=_need(place / "work"),
             fragments=len(job.get("stages", ())),
             peak=max(taken, default=0.0),
             difference=self._difference(place / "out") if complete else 0.0,
@@ -174,13 +175,13 @@ def descend(bench: Bench, devices: int, close: float = CLOSE) -> Iterator[Row]:
     """Runs from ample to the smallest budget; the first gives the need."""
     weights = sum(each.stat().st_size for each in bench.subject.path.parent.glob("*"))
     ample = _round(weights + 1024 * MIB)
-    row, need = bench.run(1, ample)
+    row = bench.run(1, ample)
     if devices == 1 or row.outcome != "ran":
         yield row
     largest_refused, smallest = HOPELESS_BYTES, ample
-    budget = _round(need / devices) + 64 * KIB
+    budget = _round(row.need_bytes / devices) + 64 * KIB
     while row.outcome != "failed":
-        row, _ = bench.run(devices, budget)
+        row = bench.run(devices, budget)
         yield row
         if row.outcome == "ran":
             smallest = budget

@@ -37,8 +37,8 @@ from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
-from shoal_agent.transport.activations import AHEAD_BYTES, SpillFull
-from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES
+from shoal_agent.transport.activations import SpillFull
+from shoal_protocol.frame_sizes import AHEAD_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_bytes
 

@@ -26,12 +26,14 @@ INTRODUCTION = """\
 
 # Metrics
 
-Each process serves `/metrics` for Prometheus, `/healthz` and `/readyz`. On a cluster the operator has port 8080, coordinators
-and agents have 9400; with the chart's `podMonitor.enabled` a Prometheus operator finds them. Elsewhere the option is
-`--metrics-address HOST:PORT` of `shoal coordinator` and `shoal agent`.
+Each process serves `/metrics` for Prometheus, `/healthz` and `/readyz`. On a cluster the operator
+has port 8080, coordinators and agents have 9400; with the chart's `podMonitor.enabled` a Prometheus
+operator finds them. Elsewhere the option is `--metrics-address HOST:PORT` of `shoal coordinator`
+and `shoal agent`.
 
-A histogram NAME is three series: `NAME_bucket` with the label `le`, `NAME_sum` and `NAME_count`. No label has the name
-of a job or an item, so the number of series does not grow with them. The `process_` metrics are those of the Prometheus client library.
+A histogram NAME is three series: `NAME_bucket` with the label `le`, `NAME_sum` and `NAME_count`. No
+label has the name of a job or an item, so the number of series does not grow with them. The
+`process_` metrics are those of the Prometheus client library.
 """
 
 
@@ -44,7 +46,8 @@ def main() -> None:
 
 
 def page() -> str:
-    agent = AgentCollector({"version": "", "architecture": ""}, Counters(), lambda: dict.fromkeys(GAUGES, 0.0))
+    info = {"version": "", "architecture": ""}
+    agent = AgentCollector(info, Counters(), lambda: dict.fromkeys(GAUGES, 0.0))
     processes: dict[str, Iterable[Collector]] = {
         "Coordinator": collectors(CoordinatorMetrics().registry),
         "Agent": [agent],

@@ -1,4 +1,4 @@
-"""The reference of the kinds, docs/api.md and a page for each, as text made from the declarations."""
+"""The reference of the kinds, docs/api.md and a page for each, made from the declarations."""
 
 import json
 import re

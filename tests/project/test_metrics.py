@@ -23,9 +23,11 @@ def test_the_table_is_current() -> None:
 
 def test_a_name_of_the_table_is_the_one_that_is_served() -> None:
     metrics = CoordinatorMetrics()
-    with ExpositionServer(lambda: None, registry=metrics.registry) as server:
-        with urlopen(f"{server.url}/metrics", timeout=10) as answer:  # noqa: S310 - loopback
-            served = answer.read().decode()
+    with (
+        ExpositionServer(lambda: None, registry=metrics.registry) as server,
+        urlopen(f"{server.url}/metrics", timeout=10) as answer,  # noqa: S310 - loopback
+    ):
+        served = answer.read().decode()
     rows = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", TABLE, re.MULTILINE))
     samples = {
         sample.name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")

@@ -53,7 +53,9 @@ parity: .venv/dev.stamp ## Compare every model, the heavy ones too, cut in every
 	$(BIN)/pytest --quiet -rs tests/parity tests/compiler/test_real_models.py
 
 suite: .venv/suite.stamp ## Run fifty models in budgets from ample to the smallest, on one to three devices (hours)
-	$(BIN)/pytest --quiet -rs tests/suite
+	@rm -rf out/suite
+	@$(BIN)/pytest --quiet -rs tests/suite; kept=$$?; \
+		$(BIN)/python tests/suite/table.py out/suite; exit $$kept
 
 thorough: .venv/suite.stamp ## Run all that check leaves out: faults on nodes, heavy models, benches as tests
 	@$(CLUSTER) build

@@ -117,7 +117,6 @@ class Granted:
 
 def measure(task: Task) -> list[list[float]]:
     """Raises `PeerUnable`, and what the runtime raises."""
-    tune_allocator()
     meter = MemoryMeter()
     granted = Granted(task, meter)
     prepared = granted.prepare() if task.way == "granted" and task.what != "prepare" else None
@@ -247,8 +246,11 @@ def _limited(meter: MemoryMeter, opened: Callable[[], Run], turns: int) -> list[
 
 
 def main() -> None:
+    task = Task(**json.loads(sys.argv[1]))
+    if task.way == "granted":
+        tune_allocator()  # as the agent does, and nobody else
     try:
-        print(json.dumps(measure(Task(**json.loads(sys.argv[1])))))
+        print(json.dumps(measure(task)))
     except PeerUnable as error:
         raise SystemExit(str(error)) from error
 

@@ -28,7 +28,7 @@ BEAT_SECONDS = 5.0
 GRACE_SECONDS = 120
 """How long a control plane is to wait for a beat: they come late from a process that has much else
 to do, on a machine that is busy."""
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.4
 
 
 @dataclass(frozen=True, slots=True)

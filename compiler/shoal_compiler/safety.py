@@ -22,7 +22,8 @@ from shoal_compiler.trees import check_trees
 from shoal_compiler.wire import INLINE, MAX_INITIALIZERS, MAX_NODES, read_skeleton
 
 DOMAINS: Final = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
-OLDEST_OPSET: Final = 11
+OLDEST_OPSET: Final = 7
+"""ONNX Runtime promises no older ones."""
 MAX_ARITY: Final = 4096
 MAX_RANK: Final = 64
 MAX_GRAPH_DEPTH: Final = 16

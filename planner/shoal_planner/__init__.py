@@ -6,7 +6,9 @@
     costs, search, placement     which devices serve which fragments
     alternatives, explanation    why other placements lost
     budgets                      what other budgets would give
+    layers/                      cuts and devices chosen together, from measured layers
 
 Here belong: choosing cuts, placement, what a plan costs. Not here: how a graph is cut
-(`shoal_compiler`), and which task runs next (the coordinator's dispatcher). It imports no library.
+(`shoal_compiler`), and which task runs next (the coordinator's dispatcher). It imports no library;
+`layers` alone imports numpy.
 """

@@ -248,10 +248,10 @@ def dense_model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def table_model() -> onnx.ModelProto:
-    """Looks rows up in a table of 8 MiB, and multiplies them."""
+def table_model(rows: int = 8192) -> onnx.ModelProto:
+    """Looks rows of 1 KiB up in a table, and multiplies them."""
     chance = np.random.default_rng(0)
-    table = chance.standard_normal((8192, 256), dtype=np.float32)
+    table = chance.standard_normal((rows, 256), dtype=np.float32)
     weight = chance.standard_normal((256, 256), dtype=np.float32)
     graph = helper.make_graph(
         [

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
+from onnxruntime import InferenceSession
 
 from agent.fragment_making import (
     InBlocks,
@@ -18,7 +19,8 @@ from agent.fragment_making import (
     table_model,
     write_fragment,
 )
-from shoal_agent.runtime.blocks import GrantTooSmall
+from shoal_agent.runtime.blocks import Blocks, GrantTooSmall
+from shoal_agent.runtime.destinations import destinations
 from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated
 from shoal_agent.runtime.inputs import InputMismatch
 from shoal_agent.runtime.mapped_pages import (
@@ -31,7 +33,9 @@ from shoal_agent.runtime.mapped_pages import (
     populate,
 )
 from shoal_agent.runtime.onnx_runtime import Runtime
+from shoal_agent.runtime.prepared import Opened, PreparedModel
 from shoal_agent.runtime.process_memory import MemoryMeter
+from shoal_protocol.blocks import Block
 from shoal_protocol.manifest import FragmentDamaged
 
 MIB = 1 << 20
@@ -228,6 +232,91 @@ def test_a_value_that_is_output_and_input_of_later_blocks_stays(
     outputs = [runtime.run(each, {"x": read_only}, Stopper()).outputs for each in ("whole", "f")]
     assert list(outputs[0]) == list(outputs[1]) == ["y", "r0"]
     assert all(np.array_equal(outputs[0][name], outputs[1][name]) for name in ("y", "r0"))
+
+
+LARGE = {"x": np.random.default_rng(0).standard_normal((600, 512), dtype=np.float32)}
+"""So many rows that the output has more than `LARGE_BYTES`."""
+
+
+def test_large_outputs_of_several_runs_are_arrays_of_their_own(
+    runtime: Runtime, made: MadeFragment
+) -> None:
+    runtime.open("whole", made.folder)
+    runtime.open("f", made.folder, made.least_bytes)
+    whole = runtime.run("whole", LARGE, Stopper()).outputs["y"]
+    first = runtime.run("f", LARGE, Stopper()).outputs["y"]
+    second = runtime.run("f", {"x": -LARGE["x"]}, Stopper()).outputs["y"]
+    assert np.array_equal(first, whole)
+    assert not np.array_equal(first, second)
+    assert np.array_equal(runtime.run("f", X, Stopper()).outputs["y"], expected(runtime, made))
+
+
+def test_a_large_output_whose_shape_is_not_what_the_model_says_is_right(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    model = dense_model([512] * 3)
+    model.graph.node[-1].output[0] = "once"
+    model.graph.node.append(helper.make_node("Concat", ["once", "once"], ["y"], axis=0))
+    made = write_fragment(tmp_path, model, 16 * MIB, InBlocks(2))
+    runtime.open("whole", made.folder)
+    runtime.open("f", made.folder, made.least_bytes)
+    whole = runtime.run("whole", LARGE, Stopper()).outputs["y"]
+    assert whole.shape == (1200, 512)
+    for _ in range(2):
+        assert np.array_equal(runtime.run("f", LARGE, Stopper()).outputs["y"], whole)
+
+
+def test_the_place_of_an_output_is_known_where_its_sizes_are(tmp_path: Path) -> None:
+    def places(*axes: int | str) -> list[tuple[int, ...]]:
+        model = dense_model([512, 512])
+        axis = model.graph.output[0].type.tensor_type.shape
+        del axis.dim[:]
+        for each in axes:
+            axis.dim.add(**({"dim_value": each} if isinstance(each, int) else {"dim_param": each}))
+        model.graph.input.append(
+            helper.make_tensor_value_info("other", TensorProto.FLOAT, ["a", "a", "rows"])
+        )
+        session = InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        feed = LARGE | {"other": np.zeros((2, 3, 4), np.float32)}
+        found = destinations(session.get_inputs(), session.get_outputs(), feed)
+        return [array.shape for array in found.values()]
+
+    assert places("batch", 512) == [(600, 512)]
+    assert places("nobody knows", 512) == []
+    assert places("a", 512) == []  # two axes that differ
+    assert places("rows", 512) == []  # small
+
+
+def test_what_a_prepared_block_holds_has_the_room_that_others_do_not_take() -> None:
+    def prepared(*anonymous: int) -> list[PreparedModel]:
+        none = Opened(opening_bytes=0, anonymous_bytes=0, growth_bytes=0)
+        return [
+            PreparedModel(
+                model=Path("model.onnx"),
+                weights=Path("weights.bin"),
+                reads_rows=False,
+                packed=Opened(opening_bytes=0, anonymous_bytes=each, growth_bytes=each),
+                unpacked=none,
+            )
+            for each in anonymous
+        ]
+
+    block = Block(
+        model_offset=0,
+        model_bytes=1,
+        takes=(),
+        gives=(),
+        held_bytes=320 << 10,
+        weight_bytes=MIB,
+        working_bytes=MIB,
+    )
+    source = Blocks(folder=Path(), resident_bytes=64 * MIB, outputs=(), blocks=(block,) * 4)
+    granted = source.least_bytes
+    # A session takes 192 KiB of the 320; each block has 64 to spare.
+    assert source.with_prepared(prepared(448 << 10, 0, 0, 0), granted).prepared
+    assert not source.with_prepared(prepared(449 << 10, 0, 0, 0), granted).prepared
+    assert not source.with_prepared(prepared(*[257 << 10] * 4), granted).prepared
+    assert source.with_prepared(prepared(*[257 << 10] * 4), granted + (4 << 10)).prepared
 
 
 def test_text_is_refused_when_the_blocks_are_opened(runtime: Runtime, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from agent.fragment_making import InBlocks, MadeFragment, write_fragment
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.mapped_pages import mapped_ranges
 from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.prepared import Prepared
@@ -116,6 +117,21 @@ def test_prepared_blocks_of_convolutions_compute_what_the_whole_does(
     assert prepared.blocks is not None
     for result, wanted in zip(outputs(made, x, granted, prepared), expected, strict=True):
         np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_block_of_convolutions_maps_its_weights_in_one_piece(tmp_path: Path) -> None:
+    made = write_fragment(tmp_path, residual_model(), 16 * MIB, InBlocks(UNITS))
+    granted = made.least_bytes + MIB
+    prepared = prepare(tmp_path, made, granted)
+    assert prepared.blocks is not None
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=64 * MIB)
+    runtime.open("f", made.folder, granted, prepared)
+    runtime.run("f", {"x": np.zeros((1, CHANNELS, 12, 12), np.float32)}, Stopper())
+    for block in prepared.blocks:
+        tensors = onnx.load(block.model, load_external_data=False).graph.initializer
+        assert sum(bool(each.external_data) for each in tensors) > 1
+        assert len(mapped_ranges(block.weights.parent.resolve())) == 1
+    runtime.close("f")
 
 
 def test_values_cross_borders_in_the_layout_of_convolutions(tmp_path: Path) -> None:

@@ -210,6 +210,25 @@ async def test_of_a_prepared_table_little_more_than_the_rows_that_are_read_is_in
     runtime.close("f")
 
 
+async def test_rows_of_a_prepared_table_take_no_more_memory_after_a_restart(tmp_path: Path) -> None:
+    made = write_fragment(tmp_path, table_model(rows=49152), 64 * MIB)
+    await Bench(tmp_path).preparation.prepare(made.digest, made.folder, 64 * MIB)
+    for path in made.folder.rglob("weights.bin"):
+        with path.open("rb") as file:
+            os.fsync(file)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    # Another process verifies the files: it reads them all, and they are cached as it reads.
+    prepared = await Bench(tmp_path).preparation.prepare(made.digest, made.folder, 64 * MIB)
+    runtime = Runtime(MemoryMeter(), threads=1, limit_bytes=AMPLE)
+    runtime.open("f", made.folder, 64 * MIB, prepared)
+    words = np.arange(1024, 49152, 4096)
+    runtime.run("f", {"x": words}, Stopper())
+    mapped = mapped_bytes(made, "prepared/")
+    assert mapped is not None
+    assert mapped[0] <= (len(words) * 64 + 256) << 10
+    runtime.close("f")
+
+
 # ---- what a device lacks -------------------------------------------------------------------------
 
 

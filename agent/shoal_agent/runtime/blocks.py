@@ -26,18 +26,27 @@ import numpy as np
 import onnxruntime
 
 from shoal_agent.memory.swapping import SwapPlan, plan_swapping
-from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated, failure_of
+from shoal_agent.runtime.destinations import destinations
+from shoal_agent.runtime.failures import (
+    OutOfBudget,
+    RuntimeFailed,
+    Stopper,
+    Terminated,
+    failure_of,
+)
 from shoal_agent.runtime.inputs import InputSpec, input_spec
 from shoal_agent.runtime.mapped_pages import (
     PageRange,
     added,
     are_cold,
     beyond,
+    cache_in_huge_pages,
     drop,
     mapped_ranges,
     populate,
     size_of,
 )
+from shoal_agent.runtime.mapped_weights import Weights, map_weights
 from shoal_agent.runtime.prepared import PreparedModel
 from shoal_agent.runtime.recipes import AS_IT_IS, PREPARED, Recipe
 from shoal_protocol.blocks import Block, blocks_from_json, least_bytes
@@ -45,9 +54,9 @@ from shoal_protocol.manifest import BLOCKS, IN_ORDER, MANIFEST, FragmentDamaged
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import format_bytes
 
-OpenSession = Callable[[bytes | str, Path | None, Recipe], onnxruntime.InferenceSession]
-"""Opens a model, whose weights are in files of a folder, beside it where that is None; raises
-`RuntimeFailed`."""
+OpenSession = Callable[[bytes | str, Path | None, Recipe, Weights], onnxruntime.InferenceSession]
+"""Opens a model, whose weights are in files of a folder, beside it where that is None, but for
+those that are mapped already; raises `RuntimeFailed`."""
 
 _OPEN_BYTES: Final = 192 << 10
 """Of what is held for a block, what its session takes once it is open, at most."""
@@ -77,7 +86,7 @@ class Blocks:
     resident_bytes: int
     outputs: tuple[str, ...]
     blocks: tuple[Block, ...]
-    prepared: tuple[Path, ...] = ()
+    prepared: tuple[PreparedModel, ...] = ()
 
     @property
     def least_bytes(self) -> int:
@@ -91,32 +100,38 @@ class Blocks:
     def with_prepared(self, models: Sequence[PreparedModel], granted_bytes: int) -> "Blocks":
         """The same, with prepared models in place of its own, if they run in what is granted.
 
-        What ONNX Runtime packs and cannot map is held for as long as a block is open.
+        What ONNX Runtime packs and cannot map is held for as long as a block is open. All blocks
+        are, so what one of them has to spare is there for another.
         """
-        blocks = tuple(
+        packed = [model.packed for model in models]
+        excess = sum(max(0, each.anonymous_bytes - _OPEN_BYTES) for each in packed)
+        spare = sum(_SPARE_BYTES - min(_SPARE_BYTES, max(0, each.mapped_growth)) for each in packed)
+        first, *others = (
             replace(
                 block,
-                held_bytes=block.held_bytes + max(0, model.packed.anonymous_bytes - _OPEN_BYTES),
-                weight_bytes=max(0, block.weight_bytes + _beyond_spare(model.packed.mapped_growth)),
+                weight_bytes=max(0, block.weight_bytes + _beyond_spare(each.mapped_growth)),
             )
-            for block, model in zip(self.blocks, models, strict=True)
+            for block, each in zip(self.blocks, packed, strict=True)
         )
+        first = replace(first, held_bytes=first.held_bytes + max(0, excess - spare))
+        blocks = (first, *others)
         held = sum(block.held_bytes for block in blocks)
         opening = max(model.packed.opening_bytes for model in models)
         if max(least_bytes(blocks), held + opening) > granted_bytes:
             return self
-        return replace(self, blocks=blocks, prepared=tuple(model.model for model in models))
+        return replace(self, blocks=blocks, prepared=tuple(models))
 
     def open_models(
         self, open_session: OpenSession
-    ) -> Iterator[tuple[Block, onnxruntime.InferenceSession]]:
-        """Sessions of the blocks, in order."""
+    ) -> Iterator[tuple[Block, onnxruntime.InferenceSession, Weights]]:
+        """Sessions of the blocks, in order, each with the weights that it refers to."""
         if self.prepared:
-            for block, path in zip(self.blocks, self.prepared, strict=True):
-                yield block, open_session(str(path), None, PREPARED)
+            for block, model in zip(self.blocks, self.prepared, strict=True):
+                weights = {} if model.reads_rows else map_weights(model.model)
+                yield block, open_session(str(model.model), None, PREPARED, weights), weights
             return
-        for block, model in zip(self.blocks, self._models(), strict=True):
-            yield block, open_session(model, self.folder, AS_IT_IS)
+        for block, skeleton in zip(self.blocks, self._models(), strict=True):
+            yield block, open_session(skeleton, self.folder, AS_IT_IS, {}), {}
 
     def _models(self) -> Iterator[bytes]:
         with (self.folder / BLOCKS).open("rb") as file:
@@ -170,9 +185,10 @@ def description(folder: Path) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OpenBlock:
-    """`spent` are the values that nothing needs once it has run."""
+    """`spent` are the values that nothing needs once it has run. The session refers to `mapped`."""
 
     session: onnxruntime.InferenceSession
+    mapped: Weights
     takes: tuple[str, ...]
     gives: tuple[str, ...]
     spent: tuple[str, ...]
@@ -200,10 +216,14 @@ class BlockFragment:
             for index, (block, described) in enumerate(zip(self._open, source.blocks, strict=True))
             if size_of(block.weights) > described.weight_bytes * 9 // 8 + _UNREAD_BYTES
         }
+        for index, block in enumerate(self._open):
+            if index not in self._rows:
+                cache_in_huge_pages(block.weights)
         self._prefetcher = ThreadPoolExecutor(1, "prefetch")
         self._prefetches: dict[int, Future[None]] = {}
         self.inputs = tuple(_inputs(self._open))
         self.outputs = source.outputs
+        self._places = True
         self.grant(granted_bytes)
 
     def runs_in(self, granted_bytes: int) -> bool:
@@ -230,28 +250,45 @@ class BlockFragment:
         if adopted is not self._followed:
             self._follow(adopted)
         values = {name: as_value(array) for name, array in feed.items()}
+        placed = self._destinations(feed) if self._places else {}
         try:
             for index, block in enumerate(self._open):
                 if adopted.plan.prefetches:
                     self._prefetch(index + 1)
-                _run_block(block, values, stopper)
+                try:
+                    _run_block(block, values, stopper, placed)
+                except (Terminated, OutOfBudget):
+                    raise
+                except RuntimeFailed:
+                    if placed.keys().isdisjoint(block.gives):
+                        raise
+                    self._places, placed = False, {}
+                    _run_block(block, values, stopper, placed)
                 self._drop(index, adopted)
         except RuntimeFailed:
             self._follow(adopted)
             raise
         # The runtime's arrays are views into its allocator; kept, they would hold it back.
-        return [np.array(values[name].numpy()) for name in self.outputs]
+        return [
+            placed[name] if name in placed else np.array(values[name].numpy())
+            for name in self.outputs
+        ]
 
-    def drop_weights(self) -> None:
-        """Let go of all weights: the next run reads them again."""
-        for block in self._open:
-            drop(block.weights)
+    def weight_pages(self) -> list[PageRange]:
+        """Where its weights are mapped."""
+        return [pages for block in self._open for pages in block.weights]
 
     # ---- inside ------------------------------------------------------------------------------
 
     def _adopt(self, plan: SwapPlan) -> _Adopted:
         pairs = zip(self._open, plan.kept_bytes, strict=True)
         return _Adopted(plan, tuple(beyond(block.weights, kept) for block, kept in pairs))
+
+    def _destinations(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        sessions = [block.session for block in self._open]
+        inputs = [value for each in sessions for value in each.get_inputs()]
+        outputs = [value for each in sessions for value in each.get_outputs()]
+        return destinations(inputs, (each for each in outputs if each.name in self.outputs), feed)
 
     def _choose(self) -> _Adopted:
         """The plan that prefetches, where there is one and something has to come from the disk."""
@@ -280,10 +317,11 @@ class BlockFragment:
 def _open_blocks(source: Blocks, open_session: OpenSession) -> Iterator[_OpenBlock]:
     last = {name: index for index, block in enumerate(source.blocks) for name in block.takes}
     before = mapped_ranges(source.folder)
-    for index, (block, session) in enumerate(source.open_models(open_session)):
+    for index, (block, session, mapped) in enumerate(source.open_models(open_session)):
         after = mapped_ranges(source.folder)
         yield _OpenBlock(
             session=session,
+            mapped=mapped,
             takes=block.takes,
             gives=block.gives,
             spent=tuple(
@@ -316,16 +354,40 @@ def as_value(array: Array) -> onnxruntime.OrtValue:
 
 
 def _run_block(
-    block: _OpenBlock, values: dict[str, onnxruntime.OrtValue], stopper: Stopper
+    block: _OpenBlock,
+    values: dict[str, onnxruntime.OrtValue],
+    stopper: Stopper,
+    placed: Mapping[str, Array],
 ) -> None:
-    """Take from the values, and put what it gives there."""
+    """Take from the values, and put what it gives there, or where it is `placed`."""
     if stopper.stopped:
         raise Terminated("stopped between two of its blocks")
     taken = {name: values[name] for name in block.takes}
     try:
-        made = block.session.run_with_ort_values(block.gives, taken, stopper.options)
+        if placed.keys().isdisjoint(block.gives):
+            made = block.session.run_with_ort_values(block.gives, taken, stopper.options)
+        else:
+            made = _run_bound(block, taken, stopper, placed)
     except Exception as error:  # the runtime's exceptions have no common base but this
         raise failure_of(error, stopped=stopper.stopped) from error
     values.update(zip(block.gives, made, strict=True))
     for name in block.spent:
         del values[name]
+
+
+def _run_bound(
+    block: _OpenBlock,
+    taken: Mapping[str, onnxruntime.OrtValue],
+    stopper: Stopper,
+    placed: Mapping[str, Array],
+) -> list[onnxruntime.OrtValue]:
+    binding = block.session.io_binding()
+    for name, value in taken.items():
+        binding.bind_ortvalue_input(name, value)
+    for name in block.gives:
+        if name in placed:
+            binding.bind_ortvalue_output(name, as_value(placed[name]))
+        else:
+            binding.bind_output(name)
+    block.session.run_with_iobinding(binding, stopper.options)
+    return list(binding.get_outputs())

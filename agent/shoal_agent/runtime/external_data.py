@@ -25,16 +25,22 @@ _PACKED: Final = "prepacked_"
 
 def align(folder: Path, model: Any, *, rows: bool) -> None:
     """Write `weights.bin` of a folder anew, every tensor at the start of a page, and say so in the
-    model. `rows`: it has a table of which items read rows.
+    model. Those without a packed form come first, for they are mapped in one piece. `rows`: it has
+    a table of which items read rows.
 
     Raises `OSError`, `ValueError`.
     """
     temporary = folder / f"{WEIGHTS}.tmp"
     with (folder / WEIGHTS).open("rb") as source, temporary.open("wb") as target:
         copier = _Copier(source, target, _ROWS_CHUNK_BYTES if rows else _CHUNK_BYTES)
-        for tensor in tensors(model.graph):
+        for tensor in sorted(tensors(model.graph), key=is_packed):
             _move(tensor, copier)
     temporary.replace(folder / WEIGHTS)
+
+
+def is_packed(tensor: Any) -> bool:
+    """Whether a tensor has a packed form beside it."""
+    return any(entry.key.startswith(_PACKED) for entry in tensor.external_data)
 
 
 def mapped_bytes(model: bytes) -> int:

@@ -32,9 +32,14 @@ class InputSpec:
     shape: tuple[int | None, ...]
 
 
+def dtype_of(value: onnxruntime.NodeArg) -> np.dtype[Any] | None:
+    """Of an input or output of a session; None: nobody could send it."""
+    return _DTYPES.get(value.type)
+
+
 def input_spec(value: onnxruntime.NodeArg) -> InputSpec:
     """Of an input of a session. Raises `RuntimeFailed` for a type that nobody could send."""
-    if (dtype := _DTYPES.get(value.type)) is None:
+    if (dtype := dtype_of(value)) is None:
         raise RuntimeFailed(f"input {value.name} of type {value.type} is not supported")
     shape = tuple(size if isinstance(size, int) else None for size in value.shape)
     return InputSpec(name=value.name, dtype=dtype, shape=shape)

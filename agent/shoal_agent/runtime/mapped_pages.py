@@ -10,6 +10,7 @@ ONNX Runtime writes to no weights that it has mapped (a test sees to that).
 
 import ctypes
 import mmap
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import Final
 
 from shoal_agent.memory.swapping import HUGE_PAGE_BYTES
 
+_MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_READ: Final = 22
-_SAMPLED_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 1 << 20
 _MADV_DONTNEED: Final = 4
 
 
@@ -100,10 +102,41 @@ def populate(ranges: Iterable[PageRange]) -> None:
         _madvise(each, _MADV_POPULATE_READ)
 
 
+def cache_in_huge_pages(ranges: Iterable[PageRange]) -> None:
+    """What comes from the disk from now on is cached in huge pages, where the file system can."""
+    for each in ranges:
+        _madvise(each, _MADV_HUGEPAGE)
+
+
+def read_in_small_pages(path: Path) -> None:
+    """Bring a file into the page cache in the smallest pages: with one that is read, the kernel
+    maps as much as it has cached in one piece. Raises `OSError`."""
+    with path.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        while file.read(_PIECE_BYTES):
+            pass
+
+
+def read_in_huge_pages(path: Path) -> None:
+    """Bring a file into the page cache in huge pages, where the file system can: what was read or
+    written otherwise is there in smaller pieces, which take longer to map. Raises `OSError`."""
+    size = path.stat().st_size
+    if size < HUGE_PAGE_BYTES:
+        return
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            mapped.madvise(_MADV_HUGEPAGE)
+            for start in range(0, size, HUGE_PAGE_BYTES):
+                mapped[start]  # one huge page, and the kernel reads on ahead
+                mapped.madvise(_MADV_DONTNEED, start, min(HUGE_PAGE_BYTES, size - start))
+
+
 def are_cold(ranges: Iterable[PageRange]) -> bool:
     """Whether reading them would wait for the disk, judged by the beginning of each range."""
     for each in ranges:
-        size = min(each.size, _SAMPLED_BYTES)
+        size = min(each.size, _PIECE_BYTES)
         present = (ctypes.c_ubyte * (size // mmap.PAGESIZE))()
         failed = _LIBC.mincore(ctypes.c_void_p(each.start), ctypes.c_size_t(size), present)
         if not failed and b"\0" in bytes(present):

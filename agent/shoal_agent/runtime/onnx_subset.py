@@ -18,7 +18,12 @@ _MESSAGES: Final[
     dict[str, tuple[tuple[str, int, Field.Label.ValueType, str | Field.Type.ValueType], ...]]
 ] = {
     "Entry": (("key", 1, _ONE, Field.TYPE_STRING), ("value", 2, _ONE, Field.TYPE_STRING)),
-    "Tensor": (("name", 8, _ONE, Field.TYPE_STRING), ("external_data", 13, _MANY, "Entry")),
+    "Tensor": (
+        ("dims", 1, _MANY, Field.TYPE_INT64),
+        ("data_type", 2, _ONE, Field.TYPE_INT32),
+        ("name", 8, _ONE, Field.TYPE_STRING),
+        ("external_data", 13, _MANY, "Entry"),
+    ),
     "Attribute": (
         ("name", 1, _ONE, Field.TYPE_STRING),
         ("i", 3, _ONE, Field.TYPE_INT64),

@@ -113,10 +113,10 @@ def _prepare(order: Order) -> dict[str, Any]:
     assert order.part is not None
     part = Path(order.part)
     folders = [part / str(index) for index in range(max(1, len(order.ranges)))]
-    _save(order, folders)
+    rows = _save(order, folders)
     models = [
-        _opened(folder, model) | {"files": _files(folder)}
-        for folder, model in zip(folders, _models(order), strict=True)
+        _opened(folder, model) | {"files": _files(folder), "reads_rows": reads_rows}
+        for folder, model, reads_rows in zip(folders, _models(order), rows, strict=True)
     ]
     body = json.dumps({"version": 1, "key": order.key, "models": models}, sort_keys=True)
     manifest = part / MANIFEST
@@ -126,28 +126,29 @@ def _prepare(order: Order) -> dict[str, Any]:
     return {}
 
 
-def _save(order: Order, folders: Sequence[Path]) -> None:
-    """Save each model in its folder."""
+def _save(order: Order, folders: Sequence[Path]) -> list[bool]:
+    """Save each model in its folder; whether they have tables of which items read rows."""
     from shoal_agent.runtime import layouts, onnx_subset  # noqa: PLC0415 - under the limit
     from shoal_agent.runtime.external_data import align  # noqa: PLC0415 - as above
     from shoal_agent.runtime.recipes import SAVING  # noqa: PLC0415 - as above
 
-    saved, marked = [], []
+    saved, marked, tables = [], [], []
     for folder, content in zip(folders, _models(order), strict=True):
         model = onnx_subset.parse(content)
-        rows = onnx_subset.reads_rows(model.graph)
+        tables.append(onnx_subset.reads_rows(model.graph))
         marked.append(layouts.mark(model))
         folder.mkdir(mode=0o700)
         _open(model.SerializeToString(), SAVING, Path(order.file).parent, saved=folder)
         _free()
         (folder / WEIGHTS).touch()  # a model without weights has none
         model = onnx_subset.parse((folder / MODEL).read_bytes())
-        align(folder, model, rows=rows)
+        align(folder, model, rows=tables[-1])
         layouts.unmark(model)
         saved.append(model)
     layouts.join(saved, marked, order.results)
     for folder, model in zip(folders, saved, strict=True):
         (folder / MODEL).write_bytes(model.SerializeToString())
+    return tables
 
 
 def _models(order: Order) -> Iterator[bytes]:

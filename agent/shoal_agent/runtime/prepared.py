@@ -22,12 +22,13 @@ from typing import Final
 import onnxruntime
 
 from shoal_agent.cache.disk import PREPARED_FOLDER, file_digest
+from shoal_agent.runtime.mapped_pages import read_in_huge_pages, read_in_small_pages
 from shoal_agent.runtime.prepare_child import MANIFEST
 from shoal_agent.runtime.recipes import PREPARED, PREPARED_UNPACKED, Recipe
 from shoal_protocol.digests import from_hexadecimal
 from shoal_protocol.manifest import MODEL, WEIGHTS
 
-_VERSION: Final = "4"
+_VERSION: Final = "6"
 """Another one for other options in `recipes`, other sessions' bytes, or another manifest."""
 _MOST_MANIFEST_BYTES: Final = 1 << 20
 _SPARE_BYTES: Final = 64 << 10
@@ -63,11 +64,13 @@ class PreparedModel:
     """An optimised model, to be opened from its path; `weights` is beside it.
 
     Packed weights that ONNX Runtime cannot save remain in anonymous memory when it is opened with
-    packing: quantised convolutions, recurrent networks.
+    packing: quantised convolutions, recurrent networks. `reads_rows`: it has a table of which items
+    read rows.
     """
 
     model: Path
     weights: Path
+    reads_rows: bool
     packed: Opened
     unpacked: Opened
 
@@ -160,12 +163,16 @@ def read_prepared(
         PreparedModel(
             model=folder / str(index) / MODEL,
             weights=folder / str(index) / WEIGHTS,
+            reads_rows=each["reads_rows"],
             packed=Opened(**each["packed"]),
             unpacked=Opened(**each["unpacked"]),
         )
         for index, each in enumerate(described["models"])
     )
     if stamps_of(models) != verified:
+        for model in models:
+            read = read_in_small_pages if model.reads_rows else read_in_huge_pages
+            read(model.weights)
         for each in (path for model in models for path in (model.model, model.weights)):
             digest = described["models"][int(each.parent.name)]["files"][each.name]["sha256"]
             if file_digest(each) != from_hexadecimal(digest):

@@ -7,8 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from shoal_cli.commands.columns import plain_table
 from shoal_cli.commands.device_pictures import PEER_NAMES
-from shoal_cli.commands.tables import format_seconds, plain_table, titled
+from shoal_cli.commands.tables import format_seconds, titled
 from shoal_cli.local.device_figures import BudgetFigures, DeviceFigures, PeerFigures, Times
 from shoal_protocol.units import format_bytes
 

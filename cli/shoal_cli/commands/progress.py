@@ -17,7 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from shoal_cli.commands.tables import Waiting, format_seconds, plain_table
+from shoal_cli.commands.columns import plain_table
+from shoal_cli.commands.tables import Waiting, format_seconds
 from shoal_cli.local.observer import Observer, Snapshot
 from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb

@@ -5,17 +5,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.measure import Measurement
 from rich.spinner import Spinner
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
+from shoal_cli.commands.columns import Columns, ColumnTable, plain_table
 from shoal_cli.local.report import (
     DeviceReport,
     FragmentHeld,
@@ -33,10 +33,8 @@ from shoal_protocol.units import format_bytes
 
 FAILURES_SHOWN = 8
 LOG_COLUMNS = 200
-_WIDE: Final = Console(width=1000, markup=False)  # what a table would take if it could
 
 R = TypeVar("R")
-Columns = Sequence[tuple[str, Callable[[R], str | Text]]]
 
 
 def output() -> Console:
@@ -77,15 +75,17 @@ def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True
     """What the run did; where the logs are, if something failed and they are kept."""
     begun = any(job.items for job in report.jobs)
     if begun:
-        console.print(titled("Jobs", job_table(report.jobs, console.width)))
+        console.print(titled("Jobs", job_table(report.jobs)))
         console.print()
+    for note in report.notes:
+        console.print(Text(f"! {note}"), soft_wrap=True)
     failures = [line for job in report.jobs for line in _failure_lines(job)]
     for line in failures:
         console.print(line, highlight=False)
-    if failures and begun:
+    if (report.notes or failures) and begun:
         console.print()
     if begun and report.devices:
-        console.print(titled("Devices", device_table(report.devices, console.width)))
+        console.print(titled("Devices", device_table(report.devices)))
         console.print(_enforcement_line(report), highlight=False)
         for device in report.devices:
             if not device.within_budget:
@@ -105,7 +105,7 @@ def _print_verification(console: Console, job: JobReport, devices: Sequence[Devi
         console.print(_verification_line(job.verification, devices), highlight=False)
 
 
-def job_table(jobs: Sequence[JobReport], width: int) -> Table:
+def job_table(jobs: Sequence[JobReport]) -> RenderableType:
     """One row per job; what is nothing for all of them has no column."""
     columns: Columns[JobReport] = [
         ("items", lambda job: f"{job.succeeded}/{job.items}"),
@@ -119,10 +119,11 @@ def job_table(jobs: Sequence[JobReport], width: int) -> Table:
         ("job", lambda job: job.name),
         ("state", lambda job: Text(job.state, style="green" if job.complete else "red")),
     ]
-    return _fitting(jobs, names, columns, width, spare=("p90", "p99", "before", "retries"))
+    spare = ("p90", "p99", "before", "retries")
+    return _with_figures(jobs, names, columns, spare)
 
 
-def device_table(devices: Sequence[DeviceReport], width: int) -> Table:
+def device_table(devices: Sequence[DeviceReport]) -> RenderableType:
     """One row per device: memory against budget, work, bytes."""
     columns: Columns[DeviceReport] = [
         ("floor", lambda device: format_bytes(device.floor_bytes)),
@@ -139,7 +140,14 @@ def device_table(devices: Sequence[DeviceReport], width: int) -> Table:
         ("has", _fragments),
     ]
     spare = ("fetched", "moved", "floor", "tiers 1-4", "loads", "evicted")
-    return _fitting(devices, names, columns, width, spare=spare)
+    return _with_figures(devices, names, columns, spare)
+
+
+def _with_figures(
+    rows: Sequence[R], names: Columns[R], columns: Columns[R], spare: Sequence[str]
+) -> ColumnTable[R]:
+    numbers = frozenset(heading for heading, _ in columns)
+    return ColumnTable(rows=rows, names=names, columns=columns, spare=spare, numbers=numbers)
 
 
 def _counts(rows: Sequence[R], **fields: str) -> Columns[R]:
@@ -153,25 +161,6 @@ def _counts(rows: Sequence[R], **fields: str) -> Columns[R]:
         for heading, field in fields.items()
         if any(getattr(row, field) for row in rows)
     ]
-
-
-def _fitting(
-    rows: Sequence[R], names: Columns[R], numbers: Columns[R], width: int, *, spare: Sequence[str]
-) -> Table:
-    """A table with as many columns as fit whole into the width; those to `spare` are dropped
-    first, in order. The report has everything."""
-    left = list(numbers)
-    for heading in (*spare, ""):
-        table = plain_table(
-            *(Column(name, overflow="fold") for name, _ in names),
-            *(Column(name, justify="right", no_wrap=True) for name, _ in left),
-        )
-        for row in rows:
-            table.add_row(*(show(row) for _, show in (*names, *left)))
-        if Measurement.get(_WIDE, _WIDE.options, table).maximum <= width:
-            break
-        left = [column for column in left if column[0] != heading]
-    return table
 
 
 def _latency(seconds: float) -> str:
@@ -254,16 +243,17 @@ def plan_table(name: str, plan: Plan, document: PartitionDocument) -> Renderable
 
 def explained_table(explained: Explained) -> RenderableType:
     """One table of an explanation, below an empty line."""
-    table = plain_table(
-        *(
-            Column(heading, justify="right", no_wrap=True)
-            if heading in explained.numbers
-            else heading
-            for heading in explained.headings
-        )
+    columns: Columns[tuple[str, ...]] = [
+        (heading, itemgetter(index)) for index, heading in enumerate(explained.headings)
+    ]
+    table = ColumnTable(
+        rows=explained.rows,
+        names=columns[:1],
+        columns=columns[1:],
+        spare=explained.headings[:0:-1],
+        numbers=explained.numbers,
+        wrap=True,
     )
-    for row in explained.rows:
-        table.add_row(*row)
     return Group(Text(), titled(explained.title, table))
 
 
@@ -305,14 +295,9 @@ def format_count(count: int | None) -> str:
     return f"{size:.3g} T"
 
 
-def titled(title: str, table: Table) -> RenderableType:
+def titled(title: str, table: RenderableType) -> RenderableType:
     """A title that is broken at the terminal's width; a table's own would be at the table's."""
     return Group(Text(title, style="bold"), table)
-
-
-def plain_table(*columns: Column | str) -> Table:
-    """A table with a line below its headings, and no other."""
-    return Table(*columns, box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
 
 
 def _ratio(sizes: Sequence[int]) -> str:

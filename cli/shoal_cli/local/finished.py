@@ -6,6 +6,7 @@ storage compare inputs and results. Only where all are unchanged nothing is cut,
 in every other case the run goes its usual way, which finds out, and says, what has changed.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -22,11 +23,12 @@ from shoal_protocol.partition import document_from_json
 
 
 def remember(order: JobOrder, prepared: Prepared, workspace: Workspace) -> None:
-    """Record a job that has completed."""
+    """Record a job that has completed. Without the record the next run takes longer, no more."""
     path = _record(order, workspace)
-    path.parent.mkdir(exist_ok=True)
     record = {"order": _fingerprint(order), "files": prepared.files}
-    replace_file(path, json.dumps(record).encode())
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        replace_file(path, json.dumps(record).encode())
 
 
 def find_finished(order: JobOrder, workspace: Workspace) -> JobReport | None:

@@ -90,9 +90,11 @@ def nothing_finer(snapshot: InferenceJobSnapshot, run: Run) -> str | None:
 
 
 def finer_note(snapshot: InferenceJobSnapshot) -> tuple[Note, ...]:
-    """That the model is cut again."""
+    """That the model is cut again, until its new fragments run: whoever decided that may have died
+    before it said so.
+    """
     known = snapshot.before.finer_cut
-    if known is None:
+    if known is None or too_large_run(snapshot) is None:
         return ()
     return (Note("CutFiner", known.message, warning=True, since=f"cut {known.cuts}"),)
 

@@ -323,7 +323,11 @@ def _proceed(snapshot: InferenceJobSnapshot) -> Decision:
         result = in_progress(snapshot, away, planned=ready.planned, requeue=LATER_SECONDS)
     else:
         result = _prepare(snapshot, ready)
-    return replace(result, children=(*own_children(snapshot), *result.children))
+    return replace(
+        result,
+        children=(*own_children(snapshot), *result.children),
+        notes=(*result.notes, *finer_note(snapshot)),
+    )
 
 
 def _waiting(snapshot: InferenceJobSnapshot, missing: Cause) -> Decision:
@@ -333,8 +337,7 @@ def _waiting(snapshot: InferenceJobSnapshot, missing: Cause) -> Decision:
     planned = ConditionUpdate("Planned", FALSE, *missing)
     if (finer := snapshot.before.finer_cut) is not None and too_large_run(snapshot) is not None:
         cutting = Cause(CUTTING_FINER, f"{finer.message}: {missing.message}")
-        result = in_progress(snapshot, cutting, planned=planned, requeue=LATER_SECONDS)
-        return replace(result, notes=(*result.notes, *finer_note(snapshot)))
+        return in_progress(snapshot, cutting, planned=planned, requeue=LATER_SECONDS)
     status, away = snapshot.before, unreachable(snapshot)
     complete = Cause("Waiting", missing.message)
     if away is not None and status.items is not None:

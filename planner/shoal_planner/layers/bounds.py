@@ -4,8 +4,9 @@ In any plan a device is busy with its part of each layer's items for at most one
 So for any weights of the devices that add up to one, the period is at least the weighted mean of
 what the devices are busy, and that is at least the sum, over the layers, of the least weighted time
 among the devices: a Lagrangian bound. The weights are improved step by step; each gives a bound
-that holds. The first item takes at least the fastest device's time for every layer, and loading at
-least the time in which all devices together read the weights once.
+that holds. The first item takes at least the fastest device's time for every layer; where all cuts
+are known, at least the shortest way through them on one device after the other, if each could serve
+several stages; and loading at least the time in which all devices together read the weights once.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from shoal_planner.layers.costs import Costs
+from shoal_planner.layers.shortest import shortest
 
 _ROUNDS: Final = 300
 
@@ -33,6 +35,8 @@ def bounds(costs: Costs, *, cold: bool) -> Bounds:
     budgets = np.array([device.budget_bytes for device in costs.like])
     seconds[need[:, None] > budgets[None, :]] = np.inf
     first = float(seconds.min(axis=1).sum())
+    if costs.cuts.complete:
+        first = max(first, shortest(costs).seconds)
     if cold:
         together = zip(costs.classes, costs.like, strict=True)
         rate = sum(len(members) * like.reload_bytes_per_second for members, like in together)

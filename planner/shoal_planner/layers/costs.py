@@ -115,6 +115,17 @@ class Costs:
         again = max(0.0, float(self.resident[start, end]) - device.budget_bytes)
         return max(0.0, float(sums[end] - sums[start])) + again / device.reload_bytes_per_second
 
+    def ending(self, end: int) -> Floats:
+        """[class, start]: what an item takes one device, in the stages that end at a cut."""
+        sums = np.array(self._sums)
+        budgets = np.array([device.budget_bytes for device in self.like])[:, None]
+        reading = np.array([device.reload_bytes_per_second for device in self.like])[:, None]
+        again = np.maximum(self.resident[:, end] - budgets, 0.0) / reading
+        seconds: Floats = np.maximum(sums[:, end, None] - sums, 0.0) + again
+        seconds[np.broadcast_to(self.least[:, end], seconds.shape) > budgets] = inf
+        seconds[:, ~self.cuts.after[:, end]] = inf
+        return seconds
+
     def loads(self, group: Group, start: int, end: int) -> float:
         """What the slowest of a group takes to load the weights of one stage."""
         return float(self._weights[start, end]) / self._slowest_reload(group)

@@ -25,6 +25,7 @@ from shoal_planner.layers.graph import LayerGraph, Pool
 from shoal_planner.layers.local_search import Groups, improved
 from shoal_planner.layers.plans import LayerPlan, Unplaceable, stage_plans
 from shoal_planner.layers.search import Times, least_first, least_period, times
+from shoal_planner.layers.shortest import shortest
 from shoal_protocol.choices import Objective
 
 MAX_STEPS: Final = 10**9
@@ -94,13 +95,12 @@ def _exact_arcs(sizes: Sequence[int], cuts: int, max_steps: float) -> Arcs | Non
 def _bounded(fine: Costs, goal: Goal, sizes: Sequence[int], max_steps: float) -> Found | None:
     """Rows and small moves with few cuts, then the best cuts of the groups that won."""
     coarse = Costs(_coarse(fine.cuts, fine, sizes, max_steps), fine.pool)
-    founds = [
-        found
-        for order in _rows(fine)
-        if (found := best(coarse, row(order, len(sizes)), goal, max_steps / 8))
-    ]
+    ways = [row(order, len(sizes)) for order in _rows(fine)]
+    if goal.objective is Objective.LATENCY:
+        ways.append(fixed(_once(shortest(fine).groups, sizes)))
+    founds = [found for arcs in ways if (found := best(coarse, arcs, goal, max_steps / 8))]
     if not founds:
-        return _bounded_fine(fine, goal, max_steps)
+        return None  # the roomiest device begins a row, so a layer fits nowhere
     first = min(founds, key=lambda each: goal.order(each.times))
     judge = _Judge(coarse, goal)
     groups = tuple(stage.group for stage in first.stages)
@@ -111,14 +111,15 @@ def _bounded(fine: Costs, goal: Goal, sizes: Sequence[int], max_steps: float) ->
     return refined
 
 
-def _bounded_fine(fine: Costs, goal: Goal, max_steps: float) -> Found | None:
-    """Nothing fits with few cuts: the rows among all of them."""
-    founds = [
-        found
-        for order in _rows(fine)
-        if (found := best(fine, row(order, len(fine.classes)), goal, max_steps / 8))
-    ]
-    return min(founds, key=lambda each: goal.order(each.times)) if founds else None
+def _once(groups: Groups, sizes: Sequence[int]) -> Groups:
+    """Without those that would use more devices than there are."""
+    left, kept = list(sizes), []
+    for group in groups:
+        place = group.index(1)
+        if left[place]:
+            left[place] -= 1
+            kept.append(group)
+    return tuple(kept)
 
 
 @dataclass(frozen=True)

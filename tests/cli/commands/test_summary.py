@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from cli.local.test_report import DEVICE, FAILED, REPORT
-from shoal_cli.commands.tables import LOG_COLUMNS, output, print_summary
+from shoal_cli.commands.tables import LOG_COLUMNS, explained_table, output, print_summary
 from shoal_cli.local.report import Enforcement, FragmentHeld, RunReport
+from shoal_planner.explanation import Table as Explained
 
 LOGS = f"{REPORT.work}/logs"
 NAMES = ("pi-4", "pi-zero", "a-device-with-quite-a-long-name")
@@ -36,6 +37,36 @@ def test_nothing_is_cut_short_at_any_width(width: int) -> None:
     assert text.count("20 of 24 MiB 83%") == len(NAMES)
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_column_is_lost_at_any_width(width: int) -> None:
+    whole, narrow = shown(MANY, 1000), shown(MANY, width)
+    (wide,) = [line for line in whole.splitlines() if line.startswith("device ")]
+    for heading in filter(None, map(str.strip, wide.split("  "))):
+        assert heading in narrow
+    figures = {
+        word for line in whole.splitlines() if line.startswith("pi-4") for word in line.split()
+    }
+    assert figures <= set(narrow.split())
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_plan_loses_no_column_and_no_word_at_any_width(width: int) -> None:
+    devices = ", ".join(NAMES)
+    explained = Explained(
+        title="1 stage",
+        headings=("stage", "devices", "memory", "compute", "transfer", "an item every"),
+        rows=(("0", devices, "7.1 MiB (in blocks)", "12 ms", "3 ms", "15 ms"),),
+        numbers=frozenset(("stage", "memory", "compute", "transfer", "an item every")),
+    )
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None).print(explained_table(explained))
+    text = file.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for words in (*explained.headings, *NAMES, *explained.rows[0][2:]):
+        assert words in text
+
+
 def test_80_columns_hold_a_device_on_a_line() -> None:
     (line,) = [line for line in shown(REPORT, 80).splitlines() if line.startswith("pi-4")]
     assert "20 of 24 MiB 83%" in line
@@ -60,6 +91,13 @@ def test_a_device_over_its_budget_is_named_with_budget_peak_and_share() -> None:
     assert "budgets: measured only (cgroup v1 limits what is charged to a device" in text
     assert "enforced" not in text
     assert "inside its budget" not in text
+
+
+def test_what_did_not_go_as_planned_is_said_again_at_the_end() -> None:
+    notes = ("ocr: a.npz is larger than the plan covers", "ocr: now it is cut for 18 MiB")
+    lines = shown(replace(REPORT, notes=notes), 200).splitlines()
+    assert [line for line in lines if line.startswith("! ")] == [f"! {each}" for each in notes]
+    assert "! " not in shown(REPORT, 200)
 
 
 def test_a_device_says_which_fragments_ran_there_in_blocks() -> None:

@@ -74,7 +74,7 @@ async def test_a_job_is_cut_finer_through_the_death_of_its_operator_and_succeeds
     finer = status_of(world)["finerCut"]
     assert 2 <= finer["cuts"] <= 4
     assert "needs" in finer["message"]
-    assert "one has 16 MiB" in finer["message"]
+    assert "has 16 MiB" in finer["message"]
     told = [each for each in notes_of(world) if _reason(each) == "CutFiner"]
     assert [each["type"] for each in told] == ["Warning"] * (finer["cuts"] - 1)
     [partition] = world.plane.access.get("partitions", f"--namespace={NAMESPACE}")["items"]

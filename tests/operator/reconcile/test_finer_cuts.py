@@ -198,6 +198,17 @@ def test_the_failed_run_is_no_verdict_while_the_model_is_cut_finer() -> None:
     assert (again.status, again.children) == (decision.status, decision.children)
 
 
+def test_the_next_operator_says_that_the_model_was_cut_finer_if_the_last_one_died_before() -> None:
+    before = cutting(failed(), mib=64)
+    of = before.placement
+    assert of is not None
+    assert of.status is not None
+    planned = replace(before, placement=replace(of, status=replace(of.status, epoch=2)))
+    decision = decide(planned)
+    assert word(decision.status, "Complete") == "False Submitting"
+    assert "CutFiner" in [note.reason for note in decision.notes]
+
+
 def test_a_newer_plan_runs_before_the_model_is_cut_finer() -> None:
     of = PLANNED.placement
     assert of is not None

@@ -1,0 +1,81 @@
+"""Tables that lose no column on a narrow terminal: what does not fit goes below, under the same
+name."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+_INDENT: Final = 2
+_LONG_WORD: Final = 40
+"""A longer one is broken."""
+_WIDE: Final = Console(width=1000, markup=False)  # what a table would take if it could
+
+R = TypeVar("R")
+Columns = Sequence[tuple[str, Callable[[R], str | Text]]]
+"""Headings, and what of a row is below each."""
+
+
+def plain_table(*columns: Column | str) -> Table:
+    """A table with a line below its headings, and no other."""
+    return Table(*columns, box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnTable(Generic[R]):
+    """A table of `names` and as many `columns` as fit whole into the width. The others, those to
+    `spare` first and in order, are in further ones below, each with the first name again.
+    `numbers` are aligned to the right; other columns break their lines if they may `wrap`."""
+
+    rows: Sequence[R]
+    names: Columns[R]
+    columns: Columns[R]
+    spare: Sequence[str]
+    numbers: Collection[str]
+    wrap: bool = False
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        names, left, width = self.names, list(self.columns), options.max_width
+        shown = self._fitting(names, left, width)
+        yield self._table(names, shown)
+        names, width = names[:1], width - _INDENT
+        while left := [column for column in left if column not in shown]:
+            shown = self._fitting(names, left, width)
+            yield Text()
+            yield Padding(self._table(names, shown), (0, 0, 0, _INDENT), expand=False)
+
+    def _fitting(self, names: Columns[R], columns: Columns[R], width: int) -> Columns[R]:
+        """As many of the columns as fit, and at least one."""
+        kept = list(columns)
+        for heading in (*self.spare, ""):
+            needed = Measurement.get(_WIDE, _WIDE.options, self._table(names, kept))
+            if (needed.minimum if self.wrap else needed.maximum) <= width:
+                break
+            kept = [column for column in kept if column[0] != heading]
+        return kept or columns[:1]
+
+    def _table(self, names: Columns[R], columns: Columns[R]) -> Table:
+        shown = (*names, *columns)
+        table = plain_table(*(self._column(heading, show) for heading, show in shown))
+        for row in self.rows:
+            table.add_row(*(show(row) for _, show in shown))
+        return table
+
+    def _column(self, heading: str, show: Callable[[R], str | Text]) -> Column:
+        """Where columns wrap, each takes at least its longest word, a number all of itself: rich
+        would break them to fit the others in."""
+        texts = [heading, *(str(show(row)) for row in self.rows)]
+        if heading in self.numbers:
+            least = max(map(len, texts)) if self.wrap else None
+            return Column(heading, justify="right", no_wrap=True, min_width=least)
+        words = [len(word) for text in texts for word in text.split()]
+        least = min(_LONG_WORD, max(words, default=1)) if self.wrap else None
+        return Column(heading, overflow="fold", min_width=least)

@@ -1,5 +1,6 @@
 """The site of docs/ is built strictly: a broken link, or a page that nothing leads to, fails."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def build(configuration: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file"]
-    command += [str(configuration), "--site-dir", str(site)]
-    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+def build(
+    folder: Path, pages: dict[str, str], navigation: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """A site of these pages, with the configuration of the real one but for its navigation."""
+    (folder / "docs").mkdir()
+    for name, text in pages.items():
+        (folder / "docs" / name).write_text(text)
+    configuration = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
+    (folder / "mkdocs.yml").write_text(f"{configuration}\n{navigation}\n")
+    command = [sys.executable, "-m", "mkdocs", "build", "--config-file", str(folder / "mkdocs.yml")]
+    command += ["--site-dir", str(folder / "site")]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(
@@ -24,21 +33,22 @@ def build(configuration: Path, site: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_broken_link_fails(tmp_path: Path, text: str, complaint: str) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "index.md").write_text(f"# Start\n\n{text}\n")
-    configuration = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
-    (tmp_path / "mkdocs.yml").write_text(configuration)
-    built = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    built = build(tmp_path, {"index.md": f"# Start\n\n{text}\n"})
     assert built.returncode == 1
     assert complaint in built.stderr
 
 
+def test_a_page_asks_no_other_server_for_anything(tmp_path: Path) -> None:
+    built = build(tmp_path, {"index.md": "# Start\n"})
+    assert built.returncode == 0, built.stderr
+    page = (tmp_path / "site" / "index.html").read_text()
+    loaded = re.findall(r"<(?:script|link|img)[^>]*?(?:src|href)=\"?([^\" >]+)", page)
+    assert loaded
+    assert [address for address in loaded if "//" in address] == []
+
+
 def test_a_page_that_the_navigation_lacks_fails(tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    for name in ("index.md", "lost.md"):
-        (tmp_path / "docs" / name).write_text("# Start\n")
-    configuration = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
-    (tmp_path / "mkdocs.yml").write_text(f"{configuration}\nnav: [index.md]\n")
-    built = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    pages = {"index.md": "# Start\n", "lost.md": "# Lost\n"}
+    built = build(tmp_path, pages, navigation="nav: [index.md]")
     assert built.returncode == 1
     assert "lost.md" in built.stderr

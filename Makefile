@@ -89,7 +89,7 @@ generate: .venv/dev.stamp ## Write anew what declarations give: CRDs, reference 
 	$(BIN)/python hack/metrics.py
 
 docs: .venv/dev.stamp ## Build the documentation as a site, out/site; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
 	$(COMPILE) pyproject.toml requirements/build.in --extra cli --extra operator \

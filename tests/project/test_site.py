@@ -13,14 +13,15 @@ ROOT = Path(__file__).resolve().parents[2]
 def build(
     folder: Path, pages: dict[str, str], navigation: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """A site of these pages, with the configuration of the real one but for its navigation."""
+    """A site of these pages, made as `make docs` makes the real one but for its navigation."""
     (folder / "docs").mkdir()
     for name, text in pages.items():
         (folder / "docs" / name).write_text(text)
     configuration = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
     (folder / "mkdocs.yml").write_text(f"{configuration}\n{navigation}\n")
-    command = [sys.executable, "-m", "mkdocs", "build", "--config-file", str(folder / "mkdocs.yml")]
-    command += ["--site-dir", str(folder / "site")]
+    (recipe,) = re.findall(r"/mkdocs (build.*)", (ROOT / "Makefile").read_text())
+    command = [sys.executable, "-m", "mkdocs", *recipe.split(), "--site-dir", str(folder / "site")]
+    command += ["--config-file", str(folder / "mkdocs.yml")]
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 

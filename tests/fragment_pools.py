@@ -6,6 +6,7 @@ from itertools import permutations
 from shoal_planner.costs import Holding, PoolDevice
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_protocol.digests import Digest
+from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.partition import MODEL, Edge, Fragment, PartitionDocument
 
 MIB = 1 << 20
@@ -71,12 +72,23 @@ def reloads(answer: Plan) -> bool:
     return any(stage.held(Holding.RELOADED) for stage in answer.stages)
 
 
+def frames_across(document: PartitionDocument, span: range) -> int:
+    """What the frames take in which items enter a run of fragments and leave it."""
+    coming = going = 0
+    for edge in document.edges:
+        size = edge.bytes_per_item or 0
+        coming += size * (edge.consumer in span and edge.producer not in span)
+        going += size * (edge.producer in span and edge.consumer not in span)
+    return received_frame_bytes(coming) + frame_bytes(going)
+
+
 def read_again(document: PartitionDocument, span: range, on: PoolDevice, moved: int) -> int:
     """Bytes of weights: the fewest, whichever fragment is granted the spare bytes first."""
     fragments = [document.fragments[i] for i in span]
-    if sum(each.resident_bytes for each in fragments) <= on.budget_bytes:
+    frames = frames_across(document, span)
+    if sum(each.resident_bytes for each in fragments) + frames <= on.budget_bytes:
         return 0
-    kept_free = max(2 * moved, on.budget_bytes // 16)
+    kept_free = max(2 * moved, frames, on.budget_bytes // 16)
     left = max(0, on.budget_bytes - kept_free - sum(each.least_bytes for each in fragments))
     fewest = []
     for order in permutations(fragments):

@@ -133,6 +133,16 @@ TOPOLOGIES: Final[dict[str, Made]] = {
         ir_version=3,
         opset=11,
     ),
+    "operators that had attributes once where they take tensors now": Made(
+        text="""g (float[N,16] x) => (float[N,16] y) {
+            a = MatMul(x, W) b = Slice<axes = [1], starts = [4], ends = [12]>(a)
+            c = Clip<min = -1.0, max = 1.0>(b) d = Pad<pads = [0, 4, 0, 4]>(c)
+            e = Unsqueeze<axes = [1]>(d) f = Squeeze<axes = [1]>(e) y = MatMul(f, W2) }""",
+        weights={"W": W, "W2": W2},
+        shapes=X,
+        ir_version=4,
+        opset=9,
+    ),
     "initializers that a caller could override": Made(
         text="""g (float[N,16] x, float[16] b) => (float[N,16] y) {
             a = MatMul(x, W) c = Add(a, b) d = Relu(c) y = MatMul(d, W) }""",

@@ -1,7 +1,7 @@
 """ONNX file -> `shoal_planner.profile.Profile`. Weights are read once only, for the digest."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -109,7 +109,7 @@ class _Profiler:
             opset=self.graph.opsets.get("", self.graph.opsets.get("ai.onnx", 0)),
             parameters=parameters,
             inputs=tuple(self._declared(each) for each in self.graph.inputs),
-            outputs=tuple(self._declared(each) for each in self.graph.outputs),
+            outputs=tuple(self._given(each) for each in self.graph.outputs),
             nodes=tuple(self._node(index) for index in self.order),
             tensors=self._tensors(),
             weights=weights,
@@ -256,6 +256,18 @@ class _Profiler:
         if value.name in self.shapes.types and (obstacle := self._obstacle(value.name)):
             raise ModelRefused(f"is an input or output, and {obstacle}", tensor=value.name)
         return spec
+
+    def _given(self, value: onnx.ValueInfoProto) -> TensorSpec:
+        """An output. The runtime gives it whatever shape the model declares: so that counts as far
+        as what is inferred agrees, and its names of axes with it."""
+        spec, inferred = self._declared(value), self.shapes.axes(value.name)
+        if inferred is None or spec.shape is None or len(spec.shape) != len(inferred):
+            return replace(spec, shape=inferred)
+        axes = zip(spec.shape, inferred, strict=True)
+        shape = tuple(
+            axis if isinstance(axis, str) or axis == known else known for axis, known in axes
+        )
+        return replace(spec, shape=shape)
 
     def _declared_spec(
         self, value: onnx.ValueInfoProto, tensor: onnx.TypeProto.Tensor

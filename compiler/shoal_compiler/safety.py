@@ -22,7 +22,8 @@ from shoal_compiler.trees import check_trees
 from shoal_compiler.wire import INLINE, MAX_INITIALIZERS, MAX_NODES, read_skeleton
 
 DOMAINS: Final = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
-OLDEST_OPSET: Final = 11
+OLDEST_OPSET: Final = 7
+"""ONNX Runtime promises no older ones."""
 MAX_ARITY: Final = 4096
 MAX_RANK: Final = 64
 MAX_GRAPH_DEPTH: Final = 16
@@ -243,6 +244,8 @@ class _Check:
                 )
             if max(len(node.input), len(node.output), len(node.attribute)) > MAX_ARITY:
                 raise ModelRefused(f"has more than {MAX_ARITY} inputs or outputs", node=label)
+            if not node.output:
+                raise ModelRefused("has no output", node=label)
             check_trees(node, label)
             for attribute in node.attribute:
                 for tensor in (

@@ -43,13 +43,22 @@ _LIKE: Final[dict[str, tuple[int, int | None]]] = {
     **dict.fromkeys(("BiasGelu", "FastGelu", "Gelu", "QuickGelu"), (0, 0)),
     **dict.fromkeys(("QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax"), (0, 0)),
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), (0, 0)),
-    **dict.fromkeys(("QLinearAdd", "QLinearMul", "QLinearAveragePool"), (0, None)),
+    "QLinearAveragePool": (0, None),
     **dict.fromkeys(("QLinearGlobalAveragePool", "QLinearReduceMean"), (0, None)),
-    **dict.fromkeys(("FusedConv", "FusedMatMul", "FusedGemm", "MatMulNBits"), (0, None)),
+    **dict.fromkeys(("FusedMatMul", "MatMulNBits"), (0, None)),
     **dict.fromkeys(("Attention", "EmbedLayerNormalization", "MultiHeadAttention"), (0, None)),
     "DequantizeLinear": (1, 0),
     "QuantizeLinear": (2, 0),
     "QLinearConcat": (2, None),
+}
+# Others give what an operator of onnx would give, of these of their inputs.
+_COMPUTED_AS: Final[dict[str, tuple[str, tuple[int, ...]]]] = {
+    "DynamicQuantizeLSTM": ("LSTM", tuple(range(8))),
+    "DynamicQuantizeMatMul": ("MatMul", (0, 1)),
+    "FusedConv": ("Conv", (0, 1, 2)),
+    "FusedGemm": ("Gemm", (0, 1, 2)),
+    "QLinearAdd": ("Add", (0, 3)),
+    "QLinearMul": ("Mul", (0, 3)),
 }
 
 
@@ -222,9 +231,14 @@ class _Concrete:
             self._evaluate(node)
 
     def _inferred(self, index: int) -> Mapping[str, onnx.TypeProto]:
-        node = self.graph.nodes[index]
-        if any(name not in self.types for name in self.graph.reads[index]):
+        node, reads = self.graph.nodes[index], self.graph.reads[index]
+        if any(name not in self.types for name in reads):
             return {}
+        types = {name: self.types[name] for name in reads}
+        if node.op_type in _COMPUTED_AS and node.domain == "com.microsoft":
+            node = _as_standard(node)
+            first = types[node.input[0]].tensor_type.elem_type
+            types = {name: _typed(types[name], first) for name in node.input if name}
         version = self.graph.opsets.get(node.domain) or self.graph.opsets.get("ai.onnx")
         if not version or not onnx.defs.has(node.op_type, node.domain):
             return self._like(node)
@@ -233,7 +247,7 @@ class _Concrete:
             return onnx.shape_inference.infer_node_outputs(
                 schema,
                 node,
-                {name: self.types[name] for name in self.graph.reads[index]},
+                types,
                 {
                     name: numpy_helper.from_array(self.values[name], name)
                     for name in node.input
@@ -259,7 +273,7 @@ class _Concrete:
     def _evaluate(self, node: onnx.NodeProto) -> None:
         """The node's values, if all it needs is known and small."""
         if node.op_type == "Shape" and node.input[0] in self.sizes:
-            self._know(node, [self._shape(node)])
+            self._know(node.output, [self._shape(node)])
             return
         outputs = [name for name in node.output if name]
         if any(name not in self.values for name in node.input if name):
@@ -269,22 +283,46 @@ class _Concrete:
         ):
             return
         feeds = {name: self.values[name] for name in node.input if name}
+        # A graph: of a node by itself, the evaluator takes the newest operator there is.
+        graph = onnx.GraphProto(name="node", node=[node])
+        graph.input.extend(onnx.ValueInfoProto(name=name) for name in feeds)
+        graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         try:
-            results = ReferenceEvaluator(node, opsets=dict(self.graph.opsets)).run(None, feeds)
+            results = ReferenceEvaluator(graph, opsets=dict(self.graph.opsets)).run(None, feeds)
         except Exception:  # the reference operators raise whatever they like; it stays unknown
             return
-        self._know(node, [np.asarray(each) for each in results])
+        self._know(outputs, [np.asarray(each) for each in results])
 
     def _shape(self, node: onnx.NodeProto) -> Values:
         sizes = self.sizes[node.input[0]]
         limits = {each.name: each.i for each in node.attribute}
         return np.array(sizes[limits.get("start", 0) : limits.get("end", len(sizes))], np.int64)
 
-    def _know(self, node: onnx.NodeProto, values: Sequence[Values]) -> None:
-        for name, value in zip(node.output, values, strict=False):
-            if name and value.size <= MAX_EVALUATED:
+    def _know(self, names: Sequence[str], values: Sequence[Values]) -> None:
+        for name, value in zip(names, values, strict=True):
+            if value.size <= MAX_EVALUATED:
                 self.values[name] = value
                 self.sizes[name] = value.shape
+
+
+def _as_standard(node: onnx.NodeProto) -> onnx.NodeProto:
+    """The operator of onnx that gives tensors of the same sizes."""
+    standard, positions = _COMPUTED_AS[node.op_type]
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.op_type, made.domain = standard, ""
+    del made.input[:]
+    made.input.extend(node.input[at] for at in positions if at < len(node.input))
+    return made
+
+
+def _typed(kind: onnx.TypeProto, data_type: int) -> onnx.TypeProto:
+    """The type of quantised weights that an operator of onnx takes as they were."""
+    made = onnx.TypeProto()
+    made.CopyFrom(kind)
+    if made.tensor_type.elem_type in (onnx.TensorProto.INT8, onnx.TensorProto.UINT8):
+        made.tensor_type.elem_type = data_type
+    return made
 
 
 def _count(sizes: Dims) -> int:

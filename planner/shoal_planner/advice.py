@@ -56,8 +56,8 @@ def advise(profile: Profile, cuts: tuple[int, ...], budget_bytes: int) -> Advice
 
 
 def largest(profile: Profile, cuts: tuple[int, ...]) -> int:
-    """Resident bytes of the neediest fragment."""
-    layout = Layout(profile)
+    """What a device needs for the neediest fragment, the frames of other items included."""
+    layout = Layout(profile, moving=True)
     return max(piece.segment.resident_bytes for piece in layout.pieces(cuts))
 
 

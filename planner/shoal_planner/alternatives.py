@@ -16,8 +16,8 @@ def even_split(costs: Costs, pool: Sequence[PoolDevice], best: Divisions) -> Rej
     for division in even:
         device = division.devices[0]
         if costs.holding(division.span, device) is None:
-            neediest, have = costs.neediest(division.span), format_bytes(device.budget_bytes)
-            need = format_bytes(neediest.least_bytes)
+            need = format_bytes(costs.least_in_turn(division.span))
+            have = format_bytes(device.budget_bytes)
             reason = f"a fragment for {device.name} needs {need}; it has {have}"
             return Rejected(alternative="even split", reason=reason)
     return rejected(costs, even, "even split", best, pool)

@@ -4,11 +4,11 @@ The fragments are those that there are; where budgets decide how a model is cut,
 cut it otherwise, and do better. All devices have the same budget here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from shoal_planner.costs import Holding, PoolDevice
+from shoal_planner.costs import Costs, Holding, PoolDevice, Span
 from shoal_planner.explanation import Table, rate
 from shoal_planner.outcome import Infeasible, Plan, duration
 from shoal_planner.placement import plan
@@ -19,25 +19,26 @@ from shoal_protocol.units import Bytes, format_bytes, format_upwards
 _SHOWN: Final = 6
 
 
-def smallest_budget(sizes: Sequence[int], devices: int) -> Bytes:
-    """The least that lets so many devices hold consecutive fragments of these sizes at once."""
-    low, high = max(sizes), sum(sizes)
+def smallest_budget(need: Callable[[Span], int], fragments: int, devices: int) -> Bytes:
+    """The least that lets so many devices hold consecutive fragments at once, each filled before
+    the next; `need` is what those of a span need together."""
+    low = max(need(Span(index, index + 1)) for index in range(fragments))
+    high = max(low, need(Span(0, fragments)))
     while low < high:
         middle = (low + high) // 2
-        if _runs(sizes, middle) <= devices:
+        if _runs(need, fragments, middle) <= devices:
             high = middle
         else:
             low = middle + 1
     return Bytes(low)
 
 
-def _runs(sizes: Sequence[int], most: int) -> int:
-    """How many devices it takes, each filled before the next; none is larger than `most`."""
-    count, used = 1, 0
-    for size in sizes:
-        if used + size > most:
-            count, used = count + 1, 0
-        used += size
+def _runs(need: Callable[[Span], int], fragments: int, most: int) -> int:
+    """How many devices it takes, each filled before the next; none needs more than `most`."""
+    count, start = 1, 0
+    for index in range(fragments):
+        if need(Span(start, index + 1)) > most:
+            count, start = count + 1, index
     return count
 
 
@@ -45,10 +46,12 @@ def with_other_budgets(
     document: PartitionDocument, pool: Sequence[PoolDevice], objective: Objective
 ) -> Table:
     """The plan at budgets from where all is resident down to the smallest that works."""
-    fragments, count = document.fragments, len(pool)
-    at_once = smallest_budget([each.least_bytes for each in fragments], count)
-    in_turn = Bytes(max(each.least_bytes for each in fragments))
-    ample = smallest_budget([each.resident_bytes for each in fragments], count)
+    costs, fragments, count = Costs(document), len(document.fragments), len(pool)
+    at_once = smallest_budget(costs.least, fragments, count)
+    in_turn = max(costs.least(Span(index, index + 1)) for index in range(fragments))
+    if count == 1:
+        in_turn = costs.least_in_turn(Span(0, fragments))
+    ample = smallest_budget(costs.resident, fragments, count)
     where = "the device" if count == 1 else f"each of {count} devices"
     title = f"Smallest budget that works, cut as it is: {format_upwards(at_once)} on {where}"
     if in_turn < at_once:

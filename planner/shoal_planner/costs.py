@@ -22,6 +22,9 @@ How a device holds its span follows from its budget (`Holding`):
 - else it *reloads* them: fragments are loaded and unloaded in turn, and for each item all weights
   are read from disk and prepared again. Each fragment must fit by itself, at least in blocks.
 
+In each way there is room for the frames in which the next item comes and the one before leaves:
+both go on while a device runs the present one.
+
 Integers only: bytes and nanoseconds, rounded up. Where a fragment's flops are unknown, its
 resident bytes are used for *balance*, and no time is predicted from them (`known`).
 """
@@ -34,6 +37,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
+from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.partition import Edge, Fragment, PartitionDocument
 from shoal_protocol.units import NANOSECONDS_PER_SECOND, Bytes, Nanoseconds
 
@@ -162,18 +166,24 @@ class Costs:
     def _crossing(self) -> dict[int, list[tuple[int | None, int | None]]]:
         return {}
 
+    def frames(self, span: Span) -> int:
+        """What other items take on their way into the span and out of it, besides themselves."""
+        coming, going = self.crossing(span)
+        return received_frame_bytes(coming or 0) + frame_bytes(going or 0)
+
     def resident(self, span: Span) -> Bytes:
         """What the span's fragments need together."""
-        return Bytes(self._resident[span.end] - self._resident[span.start])
+        fragments = self._resident[span.end] - self._resident[span.start]
+        return Bytes(fragments + self.frames(span))
 
     def least(self, span: Span) -> Bytes:
         """What the span's fragments need together, all of them in blocks."""
-        return Bytes(self._least[span.end] - self._least[span.start])
+        return Bytes(self._least[span.end] - self._least[span.start] + self.frames(span))
 
-    def neediest(self, span: Span) -> Fragment:
-        """The fragment of the span that needs the most, even in blocks."""
+    def least_in_turn(self, span: Span) -> Bytes:
+        """What the span's fragments need one by one, each in blocks."""
         fragments = self.document.fragments[span.start : span.end]
-        return max(fragments, key=lambda fragment: fragment.least_bytes)
+        return Bytes(max(each.least_bytes for each in fragments) + self.frames(span))
 
     def at_once(self, span: Span, device: PoolDevice) -> Holding | None:
         """How the device would hold all of the span at once; None: it cannot."""
@@ -185,7 +195,7 @@ class Costs:
 
     def holding(self, span: Span, device: PoolDevice) -> Holding | None:
         """How the device would hold the span; None: a fragment has no room there by itself."""
-        fits = self.neediest(span).least_bytes <= device.budget_bytes
+        fits = self.least_in_turn(span) <= device.budget_bytes
         return self.at_once(span, device) or (Holding.RELOADED if fits else None)
 
     def grants(self, span: Span, device: PoolDevice) -> tuple[Bytes, ...]:
@@ -194,7 +204,7 @@ class Costs:
         held = self.at_once(span, device)
         if held is Holding.WHOLE:
             return tuple(Bytes(each.resident_bytes) for each in fragments)
-        waiting = _ITEMS_WAITING * sum(filter(None, self.crossing(span)))
+        waiting = max(_ITEMS_WAITING * sum(filter(None, self.crossing(span))), self.frames(span))
         room = device.budget_bytes - max(waiting, device.budget_bytes // _NOISE)
         if held is None:
             return tuple(

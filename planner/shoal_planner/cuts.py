@@ -3,7 +3,8 @@
 Every pair of positions is a fragment that could be, with an integer cost (`Layout` computes it; it
 grows with the fragment, so a search from one start ends at the first that is too dear):
 
-- under a limit (`max_bytes`): its resident bytes. As few fragments as possible.
+- under a limit (`max_bytes`): its resident bytes, and the frames that carry other items meanwhile.
+  As few fragments as possible.
 - for a number of fragments: its share of all FLOPs plus its share of all weights, in millionths, so
   that neither time nor memory piles up on one device. FLOPs that are unknown count as none.
 
@@ -44,7 +45,7 @@ _MILLION: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutRequest:
-    """What is asked for: a number of fragments, or a limit of resident bytes for each fragment
+    """What is asked for: a number of fragments, or a limit of what a device needs for each fragment
     (then as few fragments as possible), or tensors that are to be the last of a fragment each.
     `fragments` with `max_bytes` asks for that many, none over the limit. Nothing: one fragment.
     """
@@ -82,7 +83,7 @@ _Table = list[list[_Candidate]]
 
 def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refusal:
     """The positions of `profile.nodes` to cut at, in order; () leaves the model whole."""
-    layout = Layout(profile)
+    layout = Layout(profile, moving=request.max_bytes is not None)
     if request.tensors:
         return _named(layout, request.tensors)
     if request.max_bytes is None and request.fragments in (None, 1):

@@ -21,7 +21,6 @@ from shoal_planner.outcome import Infeasible, Plan, Share, StagePlan
 from shoal_planner.search import MAX_FOUND, Found, Wishes, Worth, fits, search
 from shoal_protocol.choices import Objective, PinPolicy
 from shoal_protocol.partition import PartitionDocument
-from shoal_protocol.units import Bytes
 
 MAX_REJECTED: Final = 8
 _NAMED_DEVICES: Final = 8
@@ -52,10 +51,10 @@ def plan(
     `previous` is the plan in force: of equal plans the one that moves least wins, and the epoch
     goes on from it. `items` matters to Makespan only.
     """
-    refused = _misfit(document, pool, pins)
+    costs = Costs(document)
+    refused = _misfit(costs, pool, pins)
     if refused is not None:
         return refused
-    costs = Costs(document)
     wishes = _wishes(previous, pins)
     worth = _worth(objective, items)
     for reloading in (False, True):
@@ -64,7 +63,7 @@ def plan(
             found = _mended(costs, found, pool, wishes, worth, reloading=reloading)
         if found.divisions:
             return _planned(costs, found, pool, objective, 1 + (previous.epoch if previous else 0))
-    return Infeasible(problem=_PINS)
+    return Infeasible(problem=_PINS) if pins else _too_tight(costs, pool)
 
 
 def _worth(objective: Objective, items: int) -> Worth:
@@ -97,10 +96,9 @@ def _wishes(previous: Plan | None, pins: Sequence[Pin]) -> Wishes:
     return Wishes(required=required, preferred=preferred, present=present)
 
 
-def _misfit(
-    document: PartitionDocument, pool: Sequence[PoolDevice], pins: Sequence[Pin]
-) -> Infeasible | None:
+def _misfit(costs: Costs, pool: Sequence[PoolDevice], pins: Sequence[Pin]) -> Infeasible | None:
     """What no plan can mend: an empty pool, pins into nowhere, a fragment too large."""
+    document = costs.document
     budgets = {device.name: device.budget_bytes for device in pool}
     assert len(budgets) == len(pool), "two devices have one name"
     if not pool:
@@ -118,15 +116,28 @@ def _misfit(
     for fragment in document.fragments:
         pinned = required.get(fragment.index)
         allowed = budgets if pinned is None else {pinned: budgets[pinned]}
-        if fragment.least_bytes > max(allowed.values()):
+        alone = Span(fragment.index, fragment.index + 1)
+        if costs.least(alone) > max(allowed.values()):
             return Infeasible(
                 problem="" if pinned is None else f" and is pinned to {pinned}",
                 fragment=fragment.index,
-                need_bytes=Bytes(fragment.least_bytes),
-                resident_bytes=Bytes(fragment.resident_bytes),
+                need_bytes=costs.least(alone),
+                resident_bytes=costs.resident(alone),
                 budgets=tuple(allowed.items()),
             )
     return None
+
+
+def _too_tight(costs: Costs, pool: Sequence[PoolDevice]) -> Infeasible:
+    """Each fragment has room by itself; not beside what enters the runs that there would be."""
+    fragments = costs.document.fragments
+    neediest = max(fragments, key=lambda fragment: fragment.least_bytes)
+    return Infeasible(
+        problem="",
+        fragment=neediest.index,
+        need_bytes=costs.least_in_turn(Span(0, len(fragments))),
+        budgets=tuple((device.name, device.budget_bytes) for device in pool),
+    )
 
 
 def _mended(

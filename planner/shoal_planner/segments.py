@@ -32,6 +32,7 @@ from typing import Final
 from shoal_planner.arena import Arena, Tensors
 from shoal_planner.profile import Profile, Role
 from shoal_planner.steps import Step, steps_of
+from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 
 FIXED_BYTES: Final = 5 << 19
 """What a session of ONNX Runtime needs for itself, its kernels' code included: 1 to 2.5 MiB."""
@@ -105,11 +106,12 @@ def arena_bytes(touched_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """A profile with indexes of it, computed once. `inside` are weights that are not mapped from a
-    file of their own, but in the model itself."""
+    """A profile with indexes of it, computed once. `inside` are weights in the model itself, not
+    mapped from a file. `moving`: memory includes frames that carry other items meanwhile."""
 
     profile: Profile
     inside: frozenset[str] = frozenset()
+    moving: bool = False
 
     @cached_property
     def makers(self) -> Mapping[str, int]:
@@ -294,22 +296,21 @@ class Growing:
     @property
     def least_bytes(self) -> int:
         """The part of `resident_bytes` that only grows."""
-        arena = arena_bytes(self.touched_bytes)
-        if self.unknown_sizes:
-            arena = max(arena, UNKNOWN_BYTES)
+        arena = max(arena_bytes(self.touched_bytes), UNKNOWN_BYTES * self.unknown_sizes)
         fixed = FIXED_BYTES + NODE_BYTES * self.node_count
-        return self.weight_bytes + self.incoming_bytes + arena + fixed
+        frames = received_frame_bytes(self.incoming_bytes) if self.layout.moving else 0
+        return self.weight_bytes + self.incoming_bytes + arena + fixed + frames
 
     @property
     def resident_bytes(self) -> int:
         """What a device must have."""
-        return self.least_bytes + self.outgoing_bytes
+        frames = frame_bytes(self.outgoing_bytes) if self.layout.moving else 0
+        return self.least_bytes + self.outgoing_bytes + frames
 
     def grow(self) -> None:
         """Add the next node."""
-        position = self.end
+        position, self.end = self.end, self.end + 1
         node = self.layout.profile.nodes[position]
-        self.end = position + 1
         if node.role is not Role.CONSTANT:
             for name in node.inputs:
                 self._need(name)
@@ -397,10 +398,8 @@ class Growing:
         self._tensors.run(step.made, dying, held, node.in_place, node.workspace_bytes)
         if position >= self.start:
             self.outgoing_bytes += step.sent_bytes
-        if node.flops is None:
-            self.unknown_flops = True
-        else:
-            self.flops += node.flops
+        self.unknown_flops |= node.flops is None
+        self.flops += node.flops or 0
 
     def _hold(self, weights: tuple[str, ...], touched: Mapping[str, int] = _WHOLE) -> None:
         """Count weights, whole but for those of which only so many bytes are `touched`."""

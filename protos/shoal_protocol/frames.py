@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, FrameHeader
 
-MAXIMUM_PAYLOAD_BYTES: Final = 1 << 20
 MAXIMUM_HEADER_BYTES: Final = 1 << 20
 FRAMES_TOGETHER: Final = 64
 """What one message holds at most."""

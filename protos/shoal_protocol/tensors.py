@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from shoal_protocol import codecs
 from shoal_protocol.codecs import LinkCodec
-from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, Frame, transfer_frames
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
+from shoal_protocol.frames import Frame, transfer_frames
 from shoal_protocol.v1 import tensors_pb2 as pb
 
 Array = NDArray[Any]

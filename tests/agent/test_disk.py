@@ -42,6 +42,23 @@ def cached(joined: Joined, fragment: MadeFragment, file: str) -> Path:
 # ---- the cache -----------------------------------------------------------------------------------
 
 
+async def test_nothing_is_prefetched_where_there_is_no_room_for_what_is_received_ahead(
+    coordinator: ScriptedCoordinator, join: Join, fragment: MadeFragment
+) -> None:
+    other = write_fragment(coordinator.store, dense_model([512] * 3, seed=1))
+    joined = await join(budget="12Mi")
+    loaded = await joined.device.load(fragment.digest, 9 << 20)
+    assert loaded.HasField("loaded"), loaded
+    failure = (await joined.device.ask("prefetch", pb.Prefetch(digest=other.digest))).failure
+    assert failure.code == pb.BUDGET, failure
+    assert failure.message.endswith("is not fetched now: needs 4 MiB on its way, have 3 MiB")
+    reply = await joined.device.ask("prefetch", pb.Prefetch(digest=fragment.digest))
+    assert reply.prefetched.fetched_bytes == 0, "it is there"
+    await joined.device.unload(fragment.digest)
+    reply = await joined.device.ask("prefetch", pb.Prefetch(digest=other.digest))
+    assert reply.prefetched.fetched_bytes > 1 << 20
+
+
 @pytest.mark.parametrize("damage", ["flipped byte", "truncated", "manifest"])
 async def test_a_damaged_cached_fragment_is_detected_and_fetched_again(
     coordinator: ScriptedCoordinator, join: Join, fragment: MadeFragment, damage: str

@@ -341,6 +341,19 @@ async def test_large_outputs_for_a_slow_consumer_stay_within_the_budget(
     assert await peak_bytes(device) <= 20 * MIB
 
 
+async def test_large_outputs_leave_a_device_that_is_full_within_the_budget(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    # An item takes 28 MiB while it runs: 8 of output, twice in the arena and once outside it.
+    fragment = write_fragment(coordinator.store, dense_model([16, 1 << 15]), 29 * MIB)
+    device = (await join(budget="29Mi")).device
+    await device.load(fragment.digest, fragment.resident_bytes)
+    for item in range(6):
+        reply = await run(device, fragment.digest, 16, item, rows=64)
+        assert reply.HasField("executed"), reply
+    assert await peak_bytes(device) <= 29 * MIB
+
+
 async def test_large_inputs_for_a_slow_device_stay_within_the_budget(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:

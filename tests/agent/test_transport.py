@@ -19,7 +19,8 @@ from shoal_agent.transport.shaping import Uplink
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation, Undelivered
 from shoal_protocol.bulk.transport import Received, TransportBroken
 from shoal_protocol.channels import Credentials
-from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, Frame, join_frames
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
+from shoal_protocol.frames import Frame, join_frames
 from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 

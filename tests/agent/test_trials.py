@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from agent.conftest import Joined
 from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import ConnectedDevice, ScriptedCoordinator
+from agent.test_memory_of_fragments import peak_bytes
 from agent.test_running import edge, task
 from shoal_agent.memory.trials import MOST_TRIALS, Trial, next_grant
 from shoal_protocol.units import Bytes
@@ -118,6 +119,22 @@ async def test_a_fragment_that_takes_more_than_there_is_prepared_is_loaded_as_it
         assert told.count("in a trial") == number + 3, "each form is tried once"
 
 
+def growing_model() -> onnx.ModelProto:
+    """Four times as many bytes in the middle as there come in."""
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["x"], ["wide"], to=TensorProto.FLOAT),
+            helper.make_node("Neg", ["wide"], ["other"]),
+            helper.make_node("ReduceMax", ["other"], ["y"], axes=[1], keepdims=0),
+        ],
+        "growing",
+        [value("x", TensorProto.UINT8, ["rows", MIB])],
+        [value("y", TensorProto.FLOAT, None)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 async def test_an_item_that_must_exceed_the_budget_fails_before_it_takes_anything(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
@@ -127,10 +144,53 @@ async def test_an_item_that_must_exceed_the_budget_fails_before_it_takes_anythin
     assert (await joined.device.load(made.digest, 20 * MIB)).HasField("loaded")
     failure = (await run(joined.device, made.digest, 2 * ROWS)).failure
     assert failure.code == pb.BUDGET, failure
-    assert "its input of 16 MiB makes it need 28." in failure.message
+    assert "its input of 16 MiB makes it need about 28." in failure.message
     assert "give the device more memory, or the model a smaller input" in failure.message
     assert (await run(joined.device, made.digest, 1, item=1)).HasField("executed")
     assert joined.agent.status("VmHWM") - joined.agent.status("VmRSS") < 24 * MIB
+
+
+async def test_an_item_beyond_the_plan_runs_in_the_place_of_weights_that_are_read_again(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    model = dense_model([WIDTH] * 6)
+    made = write_fragment(coordinator.store, model, 24 * MIB, largest={"x": (1, WIDTH)})
+    joined = await join(budget="36Mi")
+    assert (await joined.device.load(made.digest, 24 * MIB)).HasField("loaded")
+    for item in range(3):
+        # Five layers of 4 MiB, the item of 7 MiB, and what a layer takes and gives.
+        reply = await run(joined.device, made.digest, ROWS * 7 // 8, item)
+        assert 0 < reply.executed.peak_bytes <= 36 * MIB, reply
+
+
+async def test_a_node_of_an_untried_fragment_fails_before_it_takes_more_than_is_left(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    made = write_fragment(coordinator.store, growing_model(), 12 * MIB)
+    joined = await join(budget="24Mi")
+    assert (await joined.device.load(made.digest, 12 * MIB)).HasField("loaded")
+    # 5 MiB that the first node makes 20 of.
+    await joined.device.give(edge(-1, 0, 0), {"x": np.ones((5, MIB), np.uint8)})
+    source = pb.InputSource(producer=-1, tensors=["x"])
+    execute = pb.Execute(task=task(0, 0), digest=made.digest, inputs=[source], results=["y"])
+    failure = (await joined.device.ask("execute", execute)).failure
+    assert failure.code == pb.BUDGET, failure
+    assert await peak_bytes(joined.device) < 16 * MIB
+
+
+async def test_an_item_whose_activations_grow_as_it_does_is_refused_before_it_takes_anything(
+    coordinator: ScriptedCoordinator, join: Join
+) -> None:
+    made = write_fragment(coordinator.store, growing_model(), 12 * MIB, largest={"x": (1, MIB)})
+    joined = await join(budget="20Mi")
+    assert (await joined.device.load(made.digest, 12 * MIB)).HasField("loaded")
+    await joined.device.give(edge(-1, 0, 0), {"x": np.ones((8, MIB), np.uint8)})
+    source = pb.InputSource(producer=-1, tensors=["x"])
+    execute = pb.Execute(task=task(0, 0), digest=made.digest, inputs=[source], results=["y"])
+    failure = (await joined.device.ask("execute", execute)).failure
+    assert failure.code == pb.BUDGET, failure
+    assert "its input of 8 MiB makes it need about " in failure.message
+    assert await peak_bytes(joined.device) < 16 * MIB
 
 
 async def test_a_fragment_that_made_up_inputs_do_not_suit_is_loaded_untried(

@@ -70,7 +70,7 @@ def chosen_value(
 def test_a_limit_gives_the_fewest_fragments_and_of_those_the_best(
     profile: Profile, fraction: int
 ) -> None:
-    layout = Layout(profile)
+    layout = Layout(profile, moving=True)
     limit = layout.segment(0, len(profile.nodes)).resident_bytes * fraction // 10
     result = choose_cuts(profile, CutRequest(max_bytes=limit))
     for count in range(1, len(layout.legal) + 2):

@@ -3,6 +3,8 @@
 import hashlib
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from made_models import TOPOLOGIES, Made, weight
@@ -156,3 +158,54 @@ def test_a_table_that_is_read_whole_as_well_counts_whole(tmp_path: Path) -> None
     assert layout.segment(0, len(layout.profile.nodes)).resident_bytes > 1000 * 4096
     (gather,) = [node for node in layout.profile.nodes if node.operator == "Gather"]
     assert dict(gather.touched) == {"T": 2 * 8 * (64 << 10)}
+
+
+def test_an_outputs_declared_shape_is_not_believed_where_nothing_confirms_it(
+    tmp_path: Path,
+) -> None:
+    wrong = Made(
+        text="""g (float[N,3,8,8] x) => (float[1,words] y, float[N,3,8,8] z) {
+            y = Flatten(x) z = Reshape(x, to) }""",
+        weights={"to": np.array([-1, 3, 8, 8], np.int64)},
+    )
+    outputs = profile_model(wrong.save(tmp_path)).outputs
+    assert [each.shape for each in outputs] == [("N", "words"), ("N", 3, 8, 8)]
+
+
+def test_shapes_are_known_through_operators_as_older_opsets_had_them(tmp_path: Path) -> None:
+    made = Made(
+        text="""g (float[N,16] x) => (float[M,K] y) {
+            s = Shape(x) one = Constant<value = int64 {1}>() n = Gather<axis = 0>(s, one)
+            many = Unsqueeze<axes = [0]>(n) rest = Constant<value = int64[1] {-1}>()
+            to = Concat<axis = 0>(many, rest) y = Reshape(x, to) }""",
+        opset=11,
+    )
+    profile = profile_model(made.save(tmp_path), {"x": (2, 16)})
+    assert profile.tensors["y"].sizes == (16, 2)
+
+
+def test_sizes_are_known_behind_operators_that_the_runtime_has_of_its_own(tmp_path: Path) -> None:
+    model = Made(
+        text="""g (float[rows,1,16] x, uint8[rows,8] q) => (float[a,b,c,d] y, uint8[rows,8] sum) {
+            a = DynamicQuantizeMatMul(x, W, scale)
+            b = DynamicQuantizeLSTM<hidden_size = 4>(a, WL, RL, B, , , , , s, z, s, z)
+            y = Relu(b)
+            sum = QLinearAdd(q, scale, zero, q, scale, zero, scale, zero) }""",
+        weights={
+            "W": np.zeros((16, 8), np.int8),
+            "WL": np.zeros((1, 8, 16), np.int8),
+            "RL": np.zeros((1, 4, 16), np.int8),
+            "B": weight(1, 32),
+            "s": weight(1),
+            "z": np.zeros(1, np.int8),
+            "scale": np.array(0.1, np.float32),
+            "zero": np.array(0, np.uint8),
+        },
+    ).proto()
+    model.opset_import.add(domain="com.microsoft", version=1)
+    for node in model.graph.node:
+        node.domain = "" if node.op_type == "Relu" else "com.microsoft"
+    onnx.save(model, tmp_path / "model.onnx")
+    profile = profile_model(tmp_path / "model.onnx", {"x": (5, 1, 16), "q": (5, 8)})
+    sizes = {name: profile.tensors[name].sizes for name in ("a", "b", "y", "sum")}
+    assert sizes == {"a": (5, 1, 8), "b": (5, 1, 1, 4), "y": (5, 1, 1, 4), "sum": (5, 8)}

@@ -20,8 +20,8 @@ from shoal_protocol import PROTOCOL
 from shoal_protocol.assembly import ActivationAssembler
 from shoal_protocol.channels import Credentials, open_channel
 from shoal_protocol.digests import Digest
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
-    MAXIMUM_PAYLOAD_BYTES,
     TransferError,
     acknowledgement,
     frames_in,

@@ -14,14 +14,8 @@ from shoal_coordinator.server.routes import MAXIMUM_PAIRS, RelayedPairs
 from shoal_protocol.assembly import ActivationAssembler, ReceivedActivation
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered
 from shoal_protocol.bulk.transport import Received, read_message
-from shoal_protocol.frames import (
-    MAXIMUM_PAYLOAD_BYTES,
-    Frame,
-    TransferError,
-    acknowledgement,
-    ping,
-    split_frame,
-)
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
+from shoal_protocol.frames import Frame, TransferError, acknowledgement, ping, split_frame
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.units import nanoseconds
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation

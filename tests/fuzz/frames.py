@@ -15,8 +15,8 @@ from shoal_protocol.bulk.link import BulkLink
 from shoal_protocol.bulk.local import LocalTransport
 from shoal_protocol.bulk.receiving import Intake
 from shoal_protocol.bulk.transport import Received, read_message
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
-    MAXIMUM_PAYLOAD_BYTES,
     Frame,
     MalformedFrame,
     TransferError,

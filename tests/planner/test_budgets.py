@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fragment_pools import MIB, device, partition, placed
 from shoal_planner.budgets import smallest_budget, with_other_budgets
-from shoal_planner.costs import Holding
+from shoal_planner.costs import Costs, Holding
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
@@ -21,12 +21,13 @@ def test_no_division_of_the_fragments_needs_less(sizes: list[int], devices: int)
         for count in range(min(devices, len(sizes)))
         for cuts in combinations(range(1, len(sizes)), count)
     )
-    assert smallest_budget(sizes, devices) == least
+    costs = Costs(partition([1] * len(sizes), sizes))
+    assert smallest_budget(costs.least, len(sizes), devices) == least
 
 
 def test_with_the_smallest_budget_there_is_a_plan_and_with_a_byte_less_only_one_in_turn() -> None:
     document = partition([10**8] * 4, [20 * MIB] * 4, least=[7 * MIB, 5 * MIB, 6 * MIB, 8 * MIB])
-    smallest = smallest_budget([each.least_bytes for each in document.fragments], 2)
+    smallest = smallest_budget(Costs(document).least, 4, 2)
     for budget, in_turn in ((smallest, False), (Bytes(smallest - 1), True)):
         pool = [device("a", budget=budget), device("b", budget=budget)]
         answer = placed(plan(document, pool, Objective.THROUGHPUT))

@@ -49,7 +49,7 @@ def test_a_refusal_names_the_smallest_limit_that_is_not_refused(profile: Profile
 def test_a_number_of_fragments_is_refused_with_the_smallest_limit_that_it_keeps(
     profile: Profile, count: int, share: int
 ) -> None:
-    layout = Layout(profile)
+    layout = Layout(profile, moving=True)
     limit = layout.segment(0, len(profile.nodes)).resident_bytes * share // 100
     refused = choose_cuts(profile, CutRequest(fragments=count, max_bytes=limit))
     if not isinstance(refused, Refusal) or "fragments would need" not in refused.reason:

@@ -9,6 +9,7 @@ from shoal_planner.explanation import explain, summary
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
+from shoal_protocol.frame_sizes import received_frame_bytes
 
 
 @given(st.data())
@@ -45,7 +46,7 @@ def test_in_blocks_there_is_room_for_the_activations_of_two_items() -> None:
     document = partition([10**8], [40 * MIB], [3 * MIB, 2 * MIB], least=[4 * MIB])
     answer = placed(plan(document, [device("a", budget=24 * MIB)], Objective.LATENCY))
     assert answer.grants() == ((14 * MIB,),)
-    tight = placed(plan(document, [device("a", budget=8 * MIB)], Objective.LATENCY))
+    tight = placed(plan(document, [device("a", budget=12 * MIB)], Objective.LATENCY))
     assert tight.grants() == ((4 * MIB,),)
 
 
@@ -96,4 +97,28 @@ def test_alternatives_that_would_load_fragments_in_turn_say_what_these_need_in_b
     assert reasons["even split"] == (
         "its fragments need at least 20 MiB together, in blocks; b has 12 MiB: "
         "it would load them in turn"
+    )
+
+
+def test_a_fragment_that_leaves_no_room_for_the_frames_of_the_next_item_does_not_fit() -> None:
+    document = partition([10**8], [20 * MIB], [12 * MIB, 0], least=[16 * MIB])
+    frames = received_frame_bytes(12 * MIB)
+    whole = placed(plan(document, [device("a", budget=20 * MIB + frames)], Objective.LATENCY))
+    assert whole.stages[0].held(Holding.WHOLE)
+    in_blocks = placed(plan(document, [device("a", budget=16 * MIB + frames)], Objective.LATENCY))
+    assert in_blocks.stages[0].held(Holding.IN_BLOCKS)
+    short = plan(document, [device("a", budget=16 * MIB + frames - 1)], Objective.LATENCY)
+    assert isinstance(short, Infeasible)
+    assert short.need_bytes == 16 * MIB + frames
+
+
+def test_what_enters_a_run_of_fragments_has_room_beside_each_that_is_loaded_in_turn() -> None:
+    document = partition([10**8] * 2, [8 * MIB, 20 * MIB], [12 * MIB, 0, 0])
+    frames = received_frame_bytes(12 * MIB)
+    answer = placed(plan(document, [device("a", budget=20 * MIB + frames)], Objective.LATENCY))
+    assert answer.stages[0].held(Holding.RELOADED)
+    short = plan(document, [device("a", budget=25 * MIB)], Objective.LATENCY)
+    assert isinstance(short, Infeasible)
+    assert short.message("det") == (
+        "fragment 1 of det needs 26 MiB resident; a has 25 MiB; cut finer or raise the budget"
     )

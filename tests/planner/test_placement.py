@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragment_pools import MIB, SECOND, ceil, device, partition, placed, read_again, reloads
+from fragment_pools import (
+    MIB,
+    SECOND,
+    ceil,
+    device,
+    frames_across,
+    partition,
+    placed,
+    read_again,
+    reloads,
+)
 from shoal_api.kinds.placement import Pin
 from shoal_planner.advice import CutAdvice, in_words
 from shoal_planner.costs import PAGE_BYTES_PER_SECOND, Holding, PoolDevice
@@ -36,7 +46,7 @@ def every_division(document: PartitionDocument, pool: Sequence[PoolDevice]) -> I
 
 
 def fits(document: PartitionDocument, span: range, on: PoolDevice) -> bool:
-    needed = sum(document.fragments[i].least_bytes for i in span)
+    needed = sum(document.fragments[i].least_bytes for i in span) + frames_across(document, span)
     return needed <= on.budget_bytes and not (on.single and len(span) > 1)
 
 

@@ -1,10 +1,12 @@
 """Two links joined by a pipe: what both processes run, with a fake wire."""
 
 import asyncio
+import mmap
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,8 +25,8 @@ from shoal_protocol.bulk.link import (
 )
 from shoal_protocol.bulk.receiving import Intake, ReceiveBuffer
 from shoal_protocol.bulk.transport import Received, read_message
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
-    MAXIMUM_PAYLOAD_BYTES,
     Frame,
     MalformedFrame,
     TransferError,
@@ -133,6 +135,37 @@ async def joined() -> Joined:
     near.other, far.other = far, near
     taker = Taker()
     return near, BulkLink(near), taker, BulkLink(far, Intake(taker))
+
+
+async def test_what_is_sent_from_disk_has_little_more_than_a_frame_in_memory(
+    joined: Joined, tmp_path: Path
+) -> None:
+    _, sender, taker, receiver = joined
+    size, most, path = 16 * MAXIMUM_PAYLOAD_BYTES, 0, tmp_path / "tensor"
+    path.write_bytes(bytes(size))
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+
+    def settle() -> None:
+        nonlocal most
+        most = max(most, resident_bytes(path))
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+    tensors = {"x": np.frombuffer(mapping, np.uint8)}
+    async with serving(sender, receiver):
+        await sender.send(replace(outbound(), tensors=tensors, settle=settle))
+    assert len(taker.taken) == 1
+    assert 0 < most <= 4 * MAXIMUM_PAYLOAD_BYTES
+
+
+def resident_bytes(path: Path) -> int:
+    """Of a mapped file's pages, those in this process."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    return sum(
+        int(next(each for each in lines if each.startswith("Rss:")).split()[1]) << 10
+        for line in lines
+        if line.endswith(str(path))
+    )
 
 
 async def test_much_text_is_encoded_beside_the_event_loop(joined: Joined) -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from shoal_protocol.bulk.link import BulkLink, OutboundActivation
 from shoal_protocol.bulk.transport import Received, read_message
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
     FRAMES_TOGETHER,
-    MAXIMUM_PAYLOAD_BYTES,
     Frame,
     MalformedFrame,
     acknowledgement,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
 from shoal_protocol.codecs import LinkCodec
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
-    MAXIMUM_PAYLOAD_BYTES,
     join_frame,
     split_frame,
 )

@@ -49,8 +49,9 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run. `outcome`: `ran`, `refused` or `failed`, and `message` why. `peak` is the largest
-    share of its budget that a device took, `difference` the largest from the whole model."""
+    """One run. `outcome`: `ran`, `in part`, `refused` or `failed`, and `message` why. `need_bytes`
+    is what the planner says its fragments need together, `peak` the largest share of its budget
+    that a device took, `difference` the largest from the whole model."""
 
     model: str
     devices: int
@@ -58,6 +59,7 @@ class Row:
     outcome: str
     message: str
     seconds: float
+    need_bytes: int = 0
     fragments: int = 0
     peak: float = 0.0
     difference: float = 0.0
@@ -65,7 +67,7 @@ class Row:
     def __str__(self) -> str:
         figures = f"{self.model:24} {self.devices} x {self.budget_bytes / MIB:7.1f} MiB"
         if self.outcome != "ran":
-            return f"{figures}  {self.outcome}: {self.message}"
+            return f"{figures}  {self.outcome}: peak {100 * self.peak:5.1f} %  {self.message}"
         return (
             f"{figures}  {self.fragments:3} fragments  peak {100 * self.peak:5.1f} %"
             f"  difference {self.difference:.0e}  {self.seconds:5.1f} s"
@@ -97,8 +99,8 @@ class Bench:
         write_items(folder / "in", subject.items)
         return cls(folder, subject, whole(subject))
 
-    def run(self, devices: int, budget_bytes: int) -> tuple[Row, int]:
-        """One run, and what the planner says its fragments need together."""
+    def run(self, devices: int, budget_bytes: int) -> Row:
+        """One run."""
         place = self.folder / f"{devices}-{budget_bytes}"
         started = time.monotonic()
         command = [sys.executable, "-m", "shoal_cli", "run", self.subject.path]
@@ -115,8 +117,7 @@ class Bench:
                 env=environment,
                 check=False,
             )
-            row = self._row(devices, budget_bytes, ended, place, time.monotonic() - started)
-            return row, _need(place / "work")
+            return self._row(devices, budget_bytes, ended, place, time.monotonic() - started)
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
@@ -130,8 +131,8 @@ class Bench:
     ) -> Row:
         report = _read(place / "report.json")
         job: dict[str, Any] = next(iter(report.get("jobs", ())), {})
-        complete = job.get("state") == "Complete"
-        outcome = "ran" if complete else "refused" if ended.returncode == 2 else "failed"
+        outcome = _outcome(report, job, ended.returncode)
+        complete = outcome == "ran"
         message = "" if complete else job.get("message") or ended.stderr.strip()
         taken = [
             device["peak_bytes_above_floor"] / device["budget_bytes"]
@@ -144,6 +145,7 @@ class Bench:
             outcome=outcome,
             message=" ".join(message.split()),
             seconds=seconds,
+            need_bytes=_need(place / "work"),
             fragments=len(job.get("stages", ())),
             peak=max(taken, default=0.0),
             difference=self._difference(place / "out") if complete else 0.0,
@@ -158,17 +160,28 @@ class Bench:
         return max(largest_difference(mine, theirs) for mine, theirs in pairs)
 
 
+def _outcome(report: Mapping[str, Any], job: Mapping[str, Any], status: int) -> str:
+    """What became of a run; `in part`: items that the plan could not cover failed, each alone."""
+    if job.get("state") == "Complete":
+        return "ran"
+    is_announced = any("larger than the plan covers" in note for note in report.get("notes", ()))
+    reasons = [each["reason"] for each in job.get("failures", ())]
+    if is_announced and reasons and all(each.startswith("Budget: ") for each in reasons):
+        return "in part"
+    return "refused" if status == 2 else "failed"
+
+
 def descend(bench: Bench, devices: int, close: float = CLOSE) -> Iterator[Row]:
     """Runs from ample to the smallest budget; the first gives the need."""
     weights = sum(each.stat().st_size for each in bench.subject.path.parent.glob("*"))
     ample = _round(weights + 1024 * MIB)
-    row, need = bench.run(1, ample)
+    row = bench.run(1, ample)
     if devices == 1 or row.outcome != "ran":
         yield row
     largest_refused, smallest = HOPELESS_BYTES, ample
-    budget = _round(need / devices) + 64 * KIB
+    budget = _round(row.need_bytes / devices) + 64 * KIB
     while row.outcome != "failed":
-        row, _ = bench.run(devices, budget)
+        row = bench.run(devices, budget)
         yield row
         if row.outcome == "ran":
             smallest = budget

@@ -17,9 +17,14 @@ from suite.descent import Subject
 
 Find = Callable[[Path], Path]
 HALF_TOLERANCE: Final = 2e-3
-"""Half the precision is all that a model's own tensors carry."""
-ROUNDED_TOLERANCE: Final = 3e-2
-"""Activations of eight bits: a value in the middle between two goes either way."""
+"""Tensors carry ten bits, and each operator rounds: the whole model differs by 1.4e-3 between ONNX
+Runtime's levels of optimisation (text recognition; MiniLM by 4e-5)."""
+STATIC_TOLERANCE: Final = 1e-2
+"""Activations are rounded to eight bits, and a value in the middle between two goes either way: the
+whole ResNet differs by 7.4e-3 between the levels."""
+DYNAMIC_TOLERANCE: Final = 1.5e-2
+"""The scale follows each activation's largest value, so that one difference moves all: the whole
+MiniLM differs by 1.1e-2 between the levels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +159,7 @@ ENTRIES: Final = {
         items=images("x", (1, 3, 640, 640), (1, 3, 960, 544), (1, 3, 320, 480), (1, 3, 736, 736)),
     ),
     "ppocr_rec": _READ,
-    "ppocr_rec_half": after(_READ, changed.half, 1e-2),
+    "ppocr_rec_half": after(_READ, changed.half, HALF_TOLERANCE),
     "ppocr_cls": same("ppocr_cls"),
     "magika": same("magika"),
     **{
@@ -183,10 +188,10 @@ ENTRIES: Final = {
         path=in_package("ddddocr", "common.onnx"),
         items=images("input1", (1, 1, 64, 160), (1, 1, 64, 240), (1, 1, 64, 96)),
     ),
+    # It computes with integers, as `smart_turn_int8` does, so exactly: no level differs.
     "captcha_int8": Entry(
         path=in_package("ddddocr", "common_old.onnx"),
         items=images("input1", (1, 1, 64, 160), (1, 1, 64, 240), (1, 1, 64, 96)),
-        tolerance=ROUNDED_TOLERANCE,
     ),
     "captcha_det": Entry(
         path=in_package("ddddocr", "common_det.onnx"),
@@ -215,7 +220,6 @@ ENTRIES: Final = {
     "smart_turn_int8": Entry(
         path=in_package("pipecat", "audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx"),
         items=images("input_features", *[(1, 80, 800)] * 3),
-        tolerance=ROUNDED_TOLERANCE,
     ),
     "nakdimon": Entry(
         path=in_package("piper", "hebrew/nakdimon.onnx"),
@@ -246,10 +250,10 @@ ENTRIES: Final = {
         )
     },
     "minilm_l6": _MINILM,
-    "minilm_dynamic_int8": after(_MINILM, changed.dynamic, ROUNDED_TOLERANCE),
+    "minilm_dynamic_int8": after(_MINILM, changed.dynamic, DYNAMIC_TOLERANCE),
     "minilm_four_bits": after(_MINILM, changed.four_bits, 1e-5),
     "minilm_half": after(_MINILM, changed.half, HALF_TOLERANCE),
-    "resnet18_static_int8": after(same("resnet18", 3), changed.static, ROUNDED_TOLERANCE),
+    "resnet18_static_int8": after(same("resnet18", 3), changed.static, STATIC_TOLERANCE),
     "tied_encoder": Entry(
         path=made.tied_encoder,
         items=lambda: made.tokens(*(16 + 37 * number % 113 for number in range(40))),

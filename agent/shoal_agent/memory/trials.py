@@ -16,22 +16,31 @@ MOST_TRIALS: Final = 3
 _WORTH: Final = 4
 """An estimate within one part in so many of what is free may be wrong by that factor."""
 _NOISE: Final = 32
+_SLOWER: Final = 4
+_CONSTANT_BYTES: Final = 1 << 20
+"""Of what a run takes beside weights, what is the same for inputs of each size: kernels' own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """The fragment took that much when it ran within `granted` with inputs of `input_bytes`; at
-    least that, if `stopped`. `prepared`: it ran as a whole, in the form prepared for it."""
+    least that, if `stopped`. `fixed` is what is not activations. `prepared`: it ran as a whole, in
+    the form prepared for it."""
 
     granted: Bytes
     taken: Bytes
+    fixed: Bytes = Bytes(0)
     input_bytes: Bytes = Bytes(0)
     stopped: bool = False
     prepared: bool = False
 
-    def least_taken(self, input_bytes: int) -> Bytes:
-        """What an item takes at least that is no smaller: as much, but for its inputs."""
-        return Bytes(self.taken + max(0, input_bytes - self.input_bytes))
+    def need(self, input_bytes: int) -> Bytes:
+        """What an item takes: as much as this one, or more if it is larger. Activations are taken
+        to grow at least by what inputs do, and a quarter as fast: a run is bounded anyway."""
+        growth = max(0, input_bytes - self.input_bytes)
+        activations = max(0, self.taken - self.fixed - _CONSTANT_BYTES)
+        more = activations * growth // (_SLOWER * self.input_bytes) if self.input_bytes else 0
+        return Bytes(self.taken + max(growth, more))
 
 
 def is_worth_a_trial(need: int, free: int) -> bool:

@@ -274,10 +274,9 @@ class BlockFragment:
             for name in self.outputs
         ]
 
-    def drop_weights(self) -> None:
-        """Let go of all weights: the next run reads them again."""
-        for block in self._open:
-            drop(block.weights)
+    def weight_pages(self) -> list[PageRange]:
+        """Where its weights are mapped."""
+        return [pages for block in self._open for pages in block.weights]
 
     # ---- inside ------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import Final
 import onnxruntime
 
 from shoal_agent.memory.residency import NoRoom
+from shoal_protocol.units import format_bytes
 
 _ERROR_CHARACTERS: Final = 400
 _OUT_OF_MEMORY: Final = (
@@ -70,6 +71,15 @@ def node_in(text: str) -> str:
     """The node that a text of the runtime names: ` in its Softmax node 'p'`; empty: none."""
     node = _NODE.search(text)
     return f" in its {node[1]} node {node[2]!r}" if node else ""
+
+
+def exceeded(error: RuntimeFailed, peak_bytes: int, limit_bytes: int) -> Exceeded:
+    """A run that was stopped: what it took, and where that was."""
+    if isinstance(error, OutOfBudget):
+        what = f"it would take more than {format_bytes(limit_bytes)}{node_in(str(error))}"
+    else:
+        what = f"it took {format_bytes(peak_bytes)} of {format_bytes(limit_bytes)}, and was {error}"
+    return Exceeded(f"{what}; {MORE_OR_SMALLER}", peak_bytes)
 
 
 def failure_of(error: Exception, *, stopped: bool = False) -> RuntimeFailed:

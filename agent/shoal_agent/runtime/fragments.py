@@ -28,23 +28,23 @@ from shoal_agent.memory.residency import (
     Spill,
     short,
 )
-from shoal_agent.memory.trials import Trial
-from shoal_agent.runtime.failures import MORE_OR_SMALLER, Exceeded, NotResident, OverBudget
+from shoal_agent.runtime.failures import Exceeded, NotResident, OverBudget
 from shoal_agent.runtime.granting import Granting
 from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
-from shoal_agent.runtime.opening import Opening, Room
+from shoal_agent.runtime.opening import Opening, Room, check_size
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.transport.activations import SpillFull
+from shoal_protocol.frame_sizes import AHEAD_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_bytes
 
-_NOISE: Final = 32
-"""By one part in so many a run may exceed the budget before it is stopped: items that fit to within
-that are worth more than a device that is not a page above its budget."""
+_RESERVE: Final = 8
+"""One part in so many of the budget is not for an item that is larger than planned: a run is
+stopped between two nodes, and one node may take as much beyond what it is stopped at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +159,18 @@ class Fragments:
             return await self._close(digest)
 
     async def prefetch(self, digest: str, sources: Sequence[Source]) -> Fetched:
-        """Bring a fragment into the cache; raises as `load` does."""
-        return await self._fetcher.ensure(digest, sources)
+        """Bring a fragment into the cache, where there is room for what gRPC receives ahead
+        meanwhile: nothing else is granted for it. Raises as `load` does."""
+        if digest in self.cache:
+            return Fetched(0, 0.0)
+        if not self.request_move(AHEAD_BYTES):
+            have, need = format_bytes(self.ledger.free), format_bytes(AHEAD_BYTES)
+            reason = f"{short(digest)} is not fetched now: needs {need} on its way, have {have}"
+            raise OverBudget(AHEAD_BYTES, self.ledger.free, reason)
+        try:
+            return await self._fetcher.ensure(digest, sources)
+        finally:
+            self.end_move(AHEAD_BYTES)
 
     async def run(self, digest: str, tensors: Mapping[str, Array]) -> RunResult:
         """Run a resident fragment on one item's tensors, and measure it.
@@ -182,6 +192,8 @@ class Fragments:
         if known and over:
             self._counters.over_budget += 1
             await self.processor.call(self._runtime.shrink)
+        if result.squeezed:
+            return result  # what it would have taken is not known
         if not known or (over and digest in self.ledger.shares):
             await self._measure(digest, result.peak_bytes - beside)
         excess = result.peak_bytes - self.ledger.fragments - beside
@@ -193,15 +205,19 @@ class Fragments:
         """A fragment is measured also where its first run is stopped, and runs in blocks, within
         less, if it has some. An item that is larger than the plan covers fails instead."""
         trial, size = self._opening.trial_of(digest), sum(each.nbytes for each in tensors.values())
+        is_larger = trial is not None and size > trial.input_bytes
+        tried = {"is_tried": trial is not None, "is_larger": is_larger}
+        run = partial(self.processor.run, digest, tensors, **tried)
         while True:
             budget, terms = self.ledger.budget, self._terms(digest)
-            limit, measured = budget + budget // _NOISE, digest in self._measured
+            limit = budget - budget // _RESERVE if is_larger else budget
+            measured = digest in self._measured
             if trial is not None:
-                _check_size(trial, size, limit)
+                check_size(trial, size, budget)
             try:
-                return await self.processor.run(digest, tensors, limit, measured=measured)
+                return await run(limit_bytes=limit, measured=measured)
             except Exceeded as error:
-                if measured or (trial is not None and size > trial.input_bytes):
+                if measured or is_larger:
                     raise
                 text, peak_bytes = str(error), error.peak_bytes
             # The exception is gone, and what it referred to: the fragment can be closed.
@@ -315,6 +331,12 @@ class Fragments:
         """Outputs of a fragment lie in its own share: it is not closed before `let_go`."""
         self._held[digest] += 1
 
+    async def make_way(self, outputs: Mapping[str, Array]) -> None:
+        """Outputs that lie in their fragment's own share are about to be sent. Frames of large ones
+        take the place of what the run has left in the arena."""
+        if sum(array.nbytes for array in outputs.values()) > MAXIMUM_PAYLOAD_BYTES:
+            await self.processor.call(self._runtime.shrink)
+
     def let_go(self, digest: str) -> None:
         """They have left memory."""
         self._held[digest] -= 1
@@ -415,16 +437,6 @@ class Fragments:
             await self._close(digest)
         self._counters.evictions += 1
         self._on_evicted(digest, reason)
-
-
-def _check_size(trial: Trial, input_bytes: int, limit_bytes: int) -> None:
-    """Refuse an item that must exceed the limit before it takes anything. Raises `Exceeded`."""
-    if (least := trial.least_taken(input_bytes)) > limit_bytes:
-        reason = (
-            f"its input of {format_bytes(input_bytes)} makes it need {format_bytes(least)} at "
-            f"least, have {format_bytes(limit_bytes)}; {MORE_OR_SMALLER}"
-        )
-        raise Exceeded(reason, least)
 
 
 def _begin(work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:

@@ -1,29 +1,44 @@
-"""Stops a run that takes more memory than there is: one of an item that is larger than those before
-it, or of a fragment that has never run."""
+"""Keeps a run within the memory that there is: one of an item that is larger than those before it,
+or of a fragment that has never run. It makes room by dropping pages of weights; where that is not
+enough, it stops the run."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final
 
 from shoal_agent.runtime.failures import Stopper
+from shoal_agent.runtime.mapped_pages import PageRange, drop
 
 _LOOK_SECONDS: Final = 0.001
+_NEAR: Final = 8
+"""Weights are dropped when one part in so many of the limit is left: between two looks a node may
+take as much."""
 
 
 class Guard:
     """Reads what this process uses a thousand times a second while a run lasts.
 
-    The runtime stops between two nodes, and its arena is limited besides: so what one node takes at
+    Near the limit it drops `weights`: the run reads them again, from the page cache mostly. The
+    runtime stops between two nodes, and its arena is limited besides: so what one node takes at
     once may exceed the limit before the run ends, but not what all take together.
     """
 
-    def __init__(self, used_bytes: Callable[[], int], limit_bytes: int, stopper: Stopper) -> None:
+    def __init__(
+        self,
+        used_bytes: Callable[[], int],
+        limit_bytes: int,
+        stopper: Stopper,
+        weights: Sequence[PageRange] = (),
+    ) -> None:
         self._used_bytes = used_bytes
         self._limit_bytes = limit_bytes
+        self._near_bytes = limit_bytes - limit_bytes // _NEAR
         self._stopper = stopper
+        self._weights = weights
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory guard", daemon=True)
+        self.dropped = False
         self.tripped = False
 
     def __enter__(self) -> "Guard":
@@ -41,7 +56,12 @@ class Guard:
 
     def _watch(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
-            if self._used_bytes() > self._limit_bytes:
+            used = self._used_bytes()
+            if self._weights and used > self._near_bytes:
+                drop(self._weights)
+                self.dropped = True
+                used = self._used_bytes()
+            if used > self._limit_bytes:
                 self.tripped = True
                 self._stopper.stop()
                 return

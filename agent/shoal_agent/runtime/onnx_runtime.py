@@ -26,7 +26,7 @@ Memory is back when `close` returns.
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -39,31 +39,31 @@ from shoal_agent.memory.allocation import Point
 from shoal_agent.memory.residency import short
 from shoal_agent.memory.swapping import grant_curve
 from shoal_agent.runtime import rehearsal_model
+from shoal_agent.runtime.ballast import Ballast
 from shoal_agent.runtime.blocks import BlockFragment, Blocks, as_value, read_blocks, runs_in_order
 from shoal_agent.runtime.failures import (
-    MORE_OR_SMALLER,
     Exceeded,
     NotOpen,
     OutOfBudget,
     RuntimeFailed,
     Stopper,
     Terminated,
+    exceeded,
     failure_of,
-    node_in,
 )
 from shoal_agent.runtime.guard import Guard
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, input_spec
-from shoal_agent.runtime.largest_inputs import NotTried, largest_inputs
+from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
+from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
 from shoal_agent.runtime.mapped_weights import Weights
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
-from shoal_agent.runtime.process_memory import MemoryMeter, drop_mapped_file, trim
+from shoal_agent.runtime.process_memory import MemoryMeter, clean_pages, trim
 from shoal_agent.runtime.recipes import AS_IT_IS, Recipe
 from shoal_agent.runtime.watchdog import Watchdog
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.arena_regions import REGION_BYTES, SMALL_REGION_BYTES, UNSPLIT_BYTES
 from shoal_protocol.manifest import MODEL, weight_files
 from shoal_protocol.tensors import Array
-from shoal_protocol.units import format_bytes
 
 _EXTERNAL_DATA: Final = "session.model_external_initializers_file_folder_path"
 _SHRINK: Final = ("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -105,10 +105,9 @@ class WholeFragment:
         # The runtime's arrays are views into its allocator; kept, they would hold all of it back.
         return [np.array(output) for output in outputs]
 
-    def drop_weights(self) -> None:
-        """Let go of all weights: the next run reads again what it needs."""
-        for each in self._weights:
-            drop_mapped_file(each)
+    def weight_pages(self) -> list[PageRange]:
+        """Where its weights are mapped."""
+        return clean_pages(self._weights)
 
 
 OpenFragment = WholeFragment | BlockFragment
@@ -116,24 +115,13 @@ OpenFragment = WholeFragment | BlockFragment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """Outputs of a run, its time in ONNX Runtime, and the most memory above the floor during it."""
+    """Outputs of a run, its time in ONNX Runtime, and the most memory above the floor during it.
+    `squeezed`: it has only fitted because weights were dropped while it ran."""
 
     outputs: dict[str, Array]
     compute_seconds: float
     peak_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """What a fragment took in a trial; where it was `stopped`, at least that. `input_bytes` is the
-    size of the inputs that it ran with. `prepared`: it ran as a whole, in the form prepared for it.
-    `reason`: why it could not be tried."""
-
-    taken_bytes: int | None = None
-    input_bytes: int = 0
-    stopped: bool = False
-    prepared: bool = False
-    reason: str = ""
+    squeezed: bool = False
 
 
 class Runtime:
@@ -169,6 +157,7 @@ class Runtime:
         )
         # Stays open: a first run loads what every run needs, and further ones shrink the arena.
         self._tiny = self._session(rehearsal_model.tiny_model())
+        self._ballast = Ballast(self._tiny)
         self.shrink()
 
     def rehearse(self) -> None:
@@ -259,12 +248,23 @@ class Runtime:
         tensors: Mapping[str, Array],
         stopper: Stopper,
         limit_bytes: int | None = None,
+        *,
+        is_tried: bool = True,
+        is_larger: bool = False,
     ) -> RunResult:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds. With a limit it
-        is stopped where this process takes more: `Exceeded`."""
+        is stopped where this process takes more: `Exceeded`. Unless it was tried, it gets no more
+        of the arena than is left; nor does an item that is larger than in its trial, which takes
+        the place of weights as well."""
         fragment, feed = self._prepare(digest, tensors)
         if limit_bytes is not None:
-            return self._run_guarded(fragment, feed, stopper, limit_bytes)
+            fragments = self._open.values() if is_larger else ()
+            weights = [pages for each in fragments for pages in each.weight_pages()]
+            self.shrink()  # what other items have left in the arena is not this one's
+            drop(weights)
+            taken = self._limit_bytes - limit_bytes + self._meter.used_bytes()
+            with self._ballast.hold(taken if is_larger or not is_tried else 0):
+                return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
         self._meter.begin_peak()
         try:
             outputs, compute_seconds = _run(fragment, feed, stopper)
@@ -275,11 +275,15 @@ class Runtime:
         return self._result(fragment, outputs, compute_seconds)
 
     def _run_guarded(
-        self, fragment: OpenFragment, feed: Mapping[str, Array], stopper: Stopper, limit_bytes: int
+        self,
+        fragment: OpenFragment,
+        feed: Mapping[str, Array],
+        stopper: Stopper,
+        limit_bytes: int,
+        weights: Sequence[PageRange] = (),
     ) -> RunResult:
-        self.shrink()  # what other items have left in the arena is not this one's
         self._meter.begin_peak()
-        with Guard(self._meter.used_bytes, limit_bytes, stopper) as guard:
+        with Guard(self._meter.used_bytes, limit_bytes, stopper, weights) as guard:
             try:
                 outputs, compute_seconds = _run(fragment, feed, stopper)
             except (Terminated, OutOfBudget) as error:
@@ -287,8 +291,9 @@ class Runtime:
                     raise
                 peak = max(self._meter.peak_since_begin_bytes(), limit_bytes + 1)
                 self.shrink()
-                raise Exceeded(_exceeded(error, peak, limit_bytes), peak) from error
-        return self._result(fragment, outputs, compute_seconds)
+                raise exceeded(error, peak, limit_bytes) from error
+        result = self._result(fragment, outputs, compute_seconds)
+        return replace(result, squeezed=guard.dropped)
 
     def open_and_try(
         self, digest: str, folder: Path, granted_bytes: int, prepared: Prepared, limit_bytes: int
@@ -299,11 +304,14 @@ class Runtime:
         before = self._meter.used_bytes()
         curve = self.open(digest, folder, granted_bytes, prepared)
         fragment = self._open[digest]
+        fixed = self._meter.used_bytes() - before + size_of(fragment.weight_pages())
         is_prepared = isinstance(fragment, WholeFragment) and fragment.prepared
         try:
             feed = largest_inputs(folder, fragment.inputs, granted_bytes)
             size = sum(array.nbytes for array in feed.values())
-            peak = self.run(digest, feed, Stopper(), limit_bytes).peak_bytes
+            check_inputs(fragment.inputs, feed)
+            self.shrink()
+            peak = self._run_guarded(fragment, feed, Stopper(), limit_bytes).peak_bytes
         except Exceeded as error:
             taken = error.peak_bytes - before
             return curve, Tried(taken_bytes=taken, stopped=True, prepared=is_prepared)
@@ -312,7 +320,9 @@ class Runtime:
             return curve, Tried(reason=str(error))
         finally:
             self.shrink()
-        return curve, Tried(taken_bytes=peak - before, input_bytes=size, prepared=is_prepared)
+        return curve, Tried(
+            taken_bytes=peak - before, fixed_bytes=fixed, input_bytes=size, prepared=is_prepared
+        )
 
     def run_in_passing(self, digest: str, tensors: Mapping[str, Array]) -> RunResult | None:
         """Run a fragment that takes next to no time, in the event loop's own thread, while nothing
@@ -375,13 +385,13 @@ class Runtime:
         """
         fragment = self._open.get(digest)
         if fragment is not None:
-            fragment.drop_weights()
+            drop(fragment.weight_pages())
 
     def shrink(self) -> None:
         """Give back what neither fragments nor activations hold."""
         options = onnxruntime.RunOptions()
         options.add_run_config_entry(*_SHRINK)
-        self._tiny.run(None, {"x": np.zeros(1, np.float32)}, options)
+        self._tiny.run(None, {"count": np.ones(1, np.int64)}, options)
         trim()
 
     def _session(
@@ -430,12 +440,3 @@ def _run(
     started = perf_counter()
     outputs = fragment.run(feed, stopper)
     return outputs, perf_counter() - started
-
-
-def _exceeded(error: RuntimeFailed, peak_bytes: int, limit_bytes: int) -> str:
-    """What a run took when it was stopped, and where that was."""
-    if isinstance(error, OutOfBudget):
-        what = f"it would take more than {format_bytes(limit_bytes)}{node_in(str(error))}"
-    else:
-        what = f"it took {format_bytes(peak_bytes)} of {format_bytes(limit_bytes)}, and was {error}"
-    return f"{what}; {MORE_OR_SMALLER}"

@@ -23,10 +23,9 @@ import ctypes
 import gc
 import os
 import re
-import resource
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,7 +40,6 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _PR_SET_PDEATHSIG: Final = 1
-_UNKNOWN: Final = -1
 _MALLOC_TRIM: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """Looked up once: to open a library takes longer than to call it."""
 _MAPPING: Final = re.compile(
@@ -75,10 +73,6 @@ class MemoryMeter:
         self._returned_bytes = 0
         self._counted_at_bytes = 0
         self._seen = (0, 0)
-        self._rough_mark = _UNKNOWN
-        """The highest mark when `_peak_bytes` was read, as `getrusage` has it: up to some hundred
-        KiB lower than the exact one, for a sixteenth of the time."""
-        self._peak_bytes = 0
 
     @property
     def floor_bytes(self) -> int:
@@ -142,11 +136,7 @@ class MemoryMeter:
         if self._clear is None:
             return self.used_bytes()
         with self._lock:
-            rough = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            if rough != self._rough_mark:
-                self._peak_bytes = self._above(self._read()[0])
-                self._rough_mark = rough
-            return self._peak_bytes
+            return self._above(self._read()[0])
 
     def peak_bytes(self) -> int:
         """The most above the floor since `settle`.
@@ -171,14 +161,12 @@ class MemoryMeter:
             returned = self._libraries.resident_bytes() - self._libraries_when_idle
             self._returned_bytes = min(max(0, returned), self._reserve_bytes)
             self._counted_at_bytes = resident_bytes
-            self._rough_mark = _UNKNOWN
         return max(0, resident_bytes - self._idle_bytes - self._returned_bytes)
 
     def _record_mark(self) -> None:
         self._highest_bytes = max(self._highest_bytes, self._above(self._read()[0]))
 
     def _reset_mark(self) -> None:
-        self._rough_mark = _UNKNOWN
         if self._clear is not None:
             os.write(self._clear, _RESET_PEAK)
 
@@ -213,12 +201,13 @@ def drop_library_pages() -> None:
     drop(_library_mappings())
 
 
-def drop_mapped_file(path: Path) -> None:
-    """Let go of the pages of one mapped file; they come back when they are read.
+def clean_pages(paths: Iterable[Path]) -> list[PageRange]:
+    """Where files are mapped whose pages can be dropped: they come back when they are read.
 
-    Not of a mapping that was written to: what was written would be lost.
+    Not a mapping that was written to: what was written would be lost.
     """
-    drop([each.pages for each in _clean_mappings() if each.path == str(path)])
+    wanted = set(map(str, paths))
+    return [each.pages for each in _clean_mappings() if each.path in wanted]
 
 
 @dataclass(frozen=True, slots=True)

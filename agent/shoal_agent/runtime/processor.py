@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeVar
 
 from shoal_agent.runtime.failures import Stopper
@@ -43,13 +44,21 @@ class Processor:
             self._waiting -= 1
 
     async def run(
-        self, digest: str, tensors: Mapping[str, Array], limit_bytes: int, *, measured: bool
+        self,
+        digest: str,
+        tensors: Mapping[str, Array],
+        limit_bytes: int,
+        *,
+        measured: bool,
+        is_tried: bool,
+        is_larger: bool,
     ) -> RunResult:
         """In the thread; or here, where that costs more than the run itself.
 
-        An item that is larger than those before it is stopped where it takes more than the limit,
-        and so is the first one: what was made up for its trial may have computed less.
-        `measured`: what the fragment takes is known, so that it may run here the next time.
+        An item that is larger than those before it is kept within the limit, or stopped, and so is
+        the first one: what was made up for its trial may have computed less.
+        `measured`: what the fragment takes is known, so that it may run here the next time;
+        `is_tried`: it was tried, `is_larger`: with smaller inputs.
         """
         size = sum(tensor.nbytes for tensor in tensors.values())
         result = None
@@ -58,8 +67,10 @@ class Processor:
         if result is None:
             self._stopper = Stopper()
             guarded = None if size <= self._largest.get(digest, -1) else limit_bytes
-            result = await self.call(self._runtime.run, digest, tensors, self._stopper, guarded)
-            self._largest[digest] = max(size, self._largest.get(digest, 0))
+            run = partial(self._runtime.run, is_tried=is_tried, is_larger=is_larger)
+            result = await self.call(run, digest, tensors, self._stopper, guarded)
+            if not result.squeezed:
+                self._largest[digest] = max(size, self._largest.get(digest, 0))
         if result.compute_seconds > _LIGHT_SECONDS or result.peak_bytes > limit_bytes:
             self._light.pop(digest, None)
         elif measured:

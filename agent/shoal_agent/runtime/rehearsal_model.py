@@ -110,8 +110,10 @@ def model() -> bytes:
 
 
 def tiny_model() -> bytes:
-    """The ONNX file of one Relu, from `x` of one number to `y`."""
-    return _model([("Relu", "x", "y", {})], {}, {"x": np.zeros(1, np.float32)}, ["y"])
+    """The ONNX file of one operator. It makes `y`, of so many numbers as `count` says."""
+    return _model(
+        [("ConstantOfShape", "count", "y", {})], {}, {"count": np.ones(1, np.int64)}, ["y"]
+    )
 
 
 def _weights() -> dict[str, Array]:

@@ -22,8 +22,9 @@ from shoal_agent.runtime.onnx_runtime import RunResult
 from shoal_agent.session.answers import failure, failure_of
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.machine import steady_nanoseconds
-from shoal_agent.transport.activations import ActivationStore, frame_bytes
+from shoal_agent.transport.activations import ActivationStore
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered
+from shoal_protocol.frame_sizes import frame_bytes
 from shoal_protocol.tensors import (
     MODEL,
     ActivationKey,
@@ -107,10 +108,9 @@ class Outputs:
         ways = [*remote]
         if message.results and not frame:
             ways.append(pb.Route(consumer=MODEL, tensors=message.results))
-        on_disk = bool(kept) and not self._store.in_memory(made(message.task))
+        settle = self._store.settling(made(message.task)) if kept else None
         work = [
-            self._deliver(_outbound(message, way, outputs, on_disk=on_disk), way.address)
-            for way in ways
+            self._deliver(_outbound(message, way, outputs, settle), way.address) for way in ways
         ]
         result.outputs.clear()
         answers = await _all_delivered(work)
@@ -145,10 +145,10 @@ class Outputs:
 
     async def _send_kept(self, message: pb.Forward, held: Mapping[str, Array]) -> pb.Reply:
         began, route = steady_nanoseconds(), message.route
-        on_disk = not self._store.in_memory(made(message.task))
-        outbound = _outbound(message, route, held, on_disk=on_disk)
+        settle = self._store.settling(made(message.task))
+        outbound = _outbound(message, route, held, settle)
         size = sum(map(memory_bytes, outbound.tensors.values()))
-        needed = frame_bytes(size) + (size if on_disk else 0)
+        needed = frame_bytes(size) + (0 if settle is None else size)
         sent_bytes = 0
         try:
             if route.device != self._device:
@@ -189,8 +189,7 @@ def _outbound(
     message: pb.Execute | pb.Forward,
     way: pb.Route,
     outputs: Mapping[str, Array],
-    *,
-    on_disk: bool,
+    settle: Callable[[], None] | None,
 ) -> OutboundActivation:
     return OutboundActivation(
         key=_edge(message.task, way.consumer),
@@ -198,7 +197,7 @@ def _outbound(
         tensors={name: outputs[name] for name in way.tensors},
         lossy=message.lossy,
         ticket=way.ticket,
-        on_disk=on_disk,
+        settle=settle,
     )
 
 

@@ -221,6 +221,8 @@ class Tasks:
             await self._computed(start, kept, in_the_way=not room)
             if not self._queue.holds(task):
                 self._store.drop([task])  # a newer epoch came meanwhile
+            if not room:
+                await self._fragments.make_way(result.outputs)
             reply = await self._outputs.hand_on(message, result)
             reply.instruction = message.instruction
             if reply.WhichOneof("outcome") == "executed":

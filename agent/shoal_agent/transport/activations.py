@@ -23,9 +23,10 @@ import mmap
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final, Protocol
@@ -35,7 +36,8 @@ from numpy.typing import NDArray
 
 from shoal_agent.execution.queue import Key
 from shoal_agent.memory.residency import NoRoom
-from shoal_protocol.frames import MAXIMUM_PAYLOAD_BYTES, TransferError
+from shoal_protocol.frame_sizes import received_frame_bytes
+from shoal_protocol.frames import TransferError
 from shoal_protocol.tensors import Array, memory_bytes
 from shoal_protocol.threads import in_thread
 from shoal_protocol.units import format_bytes
@@ -43,21 +45,8 @@ from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 _ALIGNMENT: Final = 64
 _TEXT_BYTES: Final = 1 << 20
-_AHEAD_BYTES: Final = 4 << 20
-"""Measured: inputs of 4 and 13 MiB took 3.9 to 5.6 MiB more while they were received."""
 _NUMBERS: Final = count(1)
 """Names of files: no two stores of a process have the same, since one outlives the next's start."""
-
-
-def frame_bytes(size: int) -> int:
-    """What the frames that carry an activation take on their way: the one that is made or taken
-    apart, and its copy in gRPC."""
-    return 2 * min(size, MAXIMUM_PAYLOAD_BYTES)
-
-
-def received_frame_bytes(size: int) -> int:
-    """The same for one that is received: gRPC takes more frames meanwhile, of the next one too."""
-    return frame_bytes(size) + (_AHEAD_BYTES if size > MAXIMUM_PAYLOAD_BYTES else 0)
 
 
 class Space(Protocol):
@@ -246,6 +235,14 @@ class ActivationStore:
         """Whether the tensors under a key are in memory that was granted."""
         stored = self._stored.get(key)
         return stored is not None and stored.file is None
+
+    def settling(self, key: Key) -> Callable[[], None] | None:
+        """What lets go of the pages of tensors that are on disk, while they are lent; None: they
+        are in memory."""
+        stored = self._stored.get(key)
+        if stored is None or stored.file is None:
+            return None
+        return partial(_release_pages, stored.mapping)
 
     def cover(self, key: Key) -> None:
         """A task uses these tensors: its fragment's own share of the budget has them now."""

@@ -77,10 +77,12 @@ def print_summary(console: Console, report: RunReport, *, logs_stay: bool = True
     if begun:
         console.print(titled("Jobs", job_table(report.jobs)))
         console.print()
+    for note in report.notes:
+        console.print(Text(f"! {note}"), soft_wrap=True)
     failures = [line for job in report.jobs for line in _failure_lines(job)]
     for line in failures:
         console.print(line, highlight=False)
-    if failures and begun:
+    if (report.notes or failures) and begun:
         console.print()
     if begun and report.devices:
         console.print(titled("Devices", device_table(report.devices)))

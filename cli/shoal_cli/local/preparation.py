@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from shoal_compiler.profile import Source
 
 _MODULE: Final = "shoal_cli.local.preparation"
-_VERSION: Final = 2
-"""Of `source.json`: what was cut before has no blocks."""
+_VERSION: Final = 3
+"""Of `source.json`: what was cut before may have estimates that were too low."""
 
 _NAMED_FILES: Final = 5
 

@@ -68,8 +68,8 @@ class OutboundActivation:
     """What is to be sent: tensors on one edge, and the device they are for (empty: a result).
 
     `lossy` permits float16; `bfloat16` names the uint16 arrays that are that; `ticket` shows the
-    receiver that the coordinator has asked for this transfer; `on_disk`: reading the tensors may
-    wait for a disk.
+    receiver that the coordinator has asked for this transfer. `settle` is there where reading the
+    tensors may wait for a disk: it lets go of the pages that were read for a frame.
     """
 
     key: ActivationKey
@@ -78,7 +78,7 @@ class OutboundActivation:
     lossy: bool = False
     bfloat16: frozenset[str] = frozenset()
     ticket: bytes = b""
-    on_disk: bool = False
+    settle: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)
@@ -202,13 +202,17 @@ class BulkLink:
             encoded.header.transfer = number
             return encoded.frames()
 
+        def frames_from_disk(number: int) -> AsyncIterator[Frame]:
+            assert outbound.settle is not None, "it is on disk"
+            return _read_in_thread(frames(number), outbound.settle)
+
         started, delay = perf_counter(), 0.02
         while True:
             begun = perf_counter()
-            if outbound.on_disk:
-                outgoing = await self.enqueue(lambda number: _read_in_thread(frames(number)))
-            else:
+            if outbound.settle is None:
                 outgoing = await self.enqueue(frames, size=encoded.encoded_bytes)
+            else:
+                outgoing = await self.enqueue(frames_from_disk)
             answer = await outgoing.answered
             if answer.outcome == Acknowledgement.ACCEPTED:
                 self._codec.observe_transfer(encoded.encoded_bytes, perf_counter() - begun)
@@ -262,7 +266,7 @@ class BulkLink:
         size = sum(tensor.nbytes for tensor in outbound.tensors.values())
         text = any(tensor.dtype.kind in "OU" for tensor in outbound.tensors.values())
         quick = (fast and not text) or size < _ENCODE_IN_THREAD_FROM_BYTES
-        encoded = encode() if quick and not outbound.on_disk else await in_thread(encode)
+        encoded = encode() if quick and outbound.settle is None else await in_thread(encode)
         encoded.header.activation.ticket = outbound.ticket
         return encoded
 
@@ -425,8 +429,11 @@ async def _each(frames: Iterable[Frame]) -> AsyncIterator[Frame]:
         yield frame
 
 
-async def _read_in_thread(frames: Iterable[Frame]) -> AsyncIterator[Frame]:
+async def _read_in_thread(
+    frames: Iterable[Frame], settle: Callable[[], None]
+) -> AsyncIterator[Frame]:
     """Frames whose payloads are read from a disk."""
     remaining = map(Frame.copy, frames)
     while (frame := await in_thread(next, remaining, None)) is not None:
+        settle()
         yield frame

@@ -26,9 +26,9 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from shoal_protocol.bulk.transport import Received, TransportBroken
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.frames import (
     MAXIMUM_HEADER_BYTES,
-    MAXIMUM_PAYLOAD_BYTES,
     Buffer,
     Frame,
     MalformedFrame,
@@ -262,8 +262,7 @@ class _Calls:
         if self._closed:
             raise TransportBroken("closed")
         made: asyncio.Future[int] = self._loop.create_future()
-        self._made = made
-        self._call = call
+        self._made, self._call = made, call
         if not self._registered:
             self._registered = True
             self._add(self._number, self._ready)

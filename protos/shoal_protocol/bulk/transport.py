@@ -15,13 +15,8 @@ from typing import Final, NamedTuple, Protocol
 import grpc
 
 from shoal_protocol.assembly import copy_into
-from shoal_protocol.frames import (
-    MAXIMUM_PAYLOAD_BYTES,
-    Frame,
-    frames_in,
-    join_frames,
-    split_frame,
-)
+from shoal_protocol.frame_sizes import MAXIMUM_PAYLOAD_BYTES
+from shoal_protocol.frames import Frame, frames_in, join_frames, split_frame
 from shoal_protocol.services import FrameStream
 from shoal_protocol.v1.tensors_pb2 import FrameHeader
 

@@ -93,6 +93,13 @@ def test_a_device_over_its_budget_is_named_with_budget_peak_and_share() -> None:
     assert "inside its budget" not in text
 
 
+def test_what_did_not_go_as_planned_is_said_again_at_the_end() -> None:
+    notes = ("ocr: a.npz is larger than the plan covers", "ocr: now it is cut for 18 MiB")
+    lines = shown(replace(REPORT, notes=notes), 200).splitlines()
+    assert [line for line in lines if line.startswith("! ")] == [f"! {each}" for each in notes]
+    assert "! " not in shown(REPORT, 200)
+
+
 def test_a_device_says_which_fragments_ran_there_in_blocks() -> None:
     held = [FragmentHeld(partition="rec", index=n, digest="sha256:" + "1" * 64) for n in range(4)]
     held[1:3] = [replace(each, granted_bytes=8 << 20) for each in held[1:3]]

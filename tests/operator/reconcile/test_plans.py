@@ -38,7 +38,7 @@ def best(of: Site) -> Plan:
 
 
 def test_a_status_names_the_fragments_that_run_in_blocks_with_their_grants() -> None:
-    of = site(large=20, small=10)
+    of = site(large=21, small=10)
     (stage,) = status_of(best(of), of.document).stages
     assert (stage.devices, stage.resident_bytes) == (("large", "small"), 20 * MIB)
     small = Grant(fragment=0, device="small", granted_bytes=10 * MIB * 15 // 16)  # rest: free
@@ -46,17 +46,17 @@ def test_a_status_names_the_fragments_that_run_in_blocks_with_their_grants() -> 
 
 
 def test_a_status_says_of_each_fragment_what_it_needs_at_least_and_gets() -> None:
-    of = site(large=20, small=10)
+    of = site(large=21, small=10)
     (memory,) = status_of(best(of), of.document).fragments
     assert (memory.fragment, memory.resident_bytes, memory.least_bytes) == (0, 20 * MIB, 6 * MIB)
     assert memory.granted_bytes == 10 * MIB * 15 // 16, "what the smaller device grants"
-    whole = site(large=20)
+    whole = site(large=21)
     (memory,) = status_of(best(whole), whole.document).fragments
     assert memory.granted_bytes == memory.resident_bytes
 
 
 def test_a_device_that_keeps_its_fragments_keeps_its_grants() -> None:
-    of = site(a=10, b=10, c=20)
+    of = site(a=10, b=10, c=21)
     first = best(of)
     before = status_of(first, of.document).stages
     moved = tuple(replace(each, devices=tuple(reversed(each.devices))) for each in before)

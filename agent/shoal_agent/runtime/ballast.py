@@ -1,0 +1,54 @@
+"""A limit for ONNX Runtime's arena below the one that it was made with, for as long as a run lasts.
+
+The arena's own limit is fixed when the process starts, and allows all of the budget, whatever else
+is in memory. So what a run must not take is taken before it: values that nobody reads. Their pages
+are given back at once, only the arena reckons with them. A node that asks for more than what is
+left fails before it has touched it, which no watching from outside can see to.
+"""
+
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+import onnxruntime
+
+from shoal_agent.runtime.mapped_pages import PageRange, drop
+
+_NUMBER_BYTES: Final = 4
+_PIECE_BYTES: Final = 1 << 20
+_MOST_PIECES: Final = 32
+"""Each is in memory for a moment."""
+
+
+class Ballast:
+    """Of the arena that a session of `rehearsal_model.tiny_model` uses."""
+
+    def __init__(self, session: onnxruntime.InferenceSession) -> None:
+        self._session = session
+
+    @contextmanager
+    def hold(self, size_bytes: int) -> Iterator[None]:
+        """Leave the arena so much less, or up to a piece less than that."""
+        piece = max(_PIECE_BYTES, size_bytes // _MOST_PIECES)
+        held = []
+        try:
+            for _ in range(-(-size_bytes // piece)):
+                held.append(self._make(piece))
+                drop([_whole_pages(held[-1].data_ptr(), piece)])
+        except Exception:  # noqa: S110 - the runtime's have no common base; it is full then
+            pass
+        try:
+            yield
+        finally:
+            held.clear()
+
+    def _make(self, size_bytes: int) -> onnxruntime.OrtValue:
+        count = onnxruntime.OrtValue.ortvalue_from_numpy(np.array([size_bytes // _NUMBER_BYTES]))
+        return self._session.run_with_ort_values(["y"], {"count": count})[0]
+
+
+def _whole_pages(start: int, size: int) -> PageRange:
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    return PageRange(first, (start + size) // mmap.PAGESIZE * mmap.PAGESIZE)

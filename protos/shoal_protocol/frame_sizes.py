@@ -1,0 +1,18 @@
+"""What carries a tensor takes in memory besides the tensor: agents count it, plans leave room."""
+
+from typing import Final
+
+MAXIMUM_PAYLOAD_BYTES: Final = 1 << 20
+AHEAD_BYTES: Final = 4 << 20
+"""Measured: inputs of 4 and 13 MiB took 3.9 to 5.6 MiB more while they were received."""
+
+
+def frame_bytes(size: int) -> int:
+    """What the frames that carry an activation take on their way: the one that is made or taken
+    apart, and its copy in gRPC."""
+    return 2 * min(size, MAXIMUM_PAYLOAD_BYTES)
+
+
+def received_frame_bytes(size: int) -> int:
+    """The same for one that is received: gRPC takes more frames meanwhile, of the next one too."""
+    return frame_bytes(size) + (AHEAD_BYTES if size > MAXIMUM_PAYLOAD_BYTES else 0)

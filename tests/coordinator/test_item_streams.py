@@ -63,7 +63,7 @@ def row(number: int, size: int = 8) -> np.ndarray:
     return np.random.default_rng(number).normal(size=(1, size)).astype(np.float32)
 
 
-async def ended(world: World, name: str) -> None:
+async def check_ended(world: World, name: str) -> None:
     """Wait until nothing is left of a call, and the dispatcher is sound."""
     driver = world.coordinator.driver
     async with asyncio.timeout(SECONDS):
@@ -81,7 +81,7 @@ async def test_each_item_is_answered_once_with_its_own_results(world: World, siz
             await client.send(number, {"x": row(number, size)})
         answers = [await client.answer() for _ in numbers]
         assert await client.end() is grpc.StatusCode.OK
-        await ended(world, name)
+        await check_ended(world, name)
     assert sorted(number for number, _ in answers if number is not None) == sorted(numbers)
     for key, made in answers:
         assert key is not None
@@ -144,7 +144,7 @@ async def test_nothing_is_left_of_a_client_that_goes_away(world: World) -> None:
         name = await client.open()
         await client.send(0, {"x": row(0)})
         client.cancel()
-        await ended(world, name)
+        await check_ended(world, name)
 
 
 async def test_a_client_is_read_no_further_than_the_bound(world: World) -> None:

@@ -33,6 +33,7 @@ from shoal_coordinator.storage.scrubber import Scrubber
 from shoal_coordinator.storage.volume import Volume
 from shoal_protocol.bulk.local import listen
 from shoal_protocol.channels import AddressRefused, Credentials, is_secured, peer_name
+from shoal_protocol.digests import Digest
 from shoal_protocol.exposition import ExpositionServer
 from shoal_protocol.files import file_frames
 from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
@@ -166,9 +167,8 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     volume = Volume(settings.store)
     scrubber = Scrubber(volume)
     driver.on_corrupt = scrubber.report
-    jobs = Jobs(driver, store, ledger, volume)
-    streams = ItemStreams(driver)
-    volume.in_use = lambda: jobs.fragments_in_use() | streams.fragments_in_use()
+    jobs, streams = Jobs(driver, store, ledger, volume), ItemStreams(driver)
+    volume.in_use = partial(_fragments_in_use, jobs, streams)
     roles = Roles(clients=settings.clients)
     listener = _listener(
         _SessionService(sessions, store, scrubber, roles, settings.stall_seconds),
@@ -203,6 +203,10 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         jobs.resume()
         logger.info("listening on %s", settings.listen)
         yield Coordinator(driver, jobs, sessions, port, url)
+
+
+def _fragments_in_use(jobs: Jobs, streams: ItemStreams) -> frozenset[Digest]:
+    return jobs.fragments_in_use() | streams.fragments_in_use()
 
 
 def _listener(

@@ -2,19 +2,22 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import cast
 
 import grpc
 import numpy as np
 import pytest
 
-from coordinator.scripted import connected, whole_model
+from coordinator.scripted import connected, put_model, submission, whole_model
 from coordinator.world import World, refusal
 from shoal_coordinator.dispatch.invariants import violations
-from shoal_coordinator.server import item_streams
+from shoal_coordinator.server import CoordinatorSettings, item_streams, serving
 from shoal_protocol.assembly import ActivationAssembler
+from shoal_protocol.channels import open_channel
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.v1 import coordinator_pb2 as pb
+from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
 
 SECONDS = 20.0
 
@@ -195,3 +198,34 @@ async def test_bytes_that_are_no_frame_end_the_call(world: World) -> None:
     code, reason = await refusal(call.read())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "frame" in reason
+
+
+async def test_one_client_too_many_is_refused_until_another_leaves(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(item_streams, "MAXIMUM_STREAMS", 1)
+    first = Client(world)
+    name = await first.open()
+    call = world.stub.Infer(timeout=60)
+    await call.write(pb.InferRequest(start=world.request(name="calls")))
+    code, reason = await refusal(call.read())
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "close one of them" in reason
+    first.cancel()
+    await check_ended(world, name)
+    assert (await Client(world).open()).startswith("calls.")
+
+
+async def test_a_coordinator_that_stops_ends_its_calls_at_once(tmp_path: Path) -> None:
+    document, target = put_model(tmp_path / "store"), f"unix:{tmp_path}/s"
+    settings = CoordinatorSettings(
+        listen=target, store=tmp_path / "store", state=tmp_path / "state"
+    )
+    async with open_channel(target) as channel:
+        async with serving(settings):
+            call = CoordinatorStub(channel).Infer(timeout=60)
+            start = submission(document, tmp_path, tmp_path, name="calls")
+            await call.write(pb.InferRequest(start=start))
+            await call.read()
+        code, reason = await refusal(call.read())
+    assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "the coordinator stops")

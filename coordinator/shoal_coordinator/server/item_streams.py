@@ -146,6 +146,7 @@ class _ItemStream:
         assembler = ActivationAssembler(Limits(decoded_bytes=ITEM_BYTES), self._admit)
         number = 0
         async for request in requests:
+            await self._room(UNANSWERED_ITEMS - 1, UNANSWERED_BYTES)
             try:
                 header, payload = split_frame(request.frame)
             except MalformedFrame as error:
@@ -163,7 +164,6 @@ class _ItemStream:
                 self._unanswered += 1
                 self._unanswered_bytes += received.decoded_bytes
                 self.run.add(number, received)
-            await self._room(UNANSWERED_ITEMS - 1, UNANSWERED_BYTES)
         await self._room(0, 0)
 
     def _admit(self, activation: Activation, _: int) -> None:

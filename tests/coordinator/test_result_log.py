@@ -91,7 +91,8 @@ class Disk:
 
     def _sync_all(self) -> None:
         for path in (self._folder, *self._folder.rglob("*")):
-            self._sync(path)
+            with contextlib.suppress(FileNotFoundError):  # removed by another thread meanwhile
+                self._sync(path)
 
     def _sync(self, path: Path) -> None:
         if path.is_dir():

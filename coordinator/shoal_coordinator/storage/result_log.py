@@ -1,11 +1,11 @@
 """Small result files: durable in a log first, made in groups.
 
-To sync a file of a few KiB costs more than to write it. So small files are appended to a log,
-whole, and one sync makes all that have come durable. A *group* is what one log holds. Its files are
-written under temporary names, the file system is synced once, and the files get their names;
-meanwhile the next group takes what comes. The log is removed when the journal notes its files. So a
-name in the outputs never refers to half a file, also after a loss of power, and what was logged is
-made by whoever opens the outputs next.
+To sync a file of a few KiB costs more than to write it. So small files are written under temporary
+names, and appended to a log as well, whole; one sync of the log makes all that have come durable. A
+*group* is what one log holds. The file system is synced once for a group, and its files get their
+names; meanwhile the next group takes what comes. The log is removed when the journal notes its
+files. So a name in the outputs never refers to half a file, also after a loss of power, and what
+was logged is made by whoever opens the outputs next.
 
     7.log    per file: its number (4 bytes), length of the content (4), CRC-32 of the content (4),
              CRC-32 of these (4), content
@@ -71,9 +71,11 @@ class ResultLog:
                     for number, content in contents.items()
                     if number in self._names and number not in made
                 }
-                for error in self._make(wanted).values():
+                lengths = _lengths(wanted)
+                failed = _write_files(wanted, self._folder) or self._name_files(lengths)
+                for error in failed.values():
                     raise error
-                sizes |= {number: len(content) for number, content in wanted.items()}
+                sizes |= lengths
         return sizes
 
     def forget_recovered(self) -> None:
@@ -81,23 +83,32 @@ class ResultLog:
             Group(self._folder, sequence).remove()
         self._found = []
 
-    def store(self, contents: Contents) -> None:
-        """Add files; they are durable on return. Raises `OSError`: none of them is there."""
+    def store(self, contents: Contents) -> dict[int, OSError]:
+        """Add files; they are durable on return. Of those that cannot be written: why. Raises
+        `OSError`: none of them is there."""
         if self._group.is_full:
             self.settle()
             self.publish()
-        self._group.append(contents)
-        self.numbers |= contents.keys()
+        failed = _write_files(contents, self._folder)
+        written = {n: content for n, content in contents.items() if n not in failed}
+        if written:
+            try:
+                self._group.append(written)
+            except OSError:
+                self._remove_files(written)
+                raise
+        self.numbers |= written.keys()
+        return failed
 
     def publish(self) -> None:
         """Begin to make the files, unless others are being made."""
         if self._made is not None and not self._made.done():
             return
         self.settle()
-        if self._making is None and self._group.contents:
+        if self._making is None and self._group.sizes:
             self._making, self._group = self._group, Group(self._folder, self._group.sequence + 1)
         if self._making is not None:
-            self._made = self._maker.submit(self._make, self._making.contents)
+            self._made = self._maker.submit(self._name_files, self._making.sizes)
 
     def settle(self) -> None:
         """Wait for the files that are being made, and note them."""
@@ -109,21 +120,21 @@ class ResultLog:
             failed = made.result()
             for error in filter(is_transient, failed.values()):
                 raise error
-            sizes = {n: len(content) for n, content in group.contents.items() if n not in failed}
+            sizes = {n: size for n, size in group.sizes.items() if n not in failed}
             self._note(sizes)
             self.numbers -= sizes.keys()
             if not failed:
                 group.remove()
         except OSError as error:
             if is_transient(error):
-                raise  # the group is made again
-            failed = dict.fromkeys(group.contents, error)
+                raise  # the group is tried again
+            failed = dict.fromkeys(group.sizes, error)
         self._making = None
         self.problem = self.problem or next(iter(failed.values()), None)
 
     def publish_all(self) -> None:
         """Make all files. `problem` reports what went wrong."""
-        while self._making is not None or self._group.contents:
+        while self._making is not None or self._group.sizes:
             self.publish()
             self.settle()
 
@@ -133,8 +144,27 @@ class ResultLog:
             self.publish_all()
         self._maker.shutdown()
 
-    def _make(self, contents: Contents) -> dict[int, OSError]:
-        return make_files(contents, self._names, beside=self._folder, outputs=self._outputs)
+    def _remove_files(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            with contextlib.suppress(OSError):
+                self._folder.remove(_temporary(number))
+
+    def _name_files(self, sizes: Mapping[int, int]) -> dict[int, OSError]:
+        """Give files their names, durably; of those that cannot be named: why. Raises `OSError` if
+        nothing is known of any of them."""
+        failed: dict[int, OSError] = {}
+        self._folder.sync_file_system()
+        for number, size in sizes.items():
+            name = self._names[number]
+            try:
+                self._folder.move(_temporary(number), self._outputs, name)
+            except FileNotFoundError as error:
+                if self._outputs.size(name) != size:  # otherwise an earlier try has named it
+                    failed[number] = error
+            except OSError as error:
+                failed[number] = error
+        self._outputs.sync()
+        return failed
 
 
 class Group:
@@ -145,11 +175,11 @@ class Group:
         self.name = f"{sequence}{_SUFFIX}"
         self._end = 0
         self.sequence = sequence
-        self.contents: dict[int, bytes] = {}
+        self.sizes: dict[int, int] = {}
 
     @property
     def is_full(self) -> bool:
-        return self._end >= _GROUP_BYTES or len(self.contents) >= _GROUP_FILES
+        return self._end >= _GROUP_BYTES or len(self.sizes) >= _GROUP_FILES
 
     def append(self, contents: Contents) -> None:
         """Add files; they are on the disk on return. On `OSError` none of them is there."""
@@ -169,7 +199,7 @@ class Group:
         finally:
             os.close(descriptor)
         self._end += len(data)
-        self.contents |= contents
+        self.sizes |= _lengths(contents)
 
     def remove(self) -> None:
         self._folder.remove(self.name)
@@ -184,58 +214,47 @@ def log_sequences(folder: Folder) -> list[int]:
 def read_log(folder: Folder, sequence: int) -> Iterator[dict[int, bytes]]:
     """The files of a log, as many at once as a group has. A damaged file is passed over; what
     follows a damaged head cannot be parsed, and is passed over as well. Raises `OSError`."""
-    group = Group(folder, sequence)
+    contents: dict[int, bytes] = {}
     size = 0
-    with os.fdopen(folder.open(group.name, os.O_RDONLY), "rb") as file:
+    with os.fdopen(folder.open(Group(folder, sequence).name, os.O_RDONLY), "rb") as file:
         while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:
             number, length, checksum = _HEAD.unpack_from(head)
             if head[_HEAD.size :] != _checksum(head[: _HEAD.size]) or length > LARGEST_BYTES:
                 break
             content = file.read(length)
             if len(content) == length and zlib.crc32(content) == checksum:
-                group.contents[number] = content
+                contents[number] = content
                 size += length
-            if size >= _GROUP_BYTES or group.is_full:
-                yield group.contents
-                group.contents, size = {}, 0
-    if group.contents:
-        yield group.contents
+            if size >= _GROUP_BYTES or len(contents) >= _GROUP_FILES:
+                yield contents
+                contents, size = {}, 0
+    if contents:
+        yield contents
 
 
-def make_files(
-    contents: Contents, names: Mapping[int, str], *, beside: Folder, outputs: Folder
-) -> dict[int, OSError]:
-    """Make files in `outputs`, durably; of those that cannot be made: why. They are written
-    `beside` first. Raises `OSError` if nothing is known of any of them."""
+def _write_files(contents: Contents, folder: Folder) -> dict[int, OSError]:
+    """Write files under their temporary names; of those that cannot be written: why."""
     failed: dict[int, OSError] = {}
     for number, content in contents.items():
-        with _noting(failed, number):
-            descriptor = beside.create(_temporary(number))
+        try:
+            descriptor = folder.create(_temporary(number))
             try:
                 write_at(descriptor, content, 0)
             finally:
                 os.close(descriptor)
-    beside.sync_file_system()
-    for number in contents:
-        if number not in failed:
-            with _noting(failed, number):
-                beside.move(_temporary(number), outputs, names[number])
-    outputs.sync()
-    for number in failed:
-        beside.remove(_temporary(number))
+        except OSError as error:
+            failed[number] = error
+            with contextlib.suppress(OSError):
+                folder.remove(_temporary(number))
     return failed
+
+
+def _lengths(contents: Contents) -> dict[int, int]:
+    return {number: len(content) for number, content in contents.items()}
 
 
 def _temporary(number: int) -> str:
     return f"{number}.part.tmp"
-
-
-@contextlib.contextmanager
-def _noting(failed: dict[int, OSError], number: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        failed[number] = error
 
 
 def _encoded(number: int, content: bytes) -> Iterable[bytes]:

@@ -272,12 +272,12 @@ class ResultStore:
         if not small:
             return {}
         try:
-            self._log.store(small)
+            failed = self._log.store(small)
         except OSError as e:
             return dict.fromkeys(small, self._reason(e))
-        for number in small:
+        for number in small.keys() - failed.keys():
             self._drop(number)
-        return {}
+        return {number: self._reason(error) for number, error in failed.items()}
 
     def _try_make(self, number: int) -> int | OSError:
         """In a thread of its own: what takes the time is to wait for the disk."""

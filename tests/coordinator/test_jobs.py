@@ -193,6 +193,34 @@ async def test_a_cancelled_job_leaves_no_half_result_and_can_go_on(world: World)
     world.check_results(rows)
 
 
+async def test_a_small_result_has_its_file_while_the_next_item_still_runs(world: World) -> None:
+    world.inputs(1, 1)
+    gate = asyncio.Semaphore(0)
+    async with connected(world.device("a", gate=gate)):
+        await world.submit(parallelism=1)
+        for _ in range(4):  # of 6 tasks
+            gate.release()
+        await world.until(lambda status: status.succeeded == 1)
+        async with asyncio.timeout(20):
+            while not (world.folder / "out" / "000.npz").exists():
+                await asyncio.sleep(0.05)
+        status = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=10)
+    assert (status.state, status.succeeded) == (api.JobStatus.CANCELLED, 1)
+
+
+async def test_a_cancelled_job_has_a_file_of_each_result_that_was_stored(world: World) -> None:
+    world.inputs(*[1] * 5)
+    gate = asyncio.Semaphore(0)
+    async with connected(world.device("a", gate=gate)):
+        await world.submit(parallelism=1)
+        for _ in range(10):  # of 15 tasks
+            gate.release()
+        await world.until(lambda status: status.succeeded == 3)
+        status = await world.stub.CancelJob(api.CancelJobRequest(name="job"), timeout=10)
+        assert status.succeeded == 3
+    assert len(list((world.folder / "out").glob("*.npz"))) == 3
+
+
 async def test_a_deadline_ends_a_job(world: World) -> None:
     world.inputs(2)
     async with connected(world.device("a", gate=asyncio.Semaphore(0))):

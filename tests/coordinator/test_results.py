@@ -111,7 +111,7 @@ def test_results_of_several_stages_meet_and_newer_ones_replace_older(
     }
     results.add(0, {"label": np.array(["old"], dtype=object)})
     results.add(0, {"label": np.array(["new"], dtype=object)})
-    assert results.finish([0]) == {}
+    assert (results.finish([0]), results.complete()) == ({}, None)
     with np.load(tmp_path / "out" / "a.npz") as a:
         assert a["label"].tolist() == ["new"]
 
@@ -142,7 +142,7 @@ def test_any_array_comes_back_as_it_was(store: Open, tmp_path: Path, array: np.n
     results = store(names=("y",))
     for item in range(4):
         results.add(item, {"y": array})
-    assert results.finish(range(4)) == {}
+    assert (results.finish(range(4)), results.complete()) == ({}, None)
     with np.load(tmp_path / "out" / "a.npz") as a, np.load(tmp_path / "out" / "b.npz") as b:
         np.testing.assert_array_equal(a["y"], array)
         np.testing.assert_array_equal(b["y"], np.stack([array] * 3))

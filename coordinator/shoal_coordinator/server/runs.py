@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic_ns, sleep
+from time import monotonic, monotonic_ns, sleep
 from typing import Final, ParamSpec, TypeVar
 
 from shoal_coordinator.dispatch import events as ev
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 BATCH: Final = 256
 """Items whose results become durable together."""
+PUBLISH_SECONDS: Final = 1.0
+"""How long a small result file waits for others, so that they are made together."""
 SMALL_BYTES: Final = 64 << 10
 RETRY_SECONDS: Final = 0.5
 """After which disk work is tried again that found no free descriptor, or no memory."""
@@ -71,6 +73,7 @@ class JobRun(Run):
         self._held_bytes = 0
         self._finishing: list[int] = []
         self._failing: list[FailedItem] = []
+        self._published_at = monotonic()
         self._work = asyncio.Event()
         self._closing = self._stopping = False
         self._writing: asyncio.Task[None] | None = None
@@ -169,9 +172,15 @@ class JobRun(Run):
             if failing:
                 self._persistently(self._results.fail, failing)
             problems = self._persistently(self._results.finish, items)
+            if monotonic() >= self._published_at + PUBLISH_SECONDS:
+                self._publish()
         if len(problems) < len(items):
             self._crashes.progress()
         return problems
+
+    def _publish(self) -> None:
+        self._published_at = monotonic()
+        self._persistently(self._results.publish)
 
     def _complete(self) -> str | None:
         with self._crashes.processing():
@@ -193,13 +202,25 @@ class JobRun(Run):
     async def _write_results(self, feed: Feed) -> None:
         try:
             while not self._closing or self._finishing or self._failing:
-                await self._work.wait()
+                await self._wait_for_work()
                 self._work.clear()
                 while self._finishing or self._failing:
                     await self._write_batch(feed)
         except OSError as error:
             if not self._stopping or not is_transient(error):
                 raise  # otherwise the items run again with the next run
+
+    async def _wait_for_work(self) -> None:
+        try:
+            async with asyncio.timeout(PUBLISH_SECONDS if self._results.unpublished else None):
+                await self._work.wait()
+        except TimeoutError:
+            await self._in_writer(self._publish)
+            self._require_writable()
+
+    def _require_writable(self) -> None:
+        if self._results.unwritable:
+            raise OutputsUnwritable(self._results.unwritable)
 
     async def _write_batch(self, feed: Feed) -> None:
         items, self._finishing = self._finishing[:BATCH], self._finishing[BATCH:]
@@ -218,8 +239,7 @@ class JobRun(Run):
                     continue  # the item is sound: it runs again with the next run
                 failure = ev.Failure(kind=ev.FailureKind.OUTPUT, message=problems[item])
             feed(ev.ItemStored(at=at, job=self.name, item=item, failure=failure))
-        if unwritable:
-            raise OutputsUnwritable(unwritable)
+        self._require_writable()
 
     async def _add_untouched(self, items: list[int]) -> dict[int, str]:
         """An output of the model may be one of its inputs; no device sends those."""

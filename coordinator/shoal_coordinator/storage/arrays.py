@@ -1,10 +1,11 @@
 """NumPy's `.npy` and `.npz` files, read and written piece by piece.
 
 Files are untrusted: nothing is unpickled, every size in a header is checked against the file
-and a limit before anything is allocated, and data is read with `pread`, so that a file which
-shrinks meanwhile is an error and not a bus error. Only the bytes asked for are read. Members of a
-compressed `.npz` have no random access: they are inflated once into an unnamed file, and read from
-there. So are the rows of an array in Fortran order: it is copied in C order first.
+and a limit before anything is allocated, and no file is mapped, so that one which shrinks meanwhile
+is an error and not a bus error. A small file is read once, whole; of others only the bytes asked
+for are read. Members of a compressed `.npz` have no random access: they are inflated once into an
+unnamed file, and read from there. So are the rows of an array in Fortran order: it is copied in C
+order first.
 """
 
 import io
@@ -18,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, Literal, Self
 
@@ -28,8 +30,14 @@ from shoal_protocol.durable_files import is_transient
 from shoal_protocol.units import format_bytes
 
 Array = npt.NDArray[Any]
+_File = io.BytesIO | io.BufferedReader | io.BufferedRandom
 
+_SMALL_FILE_BYTES: Final = 64 * 1024
 _HEADER_BYTES: Final = 64 * 1024
+_KNOWN_HEADERS: Final = 32
+"""Of those parsed last: the files of a folder mostly have the same."""
+_LENGTH_BYTES: Final = {(1, 0): 2, (2, 0): 4}
+"""Of the number that says how long the header of an `.npy` file is, by its version."""
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 _MOST_INFLATION: Final = 1032
 """The most bytes that deflate makes of one."""
@@ -112,7 +120,18 @@ def _reading(problem: str) -> Iterator[None]:
         raise UnreadableArrays(f"{problem}: {str(e) or type(e).__name__}") from e
 
 
-def _archive_headers(file: BinaryIO, limits: Limits) -> dict[str, ArrayHeader]:
+def _open_file(path: Path) -> tuple[_File, int]:
+    """The file, or what a small one holds; its size."""
+    file = path.open("rb", buffering=0)
+    size = os.fstat(file.fileno()).st_size
+    if size > _SMALL_FILE_BYTES:
+        return io.BufferedReader(file), size
+    with file:
+        content = file.read(size)
+    return io.BytesIO(content), len(content)
+
+
+def _archive_headers(file: BinaryIO, size: int, limits: Limits) -> dict[str, ArrayHeader]:
     headers: dict[str, ArrayHeader] = {}
     with zipfile.ZipFile(file) as archive:
         infos = archive.infolist()
@@ -130,7 +149,7 @@ def _archive_headers(file: BinaryIO, limits: Limits) -> dict[str, ArrayHeader]:
                 raise UnreadableArrays(
                     f"compresses {name!r} in a way that is neither none nor deflate"
                 )
-            held = min(info.compress_size, os.fstat(file.fileno()).st_size)
+            held = min(info.compress_size, size)
             if info.file_size > held * _MOST_INFLATION:
                 raise UnreadableArrays(
                     f"is damaged at {name!r}: it claims {info.file_size} bytes, which {held} "
@@ -157,16 +176,16 @@ def _placed(header: ArrayHeader, info: zipfile.ZipInfo, file: BinaryIO) -> Array
 
 
 def _parse_header(name: str, file: Any, total_bytes: int, limits: Limits) -> ArrayHeader:
-    # Read ahead by hand: NumPy would allocate whatever length the header claims before refusing it.
-    buffer = io.BytesIO(file.read(_HEADER_BYTES))
     label = repr(name) if name else "the array"
-    version = np.lib.format.read_magic(buffer)
-    if version == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(buffer, _HEADER_BYTES)
-    elif version == (2, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(buffer, _HEADER_BYTES)
-    else:
+    # Read ahead by hand: NumPy would allocate whatever length the header claims before refusing it.
+    content = file.read(_HEADER_BYTES)
+    version = np.lib.format.read_magic(io.BytesIO(content))
+    if version not in _LENGTH_BYTES:
         raise UnreadableArrays(f"has {label} in format version {version}")
+    start = np.lib.format.MAGIC_LEN + _LENGTH_BYTES[version]
+    length = int.from_bytes(content[np.lib.format.MAGIC_LEN : start], "little")
+    text = content[: start + length]
+    shape, fortran, dtype = _described(text)
     if dtype.hasobject or dtype.fields is not None or dtype.subdtype is not None:
         raise UnreadableArrays(f"has {label} with elements of type {dtype}, which is not read")
     if dtype.itemsize == 0:
@@ -181,19 +200,29 @@ def _parse_header(name: str, file: Any, total_bytes: int, limits: Limits) -> Arr
         dtype=dtype,
         shape=shape,
         fortran=fortran and len(shape) > 1,
-        header=buffer.getvalue()[: buffer.tell()],
-        offset=buffer.tell(),
+        header=text,
+        offset=len(text),
     )
     if header.data_bytes > limits.array_bytes:
         raise UnreadableArrays(
             f"has {label} of {header.data_bytes} bytes; the limit is {limits.array_bytes}"
         )
-    if header.data_bytes > total_bytes - buffer.tell():
+    if header.data_bytes > total_bytes - len(text):
         raise UnreadableArrays(
             f"is cut short: {label} needs {header.data_bytes} bytes, "
-            f"{max(0, total_bytes - buffer.tell())} are there"
+            f"{max(0, total_bytes - len(text))} are there"
         )
     return header
+
+
+@lru_cache(_KNOWN_HEADERS)
+def _described(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether in Fortran order, and type, of the first bytes of an `.npy` file."""
+    buffer = io.BytesIO(header)
+    version = np.lib.format.read_magic(buffer)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(buffer, _HEADER_BYTES)
+    return np.lib.format.read_array_header_2_0(buffer, _HEADER_BYTES)
 
 
 class ArrayFile:
@@ -204,15 +233,15 @@ class ArrayFile:
         that have no random access, without a name; default: /tmp."""
         self._limits = limits
         self._spool = spool
-        self._copies: dict[tuple[str, bool], BinaryIO] = {}
+        self._copies: dict[tuple[str, bool], _File] = {}
         with ExitStack() as resources:
             with _reading(f"is no readable {path.suffix} file"):
-                self._file = resources.enter_context(path.open("rb"))
+                self._file, size = _open_file(path)
+                resources.enter_context(self._file)
                 if path.suffix == ".npy":
-                    size = os.fstat(self._file.fileno()).st_size
                     self.headers = {SOLE: _parse_header(SOLE, self._file, size, limits)}
                 else:
-                    self.headers = _archive_headers(self._file, limits)
+                    self.headers = _archive_headers(self._file, size, limits)
             self._resources = resources.pop_all()
 
     def __enter__(self) -> Self:
@@ -248,23 +277,19 @@ class ArrayFile:
         axes = range(len(header.shape) - 1, 0, -1)
         return data.reshape(last - first, *header.shape[:0:-1]).transpose(0, *axes)
 
-    def _read_bytes(self, header: ArrayHeader, file: BinaryIO, start: int, count: int) -> bytearray:
+    def _read_bytes(self, header: ArrayHeader, file: _File, start: int, count: int) -> bytearray:
         if count > self._limits.item_bytes:
             raise UnreadableArrays(
                 f"needs {count} bytes at once for {header.name or 'its array'}; "
                 f"the limit is {self._limits.item_bytes}"
             )
         data = bytearray(count)
-        view = memoryview(data)
-        done = 0
-        while done < count:
-            read = os.preadv(file.fileno(), [view[done:]], start + done)
-            if read == 0:
-                raise UnreadableArrays("is shorter than it was")
-            done += read
+        file.seek(start)
+        if file.readinto(data) < count:
+            raise UnreadableArrays("is shorter than it was")
         return data
 
-    def _source(self, header: ArrayHeader, *, by_rows: bool = False) -> tuple[BinaryIO, int]:
+    def _source(self, header: ArrayHeader, *, by_rows: bool = False) -> tuple[_File, int]:
         """A file with random access to an array, or to its rows, and where it begins there."""
         if by_rows and header.fortran:
             return self._copied(header, self._copy_rows, by_rows=True), 0
@@ -274,7 +299,7 @@ class ArrayFile:
 
     def _copied(
         self, header: ArrayHeader, copy: Callable[[ArrayHeader, BinaryIO], None], *, by_rows: bool
-    ) -> BinaryIO:
+    ) -> _File:
         key = header.name, by_rows
         if key not in self._copies:
             with ExitStack() as resources:

@@ -13,8 +13,8 @@ the newest to the oldest, so a stage that ran again replaces what it gave before
 item is one offset, so that a file of millions of rows takes little.
 
 The newest records are the part's *tail*: in memory, until it is long enough or the part is synced.
-So the rows of a batch cost one write, and a small file of one item is made without its part ever
-touching the disk.
+So the rows of a batch cost one write, and the part of a small file of one item never touches the
+disk: `result_log` stores such files.
 """
 
 import contextlib
@@ -99,7 +99,7 @@ class Part:
         self._committed = packed("q", [_ABSENT]) * file.items
         self._pending: dict[int, _Newest] = {}
         self._written = 0
-        self._is_named = False
+        self._has_file = self._is_named = False
         self._tail = bytearray()
         self._problems: dict[int, str | OSError] = {}
         self._remaining = file.items
@@ -194,6 +194,7 @@ class Part:
 
     def _write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
         """Add to the file, whose end is at `_written`; all or nothing."""
+        self._has_file = True
         descriptor = self.folder.open(self.name, os.O_WRONLY | os.O_CREAT)
         try:
             position = self._written
@@ -248,7 +249,8 @@ class Part:
             self._remaining -= 1
 
     def remove(self) -> None:
-        self.folder.remove(self.name)
+        if self._has_file:
+            self.folder.remove(self.name)
 
     # ---- after a restart -------------------------------------------------------------------------
 
@@ -262,7 +264,7 @@ class Part:
                 self._written = record.end
             os.ftruncate(file.fileno(), self._written)
         self._pending.clear()
-        self._is_named = True
+        self._has_file = self._is_named = True
 
     def _replay(self, record: _Record, start: int, *, sound: bool) -> None:
         """Take a record in as `add` and `commit` once did."""
@@ -345,8 +347,7 @@ class Part:
             if extent.dtype == dtype:
                 yield from data
             else:
-                text = np.frombuffer(b"".join(data), extent.dtype)
-                yield text.astype(dtype).tobytes()
+                yield np.frombuffer(b"".join(data), extent.dtype).astype(dtype).tobytes()
 
     def _data(self, file: BinaryIO, extent: _Extent) -> Iterator[bytes]:
         """The bytes of an array in pieces; their checksum is known to be right at the end only."""
@@ -372,17 +373,20 @@ class Part:
         return OSError(f"{self.folder.path / self.name} is damaged at {at}; run the job again")
 
 
+def archive_of(part: Part) -> bytes:
+    """The content of the result file of a part whose rows have ended. Raises `OSError`."""
+    archive = io.BytesIO()
+    with part.reading() as source:
+        write_archive(archive, _streams(part, source))
+    return archive.getvalue()
+
+
 def make_file(part: Part, outputs: Folder) -> int:
-    """Make the result file of a part whose rows have ended; its size. Raises `OSError`."""
+    """Make the result file of a part whose rows have ended, durably; its size. Raises `OSError`."""
     temporary = f"{part.name}.tmp"
     try:
         with part.reading() as source, os.fdopen(part.folder.create(temporary), "wb") as file:
-            if part.in_memory:  # at once: an archive's writer goes to and fro
-                archive = io.BytesIO()
-                write_archive(archive, _streams(part, source))
-                file.write(archive.getbuffer())
-            else:
-                write_archive(file, _streams(part, source))
+            write_archive(file, _streams(part, source))
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()

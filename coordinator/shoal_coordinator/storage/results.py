@@ -6,14 +6,17 @@ OUTPUTS/lines.npz                one file per input file, of the same stem
         .shoal/JOB/job.json      whose results these are
                    journal.jsonl {"file": 3, "bytes": 8192, ...} is made
                    3.part        results of the items of file 3, until the file is made
+                   7.log         small files of one item each, until they are made
                    lock          held by the process that writes here
 ```
 
 An item's results are appended to its file's part as they come, and count once the part is synced,
 which happens in batches. Once all items of a file have ended, the file is made from the part:
-written beside, synced, renamed, journalled; then the part is removed. A file of a single item is
-made at once. After a crash or damage: files of which the journal knows and rows whose checksums are
-right are complete, anything else is computed again, and gives the same bytes.
+written beside, synced, renamed, journalled; then the part is removed. A small file of a single item
+counts once a log holds it. It is made with others, when `publish` is called or the log is full
+(`result_log`). After a crash or damage: files of which the journal knows and rows whose checksums
+are right are complete, files in a log are made, anything else is computed again, and gives the same
+bytes.
 
 Rows are stacked as the input was: along a new first axis, or joined along the first where the
 inputs were and the rows have length 1. Rows of different shapes cannot be stacked: they become
@@ -40,7 +43,8 @@ from typing import Final
 from shoal_coordinator.storage.arrays import Array
 from shoal_coordinator.storage.folders import Folder
 from shoal_coordinator.storage.journal import Journal, Line
-from shoal_coordinator.storage.parts import Part, ResultFile, make_file
+from shoal_coordinator.storage.parts import Part, ResultFile, archive_of, make_file
+from shoal_coordinator.storage.result_log import LARGEST_BYTES, ResultLog
 from shoal_protocol.durable_files import is_disk_full, is_transient, is_unwritable
 
 _VERSION: Final = 2
@@ -124,6 +128,9 @@ class ResultStore:
                 self._identify(identity)
                 self._journal = Journal(self._folder, "journal.jsonl")
                 undo.callback(self._journal.close)
+                small = {n: file.name for n, file in enumerate(files) if file.items == 1}
+                self._log = ResultLog(self._folder, self._outputs, small, self._note_made)
+                undo.callback(self._log.close)
                 self._recover()
             except OSError as e:
                 if is_transient(e):
@@ -137,7 +144,7 @@ class ResultStore:
 
     def completed(self) -> frozenset[int]:
         items: set[int] = set()
-        for number in self._made:
+        for number in self._made.keys() | self._log.numbers:
             file = self._files[number]
             items.update(range(file.first, file.first + file.items))
         for part in self._parts.values():
@@ -169,7 +176,7 @@ class ResultStore:
         touched: dict[int, list[int]] = {}
         for item in items:
             number = self._file_of(item)
-            if number in self._made:
+            if number in self._made or number in self._log.numbers:
                 continue
             part = self._part_of(item)
             reason = part.problem(item - part.file.first)
@@ -191,6 +198,17 @@ class ResultStore:
                 self._drop(number)
         return failures
 
+    def publish(self) -> None:
+        """Begin to make the small files that are stored; without this call, only a full log and
+        `complete` do. `unwritable` reports what went wrong with those before."""
+        self._log.publish()
+        self._log_problem()
+
+    @property
+    def unpublished(self) -> bool:
+        """Whether small files are stored that are not made yet."""
+        return bool(self._log.numbers)
+
     def fail(self, failures: Iterable[FailedItem]) -> None:
         """Note items that have failed for good, and drop what had arrived of them."""
         touched: set[int] = set()
@@ -209,17 +227,18 @@ class ResultStore:
         """Make all files after the job's last item; the reason if that is
         impossible."""
         problems = self._make(list(self._parts))
+        self._log.publish_all()
         try:
             self._list_failures()
         except OSError as e:
             return self._reason(e)
-        return next(iter(problems.values()), None)
+        return next(iter(problems.values()), None) or self._log_problem()
 
     def _make(self, numbers: Iterable[int]) -> dict[int, str]:
         """Make the files among these whose items have all ended; the reasons where that failed."""
         failed: dict[int, OSError] = {}
         ready: list[int] = []
-        made: list[int] = []
+        made: dict[int, int] = {}
         for number in numbers:
             part = self._parts[number]
             if not part.ended or number in self._made_in_part:
@@ -228,16 +247,37 @@ class ResultStore:
                 self._drop(number)
                 continue
             ready.append(number)
-        for number, size in zip(ready, self._makers.map(self._try_make, ready), strict=True):
+        problems = self._store_small(ready)
+        large = [number for number in ready if number in self._parts and number not in problems]
+        for number, size in zip(large, self._makers.map(self._try_make, large), strict=True):
             if isinstance(size, OSError):
                 failed[number] = size
             elif self._parts[number].failed_rows:
                 self._made_in_part.add(number)
             else:
-                self._made[number] = size
-                made.append(number)
-        problems = self._note_made(made)
+                made[number] = size
+        problems |= self._note_large(made)
         return problems | {number: self._reason(error) for number, error in failed.items()}
+
+    def _store_small(self, numbers: Iterable[int]) -> dict[int, str]:
+        """Store the small files among these in the log, and drop their parts; the reasons where
+        that failed."""
+        small: dict[int, bytes] = {}
+        for number in numbers:
+            part = self._parts[number]
+            if part.file.items == 1 and part.in_memory:
+                content = archive_of(part)
+                if len(content) <= LARGEST_BYTES:
+                    small[number] = content
+        if not small:
+            return {}
+        try:
+            failed = self._log.store(small)
+        except OSError as e:
+            return dict.fromkeys(small, self._reason(e))
+        for number in small.keys() - failed.keys():
+            self._drop(number)
+        return {number: self._reason(error) for number, error in failed.items()}
 
     def _try_make(self, number: int) -> int | OSError:
         """In a thread of its own: what takes the time is to wait for the disk."""
@@ -246,23 +286,23 @@ class ResultStore:
         except OSError as e:
             return e
 
-    def _note_made(self, numbers: Sequence[int]) -> dict[int, str]:
-        """Make the names of made files durable, then remove their parts."""
-        if not numbers:
+    def _note_large(self, sizes: Mapping[int, int]) -> dict[int, str]:
+        """Make the names of made files durable, then remove their parts; the reasons where that
+        failed."""
+        if not sizes:
             return {}
         try:
             self._outputs.sync()
-            self._journal.append([self._made_line(number) for number in numbers])
+            self._note_made(sizes)
         except OSError as e:
-            for number in numbers:
-                del self._made[number]
-            return dict.fromkeys(numbers, self._reason(e))
-        for number in numbers:
+            return dict.fromkeys(sizes, self._reason(e))
+        for number in sizes:
             self._drop(number)
         return {}
 
-    def _made_line(self, number: int) -> Line:
-        return {"file": number, "bytes": self._made[number]}
+    def _note_made(self, sizes: Mapping[int, int]) -> None:
+        self._journal.append(_made_line(number, size) for number, size in sizes.items())
+        self._made |= sizes
 
     def _drop(self, number: int) -> None:
         self._parts.pop(number).remove()
@@ -295,6 +335,10 @@ class ResultStore:
         remedy = "make room there" if is_disk_full(error) else "make it writable"
         self.unwritable = f"{reason}; {remedy}, then run the job again: it resumes"
         return self.unwritable
+
+    def _log_problem(self) -> str | None:
+        """Why files in a log cannot be made."""
+        return None if self._log.problem is None else self._reason(self._log.problem)
 
     # ---- finding ---------------------------------------------------------------------------------
 
@@ -370,6 +414,7 @@ class ResultStore:
         for number, size in noted.items():
             if self._outputs.size(self._files[number].name) == size:
                 self._made[number] = size
+        self._made |= self._log.recover(self._made.keys())
         for name in self._folder.names():
             stem, dot, kind = name.partition(".")
             if not dot or kind not in ("part", "part.tmp"):
@@ -381,5 +426,10 @@ class ResultStore:
             else:
                 self._folder.remove(name)
         # What does not hold any more must not be believed later.
-        if self._journal.damaged or self._made.keys() != noted.keys():
-            self._journal.rewrite(self._made_line(number) for number in sorted(self._made))
+        if self._journal.damaged or self._made != noted:
+            self._journal.rewrite(_made_line(*made) for made in sorted(self._made.items()))
+        self._log.forget_recovered()
+
+
+def _made_line(number: int, size: int) -> Line:
+    return {"file": number, "bytes": size}

@@ -1,0 +1,241 @@
+"""Small result files: one sync makes many durable, and a loss of power at any moment loses none."""
+
+import contextlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal_coordinator.storage import result_log
+from shoal_coordinator.storage.folders import Folder
+from shoal_coordinator.storage.parts import ResultFile
+from shoal_coordinator.storage.results import OutputsRefused, ResultStore
+from small_disk import small_disk
+
+SINGLES = 6
+FILES = (
+    *(ResultFile(f"s{number}.npz", number, 1) for number in range(SINGLES)),
+    ResultFile("t.npz", SINGLES, 2, stacked=True),
+)
+ITEMS = SINGLES + 2
+Open = Callable[..., ResultStore]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Open]:
+    """Opens a store, the one before is closed."""
+    opened: list[ResultStore] = []
+
+    def opener(folder: Path = tmp_path / "out") -> ResultStore:
+        if opened:
+            opened.pop().close()
+        opened.append(ResultStore(folder, job="job", identity="i", files=FILES, names=("y",)))
+        return opened[-1]
+
+    yield opener
+    if opened:
+        opened.pop().close()
+
+
+def put(results: ResultStore, *items: int) -> None:
+    for item in items:
+        results.add(item, {"y": np.full((1, 3), item, np.float32)})
+    assert results.finish(items) == {}
+
+
+def assert_all_made(out: Path) -> None:
+    for number in range(SINGLES):
+        with np.load(out / f"s{number}.npz") as file:
+            np.testing.assert_array_equal(file["y"], np.full((1, 3), number))
+    with np.load(out / "t.npz") as file:
+        assert file["y"][:, 0, 0].tolist() == [SINGLES, SINGLES + 1]
+    assert sorted(os.listdir(out / ".shoal/job")) == ["job.json", "journal.jsonl", "lock"]
+
+
+def logs(out: Path) -> list[Path]:
+    return sorted((out / ".shoal/job").glob("*.log"))
+
+
+class Disk:
+    """A disk that loses power at its n-th operation, and with it all content that was not synced.
+    Names that were not synced survive, or do not."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path, fails_at: int) -> None:
+        self._folder = folder
+        self._fails_at = fails_at
+        self._sizes: Counter[int] = Counter()
+        self._names: set[Path] = set()
+        self.operations: list[str] = []
+        self._sync_all()
+        for name in ("pwrite", "replace", "unlink", "fsync", "fdatasync"):
+            patch.setattr(os, name, self._counted(getattr(os, name)))
+        patch.setattr(Folder, "sync_file_system", self._counted(Folder.sync_file_system))
+
+    def _counted(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            self.operations.append(operation.__name__)
+            if len(self.operations) >= self._fails_at:
+                raise PowerLost
+            result = operation(*arguments, **keywords)
+            if operation.__name__ == "sync_file_system":
+                self._sync_all()
+            elif operation.__name__ in ("fsync", "fdatasync"):
+                self._sync(Path(f"/proc/self/fd/{arguments[0]}").readlink())
+            return result
+
+        return counted
+
+    def _sync_all(self) -> None:
+        for path in (self._folder, *self._folder.rglob("*")):
+            with contextlib.suppress(FileNotFoundError):  # removed by another thread meanwhile
+                self._sync(path)
+
+    def _sync(self, path: Path) -> None:
+        if path.is_dir():
+            self._names |= set(path.iterdir())
+        else:
+            self._sizes[path.stat().st_ino] = path.stat().st_size
+
+    def copy_durable(self, target: Path, *, names_survive: bool) -> None:
+        """What is found when there is power again."""
+        shutil.copytree(self._folder, target)
+        for path in filter(Path.is_file, self._folder.rglob("*")):
+            found = target / path.relative_to(self._folder)
+            if names_survive or path in self._names:
+                os.truncate(found, self._sizes[path.stat().st_ino])
+            else:
+                found.unlink()
+
+
+class PowerLost(BaseException):
+    """No code of the store runs on after this."""
+
+
+def run_job(results: ResultStore, stored: set[int]) -> None:
+    for batch in ((0, 6), (1, 2, 3), (7,), (4, 5)):
+        put(results, *batch)
+        stored |= set(batch)
+        results.publish()
+    assert results.complete() is None
+
+
+@pytest.mark.parametrize("names_survive", [True, False])
+def test_a_loss_of_power_at_any_moment_loses_nothing_and_leaves_no_half_file(
+    store: Open, tmp_path: Path, names_survive: bool
+) -> None:
+    fails_at = 1
+    while True:
+        lived, found, stored = tmp_path / f"{fails_at}", tmp_path / f"{fails_at}-found", set[int]()
+        results = store(lived)
+        with pytest.MonkeyPatch.context() as patch:
+            disk = Disk(patch, lived, fails_at)
+            try:
+                run_job(results, stored)
+            except PowerLost:
+                with contextlib.suppress(PowerLost):
+                    results.close()
+            else:
+                break
+        disk.copy_durable(found, names_survive=names_survive)
+        for path in found.glob("*.npz"):
+            with np.load(path) as file:
+                assert file["y"].size, "half a file has its final name"
+        again = store(found)
+        assert again.completed() >= stored, f"lost at operation {fails_at}"
+        put(again, *(set(range(ITEMS)) - again.completed()))
+        assert again.complete() is None
+        assert_all_made(found)
+        fails_at += 1
+    assert fails_at > 20
+    assert_all_made(lived)
+
+
+def test_one_sync_makes_all_small_files_of_a_batch_durable(
+    store: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    results = store()
+    put(results, 0)
+    disk = Disk(monkeypatch, tmp_path / "out", fails_at=1_000_000)
+    put(results, *range(1, SINGLES))
+    assert [name for name in disk.operations if "sync" in name] == ["fdatasync"]
+    assert store().completed() == set(range(SINGLES))
+
+
+def test_what_a_crash_left_in_the_log_is_made_by_the_next_run(store: Open, tmp_path: Path) -> None:
+    put(store(), 0, 1)
+    shutil.copytree(tmp_path / "out", tmp_path / "crashed")
+    assert not list((tmp_path / "crashed").glob("*.npz"))
+    assert store(tmp_path / "crashed").completed() == {0, 1}
+    made = sorted(path.name for path in (tmp_path / "crashed").glob("*.npz"))
+    assert made == ["s0.npz", "s1.npz"]
+    assert not logs(tmp_path / "crashed")
+
+
+def test_an_item_is_stored_only_if_there_is_room_for_its_file_beside_the_log(
+    store: Open, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with small_disk(out, "64k"):
+        results = store(out)
+        failures: dict[int, str] = {}
+        for item in range(SINGLES):
+            results.add(item, {"y": np.full((1, 1500), item, np.float32)})
+            failures |= results.finish([item])
+        assert 0 < len(failures) < SINGLES
+        results.close()
+        made = {int(path.stem[1:]) for path in out.glob("s*.npz")}
+        assert made == set(range(SINGLES)) - failures.keys()
+
+
+def test_files_are_made_while_others_are_logged(store: Open, tmp_path: Path) -> None:
+    results = store()
+    put(results, 0, 1)
+    results.publish()
+    put(results, 2)
+    assert len(logs(tmp_path / "out")) <= 2
+    results.publish()
+    results.close()
+    assert len(list((tmp_path / "out").glob("*.npz"))) == 3
+    assert not logs(tmp_path / "out")
+
+
+def test_a_full_log_is_made_into_files_before_more_is_logged(
+    store: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_log, "_GROUP_FILES", 2)
+    results = store()
+    for item in range(SINGLES):
+        put(results, item)
+        assert len(logs(tmp_path / "out")) <= 2
+    assert len(list((tmp_path / "out").glob("*.npz"))) >= 2
+
+
+def test_damage_in_a_log_costs_the_damaged_file_only(store: Open, tmp_path: Path) -> None:
+    put(store(), 0, 1, 2)
+    [log] = logs(tmp_path / "out")
+    sound = log.read_bytes()
+    middle = len(sound) // 2  # in the second file
+    changed = sound[:middle] + bytes([sound[middle] ^ 1]) + sound[middle + 1 :]
+    damages = {"changed": (changed, {0, 2}), "torn": (sound[:-1], {0, 1}), "empty": (b"", set())}
+    for name in damages:
+        shutil.copytree(tmp_path / "out", tmp_path / name)
+    for name, (content, completed) in damages.items():
+        logs(tmp_path / name)[0].write_bytes(content)
+        assert store(tmp_path / name).completed() == completed
+
+
+def test_a_file_that_cannot_be_made_stays_in_its_log(store: Open, tmp_path: Path) -> None:
+    (tmp_path / "out" / "s1.npz").mkdir(parents=True)
+    results = store()
+    put(results, 0, 1)
+    assert "Is a directory" in str(results.complete())
+    assert (tmp_path / "out" / "s0.npz").is_file()
+    with pytest.raises(OutputsRefused, match="Is a directory"):
+        store()
+    (tmp_path / "out" / "s1.npz").rmdir()
+    assert store().completed() == {0, 1}

@@ -283,7 +283,7 @@ class Runtime:
         weights: Sequence[PageRange] = (),
     ) -> RunResult:
         self._meter.begin_peak()
-        with Guard(self._meter.used_bytes, limit_bytes, stopper, weights) as guard:
+        with Guard(self._meter, limit_bytes, stopper, weights) as guard:
             try:
                 outputs, compute_seconds = _run(fragment, feed, stopper)
             except (Terminated, OutOfBudget) as error:

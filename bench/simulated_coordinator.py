@@ -124,6 +124,13 @@ class PlayedCoordinator(CoordinatorServicer):
         """The fragments in the store."""
         return pb.ListFragmentsResponse(digests=sorted(self.fragments))
 
+    async def Infer(
+        self, requests: AsyncIterator[pb.InferRequest], context: _Context
+    ) -> AsyncIterator[pb.InferAnswer]:
+        """Nobody here streams items."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no items are streamed here")
+        yield pb.InferAnswer()
+
     def _begin(self) -> None:
         """Start those whose turn it is."""
         now = asyncio.get_running_loop().time()

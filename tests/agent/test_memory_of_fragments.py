@@ -88,7 +88,8 @@ async def test_library_pages_that_a_fragment_brings_back_are_not_its_use(
     coordinator: ScriptedCoordinator, join: Join
 ) -> None:
     # 32 MiB of weights, and little else.
-    fragment = dense(coordinator.store, 1024, 4096, 1024, resident=40 * MIB)
+    model = dense_model([1024, 4096, 1024])
+    fragment = write_fragment(coordinator.store, model, 40 * MIB, largest={"x": (1, 1024)})
     joined = await join()
     await resting(joined.agent)
     before = joined.agent.status("VmRSS")

@@ -18,7 +18,13 @@ def asked(*extras: str) -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
     texts = [*project["dependencies"], *(text for extra in extras for text in optional[extra])]
-    return [Requirement(text) for text in texts]
+    found = []
+    for requirement in map(Requirement, texts):
+        if requirement.name == project["name"]:
+            found += asked(*requirement.extras)
+        else:
+            found.append(requirement)
+    return found
 
 
 def all_extras() -> list[str]:
@@ -63,6 +69,10 @@ def read_in(name: str) -> list[Requirement]:
 
 def test_the_run_lock_pins_what_a_run_asks_for() -> None:
     assert not missing([*asked(*RUN_EXTRAS), *read_in("build.in")], pins("run.txt")), "make lock"
+
+
+def test_what_is_installed_for_one_machine_is_what_its_processes_ask_for() -> None:
+    assert set(asked("local")) == set(asked("cli", "coordinator", "agent"))
 
 
 def test_the_dev_lock_pins_everything_that_is_asked_for() -> None:

@@ -307,14 +307,17 @@ def sweep(hierarchy: Hierarchy) -> None:
                 _remove_tree(root, time.monotonic())
 
 
-def run_name() -> str:
-    """This process's number and start time: no later process has both."""
-    return f"{os.getpid()}-{_start_ticks(os.getpid())}"
+def run_name(number: int | None = None) -> str:
+    """This process's number and start time: no later process has both. `number` tells apart several
+    runs of one process."""
+    name = f"{os.getpid()}-{_start_ticks(os.getpid())}"
+    return name if number is None else f"{name}-{number}"
 
 
 def run_is_alive(run: str) -> bool:
     """Is the process alive that `run_name` named so?"""
-    number, _, ticks = run.partition("-")
+    number, _, rest = run.partition("-")
+    ticks = rest.partition("-")[0]
     if not (number.isdigit() and ticks.isdigit()):
         return True  # not a name of ours: hands off
     return _start_ticks(int(number)) == int(ticks)

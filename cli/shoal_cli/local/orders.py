@@ -160,27 +160,36 @@ def _bare_specs(
     shapes: Mapping[str, tuple[int, ...]],
 ) -> tuple[str, _Specs]:
     """The model, how it is cut, and the devices, under a name made of the file's."""
-    name = _dns_label(model.stem)
+    name = dns_label(model.stem)
+    count = {} if fragments is None else {"fragments": fragments}
+    given = [{"input": each, "shape": list(shape)} for each, shape in shapes.items()]
+    return name, {
+        ("Model", name): {"source": {"uri": model.absolute().as_uri()}, "shapes": given},
+        ("Partition", name): {"modelRef": {"name": name}, **count},
+        ("DevicePool", BARE_POOL): _bare_pool(budgets, residency),
+    }
+
+
+def bare_pool(budgets: Sequence[int], residency: Residency = Residency.ADAPTIVE) -> DevicePool:
+    """A pool of devices with these budgets. Raises `ManifestErrors`."""
+    specs: _Specs = {("DevicePool", BARE_POOL): _bare_pool(budgets, residency)}
+    return _manifests("the pool", specs).pools[BARE_POOL]
+
+
+def _bare_pool(budgets: Sequence[int], residency: Residency) -> dict[str, object]:
     devices = [
         {"name": f"device-{number}", "memory": budget} for number, budget in enumerate(budgets, 1)
     ]
-    count = {} if fragments is None else {"fragments": fragments}
-    given = [{"input": each, "shape": list(shape)} for each, shape in shapes.items()]
-    pool: dict[str, object] = {
+    return {
         "local": {"devices": devices},
         "budget": {"memory": max(budgets)},
         "residency": residency.value,
     }
-    return name, {
-        ("Model", name): {"source": {"uri": model.absolute().as_uri()}, "shapes": given},
-        ("Partition", name): {"modelRef": {"name": name}, **count},
-        ("DevicePool", BARE_POOL): pool,
-    }
 
 
-def _manifests(model: Path, specs: _Specs) -> Manifests:
+def _manifests(source: Path | str, specs: _Specs) -> Manifests:
     return manifests_of(
-        str(model),
+        str(source),
         [
             {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
             for (kind, name), spec in specs.items()
@@ -308,7 +317,7 @@ def _check_outputs(jobs: Sequence[JobOrder]) -> None:
             raise OrderRefused(f"job {order.name} would write over its own inputs in {folder}")
 
 
-def _dns_label(text: str) -> str:
+def dns_label(text: str) -> str:
     """A name out of a file's: small letters, digits and dashes."""
     letters = (c if c.isascii() and c.isalnum() else "-" for c in text.lower())
     return "".join(letters).strip("-")[:50].strip("-") or "model"

@@ -70,9 +70,10 @@ class Workspace:
 
 
 @contextlib.contextmanager
-def open_workspace(root: Path) -> Iterator[Workspace]:
-    """Lock the work folder at `root` for this run. Raises `WorkspaceBusy`."""
-    run = run_name()
+def open_workspace(root: Path, run: str | None = None) -> Iterator[Workspace]:
+    """Lock the work folder at `root` for this run, by default the only one of this process. Raises
+    `WorkspaceBusy`."""
+    run = run or run_name()
     sockets = _sockets_folder() / f"{_SOCKETS_PREFIX}{os.getuid()}-{run}"
     root.mkdir(parents=True, exist_ok=True)
     with (root / "lock").open("a+") as lock:

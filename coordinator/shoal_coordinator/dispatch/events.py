@@ -30,12 +30,13 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A failure as a value; `need` and `have` are set for BUDGET."""
+    """A failure as a value; `need` and `have` are set for BUDGET, `device` if one reported it."""
 
     kind: FailureKind
     message: str
     need: Bytes | None = None
     have: Bytes | None = None
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """A bounded piece of work: `items` inputs through `stages`, which are in topological order."""
+    """A bounded piece of work: `items` inputs through `stages`, which are in topological order.
+
+    An `open_ended` job gets more of them by `ItemsArrived`, and runs until it is cancelled.
+    """
 
     name: str
     stages: tuple[Stage, ...]
@@ -76,6 +80,7 @@ class JobSpec:
     """A point in time, not a duration."""
     parallelism: int = 0
     """Items on their way at once, at most; 0: as many as keep the devices busy."""
+    open_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +126,14 @@ class JobSubmitted(_Event):
 class JobCancelled(_Event):
     job: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemsArrived(_Event):
+    """An open-ended job has so many items now, those that have ended among them."""
+
+    job: str
+    items: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +257,7 @@ TICK_INTERVAL: Final = Nanoseconds(250_000_000)
 Event = (
     JobSubmitted
     | JobCancelled
+    | ItemsArrived
     | DeviceJoined
     | DeviceLost
     | DeviceDraining

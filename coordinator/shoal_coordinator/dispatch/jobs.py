@@ -7,7 +7,8 @@ fewer devices than stages, and one fragment to a device, the window is also the 
 runs before the fragment changes, so it is larger then. Barrier mode admits everything; that is what
 it is for.
 
-Each item ends once: `FinishItem`, answered, or `FailItem`. Each job ends once: `FinishJob`.
+Each item ends once: `FinishItem`, answered, or `FailItem`. Each job ends once: `FinishJob`. An
+open-ended job ends when it is cancelled, or cannot go on; until then more items may arrive.
 
 A newer epoch of a job voids everything of the older one on every device that hears of it (the
 protocol's rule), so a new plan starts the items over that are under way; finished ones stay. In the
@@ -59,11 +60,21 @@ def submit(state: State, event: ev.JobSubmitted) -> None:
     job.served = min(rivals, default=0)
     state.ended.pop(spec.name, None)
     state.jobs[spec.name] = job
-    if not job.open:
+    if not job.open and not spec.open_ended:
         end_job(state, job, None)
         return
     _make_queues(state, job)
     _begin_services(state, job)
+
+
+def extend(state: State, event: ev.ItemsArrived) -> None:
+    """An open-ended job has more items."""
+    job = state.jobs.get(event.job)
+    if job is None or event.items <= job.spec.items:
+        return
+    job.open += event.items - job.spec.items
+    job.spec = replace(job.spec, items=event.items)
+    state.worklist.admitting.append(job)
 
 
 def _begin_services(state: State, job: Job) -> None:
@@ -258,7 +269,7 @@ def _end_item(state: State, item: Item) -> None:
     del job.active[item.index]
     job.storing -= item.storing
     job.open -= 1
-    if not job.open:
+    if not job.open and not job.spec.open_ended:
         end_job(state, job, None)
         return
     state.worklist.admitting.append(job)

@@ -127,18 +127,24 @@ def _apply(state: State, event: ev.Event) -> None:
         case ev.JobCancelled():
             jobs.cancel_job(state, event)
             state.worklist.everything = True
+        case ev.ItemsArrived():
+            jobs.extend(state, event)
         case ev.DeviceJoined():
-            if (before := devices.replaced(state, event)) is not None:
-                crashed = before.incarnation != event.incarnation
-                devices.lose(state, before, "a new session took its place", crashed=crashed)
-                _settle(state)
-            devices.join(state, event)
+            _apply_joined(state, event)
         case ev.DeviceReport():
             devices.note_report(state, event)
         case ev.Tick():
             _tick(state)
         case _:
             assert_never(event)
+
+
+def _apply_joined(state: State, event: ev.DeviceJoined) -> None:
+    if (before := devices.replaced(state, event)) is not None:
+        crashed = before.incarnation != event.incarnation
+        devices.lose(state, before, "a new session took its place", crashed=crashed)
+        _settle(state)
+    devices.join(state, event)
 
 
 def _apply_answer(state: State, event: ev.Answer) -> None:

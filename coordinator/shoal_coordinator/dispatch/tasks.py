@@ -4,6 +4,7 @@ A try of an item is a task that failed for a reason of its own. The loss of a de
 an item that was on too many devices when they were lost counts as their killer and fails.
 """
 
+from dataclasses import replace
 from heapq import heappop, heappush
 
 from shoal_coordinator.dispatch.device import Device
@@ -192,7 +193,7 @@ def _rerun_lost(state: State, task: Task, failure: Failure) -> None:
     most = limits.kills + item.job.spec.backoff_limit
     if item.kills > most:
         message = f"its device was lost {item.kills} times while it ran, at last: {failure.message}"
-        fail_item(state, item, Failure(kind=failure.kind, message=message))
+        fail_item(state, item, replace(failure, message=message))
         return
     item.retries += 1
     item.job.retries += 1

@@ -5,6 +5,7 @@
                                     |  ^               +---> runs (results to disk)
                      job has ended  v  |  dispatch, amend, withdraw
     SubmitJob -> service ---------> jobs --> shoal_coordinator.jobs --> lives --> runs, ledger
+    Infer -----> service ---------> item_streams --> stream_runs (results in memory)
 
 Here belongs what moves bytes and waits. What runs where and when is decided in `dispatch`, which
 only the `driver` calls; the life of jobs in `shoal_coordinator.jobs`, which only `jobs` calls.

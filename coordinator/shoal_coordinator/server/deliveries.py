@@ -9,8 +9,8 @@ from typing import Final
 
 from shoal_coordinator.dispatch import events as ev
 from shoal_coordinator.dispatch import instructions as ins
-from shoal_coordinator.server.runs import JobRun
 from shoal_coordinator.server.sessions import DeviceSession
+from shoal_coordinator.server.task_results import Run
 from shoal_coordinator.storage.inputs import InputUnsuitable
 from shoal_protocol.bulk.link import OutboundActivation, Undelivered
 from shoal_protocol.partition import MODEL
@@ -62,10 +62,10 @@ class Deliveries:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.budget = ByteBudget(BYTES_IN_FLIGHT)
 
-    def inline(self, order: ins.Execute, run: JobRun) -> bytes:
+    def inline(self, order: ins.Execute, run: Run) -> bytes:
         """A task's inputs as the one frame that goes with its message; empty: `start` is needed."""
         try:
-            arrays = run.prefetch.cached(order.item, run.wires[order.stage].model_inputs)
+            arrays = run.cached(order.item, run.wires[order.stage].model_inputs)
             if arrays is None:
                 return b""
             (frame,) = encode_activation(
@@ -76,7 +76,7 @@ class Deliveries:
             return b""
         return frame
 
-    def start(self, session: DeviceSession, order: ins.Execute, run: JobRun) -> None:
+    def start(self, session: DeviceSession, order: ins.Execute, run: Run) -> None:
         task = asyncio.create_task(self._deliver(session, order, run))
         self._tasks[order.instruction] = task
         task.add_done_callback(lambda _: self._tasks.pop(order.instruction, None))
@@ -92,9 +92,9 @@ class Deliveries:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _deliver(self, session: DeviceSession, order: ins.Execute, run: JobRun) -> None:
+    async def _deliver(self, session: DeviceSession, order: ins.Execute, run: Run) -> None:
         try:
-            async with self.budget.reserve(run.inputs.item_bytes(order.item)):
+            async with self.budget.reserve(run.item_bytes(order.item)):
                 arrays = await run.read(order.item, run.wires[order.stage].model_inputs)
                 async with asyncio.timeout(LINK_SECONDS):
                     await session.linked.wait()
@@ -119,10 +119,10 @@ class Deliveries:
                 # The device is lost, and the task with it: that is no failed try.
                 session.end(f"the bulk stream broke: {error}")
                 return
-            kind, reason = _undelivered(error, session.device, run.inputs.place(order.item))
+            kind, reason = _undelivered(error, session.device, run.place(order.item))
         except Exception as error:  # inputs come from strangers: one item fails, nothing else
             logger.exception("inputs of %s, item %d", order.job, order.item)
-            place = run.inputs.place(order.item)
+            place = run.place(order.item)
             kind, reason = ev.FailureKind.INVALID_INPUT, f"{place}: cannot be sent: {error!r}"
         failure = ev.Failure(kind=kind, message=reason)
         if kind is ev.FailureKind.INVALID_INPUT:

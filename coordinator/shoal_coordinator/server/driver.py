@@ -24,8 +24,8 @@ from shoal_coordinator.server.deliveries import Deliveries
 from shoal_coordinator.server.excesses import Excesses
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.routes import Relay, Routes
-from shoal_coordinator.server.runs import JobRun
 from shoal_coordinator.server.sessions import DeviceSession
+from shoal_coordinator.server.task_results import Run
 from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.digests import Digest
 from shoal_protocol.frames import TransferError
@@ -58,13 +58,14 @@ class Driver:
         so that a target needs the device's name."""
         self.state = new_state(limits)
         self._sessions = sessions
-        self.runs: dict[str, JobRun] = {}
+        self.runs: dict[str, Run] = {}
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception if the dispatcher itself fails."""
-        self.on_job_ended: Callable[[str], None] = lambda _: None
-        """Called once for each job given to `submit`: the dispatcher has ended it."""
-        self.on_job_broken: Callable[[str, str], None] = lambda _job, _message: None
-        """Called with the message of an exception that the processing of a job has raised."""
+        self.on_job_ended: list[Callable[[str], None]] = []
+        """Each is called once for each job given to `submit`: the dispatcher has ended it."""
+        self.on_job_broken: list[Callable[[str, str], None]] = []
+        """Each is called with the message of an exception that the processing of a job has
+        raised."""
         self.on_results_unwritable: Callable[[str, str], None] = lambda _job, _message: None
         """Called with what keeps a job's outputs from taking any more results."""
         self.progressed_at = monotonic_ns()
@@ -166,7 +167,8 @@ class Driver:
         if device is not None and (session := self._sessions.get(device)) is not None:
             session.end("the coordinator failed while it processed a message of this session")
         if job is not None:
-            self.on_job_broken(job, repr(error))
+            for on_broken in self.on_job_broken:
+                on_broken(job, repr(error))
         elif device is None:
             self._failed_ticks += 1
             if self._failed_ticks >= TICK_FAILURES:
@@ -180,7 +182,8 @@ class Driver:
     def _job_ended(self, name: str) -> None:
         if name in self._dispatched:
             self._dispatched.discard(name)
-            self.on_job_ended(name)
+            for on_ended in self.on_job_ended:
+                on_ended(name)
 
     @staticmethod
     def _now() -> Nanoseconds:
@@ -280,7 +283,7 @@ class Driver:
                 session.send(pb.CoordinatorMessage(release=pb.Release(tasks=tasks)))
         self._released.clear()
 
-    def _deadline_seconds(self, run: JobRun) -> float:
+    def _deadline_seconds(self, run: Run) -> float:
         if run.deadline is None:
             return self._task_seconds
         remaining = seconds(Nanoseconds(run.deadline - self._now()))
@@ -365,7 +368,8 @@ class Driver:
                         run.take_inline(order, frame)
                     run.join(order, event, partial(self.feed, job=order.job, device=device))
                 except TransferError as error:
-                    failure = ev.Failure(kind=ev.FailureKind.RUNTIME, message=error.reason)
+                    kind = ev.FailureKind.RUNTIME
+                    failure = ev.Failure(kind=kind, message=error.reason, device=device)
                     self._instruction_failed(order, failure)
             case ins.Load() | ins.Prefetch(), ev.InstructionFailed() if (
                 event.failure.kind is ev.FailureKind.CORRUPT

@@ -62,15 +62,16 @@ class Jobs:
         self, driver: Driver, store: FragmentStore, ledger: Ledger, volume: Volume
     ) -> None:
         self._driver = driver
-        driver.on_job_ended = self._work_ended
-        driver.on_job_broken = lambda job, message: self._feed(ev.Broke(job=job, message=message))
+        driver.on_job_ended.append(self._work_ended)
+        driver.on_job_broken.append(
+            lambda job, message: self._feed(ev.Broke(job=job, message=message))
+        )
         driver.on_results_unwritable = lambda job, message: self._feed(
             ev.ResultsUnwritable(job=job, message=message)
         )
         self._store = store
         self._ledger = ledger
         self._volume = volume
-        volume.in_use = self.fragments_in_use
         self._state = State(maximum_jobs=MAXIMUM_JOBS, shown_ended=SHOWN_ENDED)
         self._writer = ThreadPoolExecutor(1, "job records")
         """One thread: records reach the disk in the order given."""
@@ -114,7 +115,7 @@ class Jobs:
         submission is durable on return. Raises `JobRefused`."""
         try:
             request = self._with_folders(request)
-            document, missing = self._checked(request)
+            document, missing = self.checked(request)
         except (PathRefused, DocumentRefused, wire.Malformed) as error:
             raise JobRefused(str(error)) from error
         except OSError as error:
@@ -215,7 +216,7 @@ class Jobs:
                 setattr(whole, field, str(place.absolute()))
         return whole
 
-    def _checked(self, request: pb.SubmitJobRequest) -> tuple[PartitionDocument, str]:
+    def checked(self, request: pb.SubmitJobRequest) -> tuple[PartitionDocument, str]:
         """The partition of a request, and which of its fragments the store lacks. Raises
         `DocumentRefused`, `wire.Malformed`, or `OSError` where the store cannot be read now."""
         document = document_from_json(request.partition)
@@ -237,7 +238,7 @@ class Jobs:
     def _found_job(self, record: JobRecord) -> ev.Found:
         submission, missing, work = None, "", record.work
         if record.request is not None:
-            document, missing = self._checked(record.request)
+            document, missing = self.checked(record.request)
             submission = submission_of(record.request, document)
             work = submission.work
             self._found[record.name] = Work(record.request, document)

@@ -1,39 +1,30 @@
-"""One run of a job: its open inputs and results, and which task waits for which results.
-
-A device's reply that a task has finished, and the results of the task, come on two streams. The
-dispatcher receives the reply when both are here.
-"""
+"""One run of a submitted job: its inputs are files, and so are its results."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from time import monotonic_ns, sleep
 from typing import Final, ParamSpec, TypeVar
 
 from shoal_coordinator.dispatch import events as ev
-from shoal_coordinator.dispatch import instructions as ins
-from shoal_coordinator.server import admission, wire
+from shoal_coordinator.server import wire
+from shoal_coordinator.server.task_results import Feed, Run
 from shoal_coordinator.storage.inputs import InputSet, InputUnsuitable, scan_inputs
 from shoal_coordinator.storage.job_files import open_results
 from shoal_coordinator.storage.job_records import CrashCount
 from shoal_coordinator.storage.locations import local_folder
 from shoal_coordinator.storage.prefetch import InputPrefetch
 from shoal_coordinator.storage.results import FailedItem, OutputsRefused, ResultStore
-from shoal_protocol.assembly import ActivationAssembler, Limits, ReceivedActivation
+from shoal_protocol.assembly import ReceivedActivation
 from shoal_protocol.durable_files import is_transient
-from shoal_protocol.frames import MalformedFrame, TransferError
 from shoal_protocol.partition import MODEL, PartitionDocument
 from shoal_protocol.tensors import Array, memory_bytes
-from shoal_protocol.units import Nanoseconds, nanoseconds
+from shoal_protocol.units import Nanoseconds
 from shoal_protocol.v1.coordinator_pb2 import SubmitJobRequest
-from shoal_protocol.v1.tensors_pb2 import Acknowledgement, Activation
 
 logger = logging.getLogger(__name__)
 
-RESULT_PATIENCE: Final = nanoseconds(60)
-"""How long a reply waits for its results."""
 BATCH: Final = 256
 """Items whose results become durable together."""
 SMALL_BYTES: Final = 64 << 10
@@ -42,9 +33,6 @@ RETRY_SECONDS: Final = 0.5
 HELD_BYTES: Final = 16 << 20
 """Small results wait in memory until their item ends, up to this in all."""
 
-_INLINE_LIMITS: Final = Limits(decoded_bytes=1 << 20)
-
-Feed = Callable[[ev.Event], None]
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 Held = list[tuple[int, Mapping[str, Array]]]
@@ -55,16 +43,7 @@ class OutputsUnwritable(Exception):
     """A job's outputs take no more results of any item; the text says why and what to do."""
 
 
-@dataclass(slots=True)
-class _Expected:
-    """The results of a task that was assigned: whether they are here, and the reply that waits for
-    them."""
-
-    arrived: bool = False
-    reply: ev.TaskFinished | None = None
-
-
-class JobRun:
+class JobRun(Run):
     """One run of a job, from `open_run` to `close`."""
 
     def __init__(
@@ -76,13 +55,8 @@ class JobRun:
         results: ResultStore,
         crashes: CrashCount,
     ) -> None:
-        self.name = request.name
-        self.epoch = epoch
-        self.lossy = request.lossy
-        self.deadline: Nanoseconds | None = None
-        self.wires = wire.stage_wires(document)
+        super().__init__(request.name, document, epoch, lossy=request.lossy)
         self.inputs = inputs
-        self.bfloat16 = frozenset(s.name for s in document.inputs if s.dtype == "bfloat16")
         self.completed = results.completed()
         """The items whose results existed when the run began."""
         self._results = results
@@ -93,8 +67,6 @@ class JobRun:
         self._reader = ThreadPoolExecutor(2, f"inputs of {self.name}")
         self.prefetch = InputPrefetch(inputs, self._reader, wire.INLINE_BYTES, crashes)
         self._crashes = crashes
-        self._expected: dict[tuple[int, int], _Expected] = {}
-        """By item and stage."""
         self._held: Held = []
         self._held_bytes = 0
         self._finishing: list[int] = []
@@ -127,16 +99,18 @@ class JobRun:
         finally:
             await asyncio.shield(self._release_folders())
 
-    def begin_epoch(self, epoch: int) -> None:
-        """A newer plan: results of tasks of the older one are refused from now on."""
-        if epoch != self.epoch:
-            self.epoch = epoch
-            self._expected.clear()
-
     # ---- inputs ----------------------------------------------------------------------------------
 
+    def place(self, item: int) -> str:
+        return self.inputs.place(item)
+
+    def item_bytes(self, item: int) -> int:
+        return self.inputs.item_bytes(item)
+
+    def cached(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
+        return self.prefetch.cached(item, names)
+
     async def read(self, item: int, names: Iterable[str]) -> dict[str, Array]:
-        """Some of an item's inputs. Raises `InputUnsuitable`, whatever is wrong with them."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._reader, self._read, item, names)
 
@@ -146,66 +120,15 @@ class JobRun:
 
     # ---- results ---------------------------------------------------------------------------------
 
-    def expect(self, order: ins.Execute) -> None:
-        if self.wires[order.stage].results:
-            self._expected.setdefault((order.item, order.stage), _Expected())
-
-    def admit(self, activation: Activation) -> None:
-        """Raise `TransferError` for a result that nobody waits for."""
-        key = activation.key
-        if key.epoch != self.epoch or (key.item, key.producer) not in self._expected:
-            raise TransferError(
-                f"nobody waits for item {key.item} of {self.name} in epoch {key.epoch}",
-                outcome=Acknowledgement.STALE,
-            )
-        wires = self.wires[key.producer]
-        admission.check_tensors(activation, wires.results, wires.specs)
-
-    async def take(self, received: ReceivedActivation, feed: Feed) -> None:
-        """Buffer a result, and pass on the reply that waited for it."""
-        result = (received.key.item, received.key.producer)
-        if result not in self._expected:
-            return
+    async def _take_in(self, received: ReceivedActivation) -> None:
         self._hold(received)
         if received.decoded_bytes > SMALL_BYTES or self._held_bytes > HELD_BYTES:
             await self._in_writer(self._add, self._take_held())
-        if (expected := self._expected.get(result)) is None:
-            return
-        expected.arrived = True
-        if (reply := expected.reply) is not None:
-            expected.reply = None
-            feed(reply)
 
-    def take_inline(self, order: ins.Execute, frame: bytes) -> None:
-        """Buffer a task's results that came with its reply. Raises `TransferError`."""
-        assembler = ActivationAssembler(
-            _INLINE_LIMITS, lambda activation, _: self.admit(activation)
-        )
-        received = assembler.feed(frame)
-        sent = None if received is None else (received.key.item, received.key.producer)
-        if received is None or sent != (order.item, order.stage):
-            raise MalformedFrame("the frame in the reply does not hold the task's results")
+    def _take_in_small(self, received: ReceivedActivation) -> None:
         self._hold(received)
         if self._held_bytes > HELD_BYTES:
             self._writer.submit(self._add, self._take_held())
-        self._expected[order.item, order.stage].arrived = True
-
-    def join(self, order: ins.Execute, reply: ev.TaskFinished, feed: Feed) -> None:
-        """Report a finished task to the dispatcher, once its results are here."""
-        expected = self._expected.get((order.item, order.stage))
-        if expected is None or expected.arrived:
-            feed(reply)
-        else:
-            expected.reply = reply
-
-    def expire(self, now: Nanoseconds, feed: Feed) -> None:
-        failure = ev.Failure(
-            kind=ev.FailureKind.MISSING_ACTIVATION, message="the result did not arrive"
-        )
-        for expected in list(self._expected.values()):
-            if (reply := expected.reply) is not None and now >= reply.at + RESULT_PATIENCE:
-                expected.reply = None
-                feed(ev.InstructionFailed(at=now, instruction=reply.instruction, failure=failure))
 
     def _hold(self, received: ReceivedActivation) -> None:
         self._held.append((received.key.item, received.tensors))
@@ -257,7 +180,7 @@ class JobRun:
     # ---- the end of items ------------------------------------------------------------------------
 
     def finish(self, item: int) -> None:
-        """All results of an item are here: make them durable."""
+        """Make the results of an item durable."""
         self._finishing.append(item)
         self._work.set()
 
@@ -312,8 +235,7 @@ class JobRun:
 
     def _forget(self, item: int) -> None:
         self.prefetch.forget(item)
-        for stage in range(len(self.wires)):
-            self._expected.pop((item, stage), None)
+        super()._forget(item)
 
     async def _release_folders(self) -> None:
         loop = asyncio.get_running_loop()

@@ -20,6 +20,7 @@ from shoal_coordinator.dispatch.machine import Limits
 from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.exchange import ExchangeHub
 from shoal_coordinator.server.files import FilesService
+from shoal_coordinator.server.item_streams import ItemStreams
 from shoal_coordinator.server.jobs import Jobs
 from shoal_coordinator.server.metrics import CoordinatorMetrics
 from shoal_coordinator.server.roles import Role, Roles
@@ -32,6 +33,7 @@ from shoal_coordinator.storage.scrubber import Scrubber
 from shoal_coordinator.storage.volume import Volume
 from shoal_protocol.bulk.local import listen
 from shoal_protocol.channels import AddressRefused, Credentials, is_secured, peer_name
+from shoal_protocol.digests import Digest
 from shoal_protocol.exposition import ExpositionServer
 from shoal_protocol.files import file_frames
 from shoal_protocol.fragment_store import FragmentMissing, FragmentStore
@@ -165,11 +167,12 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
     volume = Volume(settings.store)
     scrubber = Scrubber(volume)
     driver.on_corrupt = scrubber.report
-    jobs = Jobs(driver, store, ledger, volume)
+    jobs, streams = Jobs(driver, store, ledger, volume), ItemStreams(driver)
+    volume.in_use = partial(_fragments_in_use, jobs, streams)
     roles = Roles(clients=settings.clients)
     listener = _listener(
         _SessionService(sessions, store, scrubber, roles, settings.stall_seconds),
-        CoordinatorService(jobs, driver, sessions, store, roles),
+        CoordinatorService(jobs, streams, driver, sessions, store, roles),
         FilesService(volume, roles, jobs.runs),
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -190,6 +193,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         stack.push_async_callback(driver.deliveries.close)
         stack.push_async_callback(scrubber.close)
         stack.push_async_callback(jobs.close)
+        stack.callback(streams.close)
         for name, task in (
             ("tick", driver.tick),
             ("metrics", partial(_measure, driver, hub, metrics)),
@@ -199,6 +203,10 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         jobs.resume()
         logger.info("listening on %s", settings.listen)
         yield Coordinator(driver, jobs, sessions, port, url)
+
+
+def _fragments_in_use(jobs: Jobs, streams: ItemStreams) -> frozenset[Digest]:
+    return jobs.fragments_in_use() | streams.fragments_in_use()
 
 
 def _listener(

@@ -11,12 +11,15 @@ import grpc
 from shoal_coordinator.dispatch import views
 from shoal_coordinator.jobs.values import Refusal
 from shoal_coordinator.server.driver import Driver
+from shoal_coordinator.server.item_streams import ItemStreams, StreamRefused, TooManyStreams
 from shoal_coordinator.server.jobs import JobRefused, Jobs
 from shoal_coordinator.server.lives import Life
 from shoal_coordinator.server.messages import device_status
 from shoal_coordinator.server.roles import Role, Roles, abort
 from shoal_coordinator.server.sessions import Sessions
+from shoal_coordinator.server.wire import Malformed
 from shoal_protocol.fragment_store import FragmentStore
+from shoal_protocol.partition import DocumentRefused
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorServicer
 
@@ -47,12 +50,14 @@ class CoordinatorService(CoordinatorServicer):
     def __init__(
         self,
         jobs: Jobs,
+        streams: ItemStreams,
         driver: Driver,
         sessions: Sessions,
         store: FragmentStore,
         roles: Roles,
     ) -> None:
         self._jobs = jobs
+        self._streams = streams
         self._driver = driver
         self._sessions = sessions
         self._store = store
@@ -92,6 +97,26 @@ class CoordinatorService(CoordinatorServicer):
             self._jobs.cancel(request.name, request.reason)
             await job.done.within(CANCEL_SECONDS)
         return job.status()
+
+    # gRPC takes a coroutine that writes its answers as well; its stubs know generators only.
+    async def Infer(  # type: ignore[override]
+        self, requests: AsyncIterator[pb.InferRequest], context: _Context
+    ) -> None:
+        await self._roles.require(context, Role.CLIENT)
+        first = await anext(requests, pb.InferRequest())
+        try:
+            document, missing = self._jobs.checked(first.start)
+            if missing:
+                await abort(context, grpc.StatusCode.FAILED_PRECONDITION, missing)
+            await self._streams.serve(first.start, document, requests, context.write)
+        except (DocumentRefused, Malformed, StreamRefused) as error:
+            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except TooManyStreams as error:
+            await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except OSError as error:
+            await abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+        if self._jobs.closed:
+            await abort(context, grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
 
     async def ListDevices(
         self, request: pb.ListDevicesRequest, context: _Context

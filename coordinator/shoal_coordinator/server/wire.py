@@ -137,7 +137,7 @@ def answer(  # noqa: PLR0911 - one for each kind
             return ev.ActivationForwarded(at=at, instruction=number)
         case "failure", _:
             return ev.InstructionFailed(
-                at=at, instruction=number, failure=failure_of(reply.failure)
+                at=at, instruction=number, failure=failure_of(reply.failure, to.device)
             )
         case other, _:
             failure = ev.Failure(
@@ -153,7 +153,7 @@ _KINDS: Final = {
 }
 
 
-def failure_of(message: pb.Failure) -> ev.Failure:
+def failure_of(message: pb.Failure, device: str) -> ev.Failure:
     """A device's failure; one of a code that is not known counts as the runtime's."""
     kind = _KINDS.get(message.code, ev.FailureKind.RUNTIME)
     stated = kind is ev.FailureKind.BUDGET and message.need_bytes > 0
@@ -162,6 +162,7 @@ def failure_of(message: pb.Failure) -> ev.Failure:
         message=message.message[:_TEXT],
         need=Bytes(message.need_bytes) if stated else None,
         have=Bytes(message.have_bytes) if stated else None,
+        device=device,
     )
 
 
@@ -335,6 +336,7 @@ def job_spec(
     items: int,
     epoch: int,
     deadline: Nanoseconds | None,
+    open_ended: bool = False,
 ) -> ev.JobSpec:
     """The job of a checked request."""
     stages: list[ev.Stage] = []
@@ -367,6 +369,7 @@ def job_spec(
         backoff_limit=request.backoff_limit,
         deadline=deadline,
         parallelism=request.parallelism,
+        open_ended=open_ended,
     )
 
 

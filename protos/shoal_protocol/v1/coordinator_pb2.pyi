@@ -27,6 +27,40 @@ EDAS: Policy
 ARAS: Policy
 MABAC: Policy
 
+class InferRequest(_message.Message):
+    __slots__ = ("start", "frame")
+    START_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    start: SubmitJobRequest
+    frame: bytes
+    def __init__(self, start: _Optional[_Union[SubmitJobRequest, _Mapping]] = ..., frame: _Optional[bytes] = ...) -> None: ...
+
+class InferAnswer(_message.Message):
+    __slots__ = ("started", "frame", "failure")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    started: str
+    frame: bytes
+    failure: InferFailure
+    def __init__(self, started: _Optional[str] = ..., frame: _Optional[bytes] = ..., failure: _Optional[_Union[InferFailure, _Mapping]] = ...) -> None: ...
+
+class InferFailure(_message.Message):
+    __slots__ = ("item", "kind", "message", "need_bytes", "have_bytes", "device")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    NEED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HAVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    item: int
+    kind: str
+    message: str
+    need_bytes: int
+    have_bytes: int
+    device: str
+    def __init__(self, item: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., need_bytes: _Optional[int] = ..., have_bytes: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+
 class SubmitJobRequest(_message.Message):
     __slots__ = ("name", "partition", "stages", "epoch", "inputs_uri", "outputs_uri", "mode", "policy", "priority", "backoff_limit", "active_deadline_seconds", "lossy", "parallelism")
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -59,6 +59,11 @@ class CoordinatorStub:
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.RemoveJobRequest.SerializeToString,
                 response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.RemoveJobResponse.FromString,
                 _registered_method=True)
+        self.Infer = channel.stream_stream(
+                '/shoal.v1.Coordinator/Infer',
+                request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.InferRequest.SerializeToString,
+                response_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.InferAnswer.FromString,
+                _registered_method=True)
         self.ListDevices = channel.unary_unary(
                 '/shoal.v1.Coordinator/ListDevices',
                 request_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.ListDevicesRequest.SerializeToString,
@@ -111,6 +116,18 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Infer(self, request_iterator, context):
+        """Items for one model, and their results, for as long as the call lasts. Each item is answered once,
+        in the order in which they are computed. Nothing is written: items that were not answered when the
+        call broke off are the client's to send again, in another call.
+
+        A client that sends faster than its items are answered waits: the coordinator reads no further
+        while it holds 64 unanswered items, or 256 MiB of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListDevices(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -151,6 +168,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.RemoveJob,
                     request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.RemoveJobRequest.FromString,
                     response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.RemoveJobResponse.SerializeToString,
+            ),
+            'Infer': grpc.stream_stream_rpc_method_handler(
+                    servicer.Infer,
+                    request_deserializer=shoal__protocol_dot_v1_dot_coordinator__pb2.InferRequest.FromString,
+                    response_serializer=shoal__protocol_dot_v1_dot_coordinator__pb2.InferAnswer.SerializeToString,
             ),
             'ListDevices': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDevices,
@@ -298,6 +320,33 @@ class Coordinator:
             '/shoal.v1.Coordinator/RemoveJob',
             shoal__protocol_dot_v1_dot_coordinator__pb2.RemoveJobRequest.SerializeToString,
             shoal__protocol_dot_v1_dot_coordinator__pb2.RemoveJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Infer(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/shoal.v1.Coordinator/Infer',
+            shoal__protocol_dot_v1_dot_coordinator__pb2.InferRequest.SerializeToString,
+            shoal__protocol_dot_v1_dot_coordinator__pb2.InferAnswer.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,14 @@ class CoordinatorStub:
     """Forget a job that has ended, and delete its files `jobs/NAME/`. FAILED_PRECONDITION while it runs.
     A job that is not known is removed already. A later job of the same name has a higher epoch still.
     """
+    Infer: _grpc.StreamStreamMultiCallable[_coordinator_pb2.InferRequest, _coordinator_pb2.InferAnswer]
+    """Items for one model, and their results, for as long as the call lasts. Each item is answered once,
+    in the order in which they are computed. Nothing is written: items that were not answered when the
+    call broke off are the client's to send again, in another call.
+
+    A client that sends faster than its items are answered waits: the coordinator reads no further
+    while it holds 64 unanswered items, or 256 MiB of them.
+    """
     ListDevices: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListDevicesRequest, _coordinator_pb2.ListDevicesResponse]
     ListFragments: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListFragmentsRequest, _coordinator_pb2.ListFragmentsResponse]
     """The fragments that are whole in the store."""
@@ -65,6 +73,14 @@ class CoordinatorAsyncStub(CoordinatorStub):
     RemoveJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RemoveJobRequest, _coordinator_pb2.RemoveJobResponse]  # type: ignore[assignment]
     """Forget a job that has ended, and delete its files `jobs/NAME/`. FAILED_PRECONDITION while it runs.
     A job that is not known is removed already. A later job of the same name has a higher epoch still.
+    """
+    Infer: _aio.StreamStreamMultiCallable[_coordinator_pb2.InferRequest, _coordinator_pb2.InferAnswer]  # type: ignore[assignment]
+    """Items for one model, and their results, for as long as the call lasts. Each item is answered once,
+    in the order in which they are computed. Nothing is written: items that were not answered when the
+    call broke off are the client's to send again, in another call.
+
+    A client that sends faster than its items are answered waits: the coordinator reads no further
+    while it holds 64 unanswered items, or 256 MiB of them.
     """
     ListDevices: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListDevicesRequest, _coordinator_pb2.ListDevicesResponse]  # type: ignore[assignment]
     ListFragments: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListFragmentsRequest, _coordinator_pb2.ListFragmentsResponse]  # type: ignore[assignment]
@@ -113,6 +129,20 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_coordinator_pb2.RemoveJobResponse, _abc.Awaitable[_coordinator_pb2.RemoveJobResponse]]:
         """Forget a job that has ended, and delete its files `jobs/NAME/`. FAILED_PRECONDITION while it runs.
         A job that is not known is removed already. A later job of the same name has a higher epoch still.
+        """
+
+    @_abc_1.abstractmethod
+    def Infer(
+        self,
+        request_iterator: _MaybeAsyncIterator[_coordinator_pb2.InferRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.InferAnswer], _abc.AsyncIterator[_coordinator_pb2.InferAnswer]]:
+        """Items for one model, and their results, for as long as the call lasts. Each item is answered once,
+        in the order in which they are computed. Nothing is written: items that were not answered when the
+        call broke off are the client's to send again, in another call.
+
+        A client that sends faster than its items are answered waits: the coordinator reads no further
+        while it holds 64 unanswered items, or 256 MiB of them.
         """
 
     @_abc_1.abstractmethod

@@ -154,6 +154,8 @@ def test_a_run_that_lives_is_told_from_a_dead_one() -> None:
     number, _, ticks = run_name().partition("-")
     assert run_is_alive(run_name())
     assert not run_is_alive(f"{number}-{int(ticks) + 1}")
+    assert run_is_alive(run_name(3))
+    assert not run_is_alive(f"{number}-{int(ticks) + 1}-3")
     assert run_is_alive("somebody-elses")
 
 

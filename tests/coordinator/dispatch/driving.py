@@ -54,6 +54,7 @@ class Rest(TypedDict, total=False):
     priority: int
     backoff_limit: int
     deadline: Nanoseconds | None
+    open_ended: bool
 
 
 Given = TypeVar("Given", bound=Instruction)

@@ -122,6 +122,11 @@ def _with_homes(chance: random.Random, job: JobSpec, names: list[str]) -> JobSpe
 
 def _plan_job(world: World, chance: random.Random, job: JobSpec) -> None:
     at = chance.uniform(0, 2) * SECOND
+    arrivals = random.Random(f"{world.seed} {job.name}")  # noqa: S311 (not for secrets)
+    if job.mode is Mode.STREAMING and arrivals.random() < 0.2:
+        pauses = [arrivals.choice((0, 0, 0.1, 2)) * SECOND for _ in range(job.items)]
+        world.later(at, partial(world.stream, job, pauses))
+        return
     completed = frozenset(item for item in range(job.items) if chance.random() < 0.05)
     if chance.random() < 0.1:
         deadline = Nanoseconds(int(at + chance.uniform(1, 20) * SECOND))

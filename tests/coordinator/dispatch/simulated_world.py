@@ -6,7 +6,7 @@ carries.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from heapq import heappop, heappush
 
@@ -19,6 +19,7 @@ from shoal_coordinator.dispatch.events import (
     Event,
     Failure,
     FailureKind,
+    ItemsArrived,
     ItemStored,
     JobCancelled,
     JobSpec,
@@ -142,6 +143,24 @@ class World:
         self.specs[spec.name] = spec
         self._completed.setdefault(spec.name, completed)
         self.feed(JobSubmitted(at=Nanoseconds(0), job=spec, completed=completed))
+
+    def stream(self, spec: JobSpec, pauses: Sequence[float]) -> None:
+        """A client sends a job's items one after another, and leaves when all have ended."""
+        name = spec.name
+        self.submit(replace(spec, items=0, open_ended=True))
+        at = 0.0
+        for number, pause in enumerate(pauses, 1):
+            at += pause
+            self.feed_later(at, ItemsArrived(at=Nanoseconds(0), job=name, items=number))
+
+        def leave() -> None:
+            ends = {self._ends.get((name, item)) for item in range(len(pauses))}
+            if ends <= {"stored", "failed"}:
+                self.cancel(name)
+            elif name not in self.finished:
+                self.later(SECOND, leave)
+
+        self.later(at, leave)
 
     def cancel(self, name: str) -> None:
         """A user changes their mind."""

@@ -9,6 +9,7 @@ from shoal_coordinator.dispatch import views
 from shoal_coordinator.dispatch.events import (
     Failure,
     FailureKind,
+    ItemsArrived,
     ItemStored,
     JobCancelled,
     JobSpec,
@@ -328,3 +329,31 @@ def test_short_tasks_are_sent_ahead_to_the_only_device_that_serves_the_next_stag
     assert table.state.ended["job"].succeeded == 200
     # Until it is known how short they are, some go without a route.
     assert [one.item for one in table.all(Forward) if one.item >= 50] == []
+
+
+def test_an_open_ended_job_runs_items_as_they_arrive_and_ends_when_cancelled() -> None:
+    table = one_device("a")
+    assert not some(table.submit(job(chain("a"), 0, open_ended=True)), FinishJob)
+    for items in (2, 3):
+        given = table.feed(ItemsArrived(at=table.at(), job="job", items=items))
+        seen = table.play(given)
+        assert not some(seen, FinishJob)
+    assert [one.item for one in some(table.given, FinishItem)] == [0, 1, 2]
+    ended = table.feed(JobCancelled(at=table.at(), job="job", reason="the client has gone"))
+    assert only(ended, FinishJob).failure is not None
+
+
+def test_items_that_arrive_for_a_job_that_has_ended_are_ignored() -> None:
+    table = one_device("a")
+    table.submit(job(chain("a"), 0, open_ended=True))
+    table.feed(JobCancelled(at=table.at(), job="job", reason=""))
+    assert table.feed(ItemsArrived(at=table.at(), job="job", items=1)) == []
+
+
+def test_a_device_that_is_lost_costs_an_open_ended_job_no_item() -> None:
+    table = one_device("a")
+    table.submit(job(chain("a"), 0, open_ended=True))
+    table.feed(ItemsArrived(at=table.at(), job="job", items=2))
+    table.lose("d1")
+    seen = table.play(table.join("d1", 100, resident=("a",)))
+    assert sorted(one.item for one in some(seen, FinishItem)) == [0, 1]

@@ -1,0 +1,92 @@
+"""The run of a job whose items arrive over a call, and whose results leave over it: all of it is in
+memory, and nothing is durable.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic_ns
+
+from shoal_coordinator.dispatch import events as ev
+from shoal_coordinator.server import wire
+from shoal_coordinator.server.task_results import Feed, Run
+from shoal_protocol.assembly import ReceivedActivation
+from shoal_protocol.partition import MODEL, PartitionDocument
+from shoal_protocol.tensors import Array
+from shoal_protocol.units import Nanoseconds
+
+Arrays = Mapping[str, Array]
+
+
+@dataclass(slots=True)
+class Item:
+    """An item from its arrival to its answer. `number` is the client's; `failure` is why it has no
+    results."""
+
+    number: int
+    inputs: Arrays
+    input_bytes: int = 0
+    results: dict[str, Array] = field(default_factory=dict)
+    failure: ev.Failure | None = None
+
+
+class StreamRun(Run):
+    """`on_end` receives each item that has its results, or has failed for good, once."""
+
+    def __init__(
+        self, name: str, document: PartitionDocument, feed: Feed, on_end: Callable[[Item], None]
+    ) -> None:
+        super().__init__(name, document, epoch=1, lossy=False)
+        self._feed = feed
+        self._on_end = on_end
+        self._items: dict[int, Item] = {}
+        self._arrived = 0
+        self._untouched = tuple(
+            name for edge in document.into(MODEL) if edge.producer == MODEL for name in edge.tensors
+        )
+
+    def add(self, number: int, received: ReceivedActivation) -> None:
+        """An item has arrived: let the dispatcher have it."""
+        self._items[self._arrived] = Item(number, received.tensors, received.decoded_bytes)
+        self._arrived += 1
+        now = Nanoseconds(monotonic_ns())
+        self._feed(ev.ItemsArrived(at=now, job=self.name, items=self._arrived))
+
+    def place(self, item: int) -> str:
+        return f"item {self._items[item].number}" if item in self._items else f"item {item}"
+
+    def item_bytes(self, item: int) -> int:
+        return self._items[item].input_bytes
+
+    def cached(self, item: int, names: Iterable[str]) -> dict[str, Array] | None:
+        if self._items[item].input_bytes > wire.INLINE_BYTES:
+            return None
+        return self._inputs(item, names)
+
+    async def read(self, item: int, names: Iterable[str]) -> dict[str, Array]:
+        return self._inputs(item, names)
+
+    def finish(self, item: int) -> None:
+        ended = self._end(item)
+        ended.results |= {name: ended.inputs[name] for name in self._untouched}
+        self._feed(ev.ItemStored(at=Nanoseconds(monotonic_ns()), job=self.name, item=item))
+        self._on_end(ended)
+
+    def fail(self, item: int, failure: ev.Failure) -> None:
+        ended = self._end(item)
+        ended.failure = failure
+        self._on_end(ended)
+
+    async def _take_in(self, received: ReceivedActivation) -> None:
+        copies = {name: array.copy() for name, array in received.tensors.items()}
+        self._items[received.key.item].results |= copies
+
+    def _take_in_small(self, received: ReceivedActivation) -> None:
+        self._items[received.key.item].results |= received.tensors
+
+    def _inputs(self, item: int, names: Iterable[str]) -> dict[str, Array]:
+        inputs = self._items[item].inputs
+        return {name: inputs[name] for name in names}
+
+    def _end(self, item: int) -> Item:
+        self._forget(item)
+        return self._items.pop(item)

@@ -1,0 +1,182 @@
+"""Pools and models for code that runs in an event loop; `synchronous` is made of them."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Final, Literal, Self
+
+from shoal.errors import ItemFailed, PoolClosed, PoolFailed
+from shoal.items import Items
+from shoal.loading import load
+from shoal.processes import Settings, running, settings
+from shoal_cli.local.pool import PoolRun
+from shoal_cli.local.supervisor import ProcessHopeless, Supervisor
+from shoal_protocol.channels import open_channel
+from shoal_protocol.tensors import Array
+
+LOOK_AHEAD: Final = 16
+
+Arrays = dict[str, Array]
+"""By the names of the model's inputs, or of its outputs."""
+OnError = Literal["raise", "return"]
+
+
+class AsyncModel:
+    """A model on a pool, until the pool is closed. Calls may run at the same time."""
+
+    def __init__(self, items: Items) -> None:
+        self._items = items
+
+    async def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        """One item's results. Raises `ItemFailed`."""
+        return await self._items.compute(0, inputs)
+
+    async def map(
+        self,
+        items: Iterable[Mapping[str, Array]] | AsyncIterable[Mapping[str, Array]],
+        *,
+        look_ahead: int = LOOK_AHEAD,
+        on_error: OnError = "raise",
+    ) -> AsyncIterator[Arrays | ItemFailed]:
+        """The results of many items, in their order. At most `look_ahead` items are taken before
+        the result of the first of them is.
+
+        An item that fails raises its `ItemFailed`; with `on_error="return"`, that is its result,
+        and the others go on.
+        """
+        check_map(look_ahead, on_error)
+        waiting: deque[asyncio.Task[Arrays | ItemFailed]] = deque()
+        try:
+            place = 0
+            async for item in _each(items):
+                waiting.append(asyncio.create_task(self.compute(place, item, on_error)))
+                place += 1
+                if len(waiting) == look_ahead:
+                    yield await waiting.popleft()
+            while waiting:
+                yield await waiting.popleft()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def compute(
+        self, place: int, inputs: Mapping[str, Array], on_error: OnError
+    ) -> Arrays | ItemFailed:
+        """An item of a `map`."""
+        try:
+            return await self._items.compute(place, inputs)
+        except ItemFailed as error:
+            if on_error == "return":
+                return error
+            raise
+
+
+class AsyncPool:
+    """A pool, from `async with` to its end: see `async_pool`."""
+
+    def __init__(self, chosen: Settings) -> None:
+        self._settings = chosen
+        self._stack = contextlib.AsyncExitStack()
+        self._run: PoolRun | None = None
+        self._models: list[Items] = []
+        self._cutting = asyncio.Lock()
+        self._failure: PoolFailed | None = None
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            self._run, supervisor = await stack.enter_async_context(running(self._settings))
+            watching = asyncio.create_task(self._watch(supervisor))
+            stack.callback(watching.cancel)
+            stack.push_async_callback(self._close_models)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the calls under way, and the pool's processes."""
+        self._run = None
+        await self._stack.aclose()
+
+    async def load(
+        self,
+        path: str | PathLike[str],
+        *,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        fragments: int | None = None,
+    ) -> AsyncModel:
+        """Cut an ONNX file for the devices, and have them ready for its items.
+
+        `shapes` are the largest of inputs whose sizes the model leaves open, by name. `fragments`:
+        how many to cut it into, by default as suits the budgets. Raises `ModelFailed`.
+        """
+        async with self._cutting:
+            run = self._open_run()
+            start = await load(Path(path), run, shapes or {}, fragments)
+            self._open_run()  # it may have been closed meanwhile
+        items = Items(open_channel(run.target), start)
+        self._models.append(items)
+        return AsyncModel(items)
+
+    def _open_run(self) -> PoolRun:
+        if self._failure is not None:
+            raise self._failure
+        if self._run is None:
+            raise PoolClosed
+        return self._run
+
+    async def _close_models(self) -> None:
+        for items in self._models:
+            await items.close()
+
+    async def _watch(self, supervisor: Supervisor) -> None:
+        """A process of the pool that ends again and again ends everything."""
+        try:
+            await supervisor.wait_for_failure()
+        except ProcessHopeless as error:
+            self._failure = PoolFailed(str(error))
+            for items in self._models:
+                items.fail(self._failure)
+
+
+def async_pool(
+    *,
+    devices: int | None = None,
+    budget: str | int | Sequence[str | int] = "64Mi",
+    enforce: str = "auto",
+    work: str | PathLike[str] | None = None,
+) -> AsyncPool:
+    """A pool of devices that this machine pretends to be, for `async with`.
+
+    `devices`: how many, by default 3, or as many as there are budgets. `budget`: what each may use
+    for a model, such as "64Mi" or in bytes; or one for each device. `enforce`: "auto" limits each
+    device by a cgroup where the machine allows it, "cgroup" insists on that, "none" only measures.
+    `work`: a folder that outlives the pool, so that the next one finds its models cut.
+
+    Raises `ValueError` for arguments that make no sense; `async with` raises `PoolFailed`.
+    """
+    return AsyncPool(settings(devices, budget, enforce, None if work is None else Path(work)))
+
+
+def check_map(look_ahead: int, on_error: str) -> None:
+    """Raise `ValueError` for arguments of `map` that make no sense."""
+    if look_ahead < 1:
+        raise ValueError(f"look_ahead={look_ahead}: at least 1 item is on its way")
+    if on_error not in {"raise", "return"}:
+        raise ValueError(f"on_error={on_error!r} is neither 'raise' nor 'return'")
+
+
+async def _each(
+    items: Iterable[Mapping[str, Array]] | AsyncIterable[Mapping[str, Array]],
+) -> AsyncIterator[Mapping[str, Array]]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item

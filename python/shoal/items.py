@@ -1,0 +1,181 @@
+"""The items of one model, over one call to the coordinator.
+
+A coordinator that ends is started again by the pool's supervisor. The call is then opened anew, and
+the items without an answer are sent again; each of them gets one answer. Items are in memory until
+then.
+"""
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from shoal.errors import ItemFailed, ModelFailed, PoolClosed, PoolFailed, ShoalError
+from shoal_protocol.assembly import ActivationAssembler
+from shoal_protocol.partition import MODEL
+from shoal_protocol.tensors import (
+    ActivationKey,
+    Array,
+    EncodedActivation,
+    UnsupportedTensor,
+    encode_activation,
+)
+from shoal_protocol.v1 import coordinator_pb2 as pb
+from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+
+if TYPE_CHECKING:  # known to type checkers only
+    from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorAsyncStub
+
+    _Infer = grpc.aio.StreamStreamCall[pb.InferRequest, pb.InferAnswer]
+
+Arrays = dict[str, Array]
+
+RETRY_SECONDS: Final = 0.25
+GIVE_UP_SECONDS: Final = 60.0
+"""How long a coordinator may be away."""
+_PASSING: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An item without an answer; `place` is the user's number of it."""
+
+    place: int
+    inputs: EncodedActivation
+    answer: asyncio.Future[Arrays]
+
+
+class Items:
+    """Until `close`, which ends the channel too. Items that wait then fail with the same error."""
+
+    def __init__(self, channel: grpc.aio.Channel, start: pb.SubmitJobRequest) -> None:
+        self._channel = channel
+        self._stub: CoordinatorAsyncStub = CoordinatorStub(channel)
+        self._start = start
+        self._numbers = count()
+        self._waiting: dict[int, _Waiting] = {}
+        """By number, in the order in which they came."""
+        self._unsent: deque[int] = deque()
+        self._wake = asyncio.Event()
+        self._lost_at = math.inf
+        self._failure: ShoalError | None = None
+        self._task = asyncio.create_task(self._serve())
+
+    async def compute(self, place: int, inputs: Mapping[str, Array]) -> Arrays:
+        """An item's results. Raises `ItemFailed`, or what ends all items."""
+        if self._failure is not None:
+            raise self._failure
+        number = next(self._numbers)
+        key = ActivationKey(job="", epoch=0, item=number, producer=MODEL, consumer=MODEL)
+        try:
+            encoded = encode_activation(key, "", inputs, transfer=number + 1)
+        except UnsupportedTensor as error:
+            raise ItemFailed(place, "InvalidInput", str(error)) from error
+        answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = _Waiting(place, encoded, answer)
+        self._unsent.append(number)
+        self._wake.set()
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(number, None)
+
+    def fail(self, error: ShoalError) -> None:
+        """End all items that wait, and refuse further ones."""
+        self._failure = self._failure or error
+        for waiting in self._waiting.values():
+            if not waiting.answer.done():
+                waiting.answer.set_exception(self._failure)
+
+    async def close(self) -> None:
+        self.fail(PoolClosed())
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._channel.close()
+
+    # ---- the call --------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        """Call, again and again, until nothing can be computed any more."""
+        try:
+            while self._failure is None:
+                await self._call()
+        except Exception as error:  # whatever it is, nobody may wait for ever
+            self.fail(PoolFailed(f"the items of {self._start.name} cannot be sent: {error!r}"))
+
+    async def _call(self) -> None:
+        call = self._stub.Infer(wait_for_ready=False)
+        self._unsent = deque(self._waiting)
+        self._wake.set()
+        sending = asyncio.create_task(self._send(call))
+        reason = "the coordinator ended the call"
+        try:
+            await self._receive(call)
+        except grpc.aio.AioRpcError as error:
+            reason = error.details() or error.code().name
+            if error.code() not in _PASSING:
+                self.fail(PoolFailed(f"the coordinator refused {self._start.name}: {reason}"))
+        finally:
+            sending.cancel()
+            call.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+        if self._failure is None:
+            await self._be_patient(reason)
+
+    async def _be_patient(self, reason: str) -> None:
+        """The coordinator is away: wait a little, but not for ever."""
+        self._lost_at = min(self._lost_at, monotonic())
+        if monotonic() - self._lost_at > GIVE_UP_SECONDS:
+            self.fail(PoolFailed(f"no coordinator for {GIVE_UP_SECONDS:g} s: {reason}"))
+        await asyncio.sleep(RETRY_SECONDS)
+
+    async def _send(self, call: "_Infer") -> None:
+        """Until the call breaks, of which `_receive` learns the reason."""
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(pb.InferRequest(start=self._start))
+            while True:
+                while self._unsent:
+                    waiting = self._waiting.get(self._unsent.popleft())
+                    if waiting is not None:
+                        for frame in waiting.inputs:
+                            await call.write(pb.InferRequest(frame=frame))
+                self._wake.clear()
+                await self._wake.wait()
+
+    async def _receive(self, call: "_Infer") -> None:
+        assembler = ActivationAssembler()
+        async for message in call:
+            match message.WhichOneof("message"):
+                case "started":
+                    self._lost_at = math.inf
+                case "frame":
+                    if (received := assembler.feed(message.frame)) is not None:
+                        self._give(received.key.item, received.tensors)
+                case "failure":
+                    self._give_failure(message.failure)
+
+    def _give(self, number: int, results: Arrays) -> None:
+        waiting = self._waiting.get(number)
+        if waiting is not None and not waiting.answer.done():
+            waiting.answer.set_result(results)
+
+    def _give_failure(self, failure: pb.InferFailure) -> None:
+        need = failure.need_bytes if failure.HasField("need_bytes") else None
+        have = failure.have_bytes if failure.HasField("have_bytes") else None
+        device = failure.device or None
+        if not failure.HasField("item"):
+            text = f"{self._start.name}: {failure.message}"
+            self.fail(ModelFailed(text, need=need, have=have, device=device))
+        elif (waiting := self._waiting.get(failure.item)) is not None:
+            error = ItemFailed(
+                waiting.place, failure.kind, failure.message, need=need, have=have, device=device
+            )
+            if not waiting.answer.done():
+                waiting.answer.set_exception(error)

@@ -1,0 +1,56 @@
+"""From a model's file to the first message of its call: checked, cut into the pool's store, planned
+on its devices."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shoal.errors import ModelFailed
+from shoal_cli.local.orders import CutOrder, dns_label, planned_devices
+from shoal_cli.local.pool import PoolRun
+from shoal_cli.local.preparation import Prepared, prepare
+from shoal_cli.local.steps import StepCrashed, StepRefused
+from shoal_planner.outcome import Infeasible
+from shoal_planner.placement import plan
+from shoal_protocol.choices import Objective
+from shoal_protocol.partition import document_to_json
+from shoal_protocol.v1 import coordinator_pb2 as pb
+
+_TRIES = 3
+"""Of an item, beyond the first: as for a job that says nothing."""
+
+
+async def load(
+    path: Path, pool: PoolRun, shapes: Mapping[str, Sequence[int]], fragments: int | None
+) -> pb.SubmitJobRequest:
+    """Cut and plan a model. Raises `ModelFailed`."""
+    name = dns_label(path.stem)
+    order = CutOrder(
+        name=name,
+        model=name,
+        path=path.absolute(),
+        shapes={each: tuple(shape) for each, shape in shapes.items()},
+        fragments=fragments,
+        devices=planned_devices(pool.pool),
+    )
+    try:
+        prepared = await prepare(order, pool.workspace.store, lambda _done, _total: None)
+    except (StepRefused, StepCrashed) as error:
+        raise ModelFailed(str(error)) from error
+    return _planned(order, prepared)
+
+
+def _planned(order: CutOrder, prepared: Prepared) -> pb.SubmitJobRequest:
+    found = plan(prepared.document, order.devices, Objective.THROUGHPUT)
+    if isinstance(found, Infeasible):
+        device, have = max(found.budgets, key=lambda each: each[1], default=(None, None))
+        what = found.message(order.name, prepared.advice)
+        raise ModelFailed(what, need=found.need_bytes, have=have, device=device)
+    return pb.SubmitJobRequest(
+        name=order.name,
+        partition=document_to_json(prepared.document).encode(),
+        stages=[
+            pb.StagePlacement(devices=devices, granted_bytes=granted)
+            for devices, granted in zip(found.homes(), found.grants(), strict=True)
+        ],
+        backoff_limit=_TRIES,
+    )

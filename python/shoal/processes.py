@@ -1,0 +1,141 @@
+"""A pool's processes on this machine: the coordinator and the agents, started once.
+
+They are those of `shoal run`, under the same supervisor: one that ends is started again, and all
+end with this process, however it ends.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import shutil
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shoal.errors import PoolFailed
+from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups, run_name
+from shoal_cli.local.manifests import ManifestErrors
+from shoal_cli.local.orders import bare_pool
+from shoal_cli.local.pool import AgentsMissing, PoolRun, RunOptions
+from shoal_cli.local.supervisor import Death, ProcessHopeless, Supervisor
+from shoal_cli.local.workspace import (
+    Workspace,
+    WorkspaceBusy,
+    default_work_folder,
+    open_workspace,
+)
+from shoal_protocol.units import parse_bytes
+
+logger = logging.getLogger(__name__)
+
+_numbers: Final = itertools.count()
+"""Several pools of one process have different names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a pool is made of. `budgets` are the devices', in bytes. `work` outlives it; None: a
+    folder that is removed with it."""
+
+    budgets: tuple[int, ...]
+    enforce: Enforce
+    work: Path | None
+
+
+def settings(
+    devices: int | None, budget: str | int | Sequence[str | int], enforce: str, work: Path | None
+) -> Settings:
+    """Check the arguments of `pool`. Raises `ValueError`."""
+    texts = [budget] if isinstance(budget, str | int) else list(budget)
+    sizes = [parse_bytes(str(text)) for text in texts]
+    if len(sizes) == 1:
+        sizes *= 3 if devices is None else devices
+    if not sizes or devices not in (None, len(sizes)):
+        raise ValueError(f"{devices} devices, but {len(texts)} budgets; give one for each, or one")
+    if enforce not in list(Enforce):
+        raise ValueError(f"enforce={enforce!r} is none of {', '.join(Enforce)}")
+    return Settings(tuple(sizes), Enforce(enforce), work)
+
+
+@contextlib.asynccontextmanager
+async def running(chosen: Settings) -> AsyncIterator[tuple[PoolRun, Supervisor]]:
+    """A pool whose devices are ready; its processes are gone afterwards. Raises `PoolFailed`."""
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            pool = bare_pool(chosen.budgets)
+            workspace = stack.enter_context(_workspace(chosen.work))
+            groups = await asyncio.to_thread(_open_groups, chosen.enforce, workspace)
+            if groups is not None:
+                stack.callback(groups.remove)
+            supervisor = Supervisor(_note_death)
+            options = RunOptions(enforce=chosen.enforce)
+            run = PoolRun(
+                pool=pool,
+                workspace=workspace,
+                supervisor=supervisor,
+                groups=groups,
+                options=options,
+            )
+            stack.push_async_callback(run.close)
+            stack.push_async_callback(supervisor.stop)
+            agents = [run.label(device.name) for device in run.devices]
+            stack.push_async_callback(supervisor.stop, agents)
+            await _start(run, supervisor)
+            _check_limits(run)
+        except (ManifestErrors, WorkspaceBusy, AgentsMissing, ProcessHopeless, OSError) as error:
+            raise PoolFailed(str(error)) from error
+        yield run, supervisor
+
+
+async def _start(run: PoolRun, supervisor: Supervisor) -> None:
+    """Until every agent has its session; raises what prevents it."""
+    await run.start()
+    ready = asyncio.create_task(run.wait_for_sessions(logger.warning))
+    failed = asyncio.create_task(supervisor.wait_for_failure())
+    try:
+        done, _ = await asyncio.wait({ready, failed}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        ready.cancel()
+        failed.cancel()
+        await asyncio.gather(ready, failed, return_exceptions=True)
+
+
+def _check_limits(run: PoolRun) -> None:
+    missing = [device.name for device in run.devices if device.name not in run.limits]
+    if run.options.enforce is Enforce.CGROUP and missing:
+        raise PoolFailed(f"no limit could be set for {', '.join(missing)}", device=missing[0])
+
+
+@contextlib.contextmanager
+def _workspace(work: Path | None) -> Iterator[Workspace]:
+    run = run_name(next(_numbers))
+    root = work or default_work_folder("python", [Path(run)])
+    try:
+        with open_workspace(root, run) as workspace:
+            yield workspace
+    finally:
+        if work is None:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _open_groups(enforce: Enforce, workspace: Workspace) -> RunGroups | None:
+    """What holds the budgets; None where the machine has nothing, and that will do."""
+    if enforce is Enforce.NONE:
+        return None
+    groups = open_groups(workspace.run)
+    if not isinstance(groups, Unavailable):
+        return groups
+    if enforce is Enforce.CGROUP:
+        raise PoolFailed(
+            f"budgets cannot be enforced here: {groups.reason}; "
+            "run as a user who may make cgroups, or with enforce='auto' to measure only"
+        )
+    return None
+
+
+def _note_death(death: Death) -> None:
+    logger.warning("%s %s; starting it again", death.title, death.cause)

@@ -1,0 +1,148 @@
+"""Pools and models for ordinary code: `asynchronous`, in a thread that runs an event loop.
+
+All pools of a process share the thread, for as long as the process lives: its end is what their
+processes take for the end of this one.
+"""
+
+import asyncio
+import atexit
+import concurrent.futures
+import functools
+import threading
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from typing import Any, Self, TypeVar
+
+from shoal.asynchronous import (
+    LOOK_AHEAD,
+    Arrays,
+    AsyncModel,
+    AsyncPool,
+    OnError,
+    async_pool,
+    check_map,
+)
+from shoal.errors import ItemFailed
+from shoal_protocol.tensors import Array
+
+Value = TypeVar("Value")
+
+
+class Model:
+    """A model on a pool, until the pool is closed. Threads may share it."""
+
+    def __init__(self, model: AsyncModel) -> None:
+        self._model = model
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        """One item's results, by the names of the model's outputs. Raises `ItemFailed`."""
+        return _wait(_submit(self._model.run(inputs)))
+
+    def map(
+        self,
+        items: Iterable[Mapping[str, Array]],
+        *,
+        look_ahead: int = LOOK_AHEAD,
+        on_error: OnError = "raise",
+    ) -> Iterator[Arrays | ItemFailed]:
+        """The results of many items, in their order. At most `look_ahead` items are taken before
+        the result of the first of them is.
+
+        An item that fails raises its `ItemFailed`; with `on_error="return"`, that is its result,
+        and the others go on.
+        """
+        check_map(look_ahead, on_error)
+        return self._map(items, look_ahead, on_error)
+
+    def _map(
+        self, items: Iterable[Mapping[str, Array]], look_ahead: int, on_error: OnError
+    ) -> Iterator[Arrays | ItemFailed]:
+        waiting: deque[concurrent.futures.Future[Arrays | ItemFailed]] = deque()
+        try:
+            for place, item in enumerate(items):
+                waiting.append(_submit(self._model.compute(place, item, on_error)))
+                if len(waiting) == look_ahead:
+                    yield _wait(waiting.popleft())
+            while waiting:
+                yield _wait(waiting.popleft())
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+class Pool:
+    """A pool that runs, until `close` or the end of `with`: see `pool`."""
+
+    def __init__(self, pool: AsyncPool) -> None:
+        self._pool = pool
+        _wait(_submit(pool.__aenter__()))
+        atexit.register(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the calls under way, and the pool's processes. Closing twice does nothing."""
+        atexit.unregister(self.close)
+        _wait(_submit(self._pool.close()))
+
+    def load(
+        self,
+        path: str | PathLike[str],
+        *,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        fragments: int | None = None,
+    ) -> Model:
+        """Cut an ONNX file for the devices, and have them ready for its items.
+
+        `shapes` are the largest of inputs whose sizes the model leaves open, by name. `fragments`:
+        how many to cut it into, by default as suits the budgets. Raises `ModelFailed`.
+        """
+        return Model(_wait(_submit(self._pool.load(path, shapes=shapes, fragments=fragments))))
+
+
+def pool(
+    *,
+    devices: int | None = None,
+    budget: str | int | Sequence[str | int] = "64Mi",
+    enforce: str = "auto",
+    work: str | PathLike[str] | None = None,
+) -> Pool:
+    """Start a pool of devices that this machine pretends to be; close it, or use it in `with`.
+
+    `devices`: how many, by default 3, or as many as there are budgets. `budget`: what each may use
+    for a model, such as "64Mi" or in bytes; or one for each device. `enforce`: "auto" limits each
+    device by a cgroup where the machine allows it, "cgroup" insists on that, "none" only measures.
+    `work`: a folder that outlives the pool, so that the next one finds its models cut.
+
+    Raises `ValueError` for arguments that make no sense, and `PoolFailed`.
+    """
+
+    async def make() -> AsyncPool:
+        return async_pool(devices=devices, budget=budget, enforce=enforce, work=work)
+
+    return Pool(_wait(_submit(make())))
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="shoal", daemon=True).start()
+    return loop
+
+
+def _submit(work: Coroutine[Any, Any, Value]) -> concurrent.futures.Future[Value]:
+    return asyncio.run_coroutine_threadsafe(work, _loop())
+
+
+def _wait(future: concurrent.futures.Future[Value]) -> Value:
+    """The result; what interrupts the wait (Ctrl-C) cancels the work."""
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise

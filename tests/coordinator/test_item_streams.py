@@ -1,0 +1,231 @@
+"""`Infer`: items over a call, and their results over the same call."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import grpc
+import numpy as np
+import pytest
+
+from coordinator.scripted import connected, put_model, submission, whole_model
+from coordinator.world import World, refusal
+from shoal_coordinator.dispatch.invariants import violations
+from shoal_coordinator.server import CoordinatorSettings, item_streams, serving
+from shoal_protocol.assembly import ActivationAssembler
+from shoal_protocol.channels import open_channel
+from shoal_protocol.tensors import ActivationKey, encode_activation
+from shoal_protocol.v1 import coordinator_pb2 as pb
+from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+
+SECONDS = 20.0
+
+
+class Client:
+    """One call, from its first message on."""
+
+    def __init__(self, world: World, **start: object) -> None:
+        self._call = world.stub.Infer(timeout=60)
+        self._start = world.request(name="calls", **start)
+        self._assembler = ActivationAssembler()
+
+    async def open(self) -> str:
+        await self._call.write(pb.InferRequest(start=self._start))
+        return (await self._read()).started
+
+    async def send(self, number: int, arrays: Mapping[str, np.ndarray]) -> None:
+        key = ActivationKey(job="", epoch=0, item=number, producer=-1, consumer=-1)
+        for frame in encode_activation(key, "", arrays, transfer=number + 1):
+            await self._call.write(pb.InferRequest(frame=frame))
+
+    async def answer(self) -> tuple[int | None, Mapping[str, np.ndarray] | pb.InferFailure]:
+        while True:
+            message = await self._read()
+            if message.WhichOneof("message") == "failure":
+                failure = message.failure
+                return (failure.item if failure.HasField("item") else None), failure
+            if (received := self._assembler.feed(message.frame)) is not None:
+                return received.key.item, received.tensors
+
+    async def end(self) -> grpc.StatusCode:
+        await self._call.done_writing()
+        return await self._call.code()
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    async def _read(self) -> pb.InferAnswer:
+        async with asyncio.timeout(SECONDS):
+            message = await self._call.read()
+        assert message is not grpc.aio.EOF, await self._call.details()
+        return cast(pb.InferAnswer, message)
+
+
+def row(number: int, size: int = 8) -> np.ndarray:
+    return np.random.default_rng(number).normal(size=(1, size)).astype(np.float32)
+
+
+async def check_ended(world: World, name: str) -> None:
+    """Wait until nothing is left of a call, and the dispatcher is sound."""
+    driver = world.coordinator.driver
+    async with asyncio.timeout(SECONDS):
+        while name in driver.state.jobs or name in driver.runs:
+            await asyncio.sleep(0.01)
+    assert violations(driver.state) == []
+
+
+@pytest.mark.parametrize("size", [8, 100_000])
+async def test_each_item_is_answered_once_with_its_own_results(world: World, size: int) -> None:
+    client, numbers = Client(world), [7, 3, 100, 5]
+    async with connected(world.device("a"), world.device("b")):
+        name = await client.open()
+        for number in numbers:
+            await client.send(number, {"x": row(number, size)})
+        answers = [await client.answer() for _ in numbers]
+        assert await client.end() is grpc.StatusCode.OK
+        await check_ended(world, name)
+    assert sorted(number for number, _ in answers if number is not None) == sorted(numbers)
+    for key, made in answers:
+        assert key is not None
+        assert isinstance(made, dict)
+        for output, expected in whole_model(row(key, size)).items():
+            np.testing.assert_allclose(made[output], expected, atol=1e-5)
+
+
+async def test_one_call_answers_items_that_come_one_after_the_other(world: World) -> None:
+    client = Client(world)
+    async with connected(world.device("a")):
+        await client.open()
+        for number in range(3):
+            await client.send(number, {"x": row(number)})
+            assert (await client.answer())[0] == number
+        assert await client.end() is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"z": row(0)},
+        {"x": row(0).astype(np.float64)},
+        {"x": row(0)[0]},
+        {"x": row(0), "more": row(0)},
+    ],
+)
+async def test_an_item_that_does_not_suit_the_model_fails_alone(
+    world: World, arrays: Mapping[str, np.ndarray]
+) -> None:
+    client = Client(world)
+    async with connected(world.device("a")):
+        await client.open()
+        await client.send(0, arrays)
+        await client.send(1, {"x": row(1)})
+        answers = dict([await client.answer(), await client.answer()])
+        assert await client.end() is grpc.StatusCode.OK
+    failure = answers[0]
+    assert isinstance(failure, pb.InferFailure)
+    assert failure.kind == "InvalidInput"
+    assert isinstance(answers[1], dict)
+
+
+async def test_an_item_that_fails_on_its_devices_names_the_last_one(world: World) -> None:
+    client, device = Client(world, backoff_limit=1), world.device("a")
+    device.spoil = lambda frame: b"nonsense" if frame else frame
+    async with connected(device):
+        await client.open()
+        await client.send(4, {"x": row(4)})
+        number, failure = await client.answer()
+    assert number == 4
+    assert isinstance(failure, pb.InferFailure)
+    assert (failure.kind, failure.device) == ("Runtime", "a")
+    client.cancel()
+
+
+async def test_nothing_is_left_of_a_client_that_goes_away(world: World) -> None:
+    client, gate = Client(world), asyncio.Semaphore(0)
+    async with connected(world.device("a", gate=gate)):
+        name = await client.open()
+        await client.send(0, {"x": row(0)})
+        client.cancel()
+        await check_ended(world, name)
+
+
+async def test_a_client_is_read_no_further_than_the_bound(world: World) -> None:
+    client, gate = Client(world), asyncio.Semaphore(0)
+    bound = item_streams.UNANSWERED_ITEMS
+    async with connected(world.device("a", gate=gate)):
+        name = await client.open()
+        for number in range(bound + 20):
+            await client.send(number, {"x": row(number)})
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+        assert world.coordinator.driver.state.jobs[name].spec.items == bound
+        for _ in range(3 * (bound + 20)):
+            gate.release()
+        numbers = {(await client.answer())[0] for _ in range(bound + 20)}
+        assert await client.end() is grpc.StatusCode.OK
+    assert numbers == set(range(bound + 20))
+
+
+async def test_a_model_that_fits_on_no_device_ends_the_call_with_need_and_have(
+    world: World,
+) -> None:
+    client = Client(world)
+    async with connected(world.device("a", budget=500)):
+        await client.open()
+        number, failure = await client.answer()
+        assert await client.end() is grpc.StatusCode.OK
+    assert number is None
+    assert isinstance(failure, pb.InferFailure)
+    assert (failure.kind, failure.need_bytes, failure.have_bytes) == ("Budget", 1000, 500)
+
+
+async def test_a_call_whose_fragments_are_not_there_is_refused(world: World) -> None:
+    for folder in (world.folder / "store" / "fragments").iterdir():
+        (folder / "fragment.json").unlink()
+    call = world.stub.Infer(timeout=60)
+    await call.write(pb.InferRequest(start=world.request(name="calls")))
+    code, reason = await refusal(call.read())
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "the fragment store lacks fragment 0" in reason
+
+
+async def test_bytes_that_are_no_frame_end_the_call(world: World) -> None:
+    call = world.stub.Infer(timeout=60)
+    await call.write(pb.InferRequest(start=world.request(name="calls")))
+    await call.read()
+    await call.write(pb.InferRequest(frame=b"nonsense"))
+    code, reason = await refusal(call.read())
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "frame" in reason
+
+
+async def test_one_client_too_many_is_refused_until_another_leaves(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(item_streams, "MAXIMUM_STREAMS", 1)
+    first = Client(world)
+    name = await first.open()
+    call = world.stub.Infer(timeout=60)
+    await call.write(pb.InferRequest(start=world.request(name="calls")))
+    code, reason = await refusal(call.read())
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "close one of them" in reason
+    first.cancel()
+    await check_ended(world, name)
+    assert (await Client(world).open()).startswith("calls.")
+
+
+async def test_a_coordinator_that_stops_ends_its_calls_at_once(tmp_path: Path) -> None:
+    document, target = put_model(tmp_path / "store"), f"unix:{tmp_path}/s"
+    settings = CoordinatorSettings(
+        listen=target, store=tmp_path / "store", state=tmp_path / "state"
+    )
+    async with open_channel(target) as channel:
+        async with serving(settings):
+            call = CoordinatorStub(channel).Infer(timeout=60)
+            start = submission(document, tmp_path, tmp_path, name="calls")
+            await call.write(pb.InferRequest(start=start))
+            await call.read()
+        code, reason = await refusal(call.read())
+    assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "the coordinator stops")

@@ -1,0 +1,112 @@
+"""Pools from start to end, and what cannot be loaded."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+import shoal
+from python.pools import SHAPES, batch, check, processes
+
+pytestmark = pytest.mark.real
+
+OTHER_PROGRAM = """
+import sys, shoal
+pool = shoal.pool(devices=2, budget="4Mi")
+model = pool.load(sys.argv[1], shapes={"x": (4, 256)})
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def started(folder: Path) -> "subprocess.Popen[str]":
+    """Another program that has a pool."""
+    command = [sys.executable, "-c", OTHER_PROGRAM, str(folder / "model.onnx")]
+    pipe = subprocess.PIPE
+    program = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    return program
+
+
+def until_gone(found: list[int]) -> None:
+    while any(Path(f"/proc/{process}/cmdline").exists() for process in found):
+        time.sleep(0.05)
+
+
+def test_nothing_is_left_of_a_pool_that_was_closed(folder: Path) -> None:
+    before = processes()
+    with shoal.pool(devices=1, budget="8Mi") as pool:
+        model = pool.load(folder / "model.onnx", shapes=SHAPES)
+        assert len(processes()) == len(before) + 2
+    assert processes() == before
+    with pytest.raises(shoal.PoolClosed):
+        model.run({"x": batch(0)})
+    with pytest.raises(shoal.PoolClosed):
+        pool.load(folder / "model.onnx")
+    pool.close()
+    assert not list((folder / "cache" / "shoal" / "runs").iterdir())
+
+
+def test_a_pool_ends_with_its_program_even_if_it_is_killed(folder: Path) -> None:
+    program = started(folder)
+    found = processes(parent=program.pid)
+    assert len(found) == 3
+    program.kill()
+    until_gone(found)
+    program.communicate()
+
+
+def test_a_pool_that_was_not_closed_ends_with_its_program(folder: Path) -> None:
+    program = started(folder)
+    found = processes(parent=program.pid)
+    program.communicate("")
+    assert program.returncode == 0
+    until_gone(found)
+
+
+def test_pools_side_by_side_do_not_disturb_each_other(
+    folder: Path, whole: onnxruntime.InferenceSession
+) -> None:
+    path, x = folder / "model.onnx", batch(3)
+    with shoal.pool(devices=1, budget="8Mi") as one, shoal.pool(budget=["4Mi", "4Mi"]) as two:
+        for pool in (one, two):
+            check(whole, x, pool.load(path, shapes=SHAPES).run({"x": x}))
+
+
+def test_a_work_folder_serves_one_pool_at_a_time(folder: Path) -> None:
+    work = folder / "kept"
+    with shoal.pool(devices=1, budget="8Mi", work=work) as pool:
+        pool.load(folder / "model.onnx", shapes=SHAPES)
+        with pytest.raises(shoal.PoolFailed, match="is used by another run"):
+            shoal.pool(devices=1, budget="8Mi", work=work)
+    assert (work / "store" / "partitions" / "model").is_dir()
+
+
+def test_a_fragment_that_fits_no_device_is_refused_with_need_and_have(folder: Path) -> None:
+    with shoal.pool(budget=["1Mi", "1536Ki"]) as pool:
+        with pytest.raises(shoal.ModelFailed, match="fragment 0 of model needs") as caught:
+            pool.load(folder / "model.onnx", shapes=SHAPES, fragments=1)
+        error = caught.value
+        assert (error.have, error.device) == (1536 << 10, "device-2")
+        assert error.need is not None
+        assert error.need > 1536 << 10
+        with pytest.raises(shoal.ModelFailed, match="there is no file"):
+            pool.load(folder / "missing.onnx")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"budget": "24MB"}, "24MB"),
+        ({"budget": ["4Mi", "4Mi"], "devices": 3}, "3 devices, but 2 budgets"),
+        ({"devices": 0}, "0 devices"),
+        ({"enforce": "maybe"}, "maybe"),
+    ],
+)
+def test_a_pool_that_makes_no_sense_is_refused(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        shoal.pool(**wrong)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ Digest = NewType("Digest", str)
 
 _PREFIX: Final = "sha256:"
 _HEXADECIMAL: Final = re.compile(r"[0-9a-f]{64}")
-_READ_BYTES: Final = 1 << 20
+_READ_BYTES: Final = 256 << 10
 
 
 def is_hexadecimal(text: str) -> bool:

@@ -1,4 +1,5 @@
-"""Files of fragments on the wire: one transfer per request, from an offset to the file's end.
+"""Files of fragments on the wire: one transfer per request, from an offset to the file's end, or
+the end of the part that was asked for.
 
 These functions do not verify the bytes: the receiver checks the digest of the whole file
 (`transfers`). They open no file; `file_frames` reads one that is open.
@@ -32,13 +33,14 @@ def file_frames(
         )
     source.seek(request.offset)
     offset = request.offset
+    end = _end(request, file_bytes)
     kind = FileSlice(digest=request.digest, file=request.file, file_bytes=file_bytes)
     header = FrameHeader(transfer=1, offset=offset, file=kind)
     while True:
-        payload = source.read(min(frame_bytes, file_bytes - offset))
-        if not payload and offset < file_bytes:
+        payload = source.read(min(frame_bytes, end - offset))
+        if not payload and offset < end:
             raise EOFError(f"{request.file} ends at {offset} of {file_bytes} bytes")
-        header.last = offset + len(payload) == file_bytes
+        header.last = offset + len(payload) == end
         yield join_frame(header, payload)
         if header.last:
             return
@@ -46,12 +48,17 @@ def file_frames(
         header = FrameHeader(transfer=1, offset=offset)
 
 
+def _end(request: FetchFragmentRequest, file_bytes: int) -> int:
+    """Where the answer to a request ends."""
+    return min(file_bytes, request.offset + request.bytes) if request.bytes else file_bytes
+
+
 class FileReceiver:
     """Follows the answer to one request: `feed` gives the bytes to write at the position before.
 
     `position` is where the next bytes belong, `file_bytes` the whole file's size once the first
-    frame has come, `complete` whether all has. Raises `MalformedFrame`, also for a file above
-    `limit_bytes`.
+    frame has come, `complete` whether all that was asked for has. Raises `MalformedFrame`, also for
+    a file above `limit_bytes`.
     """
 
     def __init__(self, request: FetchFragmentRequest, limit_bytes: int) -> None:
@@ -72,9 +79,9 @@ class FileReceiver:
             raise MalformedFrame("another transfer begins before the file has ended")
         if header.offset != self.position:
             raise MalformedFrame(f"offset {header.offset} where {self.position} comes next")
-        end = self.position + len(payload)
-        if end > self.file_bytes or header.last != (end == self.file_bytes):
-            raise MalformedFrame(f"{end} of {self.file_bytes} bytes, last: {header.last}")
+        end, last = self.position + len(payload), _end(self._request, self.file_bytes)
+        if end > last or header.last != (end == last):
+            raise MalformedFrame(f"{end} of {last} bytes, last: {header.last}")
         self.position = end
         self.complete = header.last
         return payload

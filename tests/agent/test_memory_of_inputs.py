@@ -1,4 +1,5 @@
-"""Inputs that memory has no room for go to the disk, and take little memory on their way."""
+"""Inputs that memory has no room for go to the disk, and take little memory on their way, as
+fragments do."""
 
 from collections.abc import Awaitable, Callable
 
@@ -6,7 +7,12 @@ import numpy as np
 import pytest
 
 from agent.conftest import Joined
+from agent.fragment_making import dense_model, write_fragment
+from agent.scripted_coordinator import ScriptedCoordinator
+from agent.test_memory_of_fragments import peak_bytes
 from agent.test_running import edge
+from shoal_protocol.frame_sizes import AHEAD_BYTES
+from shoal_protocol.v1 import session_pb2 as pb
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement
 
 Join = Callable[..., Awaitable[Joined]]
@@ -24,3 +30,14 @@ async def test_inputs_are_received_within_the_budget(join: Join, size: int) -> N
             joined.device.telemetry.get_nowait()
         peak = (await joined.device.telemetry.get()).peak_bytes
         assert peak <= 16 * MIB, f"{peak / MIB:.1f} MiB with {item + 1} inputs of {size} MiB"
+
+
+@pytest.mark.parametrize("budget", ["8Mi", "1Gi"])
+async def test_a_fragment_is_fetched_in_what_is_reckoned_for_that(
+    coordinator: ScriptedCoordinator, join: Join, budget: str
+) -> None:
+    made = write_fragment(coordinator.store, dense_model([2048, 4096, 4096]), 8 * MIB)
+    joined = await join(budget=budget)
+    reply = await joined.device.ask("prefetch", pb.Prefetch(digest=made.digest))
+    assert reply.prefetched.fetched_bytes > 64 * MIB
+    assert await peak_bytes(joined.device) < AHEAD_BYTES

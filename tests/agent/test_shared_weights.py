@@ -46,7 +46,9 @@ def disk_bytes(joined: Joined) -> int:
 
 
 def fetched(coordinator: ScriptedCoordinator) -> list[str]:
-    return [each.digest for each in coordinator.fetches if each.file == "shared.0.bin"]
+    """Of the shared file: for which fragment, each time that it was fetched."""
+    wanted = [each for each in coordinator.fetches if each.file == "shared.0.bin"]
+    return [each.digest for each in wanted if each.offset == 0]
 
 
 async def prefetch(device: ConnectedDevice, digest: str) -> pb.Reply:

@@ -1,6 +1,7 @@
 """A fragment is tried before it is given work: what it takes then replaces the estimate."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -221,6 +222,15 @@ async def test_a_small_estimate_is_not_worth_a_trial(
         assert (await joined.device.load(made.digest, estimate * MIB)).HasField("loaded")
         await joined.device.unload(made.digest)
     assert joined.agent.errors.read_text().count("in a trial") == tries
+
+
+def test_what_a_few_tokens_more_take_is_not_extrapolated() -> None:
+    granted, taken, fixed = Bytes(16 * MIB), Bytes(14 * MIB), Bytes(2 * MIB)
+    of_tokens = Trial(granted=granted, taken=taken, fixed=fixed, input_bytes=Bytes(80))
+    assert of_tokens.need(80) == taken
+    assert of_tokens.need(240) < taken + MIB // 16
+    of_an_image = replace(of_tokens, input_bytes=Bytes(MIB))
+    assert of_an_image.need(3 * MIB) > of_an_image.taken + 4 * MIB
 
 
 sizes = st.integers(1, 1 << 40)

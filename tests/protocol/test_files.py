@@ -13,8 +13,8 @@ from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest, FileSlice, Frame
 DIGEST = "sha256:" + "0" * 64
 
 
-def request(offset: int = 0) -> FetchFragmentRequest:
-    return FetchFragmentRequest(digest=DIGEST, file="weights.bin", offset=offset)
+def request(offset: int = 0, part_bytes: int = 0) -> FetchFragmentRequest:
+    return FetchFragmentRequest(digest=DIGEST, file="weights.bin", offset=offset, bytes=part_bytes)
 
 
 @given(st.binary(max_size=500), st.integers(1, 100), st.data())
@@ -34,6 +34,27 @@ def test_a_file_arrives_from_any_offset(
     assert receiver.complete
     assert receiver.file_bytes == len(content)
     assert written == content
+
+
+@given(st.binary(min_size=1, max_size=500), st.integers(1, 100), st.integers(1, 600))
+def test_a_file_arrives_in_parts(content: bytes, frame_bytes: int, part_bytes: int) -> None:
+    written = bytearray()
+    while len(written) < len(content):
+        asked = request(len(written), part_bytes)
+        receiver = FileReceiver(asked, limit_bytes=len(content))
+        source = io.BytesIO(content)
+        for message in file_frames(source, asked, len(content), frame_bytes=frame_bytes):
+            written += receiver.feed(message)
+        assert receiver.complete
+        assert len(written) == min(len(content), asked.offset + part_bytes)
+    assert written == content
+
+
+def test_more_than_the_part_that_was_asked_for_is_refused() -> None:
+    receiver = FileReceiver(request(part_bytes=2), limit_bytes=6)
+    (whole,) = file_frames(io.BytesIO(b"abcdef"), request(), 6)
+    with pytest.raises(MalformedFrame, match="6 of 2 bytes"):
+        receiver.feed(whole)
 
 
 def test_an_offset_past_the_end_cannot_be_served() -> None:

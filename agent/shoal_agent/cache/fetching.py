@@ -40,6 +40,9 @@ from shoal_protocol.transfers import PartialFile, WrongBytes, receive, watched
 from shoal_protocol.v1.tensors_pb2 import FetchFragmentRequest
 
 _FILE_SECONDS: Final = 600.0
+_PART_BYTES: Final = 1 << 20
+"""gRPC receives ahead whatever was asked for, up to several times that, so a file is asked for in
+parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +213,7 @@ class _Transfer:
 
     async def _receive(self, path: Path, entry: FileEntry, source: Source) -> None:
         def read(offset: int) -> AsyncIterator[memoryview]:
-            request = FetchFragmentRequest(digest=self._digest, file=path.name, offset=offset)
-            return watched(_pieces(request, entry.size_bytes, source))
+            return watched(_parts(self._digest, path.name, offset, entry.size_bytes, source))
 
         async def arrived(count: int) -> None:
             await self._arrived(source, count)
@@ -238,6 +240,17 @@ class _Transfer:
         if gone is None:
             raise error
         self.dropped.append(gone)
+
+
+async def _parts(
+    digest: Digest, file: str, offset: int, size_bytes: int, source: Source
+) -> AsyncIterator[memoryview]:
+    """The bytes of a file from an offset on. Raises as `_pieces`."""
+    while offset < size_bytes:
+        request = FetchFragmentRequest(digest=digest, file=file, offset=offset, bytes=_PART_BYTES)
+        async for piece in _pieces(request, size_bytes, source):
+            offset += len(piece)
+            yield piece
 
 
 async def _pieces(

@@ -19,6 +19,8 @@ _NOISE: Final = 32
 _SLOWER: Final = 4
 _CONSTANT_BYTES: Final = 1 << 20
 """Of what a run takes beside weights, what is the same for inputs of each size: kernels' own."""
+_LITTLE_BYTES: Final = 256 << 10
+"""What a run takes is not in proportion to inputs smaller than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +38,11 @@ class Trial:
 
     def need(self, input_bytes: int) -> Bytes:
         """What an item takes: as much as this one, or more if it is larger. Activations are taken
-        to grow at least by what inputs do, and a quarter as fast: a run is bounded anyway."""
+        to grow at least by what inputs do, and a quarter as fast: a run is bounded anyway. A few
+        tokens more than planned are no reason to refuse an item."""
         growth = max(0, input_bytes - self.input_bytes)
         activations = max(0, self.taken - self.fixed - _CONSTANT_BYTES)
-        more = activations * growth // (_SLOWER * self.input_bytes) if self.input_bytes else 0
+        more = activations * growth // (_SLOWER * max(self.input_bytes, _LITTLE_BYTES))
         return Bytes(self.taken + max(growth, more))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Final
 
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetched, Fetcher, Source
@@ -31,7 +30,7 @@ from shoal_agent.memory.residency import (
 from shoal_agent.runtime.failures import Exceeded, NotResident, OverBudget
 from shoal_agent.runtime.granting import Granting
 from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
-from shoal_agent.runtime.opening import Opening, Room, check_size
+from shoal_agent.runtime.opening import Opening, Room, limit_of_larger
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
@@ -41,10 +40,6 @@ from shoal_agent.transport.activations import SpillFull
 from shoal_protocol.frame_sizes import AHEAD_BYTES, MAXIMUM_PAYLOAD_BYTES
 from shoal_protocol.tensors import Array
 from shoal_protocol.units import Bytes, format_bytes
-
-_RESERVE: Final = 8
-"""One part in so many of the budget is not for an item that is larger than planned: a run is
-stopped between two nodes, and one node may take as much beyond what it is stopped at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +187,11 @@ class Fragments:
         if known and over:
             self._counters.over_budget += 1
             await self.processor.call(self._runtime.shrink)
-        if result.squeezed:
-            return result  # what it would have taken is not known
+        if result.squeezed:  # what it would have taken is not known
+            share = self.ledger.shares.get(digest)
+            if self._opening.trial_of(digest) is None and share is not None and share.slack:
+                await self._measure(digest, self.ledger.budget + 1 - beside)
+            return result
         if not known or (over and digest in self.ledger.shares):
             await self._measure(digest, result.peak_bytes - beside)
         excess = result.peak_bytes - self.ledger.fragments - beside
@@ -209,11 +207,10 @@ class Fragments:
         tried = {"is_tried": trial is not None, "is_larger": is_larger}
         run = partial(self.processor.run, digest, tensors, **tried)
         while True:
-            budget, terms = self.ledger.budget, self._terms(digest)
-            limit = budget - budget // _RESERVE if is_larger else budget
+            limit, terms = self.ledger.budget, self._terms(digest)
             measured = digest in self._measured
-            if trial is not None:
-                check_size(trial, size, budget)
+            if trial is not None and is_larger:
+                limit = limit_of_larger(trial, size, limit)
             try:
                 return await run(limit_bytes=limit, measured=measured)
             except Exceeded as error:

@@ -3,12 +3,13 @@ or of a fragment that has never run. It makes room by dropping pages of weights;
 enough, it stops the run."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
 
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.mapped_pages import PageRange, drop
+from shoal_agent.runtime.process_memory import MemoryMeter
 
 _LOOK_SECONDS: Final = 0.001
 _NEAR: Final = 8
@@ -26,12 +27,12 @@ class Guard:
 
     def __init__(
         self,
-        used_bytes: Callable[[], int],
+        meter: MemoryMeter,
         limit_bytes: int,
         stopper: Stopper,
         weights: Sequence[PageRange] = (),
     ) -> None:
-        self._used_bytes = used_bytes
+        self._meter = meter
         self._limit_bytes = limit_bytes
         self._near_bytes = limit_bytes - limit_bytes // _NEAR
         self._stopper = stopper
@@ -56,11 +57,13 @@ class Guard:
 
     def _watch(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
-            used = self._used_bytes()
+            if self._meter.used_at_most_bytes() <= self._near_bytes:
+                continue
+            used = self._meter.used_bytes()
             if self._weights and used > self._near_bytes:
                 drop(self._weights)
                 self.dropped = True
-                used = self._used_bytes()
+                used = self._meter.used_bytes()
             if used > self._limit_bytes:
                 self.tripped = True
                 self._stopper.stop()

@@ -254,11 +254,12 @@ class Runtime:
     ) -> RunResult:
         """Run a fragment; raises `InputMismatch`, or `RuntimeFailed` and its kinds. With a limit it
         is stopped where this process takes more: `Exceeded`. Unless it was tried, it gets no more
-        of the arena than is left; nor does an item that is larger than in its trial, which takes
-        the place of weights as well."""
+        of the arena than is left; nor does an item that is larger than in its trial. That takes the
+        place of weights as well, and so does what an untried fragment in blocks takes."""
         fragment, feed = self._prepare(digest, tensors)
         if limit_bytes is not None:
-            fragments = self._open.values() if is_larger else ()
+            may_drop = is_larger or (not is_tried and isinstance(fragment, BlockFragment))
+            fragments = self._open.values() if may_drop else ()
             weights = [pages for each in fragments for pages in each.weight_pages()]
             self.shrink()  # what other items have left in the arena is not this one's
             drop(weights)
@@ -283,7 +284,7 @@ class Runtime:
         weights: Sequence[PageRange] = (),
     ) -> RunResult:
         self._meter.begin_peak()
-        with Guard(self._meter.used_bytes, limit_bytes, stopper, weights) as guard:
+        with Guard(self._meter, limit_bytes, stopper, weights) as guard:
             try:
                 outputs, compute_seconds = _run(fragment, feed, stopper)
             except (Terminated, OutOfBudget) as error:

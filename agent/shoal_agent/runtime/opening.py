@@ -28,6 +28,9 @@ from shoal_protocol.units import Bytes, format_bytes
 
 _FETCHES_AFTER_DAMAGE: Final = 2
 _KNOWN_TRIALS: Final = 1024
+_RESERVE: Final = 8
+"""One part in so many of the budget is not for an item that is larger than planned: a run is
+stopped between two nodes, and one node may take as much beyond what it is stopped at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,11 +210,13 @@ def _too_large(digest: str, trial: Trial, room: Bytes) -> str:
     )
 
 
-def check_size(trial: Trial, input_bytes: int, limit_bytes: int) -> None:
-    """Refuse an item that is too large before it takes anything. Raises `Exceeded`."""
-    if (need := trial.need(input_bytes)) > limit_bytes:
+def limit_of_larger(trial: Trial, input_bytes: int, budget: Bytes) -> Bytes:
+    """What an item may take that is larger than planned. One that is too large is refused before it
+    takes anything: raises `Exceeded`."""
+    if (need := trial.need(input_bytes)) > budget:
         reason = (
             f"its input of {format_bytes(input_bytes)} makes it need about {format_bytes(need)}, "
-            f"have {format_bytes(limit_bytes)}; {MORE_OR_SMALLER}"
+            f"have {format_bytes(budget)}; {MORE_OR_SMALLER}"
         )
         raise Exceeded(reason, need)
+    return Bytes(budget - budget // _RESERVE)

@@ -122,14 +122,23 @@ class MemoryMeter:
     def used_bytes(self) -> int:
         """Resident bytes above the floor now; never below zero."""
         with self._lock:
+            self._counted_at_bytes = 0
+            return self._above(self._read()[1])
+
+    def used_at_most_bytes(self) -> int:
+        """No less than `used_bytes`, in a fraction of its time: library pages that have returned
+        since they were counted are in it."""
+        with self._lock:
             return self._above(self._read()[1])
 
     def begin_peak(self) -> None:
         """Start a new highest mark, for `peak_since_begin_bytes`."""
         if self._clear is not None:
             with self._lock:  # between reading the mark and the reset nobody else may read it
+                self._counted_at_bytes = 0
                 self._record_mark()
                 self._reset_mark()
+                self._counted_at_bytes = 0
 
     def peak_since_begin_bytes(self) -> int:
         """The most above the floor since `begin_peak`; where marks cannot be reset, the present."""
@@ -156,7 +165,8 @@ class MemoryMeter:
 
     def _above(self, resident_bytes: int) -> int:
         """So much resident memory is how much above the floor? Library pages return while memory
-        grows: they are counted when there is more than when they were counted last."""
+        grows: they are counted when there is more than when they were counted last. They may also
+        return where other memory was given back: whoever has to know resets that."""
         if self._libraries is not None and resident_bytes > self._counted_at_bytes:
             returned = self._libraries.resident_bytes() - self._libraries_when_idle
             self._returned_bytes = min(max(0, returned), self._reserve_bytes)

@@ -178,11 +178,13 @@ class Acknowledgement(_message.Message):
     def __init__(self, outcome: _Optional[_Union[Acknowledgement.Outcome, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class FetchFragmentRequest(_message.Message):
-    __slots__ = ("digest", "file", "offset")
+    __slots__ = ("digest", "file", "offset", "bytes")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     digest: str
     file: str
     offset: int
-    def __init__(self, digest: _Optional[str] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+    bytes: int
+    def __init__(self, digest: _Optional[str] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,64 @@
+"""What a process takes is counted without the library pages that have returned to it."""
+
+import ctypes
+import mmap
+
+import onnxruntime  # noqa: F401 - a large library
+import pytest
+
+from shoal_agent.runtime.mapped_pages import PageRange, populate
+from shoal_agent.runtime.process_memory import LIBRARY_RESERVE_BYTES, MemoryMeter
+
+MIB = 1 << 20
+TAKEN_BYTES = 32 * MIB
+RETURNED_BYTES = 8 * MIB
+NOISE_BYTES = 2 * MIB
+
+
+def return_library_pages() -> None:
+    """ONNX Runtime's code is larger than that."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        for line in maps:
+            if "r-xp" in line and "onnxruntime" in line:
+                start = int(line.partition("-")[0], 16)
+                populate([PageRange(start, start + RETURNED_BYTES)])
+                return
+    raise AssertionError("ONNX Runtime is not loaded")
+
+
+def take(size: int) -> mmap.mmap:
+    taken = mmap.mmap(-1, size)
+    ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(taken)), 1, size)
+    return taken
+
+
+@pytest.fixture
+def meter() -> MemoryMeter:
+    """It has counted library pages while much more was taken than is now."""
+    meter = MemoryMeter()
+    meter.settle(LIBRARY_RESERVE_BYTES)
+    taken = take(TAKEN_BYTES)
+    assert meter.used_bytes() >= TAKEN_BYTES
+    taken.close()
+    return meter
+
+
+def test_library_pages_that_return_after_memory_was_given_back_are_no_use(
+    meter: MemoryMeter,
+) -> None:
+    before = meter.used_bytes()
+    return_library_pages()
+    assert meter.used_at_most_bytes() >= meter.used_bytes()
+    assert meter.used_bytes() - before < NOISE_BYTES
+
+
+def test_library_pages_that_return_in_a_run_are_not_in_its_peak(meter: MemoryMeter) -> None:
+    before = meter.used_bytes()
+    taken = take(TAKEN_BYTES)
+    assert meter.used_bytes() - before >= TAKEN_BYTES
+    taken.close()
+    meter.begin_peak()
+    return_library_pages()
+    with take(RETURNED_BYTES):
+        assert meter.peak_since_begin_bytes() - before >= RETURNED_BYTES
+    assert meter.peak_since_begin_bytes() - before < RETURNED_BYTES + NOISE_BYTES

@@ -33,7 +33,7 @@ from shoal_planner.segments import (
     arena_bytes,
 )
 
-MOST_BLOCKS: Final = 24
+MOST_BLOCKS: Final = 40
 NEAR: Final = 40
 """Need within one part in so many of the least is near enough for fewer blocks."""
 CLOSE: Final = 8

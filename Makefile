@@ -2,7 +2,7 @@
 # nothing but Python 3.11 or later and the package index that pip is configured for.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run check style types borders e2e faults parity suite thorough fuzz bench cluster cluster-images cluster-down cluster-build protos crds lock clean
+.PHONY: help run check style types borders e2e faults parity suite thorough fuzz bench cluster cluster-images cluster-down cluster-build protos generate docs lock clean
 
 PYTHON ?= python3
 EXAMPLE ?= ocr
@@ -25,8 +25,8 @@ run: .venv/run.stamp ## Run the main job: a model cut over three small devices r
 
 # The short checks first, side by side; then all tests in one run, so that those that wait (for a
 # cluster, for a lease) leave the processors to the others, and each process collects them once.
-check: .venv/dev.stamp ## Run every check: style, types, borders, generated code, tests
-	@$(MAKE) --no-print-directory --jobs --output-sync=target style types borders
+check: .venv/dev.stamp ## Run every check: style, types, borders, documentation, tests
+	@$(MAKE) --no-print-directory --jobs --output-sync=target style types borders docs
 	@$(CLUSTER) build
 	$(BIN)/pytest --quiet -rs -m "not minutes" --numprocesses 5 --no-loadscope-reorder
 
@@ -84,9 +84,12 @@ cluster-build: .venv/run.stamp ## Build what such a cluster consists of, once (1
 protos: .venv/bin/protoc-gen-mypy_grpc ## Generate the Python code of protos/ anew
 	$(BIN)/python hack/protos.py
 
-crds: .venv/dev.stamp ## Write the CRDs and the reference of the kinds anew
+generate: .venv/dev.stamp ## Write anew what declarations give: CRDs, reference of the kinds, table of metrics
 	$(BIN)/python hack/crds.py
-	$(BIN)/python -m shoal_api.reference > docs/api.md
+	$(BIN)/python hack/metrics.py
+
+docs: .venv/dev.stamp ## Build the documentation as a site, out/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
 	$(COMPILE) pyproject.toml requirements/build.in --extra cli --extra operator \

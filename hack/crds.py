@@ -1,4 +1,5 @@
-"""Writes crds/ and the chart's CRD templates from the kinds; with --check, says what is stale.
+"""Writes from the kinds crds/, the chart's CRD templates and the kinds' reference in docs/; with
+--check, says what is stale.
 
 .venv/bin/python hack/crds.py [--check]
 """
@@ -10,11 +11,12 @@ import yaml
 
 from shoal_api.crd import definition
 from shoal_api.kinds import KINDS, KindNames
+from shoal_api.reference import pages
 from shoal_api.schema import GROUP
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = "helm/shoal/templates/crds"
-NOTE = "Written by `make crds` from api/shoal_api/kinds; do not edit by hand."
+NOTE = "Written by `make generate` from api/shoal_api/kinds; do not edit by hand."
 
 
 class _Plain(yaml.SafeDumper):
@@ -36,12 +38,12 @@ def main() -> None:
         return
     stale = [name for name in sorted(standing | wanted.keys()) if not _is_current(name, wanted)]
     if stale:
-        raise SystemExit(f"not current: {', '.join(stale)}; run `make crds`")
+        raise SystemExit(f"not current: {', '.join(stale)}; run `make generate`")
 
 
 def files() -> dict[str, str]:
     """What is to stand in the repository, by path."""
-    found: dict[str, str] = {}
+    found = {f"docs/{name}": text for name, text in pages().items()}
     for names in KINDS.values():
         found[f"crds/{GROUP}_{names.plural}.yaml"] = f"# {NOTE}\n{as_yaml(names)}"
         found[f"{TEMPLATES}/{names.plural}.yaml"] = as_template(names)
@@ -74,7 +76,8 @@ def as_template(names: KindNames) -> str:
 
 
 def _standing() -> list[Path]:
-    return [*(ROOT / "crds").glob("*.yaml"), *(ROOT / TEMPLATES).glob("*.yaml")]
+    folders = (("crds", "*.yaml"), (TEMPLATES, "*.yaml"), ("docs/kinds", "*.md"))
+    return [path for folder, names in folders for path in (ROOT / folder).glob(names)]
 
 
 def _is_current(name: str, wanted: dict[str, str]) -> bool:

@@ -1,7 +1,7 @@
 """The kinds as CustomResourceDefinitions, written from their declarations.
 
-`crds/` and the chart's templates are both made from `definition` by `make crds`, so there is one
-source of what the API server checks and of what the parser reads.
+`crds/` and the chart's templates are both made from `definition` by `make generate`, so there is
+one source of what the API server checks and of what the parser reads.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""docs/api.md, written from the declarations: `python -m shoal_api.reference`."""
+"""The reference of the kinds, docs/api.md and a page for each, made from the declarations."""
 
 import json
 import re
@@ -18,8 +18,9 @@ from shoal_api.schema import (
 )
 from shoal_api.shapes import Items, Shape
 
+_NOTE: Final = "<!-- Written by `make generate` from api/shoal_api/kinds; do not edit by hand. -->"
 _INTRODUCTION: Final = f"""\
-<!-- Written by `python -m shoal_api.reference > docs/api.md`; do not edit by hand. -->
+{_NOTE}
 
 # The kinds
 
@@ -39,9 +40,11 @@ and to `kubectl apply`.
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9 _./:-]*")
 
 
-def reference() -> str:
-    """The whole document."""
-    return "\n".join([_INTRODUCTION, *(_kind(names) for names in KINDS.values())])
+def pages() -> dict[str, str]:
+    """Each page by its path below docs/: the introduction, and a page for each kind."""
+    found = {"api.md": _introduction()}
+    found |= {f"kinds/{names.singular}.md": _kind(names) for names in KINDS.values()}
+    return found
 
 
 def example_document(names: KindNames) -> dict[str, object]:
@@ -52,10 +55,18 @@ def example_document(names: KindNames) -> dict[str, object]:
     return {**head, "metadata": metadata, "spec": _example(spec)}
 
 
+def _introduction() -> str:
+    rows = ["| kind | what it is | `kubectl get` |", "|---|---|---|"]
+    for names in KINDS.values():
+        link = f"[{names.cls.__name__}](kinds/{names.singular}.md)"
+        rows.append(f"| {link} | {_first_paragraph(names.cls)} | `{names.short}` |")
+    return "\n".join([_INTRODUCTION, *rows, ""])
+
+
 def _kind(names: KindNames) -> str:
     cls = names.cls
     spec, status = members(cls)["spec"].shape, members(cls)["status"].shape
-    lines = [f"## {cls.__name__}", "", _first_paragraph(cls), ""]
+    lines = [_NOTE, "", f"# {cls.__name__}", "", _first_paragraph(cls), ""]
     lines += [f"`kubectl get {names.plural}`, or `{names.short}` for short.", ""]
     if names.written:
         lines += ["```yaml", *_yaml(example_document(names)), "```", ""]
@@ -69,7 +80,7 @@ def _records(shape: Shape[object], path: str) -> list[str]:
     cls = record_in(shape)
     if cls is None:
         return []
-    lines = [f"### {path}", "", _first_paragraph(cls), ""]
+    lines = [f"## {path}", "", _first_paragraph(cls), ""]
     lines += [f"- {text}" for text in rule_sentences(cls)]
     lines += [""] * bool(rules(cls))
     lines += ["| field | holds | default | meaning |", "|---|---|---|---|"]
@@ -142,7 +153,3 @@ def _flow(value: object) -> str:
             return value
         case _:
             return json.dumps(value)
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

@@ -244,6 +244,8 @@ class _Check:
                 )
             if max(len(node.input), len(node.output), len(node.attribute)) > MAX_ARITY:
                 raise ModelRefused(f"has more than {MAX_ARITY} inputs or outputs", node=label)
+            if not node.output:
+                raise ModelRefused("has no output", node=label)
             check_trees(node, label)
             for attribute in node.attribute:
                 for tensor in (

@@ -1,12 +1,22 @@
-"""docs/api.md says what the declarations say."""
+"""The reference of the kinds says what the declarations say."""
 
 from pathlib import Path
 
-from shoal_api.reference import reference
+import pytest
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
+from shoal_api.kinds import KINDS
+from shoal_api.reference import pages
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_reference_in_docs_is_what_the_declarations_say() -> None:
-    advice = "run: python -m shoal_api.reference > docs/api.md"
-    assert DOCUMENT.read_text() == reference(), advice
+def test_the_introduction_leads_to_a_page_for_each_kind() -> None:
+    introduction = pages()["api.md"]
+    paths = [f"kinds/{names.singular}.md" for names in KINDS.values()]
+    assert [path for path in paths if f"]({path})" not in introduction] == []
+    assert pages().keys() == {"api.md", *paths}
+
+
+@pytest.mark.parametrize("name", pages())
+def test_a_page_in_docs_is_what_the_declarations_say(name: str) -> None:
+    assert (DOCS / name).read_text() == pages()[name], "run: make generate"

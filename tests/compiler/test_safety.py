@@ -268,6 +268,19 @@ def profile_or_refusal(path: Path) -> Profile | ModelRefused:
         return refused
 
 
+@pytest.mark.parametrize(
+    "topology", ["shapes computed and used far away", "a branch that captures"]
+)
+def test_a_constant_without_an_output_is_refused(topology: str, tmp_path: Path) -> None:
+    proto = TOPOLOGIES[topology].proto()
+    graphs = [proto.graph, *(each.g for node in proto.graph.node for each in node.attribute)]
+    constants = [node for graph in graphs for node in graph.node if node.op_type == "Constant"]
+    del constants[0].output[:]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    assert "has no output" in refusal(path).reason
+
+
 @settings(max_examples=250, deadline=None)
 @given(data=st.data())
 def test_damaged_models_are_refused_or_profiled_but_never_anything_else(

@@ -16,6 +16,7 @@ MOST_TRIALS: Final = 3
 _WORTH: Final = 4
 """An estimate within one part in so many of what is free may be wrong by that factor."""
 _NOISE: Final = 32
+_SLOWER: Final = 4
 _CONSTANT_BYTES: Final = 1 << 20
 """Of what a run takes beside weights, what is the same for inputs of each size: kernels' own."""
 
@@ -35,10 +36,10 @@ class Trial:
 
     def need(self, input_bytes: int) -> Bytes:
         """What an item takes: as much as this one, or more if it is larger. Activations are taken
-        to grow as inputs do, and at least by what these grow."""
+        to grow at least by what inputs do, and a quarter as fast: a run is bounded anyway."""
         growth = max(0, input_bytes - self.input_bytes)
         activations = max(0, self.taken - self.fixed - _CONSTANT_BYTES)
-        more = activations * growth // self.input_bytes if self.input_bytes else 0
+        more = activations * growth // (_SLOWER * self.input_bytes) if self.input_bytes else 0
         return Bytes(self.taken + max(growth, more))
 
 

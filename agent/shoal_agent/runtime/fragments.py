@@ -28,11 +28,10 @@ from shoal_agent.memory.residency import (
     Spill,
     short,
 )
-from shoal_agent.memory.trials import Trial
-from shoal_agent.runtime.failures import MORE_OR_SMALLER, Exceeded, NotResident, OverBudget
+from shoal_agent.runtime.failures import Exceeded, NotResident, OverBudget
 from shoal_agent.runtime.granting import Granting
 from shoal_agent.runtime.onnx_runtime import RunResult, Runtime
-from shoal_agent.runtime.opening import Opening, Room
+from shoal_agent.runtime.opening import Opening, Room, check_size
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.process_memory import MAPPED_FROM_BYTES, trim
 from shoal_agent.runtime.processor import Processor
@@ -214,7 +213,7 @@ class Fragments:
             limit = budget - budget // _RESERVE if is_larger else budget
             measured = digest in self._measured
             if trial is not None:
-                _check_size(trial, size, budget)
+                check_size(trial, size, budget)
             try:
                 return await run(limit_bytes=limit, measured=measured)
             except Exceeded as error:
@@ -438,16 +437,6 @@ class Fragments:
             await self._close(digest)
         self._counters.evictions += 1
         self._on_evicted(digest, reason)
-
-
-def _check_size(trial: Trial, input_bytes: int, limit_bytes: int) -> None:
-    """Refuse an item that is too large before it takes anything. Raises `Exceeded`."""
-    if (need := trial.need(input_bytes)) > limit_bytes:
-        reason = (
-            f"its input of {format_bytes(input_bytes)} makes it need about {format_bytes(need)}, "
-            f"have {format_bytes(limit_bytes)}; {MORE_OR_SMALLER}"
-        )
-        raise Exceeded(reason, need)
 
 
 def _begin(work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:

@@ -6,6 +6,7 @@ it is written, since memory that nobody has written to is not there.
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,20 @@ from shoal_agent.runtime.blocks import description
 from shoal_agent.runtime.inputs import InputSpec
 from shoal_protocol.manifest import LARGEST
 from shoal_protocol.tensors import Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What a fragment took in a trial; where it was `stopped`, at least that. `fixed_bytes` of it
+    are the open session and weights, `input_bytes` is the size of the inputs that it ran with.
+    `prepared`: it ran as a whole, in the form prepared for it. `reason`: why it was not tried."""
+
+    taken_bytes: int | None = None
+    fixed_bytes: int = 0
+    input_bytes: int = 0
+    stopped: bool = False
+    prepared: bool = False
+    reason: str = ""
 
 
 class NotTried(Exception):

@@ -53,7 +53,7 @@ from shoal_agent.runtime.failures import (
 )
 from shoal_agent.runtime.guard import Guard
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, input_spec
-from shoal_agent.runtime.largest_inputs import NotTried, largest_inputs
+from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
 from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
 from shoal_agent.runtime.mapped_weights import Weights
 from shoal_agent.runtime.prepared import NOTHING_PREPARED, Prepared
@@ -122,20 +122,6 @@ class RunResult:
     compute_seconds: float
     peak_bytes: int
     squeezed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """What a fragment took in a trial; where it was `stopped`, at least that. `fixed_bytes` of it
-    are the open session and weights, `input_bytes` is the size of the inputs that it ran with.
-    `prepared`: it ran as a whole, in the form prepared for it. `reason`: why it was not tried."""
-
-    taken_bytes: int | None = None
-    fixed_bytes: int = 0
-    input_bytes: int = 0
-    stopped: bool = False
-    prepared: bool = False
-    reason: str = ""
 
 
 class Runtime:

@@ -17,8 +17,9 @@ from shoal_agent.memory.allocation import Point
 from shoal_agent.memory.residency import short
 from shoal_agent.memory.trials import Trial, is_worth_a_trial, next_grant
 from shoal_agent.runtime.blocks import GrantTooSmall
-from shoal_agent.runtime.failures import OverBudget
-from shoal_agent.runtime.onnx_runtime import Runtime, Tried
+from shoal_agent.runtime.failures import MORE_OR_SMALLER, Exceeded, OverBudget
+from shoal_agent.runtime.largest_inputs import Tried
+from shoal_agent.runtime.onnx_runtime import Runtime
 from shoal_agent.runtime.preparation import Preparation
 from shoal_agent.runtime.processor import Processor
 from shoal_agent.telemetry.logs import log
@@ -204,3 +205,13 @@ def _too_large(digest: str, trial: Trial, room: Bytes) -> str:
         f"{short(digest)} was tried with the largest inputs of the plan: takes {took} "
         f"{format_bytes(trial.taken)}, have {format_bytes(room)}"
     )
+
+
+def check_size(trial: Trial, input_bytes: int, limit_bytes: int) -> None:
+    """Refuse an item that is too large before it takes anything. Raises `Exceeded`."""
+    if (need := trial.need(input_bytes)) > limit_bytes:
+        reason = (
+            f"its input of {format_bytes(input_bytes)} makes it need about {format_bytes(need)}, "
+            f"have {format_bytes(limit_bytes)}; {MORE_OR_SMALLER}"
+        )
+        raise Exceeded(reason, need)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from shoal_api.kinds.inference_job import FinerCut
-from shoal_operator.reconcile.conditions import FALSE
+from shoal_operator.reconcile.conditions import FALSE, MAX_MESSAGE, shortened
 from shoal_operator.reconcile.decision import Note
 from shoal_operator.reconcile.job_preparation import (
     Ready,
@@ -65,7 +65,7 @@ def with_finer_cut(snapshot: InferenceJobSnapshot) -> InferenceJobSnapshot:
     wanted = FinerCut(
         cuts=cuts + 1,
         max_fragment_size_bytes=finer(size),
-        message=in_words(run.message, [finer(size)]),
+        message=shortened(in_words(run.message, [finer(size)]), MAX_MESSAGE),
     )
     return replace(snapshot, job=replace(snapshot.job, status=replace(before, finer_cut=wanted)))
 

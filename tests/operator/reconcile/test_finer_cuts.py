@@ -209,6 +209,14 @@ def test_the_next_operator_says_that_the_model_was_cut_finer_if_the_last_one_die
     assert "CutFiner" in [note.reason for note in decision.notes]
 
 
+def test_what_a_coordinator_says_at_length_is_cut_to_what_a_status_takes() -> None:
+    long = run(RunState.FAILED, message="x" * 40_000, reason="Budget")
+    status = decide(knows(failed(), long)).status
+    assert isinstance(status, InferenceJobStatus)
+    assert status.finer_cut is not None
+    assert status.finer_cut.message == "x" * 4093 + "..."
+
+
 def test_a_newer_plan_runs_before_the_model_is_cut_finer() -> None:
     of = PLANNED.placement
     assert of is not None

@@ -92,7 +92,8 @@ def _reshapes(graph: Graph, readers: Mapping[str, int]) -> dict[str, onnx.NodePr
     found = {}
     for node in graph.nodes:
         reshapes = node.op_type == "Reshape" and node.domain in ("", "ai.onnx")
-        if reshapes and node.input[0] in made and readers[node.input[0]] == 1:
+        two = len(node.input) == 2
+        if reshapes and two and node.input[0] in made and readers[node.input[0]] == 1:
             found[node.input[0]] = node
         made.update(node.output)
     return found
@@ -114,8 +115,8 @@ class _Parting:
         shape = reshape.input[1]
         maker = self._makers.get(shape)
         joined = list(maker.input) if maker is not None and maker.op_type == "Concat" else [shape]
-        known = {name: self._integers(name) for name in joined if name in self.weights}
-        end = known.get(joined[-1])
+        known = {name: self._integers(name) for name in joined if self._is_shape(name)}
+        end = known.get(joined[-1]) if joined else None
         channels = self.weights[layer.weight].tensor.dims[layer.weight_axis]
         # A size of 0 stands for that of the layer's output, which a part does not have.
         if not end or end[-1] != channels or any(0 in each for each in known.values()):
@@ -134,6 +135,10 @@ class _Parting:
         node.output[0] = self._fresh(f"{output}.reshaped")
         sizes = [*reshaping.sizes, last]
         return onnx.helper.make_node("Concat", sizes, [node.input[1]], axis=0), node
+
+    def _is_shape(self, name: str) -> bool:
+        weight = self.weights.get(name)
+        return weight is not None and weight.tensor.data_type == onnx.TensorProto.INT64
 
     def _integers(self, name: str) -> list[int]:
         values = numpy_helper.to_array(self.weights[name].loaded())

@@ -207,7 +207,6 @@ def test_what_cannot_be_parted_stays_whole(tmp_path: Path, name: str) -> None:
     "node",
     [
         helper.make_node("MatMul", ["w"], ["y"]),
-        helper.make_node("Gemm", ["x", "w"], []),
         helper.make_node("MatMul", ["x", "w"], ["y", "z"]),
         helper.make_node("Gather", ["w"], ["y"]),
     ],
@@ -297,6 +296,25 @@ def test_parts_are_reshaped_before_they_are_joined_where_channels_stay_last(
     operators = [node.operator for node in profile.nodes if node.role is Role.COMPUTE]
     assert (operators[-2] == "Concat") == joined
     cut_everywhere(tmp_path, profile, np.ones((2, 64), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("reads", "sizes"),
+    [([], ["s"]), (["t"], ["s"]), (["t", "shape"], []), (["t", "shape"], ["f"])],
+)
+def test_a_malformed_reshape_is_left_to_the_runtime_to_refuse(
+    reads: list[str], sizes: list[str], tmp_path: Path
+) -> None:
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["t"]),
+        helper.make_node("Concat", sizes, ["shape"], axis=0),
+        helper.make_node("Reshape", reads, ["r"]),
+        helper.make_node("Sum", ["r", "t"] if "t" not in reads else ["r"], ["y"]),
+    ]
+    made = model(nodes, (2, 64), {"w": (64, CHANNELS_OF_LAYER), "f": (2,)})
+    size = np.array([CHANNELS_OF_LAYER], np.int64)
+    made.graph.initializer.append(numpy_helper.from_array(size, "s"))
+    assert "w.0" in profiled(made, tmp_path).weights
 
 
 def test_what_several_nodes_reshape_is_joined_first(tmp_path: Path) -> None:

@@ -81,11 +81,11 @@ class FragmentModel:
 def as_model(
     graph: Graph, profile: Profile, piece: Piece, whole: PieceModel, places: Mapping[str, Place]
 ) -> FragmentModel:
-    """The fragment of a piece as a model."""
+    """The fragment of a piece as a model. A block drops the rows that it read when it has run."""
     own_graph = _graph(graph, profile, piece, whole)
     own = _profile(own_graph, profile, piece, whole)
     inside = frozenset(own.weights) - places.keys()
-    return FragmentModel(own_graph, Layout(own, inside), places)
+    return FragmentModel(own_graph, Layout(own, inside, row_items=1), places)
 
 
 def _graph(graph: Graph, profile: Profile, piece: Piece, whole: PieceModel) -> Graph:

@@ -220,12 +220,11 @@ def in_place(node: onnx.NodeProto, *, same_shape: bool) -> bool:
 
 WINDOW_BYTES: Final = 64 << 10
 """What the kernel maps around one touched byte of a file that it has in memory."""
-_ITEMS: Final = 2
-"""Rows of so many items: those of the item before may still be there."""
 
 
 def touched(shaped: Shaped, table_bytes: int) -> int | None:
-    """Bytes of memory that a table takes, mapped from a file, when the node reads rows of it.
+    """Bytes of memory that a table takes, mapped from a file, when the node reads rows of it for
+    one item.
 
     None: the node reads all of its first input, or how many rows it reads is not known.
     """
@@ -236,4 +235,4 @@ def touched(shaped: Shaped, table_bytes: int) -> int | None:
     except (_Unknown, IndexError):
         return None
     windows = -(-table_bytes // (rows * WINDOW_BYTES)) if rows else 1
-    return min(table_bytes, _ITEMS * count * windows * WINDOW_BYTES)
+    return min(table_bytes, count * windows * WINDOW_BYTES)

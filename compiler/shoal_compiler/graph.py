@@ -122,9 +122,9 @@ def normalise(model: CheckedModel) -> Graph:
         ir_version=proto.ir_version,
     )
     _check_names(normal)
-    live = _live(nodes, {each.name for each in graph.output})
+    kept = live(nodes, {each.name for each in graph.output})
     return replace(
-        normal, nodes=tuple(node for node, kept in zip(nodes, live, strict=True) if kept)
+        normal, nodes=tuple(node for node, each in zip(nodes, kept, strict=True) if each)
     )
 
 
@@ -283,17 +283,17 @@ def read_names(node: onnx.NodeProto) -> Iterator[str]:
         yield from (each.name for each in graph.output if each.name not in inside and each.name)
 
 
-def _live(nodes: list[onnx.NodeProto], needed: set[str]) -> list[bool]:
+def live(nodes: list[onnx.NodeProto], needed: set[str]) -> list[bool]:
     """Which nodes some output depends on."""
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    live = [False] * len(nodes)
+    found = [False] * len(nodes)
     waiting = list(needed)
     while waiting:
         index = producer.get(waiting.pop())
-        if index is not None and not live[index]:
-            live[index] = True
+        if index is not None and not found[index]:
+            found[index] = True
             waiting.extend(read_names(nodes[index]))
-    return live
+    return found
 
 
 def _check_names(graph: Graph) -> None:

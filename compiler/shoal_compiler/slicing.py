@@ -5,20 +5,25 @@ constant weight is over `LIMIT_BYTES` is computed in parts over its output chann
 joins the parts: exactly, since no sum is split. A part's weight is a range of the file that the
 whole is in, or strips of it where channels are columns: nothing is read.
 
+Where the output is reshaped at once, and keeps its channels last, the parts are: reshaped when they
+are joined, all of the output would be there twice more.
+
 A weight that other nodes read too stays whole, and the layer with it. One exception: the table of
 embeddings that a language model also has as its output layer. Of the table only rows are read, so
 it stays as it is, and the parts are ranges of it (`Weight.whole`).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
+import numpy as np
 import onnx
+from onnx import numpy_helper
 
-from shoal_compiler.graph import Graph, Weight
+from shoal_compiler.graph import Graph, Weight, live
 from shoal_compiler.safety import Range, all_nodes, bits_of
 
 LIMIT_BYTES: Final = 16 << 20
@@ -41,21 +46,57 @@ class _Layer:
     bias: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reshaping:
+    """The node that reshapes a layer's output, with channels last. The tensors `sizes`, joined, are
+    the other sizes."""
+
+    node: onnx.NodeProto
+    sizes: tuple[str, ...]
+
+
 def slice_layers(graph: Graph) -> Graph:
     """The graph with every layer that has a large weight of its own in parts."""
     readers = Counter(name for names in graph.reads for name in names)
     readers.update(each.name for each in graph.outputs)
     tables = Counter(node.input[0] for node in graph.nodes if _reads_rows(node))
     parting = _Parting(graph, dict(graph.weights))
+    reshapes = _reshapes(graph, readers)
     nodes: list[onnx.NodeProto] = []
+    waiting: dict[str, Iterator[onnx.NodeProto]] = {}
     for node in graph.nodes:
+        if node.input and node.input[0] in waiting:
+            nodes.extend(waiting.pop(node.input[0]))
+            continue
         layer = _layer(node, graph.weights)
         others = readers[layer.weight] - 1 if layer is not None else 0
         if layer is None or others > (tables[layer.weight] if layer.weight_axis == 0 else 0):
             nodes.append(node)
-        else:
+            continue
+        reshape = reshapes.get(node.output[0]) if node.op_type != "Conv" else None
+        sizes = None if reshape is None else parting.leading_sizes(reshape, layer)
+        if reshape is None or sizes is None:
             nodes.extend(parting.parts(node, layer, keep_whole=others > 0))
+        else:
+            reshaping = _Reshaping(node=reshape, sizes=sizes)
+            parts = parting.parts(node, layer, keep_whole=others > 0, reshaping=reshaping)
+            waiting[node.output[0]] = parts
+    kept = live(nodes, {each.name for each in graph.outputs})
+    nodes = [node for node, each in zip(nodes, kept, strict=True) if each]
     return replace(graph, nodes=tuple(nodes), weights=parting.weights)
+
+
+def _reshapes(graph: Graph, readers: Mapping[str, int]) -> dict[str, onnx.NodeProto]:
+    """The nodes that reshape what an earlier node makes and no other reads, by its name."""
+    made: set[str] = set()
+    found = {}
+    for node in graph.nodes:
+        reshapes = node.op_type == "Reshape" and node.domain in ("", "ai.onnx")
+        two = len(node.input) == 2
+        if reshapes and two and node.input[0] in made and readers[node.input[0]] == 1:
+            found[node.input[0]] = node
+        made.update(node.output)
+    return found
 
 
 class _Parting:
@@ -63,14 +104,61 @@ class _Parting:
 
     def __init__(self, graph: Graph, weights: dict[str, Weight]) -> None:
         self.weights = weights
+        self._makers = {name: node for node in graph.nodes for name in node.output}
         self._taken = {*graph.sparse, *weights, *(each.name for each in graph.inputs)}
         for node in all_nodes(graph.nodes):
             self._taken.update((*node.input, *node.output))
 
+    def leading_sizes(self, reshape: onnx.NodeProto, layer: _Layer) -> tuple[str, ...] | None:
+        """Tensors that, joined, are the sizes of a reshaped output but for its channels, which are
+        last; None: they are not last, or it is not known."""
+        shape = reshape.input[1]
+        maker = self._makers.get(shape)
+        joined = list(maker.input) if maker is not None and maker.op_type == "Concat" else [shape]
+        known = {name: self._integers(name) for name in joined if self._is_shape(name)}
+        end = known.get(joined[-1]) if joined else None
+        channels = self.weights[layer.weight].tensor.dims[layer.weight_axis]
+        # A size of 0 stands for that of the layer's output, which a part does not have.
+        if not end or end[-1] != channels or any(0 in each for each in known.values()):
+            return None
+        return (*joined[:-1], self._add_integers(f"{shape}.leading", end[:-1]))
+
+    def _reshape(
+        self, reshaping: _Reshaping, output: str, number: int, channels: int
+    ) -> tuple[onnx.NodeProto, onnx.NodeProto]:
+        """The nodes that reshape a part's output."""
+        node = onnx.NodeProto()
+        node.CopyFrom(reshaping.node)
+        node.name = f"{node.name or node.op_type}.{number}"
+        last = self._add_integers(f"{output}.channels", [channels])
+        node.input[0], node.input[1] = output, self._fresh(f"{output}.shape")
+        node.output[0] = self._fresh(f"{output}.reshaped")
+        sizes = [*reshaping.sizes, last]
+        return onnx.helper.make_node("Concat", sizes, [node.input[1]], axis=0), node
+
+    def _is_shape(self, name: str) -> bool:
+        weight = self.weights.get(name)
+        return weight is not None and weight.tensor.data_type == onnx.TensorProto.INT64
+
+    def _integers(self, name: str) -> list[int]:
+        values = numpy_helper.to_array(self.weights[name].loaded())
+        return [int(each) for each in values.reshape(-1)]
+
+    def _add_integers(self, name: str, values: Sequence[int]) -> str:
+        name = self._fresh(name)
+        tensor = numpy_helper.from_array(np.array(values, np.int64), name)
+        self.weights[name] = Weight(tensor, None)
+        return name
+
     def parts(
-        self, node: onnx.NodeProto, layer: _Layer, *, keep_whole: bool
+        self,
+        node: onnx.NodeProto,
+        layer: _Layer,
+        *,
+        keep_whole: bool,
+        reshaping: _Reshaping | None = None,
     ) -> Iterator[onnx.NodeProto]:
-        """The nodes that replace one."""
+        """The nodes that replace one, and the one that reshapes its output, if there is one."""
         whole, output = self.weights[layer.weight], node.output[0]
         bias = self.weights[layer.bias] if layer.bias else None
         if not keep_whole:
@@ -90,9 +178,14 @@ class _Parting:
                 self.weights[part.input[2]] = _part(bias, part.input[2], last, start, end)
             outputs.append(part.output[0])
             yield part
-        yield onnx.helper.make_node(
-            "Concat", outputs, [output], name=node.name, axis=layer.output_axis
-        )
+            if reshaping is not None:
+                reshape = self._reshape(reshaping, part.output[0], number, end - start)
+                outputs[-1] = reshape[-1].output[0]
+                yield from reshape
+        if reshaping is not None:
+            output = reshaping.node.output[0]
+        axis = layer.output_axis if reshaping is None else -1
+        yield onnx.helper.make_node("Concat", outputs, [output], name=node.name, axis=axis)
 
     def _fresh(self, name: str) -> str:
         """A name that nothing has, near to the one given."""

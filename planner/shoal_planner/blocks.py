@@ -10,11 +10,14 @@ number of blocks is found by dynamic programming, and lowering the limit step by
 pair worth having (FlexNN, section 4.2, searches such a plan for layers). Steps are at least one
 part in `STEP`, so what is found is within that part of the working memory of the best there is.
 
+These are estimates of each block by itself. What blocks leave in the one arena that they share is
+known of a whole cut only (`block_costs`), and decides among the cuts that come close.
+
 What nodes hold (`NODE_BYTES`) is left out of the choice: together it is the same for every cut, but
 for the few nodes that are made again. Of a long fragment only `MOST_POSITIONS` positions are tried.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
@@ -30,9 +33,11 @@ from shoal_planner.segments import (
     arena_bytes,
 )
 
-MOST_BLOCKS: Final = 24
-NEAR: Final = 10
+MOST_BLOCKS: Final = 40
+NEAR: Final = 40
 """Need within one part in so many of the least is near enough for fewer blocks."""
+CLOSE: Final = 8
+"""Cuts whose estimate is within one part in so many of the least are compared by the replay."""
 SESSION_BYTES: Final = 320 << 10
 """What an open session holds besides its nodes. Measured without weights: 75 to 130 KiB opened, and
 as much again once it has run. With it, real peaks of image and text models in blocks came out at
@@ -69,8 +74,18 @@ def choose_blocks(layout: Layout) -> tuple[int, ...]:
     nodes = len(layout.profile.nodes)
     tried = max(LEAST_POSITIONS, min(MOST_POSITIONS, MOST_STEPS // max(1, nodes)))
     positions = (0, *thinned(layout, share(layout.profile), tried), nodes)
-    chain = fewest_near_least(estimates(layout, positions))
-    return tuple(positions[each.end] for each in chain[:-1])
+    chains = least_by_number(estimates(layout, positions))
+    close = min(map(need_bytes, chains.values())) * (CLOSE + 1) // CLOSE
+    cuts = {
+        number: tuple(positions[each.end] for each in chain[:-1])
+        for number, chain in chains.items()
+        if need_bytes(chain) <= close
+    }
+    needs = {
+        number: need_bytes(block_costs(layout, layout.pieces(found)))
+        for number, found in cuts.items()
+    }
+    return cuts[fewest_near_least(needs)]
 
 
 def estimates(layout: Layout, positions: Sequence[int]) -> Table:
@@ -158,9 +173,15 @@ def _replayed(layout: Layout, pieces: Sequence[Piece]) -> Iterator[int]:
         yield arena.total_bytes
 
 
-def fewest_near_least(table: Table) -> list[BlockCost]:
-    """The blocks to make, from the first position to the last: the fewest whose need is near the
-    least need."""
+def fewest_near_least(needs: Mapping[int, int]) -> int:
+    """Of numbers of blocks with what they need: the smallest whose need is near the least."""
+    enough = min(needs.values()) * (NEAR + 1) // NEAR
+    return min(number for number, need in needs.items() if need <= enough)
+
+
+def least_by_number(table: Table) -> dict[int, list[BlockCost]]:
+    """For each number of blocks, those from the first position to the last whose need is the
+    least, or nearly so."""
     least_working = min(working for working, _ in _by_number(table, _WORKING).values())
     limit = max(each.working_bytes for row in table for each in row)
     found: dict[int, list[BlockCost]] = {}
@@ -177,9 +198,7 @@ def fewest_near_least(table: Table) -> list[BlockCost]:
         if not hopeful:
             break
         limit = min(reached - 1, limit - limit // STEP)
-    needs = {number: need_bytes(chain) for number, chain in found.items()}
-    enough = min(needs.values()) * (NEAR + 1) // NEAR
-    return found[min(number for number, need in needs.items() if need <= enough)]
+    return found
 
 
 def need_bytes(chain: Sequence[BlockCost]) -> int:

@@ -41,7 +41,7 @@ class NodeProfile:
     `parameter_bytes` are theirs, `activation_bytes` its outputs', `workspace_bytes` what the
     runtime needs besides while the node runs. `in_place` says that the runtime lets an output take
     the place of an input of the same size that nobody needs any more. `touched` are the weights of
-    which the node reads some rows only, with the bytes of memory that those take.
+    which the node reads some rows only, with the bytes of memory that those of one item take.
     """
 
     label: str

@@ -107,11 +107,13 @@ def arena_bytes(touched_bytes: int) -> int:
 @dataclass(frozen=True)
 class Layout:
     """A profile with indexes of it, computed once. `inside` are weights in the model itself, not
-    mapped from a file. `moving`: memory includes frames that carry other items meanwhile."""
+    mapped from a file. `moving`: memory includes frames that carry other items meanwhile. Rows of
+    tables count for `row_items`: those of the item before may still be there."""
 
     profile: Profile
     inside: frozenset[str] = frozenset()
     moving: bool = False
+    row_items: int = 2
 
     @cached_property
     def makers(self) -> Mapping[str, int]:
@@ -135,7 +137,7 @@ class Layout:
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """For each position, what running its node comes to."""
-        return steps_of(self.profile, self.last_uses, self.sent)
+        return steps_of(self.profile, self.last_uses, self.sent, self.row_items)
 
     @cached_property
     def sent(self) -> Mapping[str, int]:

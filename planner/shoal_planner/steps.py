@@ -16,6 +16,7 @@ CONVERSIONS: Final = 2
 class Step:
     """A node that runs: `made` are its outputs with the bytes that they take, `dying` the inputs
     that nobody needs after it, `sent_bytes` what of its outputs is sent while somebody needs it.
+    `touched` are the weights of which it reads rows, with the bytes that those take in memory.
     `unknown`: the size of an output is not known.
     """
 
@@ -29,14 +30,15 @@ class Step:
 
 
 def steps_of(
-    profile: Profile, last_uses: Mapping[str, int], sent: Mapping[str, int]
+    profile: Profile, last_uses: Mapping[str, int], sent: Mapping[str, int], items: int
 ) -> tuple[Step, ...]:
-    """The steps of a profile, by position. `last_uses` and `sent` are those of its layout."""
-    return tuple(_steps(profile, last_uses, sent))
+    """The steps of a profile, by position. `last_uses` and `sent` are those of its layout; the rows
+    of so many items are in memory together."""
+    return tuple(_steps(profile, last_uses, sent, items))
 
 
 def _steps(
-    profile: Profile, last_uses: Mapping[str, int], sent: Mapping[str, int]
+    profile: Profile, last_uses: Mapping[str, int], sent: Mapping[str, int], items: int
 ) -> Iterator[Step]:
     for position, node in enumerate(profile.nodes):
         outputs = {name: profile.tensors[name] for name in node.outputs}
@@ -47,7 +49,7 @@ def _steps(
             made=tuple((name, each.computed_bytes or 0) for name, each in outputs.items()),
             dying=tuple(name for name in node.inputs if last_uses[name] == position),
             sent_bytes=_sum_of(sent, (name for name in outputs if name in last_uses)),
-            touched=dict(node.touched),
+            touched={name: min(profile.weights[name], items * size) for name, size in node.touched},
             unknown=any(each.bytes is None for each in outputs.values()),
         )
 

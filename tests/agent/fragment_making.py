@@ -36,11 +36,13 @@ class MadeFragment:
 
 @dataclass(frozen=True, slots=True)
 class InBlocks:
-    """How a fragment is cut into blocks, and what each is said to need besides its weights."""
+    """How a fragment is cut into blocks, and what each is said to need besides its weights; of
+    those it reads at most `read_bytes`."""
 
     count: int
     held_bytes: int = 256 << 10
     working_bytes: int = 1 << 20
+    read_bytes: int = 1 << 40
 
 
 def sha256(data: bytes) -> str:
@@ -145,7 +147,10 @@ def pack_blocks(
                 takes=tuple(value.name for value in piece.graph.input),
                 gives=tuple(value.name for value in piece.graph.output),
                 held_bytes=blocks.held_bytes,
-                weight_bytes=sum(-(-each["bytes"] // ALIGNMENT) * ALIGNMENT for each in used),
+                weight_bytes=min(
+                    sum(-(-each["bytes"] // ALIGNMENT) * ALIGNMENT for each in used),
+                    blocks.read_bytes,
+                ),
                 working_bytes=blocks.working_bytes,
             )
         )

@@ -19,6 +19,7 @@ from agent.fragment_making import (
     table_model,
     write_fragment,
 )
+from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.runtime.blocks import Blocks, GrantTooSmall
 from shoal_agent.runtime.destinations import destinations
 from shoal_agent.runtime.failures import RuntimeFailed, Stopper, Terminated
@@ -401,3 +402,18 @@ def test_no_huge_page_is_cut() -> None:
     assert beyond(ranges, MIB) == (PageRange(PAGE + MIB, 5 * MIB),)
     assert beyond(ranges, 3 * MIB) == (PageRange(2 * MIB, 5 * MIB),)
     assert beyond(ranges, 9 * MIB // 2) == (PageRange(PAGE + 9 * MIB // 2, 5 * MIB),)
+
+
+def test_rows_of_a_table_take_no_more_memory_after_a_restart(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    made = write_fragment(tmp_path, table_model(rows=49152), 64 * MIB)
+    with (made.folder / "weights.bin").open("rb") as file:
+        os.fsync(file)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    # The next process reads all of it, to verify it, and so it is cached.
+    FragmentCache(tmp_path, 1 << 30).verify(made.digest)
+    runtime.open("f", made.folder)
+    words = np.arange(1024, 49152, 4096)
+    runtime.run("f", {"x": words}, Stopper())
+    assert resident(made.folder)[0] <= (len(words) * 64 + 256 + 64) << 10

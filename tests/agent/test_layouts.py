@@ -1,4 +1,5 @@
-"""Convolutions in blocks: their layout crosses borders, and what they compute stays the same."""
+"""Convolutions in blocks: their layout crosses borders, and what they compute stays the same.
+Tables in blocks: all of one is copied where few rows are read."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from agent.fragment_making import InBlocks, MadeFragment, write_fragment
+from agent.fragment_making import InBlocks, MadeFragment, table_model, write_fragment
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.runtime.failures import Stopper
 from shoal_agent.runtime.mapped_pages import mapped_ranges
@@ -161,3 +162,9 @@ def test_what_is_no_number_passes_a_border(tmp_path: Path) -> None:
     granted = made.least_bytes + MIB
     (result,) = outputs(made, x, granted, prepare(tmp_path, made, granted))
     assert np.isnan(result).all()
+
+
+def test_a_block_is_prepared_that_reads_few_rows_of_a_table(tmp_path: Path) -> None:
+    in_blocks = InBlocks(2, read_bytes=MIB)
+    made = write_fragment(tmp_path, table_model(rows=48 << 10), 64 * MIB, in_blocks)
+    assert prepare(tmp_path, made, made.least_bytes).blocks is not None

@@ -17,7 +17,7 @@ from made_models import weight
 from shoal_compiler.cutting import cut_model
 from shoal_compiler.profile import profile_model
 from shoal_compiler.slicing import CHANNELS
-from shoal_planner.profile import Profile
+from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Layout
 from shoal_protocol.partition import PartitionDocument
 
@@ -207,7 +207,6 @@ def test_what_cannot_be_parted_stays_whole(tmp_path: Path, name: str) -> None:
     "node",
     [
         helper.make_node("MatMul", ["w"], ["y"]),
-        helper.make_node("Gemm", ["x", "w"], []),
         helper.make_node("MatMul", ["x", "w"], ["y", "z"]),
         helper.make_node("Gather", ["w"], ["y"]),
     ],
@@ -253,3 +252,72 @@ def test_names_that_the_model_has_already_are_not_given_again(tmp_path: Path) ->
     profile = profiled(made, tmp_path)
     assert len(profile.nodes) > len(nodes)
     cut_everywhere(tmp_path, profile, np.ones((1, 100), np.float32))
+
+
+CHANNELS_OF_LAYER = 300
+
+
+def reshaped(shape: Sequence[int | None], folder: Path, reads: int = 1) -> Profile:
+    """A layer of 300 channels whose output is reshaped; of the sizes, None is the input's first,
+    as the runtime finds it."""
+    sizes = [f"s{index}" for index in range(len(shape))]
+    constants = {f"s{index}": size for index, size in enumerate(shape) if size is not None}
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["t"]),
+        helper.make_node("Shape", ["x"], ["all"], end=1),
+        *(helper.make_node("Identity", ["all"], [s]) for s in sizes if s not in constants),
+        helper.make_node("Concat", sizes, ["shape"], axis=0),
+        *(helper.make_node("Reshape", ["t", "shape"], [f"r{index}"]) for index in range(reads)),
+        helper.make_node("Sum", [f"r{index}" for index in range(reads)], ["y"]),
+    ]
+    made = model(nodes, (2, 64), {"w": (64, CHANNELS_OF_LAYER)})
+    for name, size in constants.items():
+        made.graph.initializer.append(numpy_helper.from_array(np.array([size], np.int64), name))
+    profile = profiled(made, folder)
+    assert "w.0" in profile.weights
+    return profile
+
+
+@pytest.mark.parametrize(
+    ("shape", "joined"),
+    [
+        ((1, None, 300), True),
+        ((-1, 1, 300), True),
+        # A size of 0 stands for one of the layer's output; channels that are not last.
+        ((0, 300), False),
+        ((None, 300, 1), False),
+        ((2, -1, 150), False),
+    ],
+)
+def test_parts_are_reshaped_before_they_are_joined_where_channels_stay_last(
+    shape: Sequence[int | None], joined: bool, tmp_path: Path
+) -> None:
+    profile = reshaped(shape, tmp_path)
+    operators = [node.operator for node in profile.nodes if node.role is Role.COMPUTE]
+    assert (operators[-2] == "Concat") == joined
+    cut_everywhere(tmp_path, profile, np.ones((2, 64), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("reads", "sizes"),
+    [([], ["s"]), (["t"], ["s"]), (["t", "shape"], []), (["t", "shape"], ["f"])],
+)
+def test_a_malformed_reshape_is_left_to_the_runtime_to_refuse(
+    reads: list[str], sizes: list[str], tmp_path: Path
+) -> None:
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["t"]),
+        helper.make_node("Concat", sizes, ["shape"], axis=0),
+        helper.make_node("Reshape", reads, ["r"]),
+        helper.make_node("Sum", ["r", "t"] if "t" not in reads else ["r"], ["y"]),
+    ]
+    made = model(nodes, (2, 64), {"w": (64, CHANNELS_OF_LAYER), "f": (2,)})
+    size = np.array([CHANNELS_OF_LAYER], np.int64)
+    made.graph.initializer.append(numpy_helper.from_array(size, "s"))
+    assert "w.0" in profiled(made, tmp_path).weights
+
+
+def test_what_several_nodes_reshape_is_joined_first(tmp_path: Path) -> None:
+    profile = reshaped((1, None, 300), tmp_path, reads=2)
+    assert [node.operator for node in profile.nodes][-4:-1] == ["Concat", "Reshape", "Reshape"]
+    cut_everywhere(tmp_path, profile, np.ones((2, 64), np.float32))

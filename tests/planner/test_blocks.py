@@ -19,6 +19,7 @@ from shoal_planner.blocks import (
     choose_blocks,
     estimates,
     fewest_near_least,
+    least_by_number,
     need_bytes,
 )
 from shoal_planner.profile import Profile, Role
@@ -47,7 +48,8 @@ def costs_of(layout: Layout) -> list[BlockCost]:
 def test_no_cut_is_much_better_and_none_that_is_as_good_has_fewer_blocks(profile: Profile) -> None:
     layout = Layout(profile)
     table = estimates(layout, (0, *layout.legal, len(profile.nodes)))
-    chosen = fewest_near_least(table)
+    chains = least_by_number(table)
+    chosen = chains[fewest_near_least({n: need_bytes(each) for n, each in chains.items()})]
     assert chosen in list(every_chain(table))
     least = min(need_bytes(each) for each in every_chain(table) if len(each) <= MOST_BLOCKS)
     # The search steps over at most one part in STEP - 1 of the need.
@@ -93,7 +95,7 @@ def test_an_even_chain_makes_even_blocks_as_few_as_are_near_the_least() -> None:
 def test_where_sessions_cost_what_smaller_weights_save_there_are_fewer_blocks() -> None:
     layout = Layout(chain(*[MIB // 4] * 12))
     costs = costs_of(layout)
-    assert len(costs) == 2
+    assert len(costs) == 3
 
 
 def test_what_is_in_the_model_is_held_and_what_is_mapped_is_not() -> None:
@@ -116,6 +118,19 @@ def test_what_outlives_its_block_leaves_a_hole_that_a_larger_tensor_does_not_fit
     tables = REGION_BYTES // 32
     assert alone.working_bytes == fixed + arena_bytes(6 * MIB + tables)
     assert together.working_bytes == fixed + arena_bytes(10 * MIB + tables)
+
+
+def test_what_blocks_leave_in_the_arena_decides_between_cuts_that_come_close() -> None:
+    profile = chain(8 * MIB, 4 * MIB, 4 * MIB, 8 * MIB)
+    sizes = dict(zip(profile.tensors, (8 * MIB, 4 * MIB, MIB, MIB, 8 * MIB), strict=True))
+    tensors = {name: replace(profile.tensors[name], bytes=size) for name, size in sizes.items()}
+    layout = Layout(replace(profile, tensors=tensors))
+    alone = least_by_number(estimates(layout, range(5)))
+    assert need_bytes(alone[3]) < need_bytes(alone[4])
+    assert [each.end for each in alone[3]] == [1, 3, 4]
+    of_three, of_four = (block_costs(layout, layout.pieces(cuts)) for cuts in ((1, 3), (1, 2, 3)))
+    assert need_bytes(of_four) < need_bytes(of_three)
+    assert choose_blocks(layout) == (1, 2, 3)
 
 
 def test_a_long_fragment_is_cut_nearly_as_well_as_if_every_position_were_tried() -> None:

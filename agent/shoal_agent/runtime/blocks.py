@@ -130,10 +130,11 @@ class Blocks:
                 weights = {} if model.reads_rows else map_weights(model.model)
                 yield block, open_session(str(model.model), None, PREPARED, weights), weights
             return
-        for block, skeleton in zip(self.blocks, self._models(), strict=True):
+        for block, skeleton in zip(self.blocks, self.models(), strict=True):
             yield block, open_session(skeleton, self.folder, AS_IT_IS, {}), {}
 
-    def _models(self) -> Iterator[bytes]:
+    def models(self) -> Iterator[bytes]:
+        """The models of the blocks as they were cut."""
         with (self.folder / BLOCKS).open("rb") as file:
             for block in self.blocks:
                 file.seek(block.model_offset)

@@ -37,6 +37,7 @@ from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.memory.residency import short
 from shoal_agent.runtime import prepare_child
 from shoal_agent.runtime.blocks import Blocks, read_blocks
+from shoal_agent.runtime.external_data import mapped_bytes
 from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.prepared import (
     Prepared,
@@ -62,7 +63,8 @@ _GRAPH_FACTOR: Final = 12
 """Memory for a graph while it is optimised, over the size of its file; trees need most."""
 _WEIGHT_FACTORS: Final = (4.25, 2.125, 1.125)
 """Memory to save a model, over its weights: half precision is converted, tables that are also
-multiplied are transposed, most others are copied once. As much as can be had is best."""
+multiplied are transposed, most others are copied once. As much as can be had is best. What is not
+read is copied once."""
 _SPARE_BYTES: Final = 4 << 20
 WORTH_BYTES: Final = 4 << 20
 """A child takes 0.3 s of a PC's processor to start, and ten times that of a small board's. Smaller
@@ -119,8 +121,10 @@ class _Form:
     model_bytes: int
     weights: tuple[int, ...]
     """Bytes of each model's that are read."""
+    unread: tuple[int, ...]
+    """Those of each model's that are not: of tables, whose rows items read."""
     stored_bytes: int
-    """Those of all weights, tables too of which items read rows."""
+    """Those of all weights."""
     saved: bool
     """Whether to save it."""
     results: tuple[str, ...] = ()
@@ -136,8 +140,11 @@ class _Form:
     @property
     def saving_bytes(self) -> tuple[int, ...]:
         """Memory to prepare one model after the other: what suffices always, often, sometimes."""
-        largest = max(self.weights)
-        return tuple(self.trial_bytes + int(factor * largest) for factor in _WEIGHT_FACTORS)
+        pairs = tuple(zip(self.weights, self.unread, strict=True))
+        return tuple(
+            self.trial_bytes + max(int(factor * read) + unread for read, unread in pairs)
+            for factor in _WEIGHT_FACTORS
+        )
 
     @property
     def disk_bytes(self) -> int:
@@ -347,6 +354,7 @@ def _whole(fragment: Path) -> _Form:
         ranges=(),
         model_bytes=(fragment / MODEL).stat().st_size,
         weights=(_weights_bytes(fragment),),
+        unread=(0,),
         stored_bytes=_weights_bytes(fragment),
         saved=_is_saved(fragment),
     )
@@ -359,6 +367,10 @@ def _in_blocks(fragment: Path, source: Blocks) -> _Form:
         ranges=tuple((block.model_offset, block.model_bytes) for block in source.blocks),
         model_bytes=max(block.model_bytes for block in source.blocks),
         weights=tuple(block.weight_bytes for block in source.blocks),
+        unread=tuple(
+            max(0, mapped_bytes(model) - block.weight_bytes)
+            for block, model in zip(source.blocks, source.models(), strict=True)
+        ),
         stored_bytes=_weights_bytes(fragment),
         saved=_is_saved(fragment),
         results=source.outputs,

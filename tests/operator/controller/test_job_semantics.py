@@ -62,7 +62,7 @@ def plane() -> Iterator[ControlPlane]:
         yield made
 
 
-MANY = 300
+MANY = 900
 KINDS = (
     *(("model", "m"), ("devicepool", "shelf"), ("partition", "slow"), ("placement", "slow")),
     *(("inferencejob", "slow"), ("device", f"shelf-{DEVICES[0]}")),

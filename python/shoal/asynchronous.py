@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Literal, Self
 
 from shoal.errors import ItemFailed, PoolClosed, PoolFailed
-from shoal.items import Items
+from shoal.items import Items, own_arrays
 from shoal.loading import load
 from shoal.processes import Settings, running, settings
 from shoal_cli.local.pool import PoolRun
@@ -31,8 +31,8 @@ class AsyncModel:
         self._items = items
 
     async def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        """One item's results. Raises `ItemFailed`."""
-        return await self._items.compute(0, inputs)
+        """One item's results. Raises `ItemFailed`, and `TypeError` for what is no item."""
+        return await self._items.compute(0, own_arrays(inputs))
 
     async def map(
         self,
@@ -52,7 +52,7 @@ class AsyncModel:
         try:
             place = 0
             async for item in _each(items):
-                waiting.append(asyncio.create_task(self.compute(place, item, on_error)))
+                waiting.append(asyncio.create_task(self.compute(place, own_arrays(item), on_error)))
                 place += 1
                 if len(waiting) == look_ahead:
                     yield await waiting.popleft()
@@ -66,7 +66,7 @@ class AsyncModel:
     async def compute(
         self, place: int, inputs: Mapping[str, Array], on_error: OnError
     ) -> Arrays | ItemFailed:
-        """An item of a `map`."""
+        """An item of a `map`, with arrays of its own."""
         try:
             return await self._items.compute(place, inputs)
         except ItemFailed as error:

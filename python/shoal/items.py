@@ -16,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import grpc
+import numpy as np
 
 from shoal.errors import ItemFailed, ModelFailed, PoolClosed, PoolFailed, ShoalError
 from shoal_protocol.assembly import ActivationAssembler
@@ -52,6 +53,17 @@ class _Waiting:
     answer: asyncio.Future[Arrays]
 
 
+def own_arrays(inputs: Mapping[str, Array]) -> Arrays:
+    """Copies of an item's arrays: the program may fill its own again while the item is under way.
+    Raises `TypeError`."""
+    if not isinstance(inputs, Mapping):
+        given = type(inputs).__name__
+        raise TypeError(
+            f"an item is a dictionary of arrays by the names of the model's inputs, not {given}"
+        )
+    return {name: np.array(value) for name, value in inputs.items()}
+
+
 class Items:
     """Until `close`, which ends the channel too. Items that wait then fail with the same error."""
 
@@ -69,7 +81,8 @@ class Items:
         self._task = asyncio.create_task(self._serve())
 
     async def compute(self, place: int, inputs: Mapping[str, Array]) -> Arrays:
-        """An item's results. Raises `ItemFailed`, or what ends all items."""
+        """An item's results. The arrays must not change before that. Raises `ItemFailed`, or what
+        ends all items."""
         if self._failure is not None:
             raise self._failure
         number = next(self._numbers)

@@ -52,6 +52,8 @@ def settings(
     sizes = [parse_bytes(str(text)) for text in texts]
     if len(sizes) == 1:
         sizes *= 3 if devices is None else devices
+    if not texts:
+        raise ValueError("no budgets; give one for each device, or one for all")
     if not sizes or devices not in (None, len(sizes)):
         raise ValueError(f"{devices} devices, but {len(texts)} budgets; give one for each, or one")
     if enforce not in list(Enforce):

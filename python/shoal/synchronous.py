@@ -24,6 +24,7 @@ from shoal.asynchronous import (
     check_map,
 )
 from shoal.errors import ItemFailed
+from shoal.items import own_arrays
 from shoal_protocol.tensors import Array
 
 Value = TypeVar("Value")
@@ -36,7 +37,8 @@ class Model:
         self._model = model
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        """One item's results, by the names of the model's outputs. Raises `ItemFailed`."""
+        """One item's results, by the names of the model's outputs. Raises `ItemFailed`, and
+        `TypeError` for what is no item."""
         return _wait(_submit(self._model.run(inputs)))
 
     def map(
@@ -61,7 +63,7 @@ class Model:
         waiting: deque[concurrent.futures.Future[Arrays | ItemFailed]] = deque()
         try:
             for place, item in enumerate(items):
-                waiting.append(_submit(self._model.compute(place, item, on_error)))
+                waiting.append(_submit(self._model.compute(place, own_arrays(item), on_error)))
                 if len(waiting) == look_ahead:
                     yield _wait(waiting.popleft())
             while waiting:

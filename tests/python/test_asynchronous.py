@@ -20,6 +20,12 @@ async def items() -> AsyncIterator[dict[str, np.ndarray]]:
         yield {"x": batch(seed)}
 
 
+async def reusing(array: np.ndarray) -> AsyncIterator[dict[str, np.ndarray]]:
+    for seed in range(20):
+        array[:] = batch(seed)
+        yield {"x": array}
+
+
 async def test_calls_run_at_the_same_time_and_a_map_takes_what_comes(
     folder: Path, whole: onnxruntime.InferenceSession
 ) -> None:
@@ -32,6 +38,9 @@ async def test_calls_run_at_the_same_time_and_a_map_takes_what_comes(
         mapped = [result async for result in model.map(items(), look_ahead=4)]
         assert len(mapped) == 20
         for seed, made in enumerate(mapped):
+            check(whole, batch(seed), made)
+        reused = [result async for result in model.map(reusing(batch(0)))]
+        for seed, made in enumerate(reused):
             check(whole, batch(seed), made)
         call = asyncio.create_task(model.run({"x": batch(0)}))
         await asyncio.sleep(0)

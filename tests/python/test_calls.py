@@ -32,6 +32,36 @@ def test_results_come_in_the_order_of_the_inputs(model: shoal.Model, whole: Sess
         check(whole, x, result)
 
 
+def test_a_program_may_fill_one_array_again_for_each_item(
+    model: shoal.Model, whole: Session
+) -> None:
+    array = batch(0)
+
+    def items() -> Iterator[dict[str, np.ndarray]]:
+        for seed in range(40):
+            array[:] = batch(seed)
+            yield {"x": array}
+
+    for seed, result in enumerate(model.map(items())):
+        check(whole, batch(seed), result)
+
+
+@pytest.mark.parametrize("wrong", [batch(0), [("x", batch(0))], None])
+def test_an_item_that_is_no_dictionary_is_refused(model: shoal.Model, wrong: object) -> None:
+    with pytest.raises(TypeError, match="a dictionary of arrays by the names"):
+        model.run(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a dictionary of arrays by the names"):
+        list(model.map([wrong]))  # type: ignore[list-item]
+
+
+def test_what_numpy_takes_for_an_array_is_one(model: shoal.Model, whole: Session) -> None:
+    with pytest.raises(shoal.ItemFailed, match="type double is not float"):
+        model.run({"x": batch(0).tolist()})
+    with pytest.raises(shoal.ItemFailed, match="no tensors where x belong"):
+        model.run({})
+    check(whole, batch(0), model.run({"x": batch(0)}))
+
+
 @pytest.mark.parametrize("look_ahead", [1, 5])
 def test_no_more_items_are_taken_than_the_look_ahead(model: shoal.Model, look_ahead: int) -> None:
     taken = 0

@@ -104,6 +104,7 @@ def test_a_fragment_that_fits_no_device_is_refused_with_need_and_have(folder: Pa
         ({"budget": "24MB"}, "24MB"),
         ({"budget": ["4Mi", "4Mi"], "devices": 3}, "3 devices, but 2 budgets"),
         ({"devices": 0}, "0 devices"),
+        ({"budget": []}, "no budgets"),
         ({"enforce": "maybe"}, "maybe"),
     ],
 )

@@ -68,8 +68,8 @@ def check_tensors(
     wanted = sorted(names)
     found = sorted(tensor.name for tensor in activation.tensors)
     if found != wanted:
-        listed = ", ".join(found)[:200]
-        raise MalformedFrame(f"tensors {listed} where {', '.join(wanted)} belong")
+        given = f"tensors {', '.join(found)[:200]}" if found else "no tensors"
+        raise MalformedFrame(f"{given} where {', '.join(wanted)} belong")
     for tensor in activation.tensors:
         _check_tensor(tensor, specs[tensor.name], most_bytes)
 

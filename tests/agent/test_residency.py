@@ -213,6 +213,17 @@ def test_under_a_budget_too_small_for_all_the_oldest_goes_and_the_others_give_on
     assert (grant, spill) == (Grant(digest="b", size=Bytes(35)), Spill(size=Bytes(30)))
 
 
+def test_a_fragment_measured_beyond_its_grant_is_not_evicted_for_that_when_it_can_run_in_less() -> (
+    None
+):
+    ledger = new_ledger(a=30)
+    in_blocks(ledger, "b", 70, least=20)
+    assert ledger.measure("b", Bytes(71)) == [Grant(digest="b", size=Bytes(67))]
+    assert ledger.resident == {"a": 30, "b": 70}
+    assert ledger.change_budget(Bytes(51)) == [Grant(digest="b", size=Bytes(21))]
+    assert ledger.resident == {"a": 30, "b": 21}
+
+
 def test_what_moves_may_end_when_the_budget_shrinks_and_no_fragment_goes_for_it() -> None:
     ledger = new_ledger(a=40)
     ledger.request_move(60)
@@ -293,7 +304,7 @@ class Recount:
     def remove(self, digest: str) -> None:
         self.fragments = [(key, size) for key, size in self.fragments if key != digest]
 
-    def meet(self, event: Event, was: Ledger) -> None:  # noqa: C901 - one case per event
+    def meet(self, event: Event, was: Ledger) -> None:  # noqa: C901, PLR0912 - one case per event
         """Take in what an event says of itself, whatever is answered to it."""
         digest, size = event.digest, event.size
         match event.name:
@@ -312,6 +323,10 @@ class Recount:
                 self.resize(digest, min(self.size(digest), planned))
             case "change_budget":
                 self.budget = size
+                slack = sum(share.slack for share in was.shares.values())
+                if sum(held for _, held in self.fragments) - slack > size:
+                    for each, share in was.shares.items():
+                        self.resize(each, share.granted)
             case "unload" if digest in was.resident:
                 self.remove(digest)
             case "return_space":

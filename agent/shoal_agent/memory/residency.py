@@ -287,10 +287,11 @@ class Ledger:
         """There is more or less memory from now on. Fragments are evicted only where all of them
         together cannot run in it: loads in flight first, then what became resident first."""
         self.budget = budget
+        if self._least > budget:
+            self._forget_excesses()
         demands: list[Demand] = []
         for each in (*self.in_flight, *self.resident):
-            least = self.fragments - sum(share.slack for share in self.shares.values())
-            if least <= budget:
+            if self._least <= budget:
                 break
             demands.append(self._evict(each, self._held(each), "the budget changed: would need"))
         demands += self._grant_less(self.fragments + self.moving - budget)
@@ -406,6 +407,17 @@ class Ledger:
         return demands
 
     # ---- inside ------------------------------------------------------------------------------
+
+    @property
+    def _least(self) -> Bytes:
+        """What fragments take that do without all that they can do without."""
+        return Bytes(self.fragments - sum(share.slack for share in self.shares.values()))
+
+    def _forget_excesses(self) -> None:
+        """Reckon with what is granted where more was measured: that says nothing of a run within
+        much less, which is measured again."""
+        granted = {each: share.granted for each, share in self.shares.items()}
+        self.resident = {**self.resident, **granted}
 
     def _held(self, digest: str) -> Bytes:
         """What a fragment has, resident or in flight."""

@@ -1,0 +1,23 @@
+"""`python -m shoal_agent.calibration FOLDER SHARE`: measures one thread, and prints it as JSON."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+_BUDGET_BYTES: Final = 64 << 20
+
+
+def main() -> None:
+    """Measure the disk in a folder, and this machine's processors; what the agents of one machine
+    share."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from shoal_agent.calibration.probes import measure  # noqa: PLC0415 - loads numpy
+    from shoal_protocol.speed_files import speed_json, subject  # noqa: PLC0415
+
+    folder, share = Path(sys.argv[1]), float(sys.argv[2])
+    sys.stdout.write(speed_json(measure(1, folder, _BUDGET_BYTES), subject(share)))
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,6 @@ import json
 import platform
 import time
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -24,9 +23,8 @@ _DESCRIPTIONS: Final = ("model name", "Hardware", "CPU implementer", "CPU part",
 """Of a processor, in /proc/cpuinfo; which there are depends on the architecture."""
 
 
-def subject(share: float) -> str:
-    """What is measured here: the processor, with this share of it."""
-    runtime = metadata.version("onnxruntime")
+def subject(share: float, runtime: str) -> str:
+    """What is measured here: the processor with this share of it, and a version of the runtime."""
     return f"{_VERSION}; {_processor()}; onnxruntime {runtime}; {share:g} processors"
 
 

@@ -244,6 +244,19 @@ class Costs:
         read = self._read[span.end] - self._read[span.start]
         return max(compute, _time(read, device.memory_bytes_per_second))
 
+    def times(self, span: Span, device: PoolDevice) -> tuple[Nanoseconds, ...]:
+        """What a task of each of the span's fragments takes there, transfers apart."""
+        holding, granted = self.holding(span, device), self.grants(span, device)
+        times = []
+        for fragment, grant in zip(
+            self.document.fragments[span.start : span.end], granted, strict=True
+        ):
+            time = self._compute(Span(fragment.index, fragment.index + 1), device)
+            if holding is Holding.IN_BLOCKS:
+                time += _time(paged_bytes(fragment, grant), device.page_bytes_per_second)
+            times.append(Nanoseconds(time))
+        return tuple(times)
+
     def on(self, span: Span, device: PoolDevice) -> DeviceCost:
         """What the span costs there; it must fit, at least fragment by fragment."""
         compute = self._compute(span, device)

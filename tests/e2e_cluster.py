@@ -213,19 +213,29 @@ class ShoalOnNodes:
 
     def slow_down(self, pod: Json, cpus: float) -> None:
         """Let a pod's first container have so much of a processor, until it is started anew."""
-        group, quota = self._group_of(pod, "cpu"), round(cpus * 100_000)
-        if _V1:
-            (group / "cpu.cfs_quota_us").write_text(str(quota))
-        else:
-            (group / "cpu.max").write_text(f"{quota} 100000")
+        _set_quota(self._group_of(pod, "cpu"), cpus)
+
+    def slow_node(self, name: str, cpus: float) -> None:
+        """Let all pods of a node have so much of a processor together; no container sees that."""
+        _set_quota(self._group_of_node(name, "cpu"), cpus)
 
     def _group_of(self, pod: Json, controller: str = "memory") -> Path:
         (container, *_) = pod["status"]["containerStatuses"]
         name = str(container["containerID"]).removeprefix("containerd://")
-        number = self.cluster.network.number
-        root = f"shoal{number}-{pod['spec']['nodeName']}"
-        (group,) = ((_GROUPS / controller if _V1 else _GROUPS) / root).rglob(name)
+        (group,) = self._group_of_node(pod["spec"]["nodeName"], controller).rglob(name)
         return group
+
+    def _group_of_node(self, name: str, controller: str) -> Path:
+        root = f"shoal{self.cluster.network.number}-{name}"
+        return (_GROUPS / controller if _V1 else _GROUPS) / root
+
+
+def _set_quota(group: Path, cpus: float) -> None:
+    quota = round(cpus * 100_000)
+    if _V1:
+        (group / "cpu.cfs_quota_us").write_text(str(quota))
+    else:
+        (group / "cpu.max").write_text(f"{quota} 100000")
 
 
 def _memory_v1(group: Path) -> ContainerMemory:

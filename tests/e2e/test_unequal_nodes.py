@@ -11,12 +11,14 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
 ]
-SLOW, CPUS = "pi-zero", 0.15
+SLOW, CPUS = "jetson", 0.15
+# The first one by name: devices that count as equal would be in that order.
 FRAGMENTS = 8
 
 
 def test_the_placement_gives_a_slow_node_less(tmp_path_factory: pytest.TempPathFactory) -> None:
     with shoal_on_nodes(tmp_path_factory.mktemp("unequal")) as shoal:
+        shoal.favour_nodes()
         shoal.slow_node(SLOW, CPUS)
         for name in ("model", "pool"):
             shoal.kubectl("apply", f"--filename={shoal.examples / 'ocr' / name}.yaml")
@@ -26,11 +28,14 @@ def test_the_placement_gives_a_slow_node_less(tmp_path_factory: pytest.TempPathF
         refer = {"partitionRef": {"name": "unequal"}, "poolRef": {"name": "shelf"}}
         shoal.apply(kind("Placement", refer))
         shoal.wait("placement/unequal")
-        speeds = {shape.name: speed_of(shoal, shape.name) for shape in SHAPES}
-        work = work_by_node(shoal)
-        print("speeds", speeds, "work", work)
-        others = [name for name in speeds if name != SLOW]
-        assert speeds[SLOW]["processors"] < min(speeds[each]["processors"] for each in others)
+        processors = {shape.name: processors_of(shoal, shape.name) for shape in SHAPES}
+        stages = shoal.get("placement", "unequal")["status"]["stages"]
+        print("processors", processors, "stages", stages)
+        others = [name for name in processors if name != SLOW]
+        assert 2 * processors[SLOW] < min(processors[each] for each in others)
+        shared = [each["devices"] for each in stages if SLOW in each["devices"]]
+        assert all(devices[-1] == SLOW for devices in shared)  # the best ones are first
+        work = work_by_node(shoal, processors, stages)
         assert work[SLOW] < min(work[each] for each in others)
 
 
@@ -39,17 +44,20 @@ def kind(name: str, spec: Json) -> Json:
     return {"apiVersion": "shoal.dev/v1alpha1", "kind": name, "metadata": metadata, "spec": spec}
 
 
-def speed_of(shoal: ShoalOnNodes, node: str) -> Json:
-    speed: Json = shoal.get("device", f"shelf-{node}")["status"]["speed"]
-    return speed
+def processors_of(shoal: ShoalOnNodes, node: str) -> float:
+    speed: dict[str, float] = shoal.get("device", f"shelf-{node}")["status"]["speed"]
+    return speed["processors"]
 
 
-def work_by_node(shoal: ShoalOnNodes) -> dict[str, float]:
-    """Operations of one item, by the node that computes them; replicas share theirs."""
+def work_by_node(
+    shoal: ShoalOnNodes, processors: dict[str, float], stages: list[Json]
+) -> dict[str, float]:
+    """Operations of one item, by the node that computes them; replicas share theirs by speed."""
     flops = [each["flops"] for each in shoal.get("partition", "unequal")["status"]["fragments"]]
-    work = {shape.name: 0.0 for shape in SHAPES}
-    for stage in shoal.get("placement", "unequal")["status"]["stages"]:
+    work = dict.fromkeys(processors, 0.0)
+    for stage in stages:
+        whole = sum(processors[name] for name in stage["devices"])
         for name in stage["devices"]:
-            share = sum(flops[index] for index in stage["fragments"]) / len(stage["devices"])
-            work[name] += share
+            shared = sum(flops[index] for index in stage["fragments"])
+            work[name] += shared * processors[name] / whole
     return work

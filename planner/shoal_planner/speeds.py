@@ -23,11 +23,15 @@ from shoal_planner.costs import (
     RELOAD_BYTES_PER_SECOND,
     PoolDevice,
 )
+from shoal_planner.explanation import Table
 from shoal_protocol.speeds import UNKNOWN_LINK, UNKNOWN_SPEED, Link, Speed
-from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
+from shoal_protocol.units import Bytes, Nanoseconds, format_bytes, nanoseconds
 
 _SUSTAINED: Final = 0.5
 """Of the rate of single convolutions and products, in whole models: DistilBERT 0.45."""
+_DISK_SHARE: Final = 0.5
+"""Of the disk's rate, what weights that are read again get: the kernel has to free a page for each,
+and fragments and spilled activations go over the same disk."""
 _ALIKE: Final = 1.2
 _LEVELLED: Final = (
     "flops_per_second",
@@ -55,7 +59,7 @@ def measured_device(
     flops = _mean(speed.convolution_flops_per_second, speed.product_flops_per_second)
     sustained = ASSUMED_FLOPS_PER_CPU if flops is None else flops * _SUSTAINED
     memory, page = speed.memory_bytes_per_second, speed.page_bytes_per_second
-    disk = speed.disk_bytes_per_second
+    disk = speed.disk_bytes_per_second and speed.disk_bytes_per_second * _DISK_SHARE
     again = PAGE_BYTES_PER_SECOND * share if page is None else _in_turn(page * share, disk)
     reload = RELOAD_BYTES_PER_SECOND * share
     half_way = None if link.round_trip_seconds is None else link.round_trip_seconds / 2
@@ -81,6 +85,31 @@ def levelled(pool: Sequence[PoolDevice]) -> tuple[PoolDevice, ...]:
         rates: list[dict[str, Any]] = [{name: level[getattr(each, name)]} for each in pool]
         pool = [replace(each, **rate) for each, rate in zip(pool, rates, strict=True)]
     return tuple(pool)
+
+
+def devices_table(pool: Sequence[PoolDevice]) -> Table:
+    """What a plan is made with."""
+    numbers = ("budget", "computes", "reads weights again", "loads", "link")
+    return Table(
+        title="Devices",
+        headings=("device", *numbers),
+        rows=tuple(
+            (
+                each.name,
+                format_bytes(each.budget_bytes),
+                f"{each.flops_per_second / 1e9:.3g} GFLOP/s",
+                _shown(each.page_bytes_per_second),
+                _shown(each.reload_bytes_per_second),
+                _shown(each.link_bytes_per_second),
+            )
+            for each in pool
+        ),
+        numbers=frozenset(numbers),
+    )
+
+
+def _shown(rate: int | None) -> str:
+    return "?" if rate is None else f"{format_bytes(rate)}/s"
 
 
 def _levels(rates: Iterable[int | None]) -> dict[int | None, int | None]:

@@ -1,11 +1,11 @@
 """Measured speeds on disk, so that a machine is measured once.
 
 A file holds a `Speed` and what it is a speed of: the processor, the runtime, and the share of the
-processors. Of another one it says nothing, and after a day nothing either: a machine may have been
-busy when it was measured.
+processors. Of another one it says nothing.
 """
 
 import json
+import math
 import platform
 import time
 from dataclasses import asdict
@@ -18,7 +18,6 @@ from shoal_protocol.v1 import session_pb2 as pb
 
 _VERSION: Final = 1
 """Of what is measured, and how."""
-_AGE_SECONDS: Final = 24 * 3600.0
 _DESCRIPTIONS: Final = ("model name", "Hardware", "CPU implementer", "CPU part", "cpu model")
 """Of a processor, in /proc/cpuinfo; which there are depends on the architecture."""
 
@@ -28,12 +27,13 @@ def subject(share: float, runtime: str) -> str:
     return f"{_VERSION}; {_processor()}; onnxruntime {runtime}; {share:g} processors"
 
 
-def stored_speed(path: Path, of: str | None = None) -> Speed | None:
-    """The speed in a file; with `of` only if it is of that, and new enough. None: there is none."""
+def stored_speed(path: Path, of: str | None = None, most_seconds: float = math.inf) -> Speed | None:
+    """The speed in a file; with `of` only if it is of that, and was stored within so many seconds.
+    None: there is none."""
     try:
         values = json.loads(path.read_bytes())
         found = values.pop("of")
-        if of is not None and (of != found or _age_seconds(path) > _AGE_SECONDS):
+        if of is not None and (of != found or _age_seconds(path) > most_seconds):
             return None
         return speed_of(pb.Speed(**values))
     except (OSError, ValueError, TypeError, LookupError, AttributeError):

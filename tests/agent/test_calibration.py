@@ -69,8 +69,8 @@ def test_a_stored_measurement_is_of_one_processor_runtime_and_share_and_ages(
     assert stored_speed(path, subject(1.0, "1.31")) is None
     assert stored_speed(path, subject(0.5, "1.32")) is None
     os.utime(path, (0, 0))
-    assert stored_speed(path, of) is None
-    assert stored_speed(path) == SOME
+    assert stored_speed(path, of, 3600.0) is None
+    assert stored_speed(path, of) == SOME
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"of": 1, "processors": "x"}', '{"speed": 1}'])

@@ -16,6 +16,8 @@ from shoal_protocol.speed_files import store_speed, stored_speed, subject
 from shoal_protocol.speeds import UNKNOWN_SPEED, Speed
 
 _FILE: Final = "speed.json"
+_AGE_SECONDS: Final = 24 * 3600.0
+"""A machine may have been busy when it was measured."""
 
 Measuring = Callable[[int, Path, int], Speed]
 Call = Callable[[Measuring, int, Path, int], Awaitable[Speed]]
@@ -31,7 +33,7 @@ async def calibrate(settings: Settings, call: Call, threads: int, processors: fl
     if settings.speed is not None:
         return replace(stored_speed(settings.speed) or UNKNOWN_SPEED, processors=share)
     path, of = settings.cache / _FILE, subject(share, onnxruntime.__version__)
-    if (speed := stored_speed(path, of)) is None:
+    if (speed := stored_speed(path, of, _AGE_SECONDS)) is None:
         speed = await call(measure, threads, settings.cache, settings.budget)
         log.info("measured %s", speed)
         with contextlib.suppress(OSError):  # it is measured again at the next start

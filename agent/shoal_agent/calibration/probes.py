@@ -78,33 +78,44 @@ def _product(rows: int, width: int, columns: int) -> _Operator:
 
 
 def measure(threads: int, folder: Path, budget_bytes: int) -> Speed:
-    """What the device does; what could not be measured is not known."""
+    """What the device does; what could not be measured, or not in time, is not known."""
     deadline = perf_counter() + MOST_SECONDS
+    file_bytes = min(_MOST_FILE_BYTES, budget_bytes // 2)
+    steps: list[Callable[[Speed], Speed]] = [
+        lambda speed: _disk(speed, folder, file_bytes, deadline)
+    ]
+    if budget_bytes >= _PROBE_BYTES:
+        steps.append(lambda speed: _convolutions(speed, deadline))
+        steps.append(lambda speed: _products(speed, threads, deadline))
     speed = Speed()
+    for step in steps:
+        if perf_counter() < deadline:
+            speed = _tried(step, speed)
+    gc.collect()
+    return speed
+
+
+def _tried(step: Callable[[Speed], Speed], speed: Speed) -> Speed:
     try:
-        if budget_bytes >= _PROBE_BYTES:
-            speed = _operators(threads, deadline)
+        return step(speed)
     except Exception as error:  # the runtime's exceptions have no common base but this
-        log.warning("operators could not be measured: %s", error)
-    finally:
-        gc.collect()
-    try:
-        return _with_file(speed, folder, min(_MOST_FILE_BYTES, budget_bytes // 2), deadline)
-    except (OSError, ValueError) as error:
-        log.warning("the disk could not be measured: %s", error)
+        log.warning("a part of this device could not be measured: %s", error)
         return speed
 
 
-def _operators(threads: int, deadline: float) -> Speed:
-    convolutions = [_convolution(64, 28, 3), _convolution(96, 28, 1)]
-    products = [_product(128, 512, 512), _product(256, 512, 1024)]
-    product = products[-1]
-    best = _rate(product, deadline)
-    sustained = _sustained(product, threads, deadline)
-    return Speed(
-        processors=min(float(threads), sustained / best),
-        convolution_flops_per_second=_mean([_rate(each, deadline) for each in convolutions]),
-        product_flops_per_second=_mean([best, *(_rate(each, deadline) for each in products[:-1])]),
+def _convolutions(speed: Speed, deadline: float) -> Speed:
+    rates = [_rate(each, deadline) for each in (_convolution(64, 28, 3), _convolution(96, 28, 1))]
+    return replace(speed, convolution_flops_per_second=_mean(rates))
+
+
+def _products(speed: Speed, threads: int, deadline: float) -> Speed:
+    small, large = _product(128, 512, 512), _product(256, 512, 1024)
+    rates = [_rate(small, deadline), _rate(large, deadline)]
+    sustained = _sustained(large, threads, deadline)
+    return replace(
+        speed,
+        processors=min(float(threads), sustained / rates[-1]),
+        product_flops_per_second=_mean(rates),
     )
 
 
@@ -132,7 +143,10 @@ def _sustained(operator: _Operator, threads: int, deadline: float) -> float:
     does comes and goes, a quota stays."""
     run = operator.session(threads)
     run()
-    return max(_in_window(operator, run, deadline) for _ in range(_WINDOWS))
+    windows = [_in_window(operator, run, deadline)]
+    while len(windows) < _WINDOWS and perf_counter() < deadline:
+        windows.append(_in_window(operator, run, deadline))
+    return max(windows)
 
 
 def _in_window(operator: _Operator, run: Callable[[], object], deadline: float) -> float:
@@ -145,7 +159,7 @@ def _in_window(operator: _Operator, run: Callable[[], object], deadline: float) 
             return operator.flops * runs / (now - began)
 
 
-def _with_file(speed: Speed, folder: Path, size: int, deadline: float) -> Speed:
+def _disk(speed: Speed, folder: Path, size: int, deadline: float) -> Speed:
     path = folder / f".calibration-{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)
     size = max(1, size // _PIECE_BYTES) * _PIECE_BYTES

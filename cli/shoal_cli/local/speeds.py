@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from shoal_cli.local.supervisor import child_environment
 from shoal_cli.transfer.models import default_cache
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.speed_files import stored_speed, subject
@@ -47,7 +48,7 @@ def machine_speed(environment: Mapping[str, str] = os.environ) -> Speed:
 def _measure(path: Path) -> None:
     command = [sys.executable, "-m", "shoal_agent.calibration", str(path.parent)]
     ended = subprocess.run(  # noqa: S603 - this interpreter, and nothing that a user gave
-        command, timeout=_SECONDS, capture_output=True, check=True
+        command, env=child_environment(), timeout=_SECONDS, capture_output=True, check=True
     )
     json.loads(ended.stdout)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,8 +9,10 @@ alone. Computing, receiving and sending overlap between items, so that
     period  = max(compute, receive, send)        one item every so often, in the long run
     latency = compute + receive + send + delays   of one item
 
-Replicas add their rates. Where the memory's rate is known, computing takes no less than reading
-the weights once, as it does for a single word in a language model.
+Replicas add their rates. Where a fragment's `work` is known, and a device's rates were measured,
+computing takes the sum of the fragment's convolutions, products and traffic, each by its rate. Else
+it takes its FLOPs, and where the memory's rate is known no less than reading the weights once, as
+it does for a single word in a language model.
 
 How a device holds its span follows from its budget (`Holding`):
 
@@ -66,17 +68,31 @@ _SCALE: Final = 10**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolDevice:
-    """A device as planning sees it. What is None never limits; `single` is residency Single."""
+    """A device as planning sees it. What is None never limits; `single` is residency Single.
+
+    `convolutions_per_second` and `products_per_second` are FLOPs of such operators.
+    """
 
     name: str
     budget_bytes: Bytes
     flops_per_second: int = ASSUMED_FLOPS_PER_CPU
+    convolutions_per_second: int | None = None
+    products_per_second: int | None = None
     memory_bytes_per_second: int | None = None
     page_bytes_per_second: int = PAGE_BYTES_PER_SECOND
     reload_bytes_per_second: int = RELOAD_BYTES_PER_SECOND
     link_bytes_per_second: int | None = None
     latency_nanoseconds: Nanoseconds = Nanoseconds(0)
     single: bool = False
+
+    @property
+    def rates(self) -> tuple[int, int, int] | None:
+        """Of convolutions, products and traffic; None: not all of them were measured."""
+        convolutions, products = self.convolutions_per_second, self.products_per_second
+        memory = self.memory_bytes_per_second
+        if convolutions is None or products is None or memory is None:
+            return None
+        return convolutions, products, memory
 
     def __post_init__(self) -> None:
         assert self.flops_per_second > 0, f"{self.name} computes nothing"
@@ -147,6 +163,19 @@ class Costs:
         if self.known:
             return _sums([fragment.flops or 0 for fragment in fragments])
         return _sums([fragment.resident_bytes for fragment in fragments])
+
+    @cached_property
+    def _kinds_of_work(self) -> tuple[list[int], list[int], list[int]] | None:
+        """FLOPs of convolutions and of products, and bytes moved; None: not known of all."""
+        works = [fragment.work for fragment in self.document.fragments]
+        known = [work for work in works if work is not None]
+        if len(known) < len(works):
+            return None
+        return (
+            _sums([work.convolution for work in known]),
+            _sums([work.matrix for work in known]),
+            _sums([work.memory for work in known]),
+        )
 
     @cached_property
     def _resident(self) -> list[int]:
@@ -238,6 +267,11 @@ class Costs:
 
     def _compute(self, span: Span, device: PoolDevice) -> int:
         """Nanoseconds of one item while all of the span is in memory."""
+        if self._kinds_of_work is not None and (rates := device.rates) is not None:
+            return sum(
+                _time(sums[span.end] - sums[span.start], rate)
+                for sums, rate in zip(self._kinds_of_work, rates, strict=True)
+            )
         compute = _time(self._work[span.end] - self._work[span.start], device.flops_per_second)
         if device.memory_bytes_per_second is None or not self.known:
             return compute

@@ -227,6 +227,8 @@ def _merged(first: DeviceClass, second: DeviceClass) -> DeviceClass:
         name="",
         budget_bytes=min(one.budget_bytes, other.budget_bytes),
         flops_per_second=min(one.flops_per_second, other.flops_per_second),
+        convolutions_per_second=_least(one.convolutions_per_second, other.convolutions_per_second),
+        products_per_second=_least(one.products_per_second, other.products_per_second),
         memory_bytes_per_second=_least(one.memory_bytes_per_second, other.memory_bytes_per_second),
         page_bytes_per_second=min(one.page_bytes_per_second, other.page_bytes_per_second),
         reload_bytes_per_second=min(one.reload_bytes_per_second, other.reload_bytes_per_second),

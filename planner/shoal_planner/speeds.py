@@ -1,8 +1,9 @@
 """Devices as planning sees them, from what was measured of them.
 
-A fragment's document says how many operations it has, and not which. So its speed is the mean of
-what convolutions and matrix products reach, of which a whole fragment gets a part (`_SUSTAINED`):
-the rest of its time goes to operators that compute little.
+A document says of its fragments how much they do at each rate that is measured. One from before
+says only how many operations they have. For those a device's speed is the mean of what convolutions
+and matrix products reach, of which a whole fragment gets a part (`_SUSTAINED`): the rest of its
+time goes to operators that compute little.
 
 Weights that are read again come from the disk where the device's memory is limited to its budget:
 the limit counts their pages in the page cache too, and those of more weights than fit are gone when
@@ -34,6 +35,8 @@ and fragments and spilled activations go over the same disk."""
 _ALIKE: Final = 1.2
 _LEVELLED: Final = (
     "flops_per_second",
+    "convolutions_per_second",
+    "products_per_second",
     "memory_bytes_per_second",
     "page_bytes_per_second",
     "reload_bytes_per_second",
@@ -64,6 +67,8 @@ def measured_device(
         name=name,
         budget_bytes=budget_bytes,
         flops_per_second=_whole(sustained * processors),
+        convolutions_per_second=_known(speed.convolution_flops_per_second, processors),
+        products_per_second=_known(speed.product_flops_per_second, processors),
         memory_bytes_per_second=_known(memory, share),
         page_bytes_per_second=_whole(again),
         reload_bytes_per_second=_whole(reload if disk is None else _in_turn(reload, disk)),

@@ -1,10 +1,20 @@
 """What measurements of devices and links change about a plan."""
 
+from dataclasses import replace
+
 from fragment_pools import MIB, SECOND, device, partition, placed
-from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, PAGE_BYTES_PER_SECOND, Holding, PoolDevice
+from shoal_planner.costs import (
+    ASSUMED_FLOPS_PER_CPU,
+    PAGE_BYTES_PER_SECOND,
+    Costs,
+    Holding,
+    PoolDevice,
+    Span,
+)
 from shoal_planner.placement import plan
 from shoal_planner.speeds import levelled, measured_device
 from shoal_protocol.choices import Objective
+from shoal_protocol.partition import Work
 from shoal_protocol.speeds import Link, Speed
 from shoal_protocol.units import Bytes
 
@@ -45,6 +55,24 @@ def test_a_device_with_little_to_compute_takes_as_long_as_reading_its_weights() 
     word = measured("a", product_flops_per_second=80 * GIGA, memory_bytes_per_second=4 * GIGA)
     answer = placed(plan(document, [word], Objective.LATENCY))
     assert answer.latency_nanoseconds == -(-8 * MIB * SECOND // (4 * SECOND))
+
+
+def test_each_kind_of_work_takes_its_own_rate_where_all_are_measured() -> None:
+    document = partition([SECOND], [MIB])
+    (fragment,) = document.fragments
+    work = Work(convolution=4 * SECOND, matrix=3 * SECOND, memory=2 * SECOND)
+    known = replace(document, fragments=(replace(fragment, work=work),))
+    rates = {
+        "convolution_flops_per_second": 8 * GIGA,
+        "product_flops_per_second": 4 * GIGA,
+        "memory_bytes_per_second": 2 * GIGA,
+    }
+    both = measured("both", 2.0, **rates)
+    whole = Span(0, 1)
+    assert Costs(known).on(whole, both).compute == SECOND // 4 + 3 * SECOND // 8 + SECOND
+    del rates["memory_bytes_per_second"]
+    partly = measured("partly", 2.0, **rates)
+    assert Costs(known).on(whole, partly).compute == Costs(document).on(whole, partly).compute
 
 
 def test_a_device_that_computes_slowly_gets_fewer_fragments() -> None:

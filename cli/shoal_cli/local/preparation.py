@@ -180,7 +180,8 @@ def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
         requests = [CutRequest(fragments=order.fragments, max_bytes=order.max_bytes)]
     else:
         budgets = sorted({device.budget_bytes for device in order.devices})
-        requests = [CutRequest(max_bytes=size) for size in budgets]
+        one = len(order.devices) == 1
+        requests = [CutRequest(max_bytes=size, one_device=one) for size in budgets]
         todo = "; raise the budget"
     refused: Refusal | None = None
     for request in requests:
@@ -248,10 +249,11 @@ def _suited(order: CutOrder, model: "Source", envelope: Shapes) -> _Suited:
 
 
 def _unplaceable(order: CutOrder, model: "Source", suited: _Suited) -> str | None:
-    """Why the devices cannot hold the fragments of a cut that was asked for; None if they can."""
+    """Why the devices cannot hold the fragments of the finest cut; None if they can. One that was
+    asked for is the only one."""
     from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
 
-    cuts = suited.choices[0]
+    cuts = suited.choices[-1]
     most = max((device.budget_bytes for device in order.devices), default=None)
     if most is None or largest(suited.profile, cuts) <= most:
         return None

@@ -93,8 +93,21 @@ WIDE = Made(
 """Its memory is what the input makes of it."""
 
 
+SUMS = Made(
+    text="agraph (float[1, n] x) => (float[1, n] y) {\n  a = Sigmoid (x)\n  b = Tanh (x)\n"
+    "  c = Add (a, b)\n  d = Sigmoid (c)\n  e = Tanh (c)\n  y = Add (d, e)\n}",
+    shapes={},
+)
+"""As one fragment it needs more than each of its nodes, in blocks too."""
+
+
 def cut_for(
-    folder: Path, sizes: Sequence[int], *, budget: int = 8 * MIB, fragments: int | None = None
+    folder: Path,
+    sizes: Sequence[int],
+    *,
+    made: Made = WIDE,
+    budget: int = 8 * MIB,
+    fragments: int | None = None,
 ) -> tuple[PartitionDocument, str]:
     """The model cut for a device and inputs of these sizes; and the note about it."""
     samples = folder / "inputs"
@@ -104,7 +117,7 @@ def cut_for(
     order = CutOrder(
         name="wide",
         model="wide",
-        path=WIDE.save(folder),
+        path=made.save(folder),
         sample=samples,
         fragments=fragments,
         devices=(PoolDevice(name="d", budget_bytes=Bytes(budget)),),
@@ -124,6 +137,12 @@ def test_an_input_that_is_too_large_is_named_and_the_plan_covers_the_others(
     assert "8 MiB" in note
     (tmp_path / "fits").mkdir()
     assert (document, "") == cut_for(tmp_path / "fits", sizes[2:4], fragments=fragments)
+
+
+def test_the_plan_covers_an_input_for_which_only_the_finer_cut_fits(tmp_path: Path) -> None:
+    document, note = cut_for(tmp_path, (1_000_000, 1000), made=SUMS, budget=30 * MIB)
+    assert len(document.fragments) > 1
+    assert note == ""
 
 
 def test_where_even_the_smallest_input_is_too_large_the_model_is_refused(tmp_path: Path) -> None:

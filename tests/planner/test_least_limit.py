@@ -68,7 +68,7 @@ def test_a_number_of_fragments_is_refused_with_the_smallest_limit_that_it_keeps(
 def test_a_cut_for_one_device_leaves_room_for_an_item_that_comes_meanwhile() -> None:
     layers = chain(*[MIB] * 12)
     large = replace(layers.tensors["t0"], bytes=2 * MIB)
-    profile = replace(layers, tensors=layers.tensors | {"t0": large})
+    profile = replace(layers, tensors={**layers.tensors, "t0": large})
     limit = 16 * MIB
     cuts = choose_cuts(profile, CutRequest(max_bytes=limit, one_device=True))
     assert isinstance(cuts, tuple)

@@ -17,7 +17,7 @@ from shoal_cli.local.manifests import Manifests, manifests_of
 from shoal_cli.transfer.addresses import AddressRefused, claim_of, resolve_uri
 from shoal_planner.costs import ASSUMED_FLOPS_PER_CPU, PoolDevice
 from shoal_protocol.choices import Mode, Objective, Policy, Precision, Residency
-from shoal_protocol.units import Nanoseconds
+from shoal_protocol.units import Bytes, Nanoseconds
 
 BARE_POOL: Final = "local"
 _MILLICPUS: Final = 1000
@@ -37,7 +37,8 @@ class CutOrder:
 
     With none of `fragments`, `max_bytes` and `tensors`: as suits the `devices`, for the
     `objective`. `pinned`: fragments are tied to devices by their numbers. `shapes` are those of
-    inputs with dynamic axes, by default those that cover every item in `sample`.
+    inputs with dynamic axes, by default those that cover every item in `sample`. `finer_than`: a
+    cut for this limit has failed; where there is none for the devices, the finest is taken.
     """
 
     name: str
@@ -52,6 +53,7 @@ class CutOrder:
     devices: tuple[PoolDevice, ...] = ()
     objective: Objective = Objective.THROUGHPUT
     pinned: bool = False
+    finer_than: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

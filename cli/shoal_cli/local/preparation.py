@@ -152,7 +152,7 @@ def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
     """
     fine = _as_asked(order, profile)
     free = not (order.tensors or order.fragments or order.max_bytes or order.pinned)
-    if not free or len(fine) < len(order.devices):
+    if not free or order.finer_than is not None or len(fine) < len(order.devices):
         return [fine]
     coarse = choose_cuts(profile, CutRequest(fragments=len(order.devices)))
     return [fine] if isinstance(coarse, Refusal) else [coarse, fine]
@@ -183,13 +183,14 @@ def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
         one = len(order.devices) == 1
         requests = [CutRequest(max_bytes=size, one_device=one) for size in budgets]
         todo = "; raise the budget"
-    refused: Refusal | None = None
-    for request in requests:
+    while requests:
+        request = requests.pop(0)
         cuts = choose_cuts(profile, request)
         if not isinstance(cuts, Refusal):
             return cuts
-        refused = cuts
-    assert refused is not None, "there is always a request"
+        refused, need = cuts, cuts.need_bytes
+        if not requests and need is not None and need < (order.finer_than or 0):
+            requests.append(replace(request, max_bytes=need))
     raise PreparationRefused(f"{order.name}: {refused.reason}{todo}")
 
 

@@ -10,6 +10,7 @@ import pytest
 from made_models import Made, weight
 from shoal_cli.local.orders import CutOrder
 from shoal_cli.local.preparation import PreparationRefused, cut_into_store, partition_path
+from shoal_planner import finer_cuts
 from shoal_planner.costs import PoolDevice
 from shoal_protocol.partition import PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes
@@ -84,6 +85,41 @@ def test_a_cut_that_was_chosen_is_used_again_until_the_devices_change(
         return cut_into_store(order(size), tmp_path, lambda done, total: None)["warm"]
 
     assert [is_warm(16), is_warm(16), is_warm(17), is_warm(40)] == [False, True, False, False]
+
+
+def finer(model: Path, folder: Path, size: int, before: int) -> PartitionDocument:
+    devices = (PoolDevice(name="d", budget_bytes=Bytes(size)),)
+    order = CutOrder(
+        name="deep", model="deep", path=model, devices=devices, finer_than=Bytes(before)
+    )
+    cut_into_store(order, folder, lambda done, total: None)
+    return document_from_json(partition_path(folder, "deep").read_bytes())
+
+
+def test_a_model_that_is_cut_finer_is_not_taken_as_one_fragment_again(
+    model: Path, tmp_path: Path
+) -> None:
+    assert len(cut(model, tmp_path, 12).fragments) == 1
+    fragments = finer(model, tmp_path, 12 * MIB, 16 * MIB).fragments
+    assert len(fragments) > 1
+    assert all(each.resident_bytes <= 12 * MIB for each in fragments)
+
+
+def test_a_finer_cut_that_is_too_fine_is_the_finest_there_is(model: Path, tmp_path: Path) -> None:
+    fragments = finer(model, tmp_path, 3 * MIB, 6 * MIB).fragments
+    assert all(3 * MIB < each.resident_bytes < 6 * MIB for each in fragments)
+    with pytest.raises(PreparationRefused, match="the smallest limit that some cut keeps"):
+        finer(model, tmp_path, 2 * MIB, 3 * MIB)
+
+
+def test_a_finer_cut_is_another_cut_though_the_limit_allowed_more(
+    model: Path, tmp_path: Path
+) -> None:
+    before = cut(model, tmp_path, 12, pinned=True)
+    ample = Bytes(1000 * MIB)
+    limit = finer_cuts.finer(finer_cuts.kept_limit(before, ample))
+    after = finer(model, tmp_path, limit, ample)
+    assert len(after.fragments) > len(before.fragments)
 
 
 WIDE = Made(

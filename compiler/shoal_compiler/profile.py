@@ -9,7 +9,7 @@ from typing import Final
 import onnx
 from onnx import helper
 
-from shoal_compiler.bodies import bodies_bytes
+from shoal_compiler.bodies import bodies_bytes, inner_nodes
 from shoal_compiler.costs import Shaped, flops, in_place, moves, touched, workspace
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph, normalise
@@ -140,6 +140,7 @@ class _Profiler:
             + self._converted(node, weights),
             in_place=in_place(node, same_shape=self._is_shape_known(node)),
             touched=self._touched(shaped),
+            inner_nodes=inner_nodes(node),
         )
 
     def _sized_type(self, name: str) -> onnx.TypeProto | None:

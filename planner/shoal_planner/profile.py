@@ -42,6 +42,7 @@ class NodeProfile:
     runtime needs besides while the node runs. `in_place` says that the runtime lets an output take
     the place of an input of the same size that nobody needs any more. `touched` are the weights of
     which the node reads some rows only, with the bytes of memory that those of one item take.
+    `inner_nodes` counts those of the graphs inside it.
     """
 
     label: str
@@ -57,6 +58,7 @@ class NodeProfile:
     workspace_bytes: int = 0
     in_place: bool = False
     touched: tuple[tuple[str, int], ...] = ()
+    inner_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,6 @@ def cut_into_store(
     order: CutOrder, store: Path, on_progress: Progress, *, fragments: bool = True
 ) -> Json:
     """Do what is ordered; whether that was done before, and `Prepared`'s other values."""
-    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
     from shoal_compiler.profile import Source  # noqa: PLC0415 - needs onnx
 
     if order.path.is_dir():
@@ -125,7 +124,7 @@ def cut_into_store(
     path = partition_path(store, order.name)
     source: dict[str, object] = {"model": profile.digest, "cuts": choices, "shapes": suited.shapes}
     source |= {"version": _VERSION}
-    if len(choices) > 1:
+    if len(choices) > 1 or order.finer_than is not None:
         source |= {"devices": list(map(dataclasses.asdict, order.devices))}
         source |= {"objective": order.objective}
     answer = {
@@ -135,7 +134,7 @@ def cut_into_store(
     }
     if _is_current(path, FragmentStore(store), source):
         return {"warm": True, **answer}
-    cut = _best(order, [Cut(model, profile, cuts) for cuts in choices])
+    cut = _best(order, model, suited)
     if fragments:
         cut.write(store, on_progress)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,8 +157,9 @@ def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
     return [fine] if isinstance(coarse, Refusal) else [coarse, fine]
 
 
-def _best(order: CutOrder, choices: "Sequence[Cut]") -> "Cut":
+def _best(order: CutOrder, model: "Source", suited: "_Suited") -> "Cut":
     """The cut whose plan costs the least; what its fragments need in blocks, cutting shows."""
+    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
 
     def cost(cut: "Cut") -> tuple[int, ...]:
         found = plan(cut.document, order.devices, order.objective)
@@ -169,7 +169,8 @@ def _best(order: CutOrder, choices: "Sequence[Cut]") -> "Cut":
         latency, period = found.latency_nanoseconds or 0, found.period_nanoseconds or 0
         return (reloads, latency if order.objective is Objective.LATENCY else period)
 
-    return choices[0] if len(choices) == 1 else min(choices, key=cost)
+    cuts = [Cut(model, suited.profile, each) for each in suited.choices]
+    return cuts[0] if len(cuts) == 1 else min(cuts, key=cost)
 
 
 def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
@@ -250,15 +251,13 @@ def _suited(order: CutOrder, model: "Source", envelope: Shapes) -> _Suited:
 
 
 def _unplaceable(order: CutOrder, model: "Source", suited: _Suited) -> str | None:
-    """Why the devices cannot hold the fragments of the finest cut; None if they can. One that was
-    asked for is the only one."""
-    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
-
-    cuts = suited.choices[-1]
+    """Why the devices cannot hold the fragments; None if they can."""
     most = max((device.budget_bytes for device in order.devices), default=None)
-    if most is None or largest(suited.profile, cuts) <= most:
+    if most is None:
         return None
-    found = plan(Cut(model, suited.profile, cuts).document, order.devices, order.objective)
+    if len(suited.choices) == 1 and largest(suited.profile, suited.choices[0]) <= most:
+        return None
+    found = plan(_best(order, model, suited).document, order.devices, order.objective)
     return found.message(order.name, "raise the budget") if isinstance(found, Infeasible) else None
 
 

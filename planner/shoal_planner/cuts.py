@@ -42,6 +42,14 @@ LEAST_POSITIONS: Final = 32
 MOST_STEPS: Final = 600_000
 """Nodes that the search visits at most, at its first try; it visits a node once per position."""
 _MILLION: Final = 1_000_000
+_NOISE: Final = 64
+_NOISE_BYTES: Final = 640 << 10
+
+
+def comfortable(budget_bytes: int) -> int:
+    """A limit below a budget: what a process takes beside its fragments varies under load, by 0.6
+    MiB where fragments are small, and by one part in a hundred where they are large."""
+    return budget_bytes - max(_NOISE_BYTES, budget_bytes // _NOISE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from shoal_compiler.errors import ModelRefused
 from shoal_coordinator.storage.inputs import InputSet, InputsRefused, Shapes, scan_inputs
 from shoal_planner.advice import advise, in_words, largest
 from shoal_planner.costs import Holding, PoolDevice
-from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_planner.profile import Profile
@@ -182,7 +182,8 @@ def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
     else:
         budgets = sorted({device.budget_bytes for device in order.devices})
         one = len(order.devices) == 1
-        requests = [CutRequest(max_bytes=size, one_device=one) for size in budgets]
+        limits = [limit for size in budgets for limit in (comfortable(size), size)]
+        requests = [CutRequest(max_bytes=size, one_device=one) for size in limits]
         todo = "; raise the budget"
     while requests:
         request = requests.pop(0)

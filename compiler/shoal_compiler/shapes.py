@@ -68,10 +68,12 @@ MADE_UP_AXIS: Final = "unk__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """`types` are symbolic, `sizes` concrete, by tensor; one that is missing is unknown."""
+    """`types` are symbolic, `sizes` concrete, by tensor; one that is missing is unknown. `values`
+    are those that follow from the sizes."""
 
     types: Mapping[str, onnx.TypeProto]
     sizes: Mapping[str, Dims]
+    values: Mapping[str, Values]
 
     def axes(self, name: str) -> Axes | None:
         """A tensor's symbolic shape; None: not even its rank is known."""
@@ -113,7 +115,7 @@ def infer(
         types.setdefault(name, _without_sizes(kind))
     for name, kind in graph.declared.items():
         types.setdefault(name, _without_sizes(kind))
-    return Shapes(types=types, sizes=concrete.sizes)
+    return Shapes(types=types, sizes=concrete.sizes, values=concrete.values)
 
 
 def _symbolic(graph: Graph, order: Sequence[int]) -> dict[str, onnx.TypeProto]:

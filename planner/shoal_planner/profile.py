@@ -67,13 +67,15 @@ class TensorProfile:
     profiled.
 
     `spec` has the shape as the graph alone gives it, with symbolic axes. `obstacle` says why the
-    tensor cannot be sent from one device to another; empty: it can.
+    tensor cannot be sent from one device to another; empty: it can. `values` are those of a few
+    integers, where they follow from the shapes that were profiled.
     """
 
     spec: TensorSpec
     bytes: int | None
     obstacle: str = ""
     sizes: tuple[int, ...] | None = None
+    values: tuple[int, ...] | None = None
 
     @property
     def computed_bytes(self) -> int | None:

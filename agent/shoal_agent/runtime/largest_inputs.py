@@ -5,7 +5,7 @@ the manifest has them. All of it is written, since memory that nobody has writte
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def largest_inputs(folder: Path, specs: Iterable[InputSpec], most_bytes: int) ->
     return made
 
 
-def _fill(made: Array, values: list[int]) -> None:
+def _fill(made: Array, values: Sequence[int]) -> None:
     try:
         made.flat[:] = values
     except OverflowError as error:

@@ -8,13 +8,20 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal_cli.local.orders import CutOrder
 from shoal_cli.local.steps import Json, Progress, run_step, serve
 from shoal_compiler.errors import ModelRefused
-from shoal_coordinator.storage.inputs import InputSet, InputsRefused, Shapes, scan_inputs
+from shoal_coordinator.storage.inputs import (
+    InputSet,
+    InputsRefused,
+    InputUnsuitable,
+    Shapes,
+    scan_inputs,
+)
 from shoal_planner.advice import advise, in_words, largest
 from shoal_planner.costs import Holding, PoolDevice
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
@@ -40,6 +47,7 @@ _VERSION: Final = 3
 """Of `source.json`: what was cut before may have estimates that were too low."""
 
 _NAMED_FILES: Final = 5
+_FEW: Final = 64
 
 
 class PreparationRefused(Exception):
@@ -222,7 +230,7 @@ def _suit_inputs(order: CutOrder, model: "Source", profile: Profile) -> _Suited:
     if inputs is None or not envelopes:
         return _Suited(profile=profile, shapes=order.shapes, choices=_choices(order, profile))
     try:
-        return _suited(order, model, envelopes[-1])
+        return _suited(order, model, inputs, envelopes[-1])
     except PreparationRefused as error:
         refusal = error
     covering: tuple[_Suited, Shapes] | None = None
@@ -230,7 +238,7 @@ def _suit_inputs(order: CutOrder, model: "Source", profile: Profile) -> _Suited:
     while low < high:
         middle = (low + high) // 2
         try:
-            covering = _suited(order, model, envelopes[middle]), envelopes[middle]
+            covering = _suited(order, model, inputs, envelopes[middle]), envelopes[middle]
             low = middle + 1
         except PreparationRefused as error:
             refusal, high = error, middle
@@ -242,13 +250,34 @@ def _suit_inputs(order: CutOrder, model: "Source", profile: Profile) -> _Suited:
     return replace(suited, note=_beyond(order, inputs.beyond(envelope), refusal))
 
 
-def _suited(order: CutOrder, model: "Source", envelope: Shapes) -> _Suited:
+def _suited(order: CutOrder, model: "Source", inputs: InputSet, envelope: Shapes) -> _Suited:
     shapes = {**envelope, **order.shapes}
-    profile = model.profile(shapes)
+    profile = _with_values(model.profile(shapes), inputs)
     suited = _Suited(profile=profile, shapes=shapes, choices=_choices(order, profile))
     if (problem := _unplaceable(order, model, suited)) is not None:
         raise _Unplaceable(problem, suited)
     return suited
+
+
+def _with_values(profile: Profile, inputs: InputSet) -> Profile:
+    """With what the first item has in inputs that are a few integers, such as a sampling rate:
+    fragments are tried with that."""
+    few = [
+        spec.name
+        for spec in profile.inputs
+        if spec.dtype in ("int32", "int64")
+        and spec.shape is not None
+        and prod(each if isinstance(each, int) else _FEW + 1 for each in spec.shape) <= _FEW
+    ]
+    try:
+        item = inputs.read(0, few)
+    except (InputUnsuitable, OSError):
+        return profile
+    known = {
+        name: replace(profile.tensors[name], values=tuple(map(int, array.flat)))
+        for name, array in item.items()
+    }
+    return replace(profile, tensors={**profile.tensors, **known})
 
 
 def _unplaceable(order: CutOrder, model: "Source", suited: _Suited) -> str | None:

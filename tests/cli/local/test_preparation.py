@@ -1,6 +1,7 @@
 """Where a model is cut that the devices decide the cut of."""
 
 import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -189,3 +190,24 @@ def test_where_even_the_smallest_input_is_too_large_the_model_is_refused(tmp_pat
 def test_a_cut_that_was_asked_for_and_fits_no_device_is_left_to_the_plan(tmp_path: Path) -> None:
     document, note = cut_for(tmp_path, (5_000_000, 4_000_000), fragments=1)
     assert (len(document.fragments), note) == (1, "")
+
+
+def test_a_fragment_is_tried_with_the_numbers_that_the_first_item_has(tmp_path: Path) -> None:
+    made = Made(
+        text="g (float[1, n] x, int64 rate) => (float[1, n] y) {\n"
+        "  r = Cast <to=1> (rate)\n  y = Mul (x, r)\n}",
+        shapes={},
+    )
+    samples = tmp_path / "inputs"
+    samples.mkdir()
+    np.savez(samples / "0.npz", x=np.zeros((1, 9), np.float32), rate=np.array(16_000))
+    order = CutOrder(
+        name="sound",
+        model="sound",
+        path=made.save(tmp_path),
+        sample=samples,
+        devices=(PoolDevice(name="d", budget_bytes=Bytes(8 * MIB)),),
+    )
+    cut_into_store(order, tmp_path, lambda done, total: None)
+    (stored,) = tmp_path.glob("fragments/*/fragment.json")
+    assert json.loads(stored.read_bytes())["values"] == {"rate": [16_000]}

@@ -45,7 +45,8 @@ _LIKE: Final[dict[str, tuple[int, int | None]]] = {
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), (0, 0)),
     "QLinearAveragePool": (0, None),
     **dict.fromkeys(("QLinearGlobalAveragePool", "QLinearReduceMean"), (0, None)),
-    **dict.fromkeys(("FusedMatMul", "MatMulNBits"), (0, None)),
+    "FusedMatMul": (0, None),
+    "MatMulNBits": (0, 0),  # but for the last axis
     **dict.fromkeys(("Attention", "EmbedLayerNormalization", "MultiHeadAttention"), (0, None)),
     "DequantizeLinear": (1, 0),
     "QuantizeLinear": (2, 0),
@@ -270,6 +271,9 @@ class _Concrete:
             shaped = self.types[node.input[shape_from]].tensor_type
             if shaped.HasField("shape"):
                 made.tensor_type.shape.CopyFrom(shaped.shape)
+        columns = [each.i for each in node.attribute if each.name == "N"]
+        if node.op_type == "MatMulNBits" and columns and made.tensor_type.shape.dim:
+            made.tensor_type.shape.dim[-1].dim_value = columns[0]
         return {node.output[0]: made}
 
     def _evaluate(self, node: onnx.NodeProto) -> None:

@@ -22,6 +22,12 @@ def bodies_bytes(node: onnx.NodeProto, type_of: TypeOf, opsets: Mapping[str, int
     return max((_made_bytes(node, body, type_of, opsets) for body in bodies), default=0)
 
 
+def inner_nodes(node: onnx.NodeProto) -> int:
+    """How many nodes there are in the graphs inside a node, at any depth."""
+    bodies = [each.g for each in node.attribute if each.type == onnx.AttributeProto.GRAPH]
+    return sum(1 + inner_nodes(inner) for body in bodies for inner in body.node)
+
+
 def _made_bytes(
     node: onnx.NodeProto, body: onnx.GraphProto, type_of: TypeOf, opsets: Mapping[str, int]
 ) -> int:

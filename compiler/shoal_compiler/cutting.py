@@ -169,6 +169,11 @@ class _Builder:
             weight_files=files,
             inputs=whole.inputs,
             largest=_largest(profile, whole.inputs),
+            values={
+                spec.name: known
+                for spec in whole.inputs
+                if (known := profile.tensors[spec.name].values) is not None
+            },
             outputs=whole.outputs,
             weight_bytes=sum(
                 profile.weights[name]

@@ -31,6 +31,7 @@ from shoal_protocol.manifest import (
     MANIFEST,
     MAXIMUM_MANIFEST_BYTES,
     MODEL,
+    VALUES,
     WEIGHTS,
     FileEntry,
     format_manifest,
@@ -47,7 +48,8 @@ class FragmentFiles:
     `weights` are its large ones, with their places in `weight_files`, which are by name. `inputs`
     and `outputs` are what it is sent and gives, `resident_bytes` its estimated memory. `largest`
     are the largest shapes of those inputs that can have several: a device that runs it with these
-    before any work measures what it takes. `in_order`: a device runs the nodes in the order of the
+    before any work measures what it takes. `values` are of inputs that are a few integers, as they
+    follow from these. `in_order`: a device runs the nodes in the order of the
     file.
     """
 
@@ -57,6 +59,7 @@ class FragmentFiles:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     largest: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, tuple[int, ...]]
     weight_bytes: int
     resident_bytes: int
     in_order: bool
@@ -102,6 +105,8 @@ class FragmentFiles:
         }
         if self.largest:
             description[LARGEST] = {name: list(shape) for name, shape in self.largest.items()}
+        if self.values:
+            description[VALUES] = {name: list(each) for name, each in self.values.items()}
         if self.blocks.blocks:
             description["blocks"] = blocks_as_json(self.blocks.blocks)
         manifest = format_manifest(files, description)

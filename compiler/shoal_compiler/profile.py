@@ -10,7 +10,7 @@ from typing import Final
 import onnx
 from onnx import helper
 
-from shoal_compiler.bodies import bodies_bytes
+from shoal_compiler.bodies import bodies_bytes, inner_nodes
 from shoal_compiler.costs import Shaped, flops, in_place, moves, touched, workspace
 from shoal_compiler.errors import ModelRefused
 from shoal_compiler.graph import Graph, normalise
@@ -28,6 +28,8 @@ STRING_BYTES: Final = 32
 # The types that the protocol carries; those below a byte, and the 8-bit floats, it does not.
 SENDABLE: Final = frozenset(range(onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16 + 1))
 _CHUNK: Final = 1 << 20
+_MOST_VALUES: Final = 64
+"""Sizes, indices and limits are fewer; what is more is data."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ class _Profiler:
             + self._converted(node, weights),
             in_place=in_place(node, same_shape=self._is_shape_known(node)),
             touched=self._touched(shaped),
+            inner_nodes=inner_nodes(node),
         )
 
     def _shaped(self, node: onnx.NodeProto) -> Shaped:
@@ -260,9 +263,17 @@ class _Profiler:
                 bytes=self._bytes(name),
                 obstacle=self._obstacle(name),
                 sizes=self.shapes.sizes.get(name),
+                values=self._values(name),
             )
             for name in names
         }
+
+    def _values(self, name: str) -> tuple[int, ...] | None:
+        """A few integers that follow from the profiled shapes."""
+        known = self.shapes.values.get(name)
+        if known is None or known.dtype.kind not in "iu" or known.size > _MOST_VALUES:
+            return None
+        return tuple(int(each) for each in known.flat)
 
     def _spec(self, name: str) -> TensorSpec:
         kind = self.shapes.types.get(name)

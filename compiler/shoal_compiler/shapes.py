@@ -45,7 +45,8 @@ _LIKE: Final[dict[str, tuple[int, int | None]]] = {
     **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), (0, 0)),
     "QLinearAveragePool": (0, None),
     **dict.fromkeys(("QLinearGlobalAveragePool", "QLinearReduceMean"), (0, None)),
-    **dict.fromkeys(("FusedMatMul", "MatMulNBits"), (0, None)),
+    "FusedMatMul": (0, None),
+    "MatMulNBits": (0, 0),  # but for the last axis
     **dict.fromkeys(("Attention", "EmbedLayerNormalization", "MultiHeadAttention"), (0, None)),
     "DequantizeLinear": (1, 0),
     "QuantizeLinear": (2, 0),
@@ -68,10 +69,12 @@ MADE_UP_AXIS: Final = "unk__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """`types` are symbolic, `sizes` concrete, by tensor; one that is missing is unknown."""
+    """`types` are symbolic, `sizes` concrete, by tensor; one that is missing is unknown. `values`
+    are those that follow from the sizes."""
 
     types: Mapping[str, onnx.TypeProto]
     sizes: Mapping[str, Dims]
+    values: Mapping[str, Values]
 
     def axes(self, name: str) -> Axes | None:
         """A tensor's symbolic shape; None: not even its rank is known."""
@@ -113,7 +116,7 @@ def infer(
         types.setdefault(name, _without_sizes(kind))
     for name, kind in graph.declared.items():
         types.setdefault(name, _without_sizes(kind))
-    return Shapes(types=types, sizes=concrete.sizes)
+    return Shapes(types=types, sizes=concrete.sizes, values=concrete.values)
 
 
 def _symbolic(graph: Graph, order: Sequence[int]) -> dict[str, onnx.TypeProto]:
@@ -268,6 +271,9 @@ class _Concrete:
             shaped = self.types[node.input[shape_from]].tensor_type
             if shaped.HasField("shape"):
                 made.tensor_type.shape.CopyFrom(shaped.shape)
+        columns = [each.i for each in node.attribute if each.name == "N"]
+        if node.op_type == "MatMulNBits" and columns and made.tensor_type.shape.dim:
+            made.tensor_type.shape.dim[-1].dim_value = columns[0]
         return {node.output[0]: made}
 
     def _evaluate(self, node: onnx.NodeProto) -> None:

@@ -32,6 +32,7 @@ from typing import Final
 from shoal_planner.least_limit import smallest_limit
 from shoal_planner.profile import Profile, Role
 from shoal_planner.segments import Growing, Layout
+from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
 from shoal_protocol.units import format_bytes, format_upwards
 
 SLACK: Final = 20
@@ -41,6 +42,14 @@ LEAST_POSITIONS: Final = 32
 MOST_STEPS: Final = 600_000
 """Nodes that the search visits at most, at its first try; it visits a node once per position."""
 _MILLION: Final = 1_000_000
+_NOISE: Final = 64
+_NOISE_BYTES: Final = 640 << 10
+
+
+def comfortable(budget_bytes: int) -> int:
+    """A limit below a budget: what a process takes beside its fragments varies under load, by 0.6
+    MiB where fragments are small, and by one part in a hundred where they are large."""
+    return budget_bytes - max(_NOISE_BYTES, budget_bytes // _NOISE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +57,12 @@ class CutRequest:
     """What is asked for: a number of fragments, or a limit of what a device needs for each fragment
     (then as few fragments as possible), or tensors that are to be the last of a fragment each.
     `fragments` with `max_bytes` asks for that many, none over the limit. Nothing: one fragment.
+    `one_device` has all of them: items enter and leave the model while it runs any of them.
     """
 
     fragments: int | None = None
     max_bytes: int | None = None
+    one_device: bool = False
     tensors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -83,7 +94,8 @@ _Table = list[list[_Candidate]]
 
 def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refusal:
     """The positions of `profile.nodes` to cut at, in order; () leaves the model whole."""
-    layout = Layout(profile, moving=request.max_bytes is not None)
+    beside = _frames(profile) if request.one_device else (0, 0)
+    layout = Layout(profile, moving=request.max_bytes is not None, beside=beside)
     if request.tensors:
         return _named(layout, request.tensors)
     if request.max_bytes is None and request.fragments in (None, 1):
@@ -118,6 +130,15 @@ def choose_cuts(profile: Profile, request: CutRequest) -> tuple[int, ...] | Refu
         lambda each: each.cost**2 * _MILLION // mean**2 + each.incoming_bytes * _MILLION // sent,
     )
     return tuple(positions[each.end] for each in chosen[:-1])
+
+
+def _frames(profile: Profile) -> tuple[int, int]:
+    """What carries an item to the model's first fragment, and its results away from the last."""
+    coming, going = (
+        sum(profile.tensors[each.name].bytes or 0 for each in specs if each.name in profile.tensors)
+        for specs in (profile.inputs, profile.outputs)
+    )
+    return received_frame_bytes(coming), frame_bytes(going)
 
 
 def _first_tried(layout: Layout, request: CutRequest) -> int:

@@ -2,12 +2,15 @@
 on none of them: the model is cut again, as if each device had less.
 
 By how much an estimate is wrong is often not known: a trial is stopped where it exceeds the budget.
-So each further cut is for three quarters of what the one before was for.
+So each further cut is for three quarters of what the one before was for, or of its largest
+fragment: that one is in no cut for less.
 """
 
 from collections.abc import Collection
 from typing import Final
 
+from shoal_planner.costs import Costs, Span
+from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Bytes, format_bytes
 
 MOST_CUTS: Final = 4
@@ -24,6 +27,14 @@ def is_too_large(reason: str) -> bool:
 def finer(limit: Bytes) -> Bytes:
     """What the next cut is for, where the one before was for this."""
     return Bytes(limit * 3 // 4)
+
+
+def kept_limit(document: PartitionDocument, limit: Bytes) -> Bytes:
+    """The smallest limit that a cut keeps which was made for this one, with the frames that carry
+    other items meanwhile."""
+    costs = Costs(document)
+    spans = [Span(each.index, each.index + 1) for each in document.fragments]
+    return min(limit, max(map(costs.resident, spans)))
 
 
 def in_words(failure: str, limits: Collection[Bytes]) -> str:

@@ -42,7 +42,8 @@ class NodeProfile:
     runtime needs besides while the node runs. `in_place` says that the runtime lets an output take
     the place of an input of the same size that nobody needs any more. `touched` are the weights of
     which the node reads some rows only, with the bytes of memory that those of one item take.
-    `work` is what a device has to do, as estimated.
+    `inner_nodes` counts those of the graphs inside it. `work` is what a device has to do, as
+    estimated.
     """
 
     label: str
@@ -58,6 +59,7 @@ class NodeProfile:
     workspace_bytes: int = 0
     in_place: bool = False
     touched: tuple[tuple[str, int], ...] = ()
+    inner_nodes: int = 0
     work: Work | None = None
 
 
@@ -67,13 +69,15 @@ class TensorProfile:
     profiled.
 
     `spec` has the shape as the graph alone gives it, with symbolic axes. `obstacle` says why the
-    tensor cannot be sent from one device to another; empty: it can.
+    tensor cannot be sent from one device to another; empty: it can. `values` are those of a few
+    integers, where they follow from the shapes that were profiled.
     """
 
     spec: TensorSpec
     bytes: int | None
     obstacle: str = ""
     sizes: tuple[int, ...] | None = None
+    values: tuple[int, ...] | None = None
 
     @property
     def computed_bytes(self) -> int | None:

@@ -19,9 +19,9 @@ which an item reads rows, the pages around those: the agent lets a fragment's ma
 the rows of many items have gathered there); the tensors taken, held for the whole run; the
 runtime's arena (`arena`), replayed in the order of the nodes; the outputs once more, since they
 leave the arena as copies; and the runtime's own code and structures.
-In the agent's runtime, fragments of 5 MiB and more were measured to take 0.65 to 1.10 of it
-(`tests/compiler/test_resident_estimate.py`). A tensor whose size is unknown counts nothing, and
-makes `activation_bytes` None; then the estimate is a lower bound.
+Fragments of 5 MiB and more took 0.65 to 1.10 of it (`tests/compiler/test_resident_estimate.py`).
+A tensor whose size is unknown counts nothing, and makes `activation_bytes` None; then the estimate
+is a lower bound.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ NODE_BYTES: Final = 8 << 10
 ARENA_MARGIN: Final = 8
 """The estimate adds one part in so many: the runtime frees in a slightly different order."""
 ARENA_BYTES: Final = 1 << 20
-"""What comes with the arena once it is in use at all, besides its tables."""
+"""Comes with the arena once it is in use at all, besides its tables."""
 SMALL_BYTES: Final = 64 << 10
 """Up to here activations fit into what the idle agent holds."""
 CONSTANT_BYTES: Final = 1 << 20
@@ -107,12 +107,13 @@ def arena_bytes(touched_bytes: int) -> int:
 @dataclass(frozen=True)
 class Layout:
     """A profile with indexes of it, computed once. `inside` are weights in the model itself, not
-    mapped from a file. `moving`: memory includes frames that carry other items meanwhile. Rows of
-    tables count for `row_items`: those of the item before may still be there."""
+    mapped from a file. `moving`: memory includes frames that carry other items meanwhile, at least
+    `beside` in and out. Rows of tables count for `row_items`: the item before has left its own."""
 
     profile: Profile
     inside: frozenset[str] = frozenset()
     moving: bool = False
+    beside: tuple[int, int] = (0, 0)
     row_items: int = 2
 
     @cached_property
@@ -300,14 +301,15 @@ class Growing:
         """The part of `resident_bytes` that only grows."""
         arena = max(arena_bytes(self.touched_bytes), UNKNOWN_BYTES * self.unknown_sizes)
         fixed = FIXED_BYTES + NODE_BYTES * self.node_count
-        frames = received_frame_bytes(self.incoming_bytes) if self.layout.moving else 0
-        return self.weight_bytes + self.incoming_bytes + arena + fixed + frames
+        frames = max(received_frame_bytes(self.incoming_bytes), self.layout.beside[0])
+        fixed += self.layout.moving * frames
+        return self.weight_bytes + self.incoming_bytes + arena + fixed
 
     @property
     def resident_bytes(self) -> int:
         """What a device must have."""
-        frames = frame_bytes(self.outgoing_bytes) if self.layout.moving else 0
-        return self.least_bytes + self.outgoing_bytes + frames
+        frames = max(frame_bytes(self.outgoing_bytes), self.layout.beside[1])
+        return self.least_bytes + self.outgoing_bytes + self.layout.moving * frames
 
     def grow(self) -> None:
         """Add the next node."""
@@ -420,10 +422,8 @@ class Growing:
 
     def _size(self, name: str) -> int:
         size = self.layout.profile.tensors[name].bytes
-        if size is None:
-            self.unknown_sizes = True
-            return 0
-        return size
+        self.unknown_sizes |= size is None
+        return size or 0
 
     def _chain(self, name: str, available: set[str] | None) -> set[int] | None:
         """The nodes before `start` that make a SHAPE tensor again, given what is available.

@@ -42,6 +42,8 @@ async def report(store: Path, changes: int, switches: int, digests: list[str]) -
     least = sum(each.least_bytes for each in blocks) + BEYOND_BYTES
     most = sum(each.resident_bytes for each in blocks) + BEYOND_BYTES
     budgets = np.random.default_rng(0).integers(least, most, changes, endpoint=True)
+    # Drawn here: the library's pages, 0.9 MiB, would return after the floor was taken.
+    choices = np.random.default_rng(1).random((switches, 2)).tolist()
     with ThreadPoolExecutor(1) as processor:
         meter = MemoryMeter()
         runtime = processor.submit(Runtime, meter, threads=1, limit_bytes=most).result()
@@ -74,7 +76,7 @@ async def report(store: Path, changes: int, switches: int, digests: list[str]) -
             steps.append((int(budget), peak, meter.used_bytes(), outputs))
         budget = (least + most) // 2
         await fragments.change_budget(budget)
-        switched = await switch(fragments, meter, dict(zip(digests, blocks, strict=True)), switches)
+        switched = await switch(fragments, meter, dict(zip(digests, blocks, strict=True)), choices)
         for digest in list(fragments.ledger.resident):
             await fragments.unload(digest)
         await fragments.close()
@@ -88,13 +90,16 @@ async def report(store: Path, changes: int, switches: int, digests: list[str]) -
 
 
 async def switch(
-    fragments: Fragments, meter: MemoryMeter, blocks: dict[str, Blocks], switches: int
+    fragments: Fragments,
+    meter: MemoryMeter,
+    blocks: dict[str, Blocks],
+    choices: list[tuple[float, float]],
 ) -> list[tuple[int, dict[str, str]]]:
     """Load fragments that are not resident, with what can be had at the most or less, and unload
     those that are; run all that are there."""
     least = sum(each.least_bytes for each in blocks.values())
     steps = []
-    for choice, share in np.random.default_rng(1).random((switches, 2)):
+    for choice, share in choices:
         digest, each = list(blocks.items())[int(choice * len(blocks))]
         meter.begin_peak()
         if digest in fragments.ledger.resident:

@@ -55,9 +55,10 @@ def write_fragment(
     resident_bytes: int | None = None,
     blocks: InBlocks | None = None,
     largest: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Sequence[int]] | None = None,
 ) -> MadeFragment:
     """Write one self-contained model, weights inside, as a fragment of the store; `largest` are
-    the largest shapes of its inputs."""
+    the largest shapes of its inputs, `values` what those of them hold that are a few integers."""
     model = lift_constants(model)
     weights, initializers = pack_weights(model)
     files: dict[str, bytes] = {"model.onnx": externalised(model, initializers)}
@@ -74,6 +75,8 @@ def write_fragment(
     }
     if largest is not None:
         manifest["largest"] = {name: list(shape) for name, shape in largest.items()}
+    if values is not None:
+        manifest["values"] = {name: list(each) for name, each in values.items()}
     least = resident
     if blocks is not None:
         described, files["blocks.bin"] = pack_blocks(model, initializers, blocks)

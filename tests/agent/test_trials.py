@@ -211,6 +211,39 @@ async def test_a_fragment_that_made_up_inputs_do_not_suit_is_loaded_untried(
     assert "was not tried: " in joined.agent.errors.read_text()
 
 
+@pytest.mark.parametrize(
+    ("rows", "tried"), [(512, True), (513, False), (1 << 70, False)], ids=["right", "wrong", "huge"]
+)
+async def test_a_fragment_is_tried_with_the_sizes_that_the_plan_knows(
+    coordinator: ScriptedCoordinator, join: Join, rows: int, *, tried: bool
+) -> None:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [
+            helper.make_node("Reshape", ["x", "sizes"], ["folded"], allowzero=1),
+            helper.make_node("ReduceMax", ["folded"], ["y"], axes=[0], keepdims=0),
+        ],
+        "folding",
+        [
+            value("x", TensorProto.FLOAT, ["rows", WIDTH]),
+            value("sizes", TensorProto.INT64, [2]),
+        ],
+        [value("y", TensorProto.FLOAT, None)],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    made = write_fragment(
+        coordinator.store,
+        model,
+        4 * MIB,
+        largest={"x": (256, WIDTH)},
+        values={"sizes": (rows, WIDTH // 2)},
+    )
+    joined = await join(budget="8Mi")
+    assert (await joined.device.load(made.digest, 4 * MIB)).HasField("loaded")
+    assert ("was not tried: " not in joined.agent.errors.read_text()) == tried
+
+
 @pytest.mark.parametrize(("estimate", "tries"), [(4, 0), (20, 1)])
 async def test_a_small_estimate_is_not_worth_a_trial(
     coordinator: ScriptedCoordinator, join: Join, estimate: int, tries: int

@@ -49,7 +49,28 @@ LARGE_INSIDE = Made(
 """Branches that take 24 MiB to make 1."""
 
 
-@pytest.mark.parametrize("made", [HANDED_ON, LARGE_INSIDE], ids=["handed on", "large inside"])
+def _branch(name: str, nodes: int) -> str:
+    chain = " ".join(f"{name}{at} = Tanh({name}{at - 1})" for at in range(1, nodes))
+    return f"= {name}_graph () => (float[N,64] {name}{nodes - 1}) {{ {name}0 = Tanh(x) {chain} }}"
+
+
+LONG_INSIDE = Made(
+    text=f"""g (float[N,64] x) => (float[N,64] y) {{
+        total = ReduceSum<keepdims = 0>(x) zero = Constant<value_float = 0.0>()
+        positive = Greater(total, zero)
+        a = If (positive) < then_branch {_branch("p", 1500)}, else_branch {_branch("q", 1500)} >
+        y = Tanh(a) }}""",
+    weights={},
+    shapes={"x": (4, 64)},
+)
+"""Branches of many nodes, all of which the runtime keeps open."""
+
+
+@pytest.mark.parametrize(
+    "made",
+    [HANDED_ON, LARGE_INSIDE, LONG_INSIDE],
+    ids=["handed on", "large inside", "long inside"],
+)
 def test_what_bodies_take_is_reckoned_with(made: Made, tmp_path: Path) -> None:
     path, item = made.save(tmp_path), made.inputs()
     profile = profile_model(path, {name: value.shape for name, value in item.items()})

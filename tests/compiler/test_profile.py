@@ -210,3 +210,17 @@ def test_sizes_are_known_behind_operators_that_the_runtime_has_of_its_own(tmp_pa
     profile = profile_model(tmp_path / "model.onnx", {"x": (5, 1, 16), "q": (5, 8)})
     sizes = {name: profile.tensors[name].sizes for name in ("a", "b", "y", "sum")}
     assert sizes == {"a": (5, 1, 8), "b": (5, 1, 1, 4), "y": (5, 1, 1, 4), "sum": (5, 8)}
+
+
+def test_a_product_with_weights_of_four_bits_has_as_many_columns_as_it_says(tmp_path: Path) -> None:
+    model = Made(
+        text="""g (float[1,rows,64] x) => (float[1,rows,32] y) {
+            a = MatMulNBits<K = 64, N = 32, bits = 4, block_size = 32>(x, packed, scales)
+            y = Relu(a) }""",
+        weights={"packed": np.zeros((32, 2, 16), np.uint8), "scales": weight(64)},
+    ).proto()
+    model.opset_import.add(domain="com.microsoft", version=1)
+    model.graph.node[0].domain = "com.microsoft"
+    onnx.save(model, tmp_path / "model.onnx")
+    profile = profile_model(tmp_path / "model.onnx", {"x": (1, 5, 64)})
+    assert {name: profile.tensors[name].sizes for name in "ay"} == dict.fromkeys("ay", (1, 5, 32))

@@ -364,6 +364,25 @@ def test_a_cut_is_planned_for_the_largest_item_wherever_it_is(tmp_path: Path) ->
     assert (documents[0].fragments[0].activation_bytes or 0) > 2 * 700 * 16 * 4
 
 
+def test_sizes_that_another_fragment_computes_are_in_the_manifest(tmp_path: Path) -> None:
+    made = Made(
+        text="""g (float[N,16] x) => (float[M,8] y) {
+            shape = Shape(x) more = Mul(shape, up) sizes = Div(more, down)
+            a = Tanh(x) b = Concat<axis = 1>(a, a)
+            y = Reshape(b, sizes) }""",
+        weights={"up": np.array([4, 1], np.int64), "down": np.array([1, 2], np.int64)},
+        shapes={"x": (6, 16)},
+    )
+    path = made.save(tmp_path)
+    profile = profile_model(path, {"x": (6, 16)})
+    position = next(at for at, node in enumerate(profile.nodes) if node.operator == "Reshape")
+    document = cut_model(path, profile, (position,), tmp_path)
+    last = document.fragments[-1]
+    folder = tmp_path / "fragments" / last.digest.removeprefix("sha256:")
+    manifest = json.loads((folder / "fragment.json").read_bytes())
+    assert manifest["values"] == {"sizes": [24, 8]}
+
+
 def test_a_fragment_that_no_device_would_take_is_not_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,13 +1,18 @@
 """The smallest limit that a cut keeps, against every cut there is."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from random_profiles import every_cut, profiles
+from random_profiles import chain, every_cut, profiles
 from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
 from shoal_planner.least_limit import least_needs, smallest_limit
 from shoal_planner.profile import Profile
 from shoal_planner.segments import Layout
+from shoal_protocol.frame_sizes import frame_bytes, received_frame_bytes
+
+MIB = 1 << 20
 
 
 @settings(max_examples=300, deadline=None)
@@ -58,3 +63,16 @@ def test_a_number_of_fragments_is_refused_with_the_smallest_limit_that_it_keeps(
         max(segment.resident_bytes for segment in segments) for segments in every_cut(layout, count)
     ]
     assert refused.need_bytes == min(largest) > limit
+
+
+def test_a_cut_for_one_device_leaves_room_for_an_item_that_comes_meanwhile() -> None:
+    layers = chain(*[MIB] * 12)
+    large = replace(layers.tensors["t0"], bytes=2 * MIB)
+    profile = replace(layers, tensors={**layers.tensors, "t0": large})
+    limit = 16 * MIB
+    cuts = choose_cuts(profile, CutRequest(max_bytes=limit, one_device=True))
+    assert isinstance(cuts, tuple)
+    pieces = Layout(profile).pieces(cuts)
+    assert max(each.segment.resident_bytes for each in pieces) + received_frame_bytes(
+        2 * MIB
+    ) <= limit - frame_bytes(1000)

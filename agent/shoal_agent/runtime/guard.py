@@ -16,6 +16,9 @@ _NEAR: Final = 8
 """Weights are dropped when one part in so many of the limit is left: between two looks a node may
 take as much."""
 
+READ_BYTES: Final = 4 << 20
+"""Of weights that were dropped a run may read so much again before the guard looks."""
+
 
 class Guard:
     """Reads what this process uses a thousand times a second while a run lasts.

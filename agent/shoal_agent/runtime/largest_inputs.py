@@ -1,11 +1,11 @@
 """Inputs of the largest shapes that were planned for, made up for the trial of a fragment.
 
-What they hold is no data: floats are one, numbers that may be indices or lengths are zero. All of
-it is written, since memory that nobody has written to is not there.
+What they hold is no data: floats are one, numbers that may be indices or lengths are zero, unless
+the manifest has them. All of it is written, since memory that nobody has written to is not there.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal_agent.runtime.blocks import description
 from shoal_agent.runtime.inputs import InputSpec
-from shoal_protocol.manifest import LARGEST
+from shoal_protocol.manifest import LARGEST, VALUES
 from shoal_protocol.tensors import Array
 
 
@@ -37,7 +37,9 @@ class NotTried(Exception):
 
 def largest_inputs(folder: Path, specs: Iterable[InputSpec], most_bytes: int) -> dict[str, Array]:
     """One item. Raises `NotTried`, `FragmentDamaged`, `OSError`."""
-    shapes = _largest_shapes(folder)
+    manifest = description(folder)
+    shapes = _largest_shapes(manifest)
+    known = _values(manifest)
     made: dict[str, Array] = {}
     left = most_bytes
     for spec in specs:
@@ -50,13 +52,34 @@ def largest_inputs(folder: Path, specs: Iterable[InputSpec], most_bytes: int) ->
         if left < 0:
             raise NotTried("its inputs alone would take more than it is granted")
         made[spec.name] = np.empty(shape, spec.dtype)
-        made[spec.name].fill(1 if spec.dtype.kind == "f" else 0)
+        values = known.get(spec.name, ())
+        if spec.dtype.kind in "iu" and len(values) == made[spec.name].size:
+            _fill(made[spec.name], values)
+        else:
+            made[spec.name].fill(1 if spec.dtype.kind == "f" else 0)
     return made
 
 
-def _largest_shapes(folder: Path) -> Mapping[str, tuple[int, ...]]:
+def _fill(made: Array, values: Sequence[int]) -> None:
+    try:
+        made.flat[:] = values
+    except OverflowError as error:
+        raise NotTried(f"what its manifest says of an input is no {made.dtype}") from error
+
+
+def _values(manifest: Mapping[str, object]) -> dict[str, list[int]]:
+    """Of inputs that are a few integers, by name; manifests of earlier versions have none."""
+    found: dict[str, list[int]] = {}
+    match manifest.get(VALUES):
+        case dict(values):
+            for name, each in values.items():
+                if isinstance(each, list) and all(isinstance(value, int) for value in each):
+                    found[name] = each
+    return found
+
+
+def _largest_shapes(manifest: Mapping[str, object]) -> Mapping[str, tuple[int, ...]]:
     """By input; those that are not known are absent."""
-    manifest = description(folder)
     shapes: dict[str, tuple[int, ...]] = {}
     match manifest.get("inputs"):
         case list(inputs):

@@ -51,7 +51,7 @@ from shoal_agent.runtime.failures import (
     exceeded,
     failure_of,
 )
-from shoal_agent.runtime.guard import Guard
+from shoal_agent.runtime.guard import READ_BYTES, Guard
 from shoal_agent.runtime.inputs import InputMismatch, check_inputs, input_spec
 from shoal_agent.runtime.largest_inputs import NotTried, Tried, largest_inputs
 from shoal_agent.runtime.mapped_pages import PageRange, drop, size_of
@@ -264,6 +264,7 @@ class Runtime:
             self.shrink()  # what other items have left in the arena is not this one's
             drop(weights)
             taken = self._limit_bytes - limit_bytes + self._meter.used_bytes()
+            taken += min(size_of(weights), READ_BYTES) // 2 if is_larger else 0
             with self._ballast.hold(taken if is_larger or not is_tried else 0):
                 return self._run_guarded(fragment, feed, stopper, limit_bytes, weights)
         self._meter.begin_peak()

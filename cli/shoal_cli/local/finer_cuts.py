@@ -7,6 +7,7 @@ from typing import Final
 from shoal_cli.local.orders import JobOrder
 from shoal_cli.local.report import DeviceReport, JobReport
 from shoal_planner import finer_cuts
+from shoal_protocol.partition import PartitionDocument
 
 _SUMMED: Final = (
     *("loads", "evictions", "tasks", "sent_bytes", "received_bytes", "fetched_bytes"),
@@ -19,16 +20,19 @@ def is_too_large(report: JobReport) -> bool:
     return report.state == "Failed" and finer_cuts.is_too_large(report.reason)
 
 
-def cut_finer(order: JobOrder) -> JobOrder | None:
-    """The job with a model cut for less; None where the manifests say how it is cut."""
+def cut_finer(order: JobOrder, document: PartitionDocument) -> JobOrder | None:
+    """The job with a model cut for less than in the `document`; None where the manifests say how it
+    is cut."""
     cut = order.plan.cut
     if cut.tensors or cut.fragments or cut.max_bytes or cut.pinned:
         return None
+    limits = [finer_cuts.kept_limit(document, device.budget_bytes) for device in cut.devices]
     devices = tuple(
-        replace(device, budget_bytes=finer_cuts.finer(device.budget_bytes))
-        for device in cut.devices
+        replace(device, budget_bytes=finer_cuts.finer(limit))
+        for device, limit in zip(cut.devices, limits, strict=True)
     )
-    return replace(order, plan=replace(order.plan, cut=replace(cut, devices=devices)))
+    finer = replace(cut, devices=devices, finer_than=max(limits))
+    return replace(order, plan=replace(order.plan, cut=finer))
 
 
 def in_words(order: JobOrder, report: JobReport) -> str:

@@ -19,6 +19,7 @@ from shoal_planner.costs import PoolDevice
 from shoal_planner.speeds import measured_device
 from shoal_protocol.choices import Mode, Objective, Policy, Precision, Residency
 from shoal_protocol.speeds import UNKNOWN_SPEED, Link, Speed
+from shoal_protocol.units import Bytes
 
 BARE_POOL: Final = "local"
 _MILLICPUS: Final = 1000
@@ -38,7 +39,8 @@ class CutOrder:
 
     With none of `fragments`, `max_bytes` and `tensors`: as suits the `devices`, for the
     `objective`. `pinned`: fragments are tied to devices by their numbers. `shapes` are those of
-    inputs with dynamic axes, by default those that cover every item in `sample`.
+    inputs with dynamic axes, by default those that cover every item in `sample`. `finer_than`: a
+    cut for this limit has failed; where there is none for the devices, the finest is taken.
     """
 
     name: str
@@ -53,6 +55,7 @@ class CutOrder:
     devices: tuple[PoolDevice, ...] = ()
     objective: Objective = Objective.THROUGHPUT
     pinned: bool = False
+    finer_than: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,16 +8,23 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal_cli.local.orders import CutOrder
 from shoal_cli.local.steps import Json, Progress, run_step, serve
 from shoal_compiler.errors import ModelRefused
-from shoal_coordinator.storage.inputs import InputSet, InputsRefused, Shapes, scan_inputs
+from shoal_coordinator.storage.inputs import (
+    InputSet,
+    InputsRefused,
+    InputUnsuitable,
+    Shapes,
+    scan_inputs,
+)
 from shoal_planner.advice import advise, in_words, largest
 from shoal_planner.costs import Holding, PoolDevice
-from shoal_planner.cuts import CutRequest, Refusal, choose_cuts
+from shoal_planner.cuts import CutRequest, Refusal, choose_cuts, comfortable
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_planner.profile import Profile
@@ -40,6 +47,7 @@ _VERSION: Final = 3
 """Of `source.json`: what was cut before may have estimates that were too low."""
 
 _NAMED_FILES: Final = 5
+_FEW: Final = 64
 
 
 class PreparationRefused(Exception):
@@ -106,7 +114,6 @@ def cut_into_store(
     order: CutOrder, store: Path, on_progress: Progress, *, fragments: bool = True
 ) -> Json:
     """Do what is ordered; whether that was done before, and `Prepared`'s other values."""
-    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
     from shoal_compiler.profile import Source  # noqa: PLC0415 - needs onnx
 
     if order.path.is_dir():
@@ -125,7 +132,7 @@ def cut_into_store(
     path = partition_path(store, order.name)
     source: dict[str, object] = {"model": profile.digest, "cuts": choices, "shapes": suited.shapes}
     source |= {"version": _VERSION}
-    if len(choices) > 1:
+    if len(choices) > 1 or order.finer_than is not None:
         source |= {"devices": list(map(dataclasses.asdict, order.devices))}
         source |= {"objective": order.objective}
     answer = {
@@ -135,7 +142,7 @@ def cut_into_store(
     }
     if _is_current(path, FragmentStore(store), source):
         return {"warm": True, **answer}
-    cut = _best(order, [Cut(model, profile, cuts) for cuts in choices])
+    cut = _best(order, model, suited)
     if fragments:
         cut.write(store, on_progress)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,14 +159,15 @@ def _choices(order: CutOrder, profile: Profile) -> list[tuple[int, ...]]:
     """
     fine = _as_asked(order, profile)
     free = not (order.tensors or order.fragments or order.max_bytes or order.pinned)
-    if not free or len(fine) < len(order.devices):
+    if not free or order.finer_than is not None or len(fine) < len(order.devices):
         return [fine]
     coarse = choose_cuts(profile, CutRequest(fragments=len(order.devices)))
     return [fine] if isinstance(coarse, Refusal) else [coarse, fine]
 
 
-def _best(order: CutOrder, choices: "Sequence[Cut]") -> "Cut":
+def _best(order: CutOrder, model: "Source", suited: "_Suited") -> "Cut":
     """The cut whose plan costs the least; what its fragments need in blocks, cutting shows."""
+    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
 
     def cost(cut: "Cut") -> tuple[int, ...]:
         found = plan(cut.document, order.devices, order.objective)
@@ -169,7 +177,8 @@ def _best(order: CutOrder, choices: "Sequence[Cut]") -> "Cut":
         latency, period = found.latency_nanoseconds or 0, found.period_nanoseconds or 0
         return (reloads, latency if order.objective is Objective.LATENCY else period)
 
-    return choices[0] if len(choices) == 1 else min(choices, key=cost)
+    cuts = [Cut(model, suited.profile, each) for each in suited.choices]
+    return cuts[0] if len(cuts) == 1 else min(cuts, key=cost)
 
 
 def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
@@ -180,15 +189,18 @@ def _as_asked(order: CutOrder, profile: Profile) -> tuple[int, ...]:
         requests = [CutRequest(fragments=order.fragments, max_bytes=order.max_bytes)]
     else:
         budgets = sorted({device.budget_bytes for device in order.devices})
-        requests = [CutRequest(max_bytes=size) for size in budgets]
+        one = len(order.devices) == 1
+        limits = [limit for size in budgets for limit in (comfortable(size), size)]
+        requests = [CutRequest(max_bytes=size, one_device=one) for size in limits]
         todo = "; raise the budget"
-    refused: Refusal | None = None
-    for request in requests:
+    while requests:
+        request = requests.pop(0)
         cuts = choose_cuts(profile, request)
         if not isinstance(cuts, Refusal):
             return cuts
-        refused = cuts
-    assert refused is not None, "there is always a request"
+        refused, need = cuts, cuts.need_bytes
+        if not requests and need is not None and need < (order.finer_than or 0):
+            requests.append(replace(request, max_bytes=need))
     raise PreparationRefused(f"{order.name}: {refused.reason}{todo}")
 
 
@@ -218,7 +230,7 @@ def _suit_inputs(order: CutOrder, model: "Source", profile: Profile) -> _Suited:
     if inputs is None or not envelopes:
         return _Suited(profile=profile, shapes=order.shapes, choices=_choices(order, profile))
     try:
-        return _suited(order, model, envelopes[-1])
+        return _suited(order, model, inputs, envelopes[-1])
     except PreparationRefused as error:
         refusal = error
     covering: tuple[_Suited, Shapes] | None = None
@@ -226,7 +238,7 @@ def _suit_inputs(order: CutOrder, model: "Source", profile: Profile) -> _Suited:
     while low < high:
         middle = (low + high) // 2
         try:
-            covering = _suited(order, model, envelopes[middle]), envelopes[middle]
+            covering = _suited(order, model, inputs, envelopes[middle]), envelopes[middle]
             low = middle + 1
         except PreparationRefused as error:
             refusal, high = error, middle
@@ -238,24 +250,44 @@ def _suit_inputs(order: CutOrder, model: "Source", profile: Profile) -> _Suited:
     return replace(suited, note=_beyond(order, inputs.beyond(envelope), refusal))
 
 
-def _suited(order: CutOrder, model: "Source", envelope: Shapes) -> _Suited:
+def _suited(order: CutOrder, model: "Source", inputs: InputSet, envelope: Shapes) -> _Suited:
     shapes = {**envelope, **order.shapes}
-    profile = model.profile(shapes)
+    profile = _with_values(model.profile(shapes), inputs)
     suited = _Suited(profile=profile, shapes=shapes, choices=_choices(order, profile))
     if (problem := _unplaceable(order, model, suited)) is not None:
         raise _Unplaceable(problem, suited)
     return suited
 
 
-def _unplaceable(order: CutOrder, model: "Source", suited: _Suited) -> str | None:
-    """Why the devices cannot hold the fragments of a cut that was asked for; None if they can."""
-    from shoal_compiler.cutting import Cut  # noqa: PLC0415 - needs onnx
+def _with_values(profile: Profile, inputs: InputSet) -> Profile:
+    """With what the first item has in inputs that are a few integers, such as a sampling rate:
+    fragments are tried with that."""
+    few = [
+        spec.name
+        for spec in profile.inputs
+        if spec.dtype in ("int32", "int64")
+        and spec.shape is not None
+        and prod(each if isinstance(each, int) else _FEW + 1 for each in spec.shape) <= _FEW
+    ]
+    try:
+        item = inputs.read(0, few)
+    except (InputUnsuitable, OSError):
+        return profile
+    known = {
+        name: replace(profile.tensors[name], values=tuple(map(int, array.flat)))
+        for name, array in item.items()
+    }
+    return replace(profile, tensors={**profile.tensors, **known})
 
-    cuts = suited.choices[0]
+
+def _unplaceable(order: CutOrder, model: "Source", suited: _Suited) -> str | None:
+    """Why the devices cannot hold the fragments; None if they can."""
     most = max((device.budget_bytes for device in order.devices), default=None)
-    if most is None or largest(suited.profile, cuts) <= most:
+    if most is None:
         return None
-    found = plan(Cut(model, suited.profile, cuts).document, order.devices, order.objective)
+    if len(suited.choices) == 1 and largest(suited.profile, suited.choices[0]) <= most:
+        return None
+    found = plan(_best(order, model, suited).document, order.devices, order.objective)
     return found.message(order.name, "raise the budget") if isinstance(found, Infeasible) else None
 
 

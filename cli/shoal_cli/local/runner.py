@@ -226,7 +226,9 @@ class _Run:
         for job in jobs:
             pool, _ = self._places[job.order.name]
             report = pool.job_report(job)
-            if is_too_large(report) and (order := cut_finer(job.order)) is not None:
+            if not is_too_large(report):
+                continue
+            if (order := cut_finer(job.order, job.prepared.document)) is not None:
                 self._note(in_words(order, report))
                 finer.append(order)
         return finer

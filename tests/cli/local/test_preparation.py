@@ -1,6 +1,7 @@
 """Where a model is cut that the devices decide the cut of."""
 
 import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from made_models import Made, weight
 from shoal_cli.local.orders import CutOrder
 from shoal_cli.local.preparation import PreparationRefused, cut_into_store, partition_path
+from shoal_planner import finer_cuts
 from shoal_planner.costs import PoolDevice
 from shoal_protocol.partition import PartitionDocument, document_from_json
 from shoal_protocol.units import Bytes
@@ -86,6 +88,41 @@ def test_a_cut_that_was_chosen_is_used_again_until_the_devices_change(
     assert [is_warm(16), is_warm(16), is_warm(17), is_warm(40)] == [False, True, False, False]
 
 
+def finer(model: Path, folder: Path, size: int, before: int) -> PartitionDocument:
+    devices = (PoolDevice(name="d", budget_bytes=Bytes(size)),)
+    order = CutOrder(
+        name="deep", model="deep", path=model, devices=devices, finer_than=Bytes(before)
+    )
+    cut_into_store(order, folder, lambda done, total: None)
+    return document_from_json(partition_path(folder, "deep").read_bytes())
+
+
+def test_a_model_that_is_cut_finer_is_not_taken_as_one_fragment_again(
+    model: Path, tmp_path: Path
+) -> None:
+    assert len(cut(model, tmp_path, 12).fragments) == 1
+    fragments = finer(model, tmp_path, 12 * MIB, 16 * MIB).fragments
+    assert len(fragments) > 1
+    assert all(each.resident_bytes <= 12 * MIB for each in fragments)
+
+
+def test_a_finer_cut_that_is_too_fine_is_the_finest_there_is(model: Path, tmp_path: Path) -> None:
+    fragments = finer(model, tmp_path, 3 * MIB, 6 * MIB).fragments
+    assert all(3 * MIB < each.resident_bytes < 6 * MIB for each in fragments)
+    with pytest.raises(PreparationRefused, match="the smallest limit that some cut keeps"):
+        finer(model, tmp_path, 2 * MIB, 3 * MIB)
+
+
+def test_a_finer_cut_is_another_cut_though_the_limit_allowed_more(
+    model: Path, tmp_path: Path
+) -> None:
+    before = cut(model, tmp_path, 12, pinned=True)
+    ample = Bytes(1000 * MIB)
+    limit = finer_cuts.finer(finer_cuts.kept_limit(before, ample))
+    after = finer(model, tmp_path, limit, ample)
+    assert len(after.fragments) > len(before.fragments)
+
+
 WIDE = Made(
     text="agraph (float[1, n] x) => (float[1, n] y) {\n  t = Sigmoid (x)\n  y = Relu (t)\n}",
     shapes={},
@@ -93,8 +130,21 @@ WIDE = Made(
 """Its memory is what the input makes of it."""
 
 
+SUMS = Made(
+    text="agraph (float[1, n] x) => (float[1, n] y) {\n  a = Sigmoid (x)\n  b = Tanh (x)\n"
+    "  c = Add (a, b)\n  d = Sigmoid (c)\n  e = Tanh (c)\n  y = Add (d, e)\n}",
+    shapes={},
+)
+"""As one fragment it needs more than each of its nodes, in blocks too."""
+
+
 def cut_for(
-    folder: Path, sizes: Sequence[int], *, budget: int = 8 * MIB, fragments: int | None = None
+    folder: Path,
+    sizes: Sequence[int],
+    *,
+    made: Made = WIDE,
+    budget: int = 8 * MIB,
+    fragments: int | None = None,
 ) -> tuple[PartitionDocument, str]:
     """The model cut for a device and inputs of these sizes; and the note about it."""
     samples = folder / "inputs"
@@ -104,7 +154,7 @@ def cut_for(
     order = CutOrder(
         name="wide",
         model="wide",
-        path=WIDE.save(folder),
+        path=made.save(folder),
         sample=samples,
         fragments=fragments,
         devices=(PoolDevice(name="d", budget_bytes=Bytes(budget)),),
@@ -126,6 +176,12 @@ def test_an_input_that_is_too_large_is_named_and_the_plan_covers_the_others(
     assert (document, "") == cut_for(tmp_path / "fits", sizes[2:4], fragments=fragments)
 
 
+def test_the_plan_covers_an_input_for_which_only_the_finer_cut_fits(tmp_path: Path) -> None:
+    document, note = cut_for(tmp_path, (1_000_000, 1000), made=SUMS, budget=30 * MIB)
+    assert len(document.fragments) > 1
+    assert note == ""
+
+
 def test_where_even_the_smallest_input_is_too_large_the_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PreparationRefused, match=r"needs 60.* 8 MiB.* raise the budget"):
         cut_for(tmp_path, (5_000_000, 4_000_000))
@@ -134,3 +190,24 @@ def test_where_even_the_smallest_input_is_too_large_the_model_is_refused(tmp_pat
 def test_a_cut_that_was_asked_for_and_fits_no_device_is_left_to_the_plan(tmp_path: Path) -> None:
     document, note = cut_for(tmp_path, (5_000_000, 4_000_000), fragments=1)
     assert (len(document.fragments), note) == (1, "")
+
+
+def test_a_fragment_is_tried_with_the_numbers_that_the_first_item_has(tmp_path: Path) -> None:
+    made = Made(
+        text="g (float[1, n] x, int64 rate) => (float[1, n] y) {\n"
+        "  r = Cast <to=1> (rate)\n  y = Mul (x, r)\n}",
+        shapes={},
+    )
+    samples = tmp_path / "inputs"
+    samples.mkdir()
+    np.savez(samples / "0.npz", x=np.zeros((1, 9), np.float32), rate=np.array(16_000))
+    order = CutOrder(
+        name="sound",
+        model="sound",
+        path=made.save(tmp_path),
+        sample=samples,
+        devices=(PoolDevice(name="d", budget_bytes=Bytes(8 * MIB)),),
+    )
+    cut_into_store(order, tmp_path, lambda done, total: None)
+    (stored,) = tmp_path.glob("fragments/*/fragment.json")
+    assert json.loads(stored.read_bytes())["values"] == {"rate": [16_000]}

@@ -8,5 +8,7 @@ OPERATOR: Final = "shoal-operator"
 """Submits jobs for a cluster."""
 WORKER: Final = "shoal-worker"
 """Uploads and downloads files."""
-RESERVED: Final = frozenset({CLIENT, OPERATOR, WORKER})
+VIEWER: Final = "shoal-viewer"
+"""Reads what a coordinator does."""
+RESERVED: Final = frozenset({CLIENT, OPERATOR, WORKER, VIEWER})
 """No device may have one of these names."""

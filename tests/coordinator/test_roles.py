@@ -62,6 +62,9 @@ CLIENT: dict[str, Call] = {
         api.ListFragmentsRequest(), timeout=10
     ),
 }
+VIEWER: dict[str, Call] = {
+    "GetOverview": lambda c: CoordinatorStub(c).GetOverview(api.GetOverviewRequest(), timeout=10),
+}
 WORKER: dict[str, Call] = {
     "Put": put,
     "Fetch": lambda c: read_all(
@@ -80,9 +83,18 @@ DEVICE: dict[str, Call] = {
     "FetchFragment": fetch_fragment,
 }
 REFUSALS = [
-    *((name, call) for name in ("shoal-worker", "pi-4") for call in CLIENT.items()),
-    *((name, call) for name in ("shoal-operator", "pi-4") for call in WORKER.items()),
-    *((name, call) for name in ("shoal-operator", "shoal-worker") for call in DEVICE.items()),
+    *((name, call) for name in ("shoal-worker", "shoal-viewer", "pi-4") for call in CLIENT.items()),
+    *((name, call) for name in ("shoal-worker", "pi-4") for call in VIEWER.items()),
+    *(
+        (name, call)
+        for name in ("shoal-operator", "shoal-viewer", "pi-4")
+        for call in WORKER.items()
+    ),
+    *(
+        (name, call)
+        for name in ("shoal-operator", "shoal-viewer", "shoal-worker")
+        for call in DEVICE.items()
+    ),
 ]
 
 
@@ -136,6 +148,12 @@ async def test_everyone_may_do_what_is_theirs(
         assert list(listed.digests) == sorted(each.digest for each in document.fragments)
         devices = await CoordinatorStub(operator).ListDevices(api.ListDevicesRequest(), timeout=10)
         assert [each.name for each in devices.devices] == ["pi-4"]
+        for name in ("shoal-operator", "shoal-viewer"):
+            async with open_channel(target, pki.issue(name)) as viewer:
+                seen = await CoordinatorStub(viewer).GetOverview(
+                    api.GetOverviewRequest(), timeout=10
+                )
+            assert [each.status.name for each in seen.devices] == ["pi-4"]
         code, _ = await refusal(put(worker))
         assert code == grpc.StatusCode.DATA_LOSS  # it was let in, and then sent nothing
 

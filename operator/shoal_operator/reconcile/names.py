@@ -28,6 +28,8 @@ TEMPLATE: Final = "shoal.dev/template"
 """Annotation of a set of agents: which template its pods were given."""
 BUDGET: Final = "shoal.dev/budget"
 """Annotation of an agent's pod: the budget that it was started with, in bytes."""
+VIEWED_WITH: Final = "shoal.dev/viewed-with"
+"""Annotation of a coordinator's Service: the Secret with the certificate to look at it with."""
 COMPONENT: Final = "app.kubernetes.io/component"
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
@@ -71,6 +73,8 @@ coordinator_secret = partial(child_name, suffix="coordinator-tls")
 """Secret of the certificate of a pool's coordinator."""
 worker_secret = partial(child_name, suffix="worker-tls")
 """Secret of the certificate of a pool's workers."""
+viewer_secret = partial(child_name, suffix="viewer-tls")
+"""Secret of the certificate that people look at a pool's coordinator with."""
 document_name = partial(child_name, suffix="partition")
 """ConfigMap with a Partition's document."""
 

@@ -7,17 +7,17 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import grpc.aio
-from google.protobuf.message import Message
 
 from shoal_api.kinds import DevicePool
 from shoal_api.kinds.device_pool import LocalDevice
 from shoal_cli.local.cgroups import DeviceGroup, Enforce, Pressure, RunGroups
+from shoal_cli.local.messages import copied
 from shoal_cli.local.orders import JobOrder
 from shoal_cli.local.preparation import Prepared
 from shoal_cli.local.report import (
@@ -41,8 +41,6 @@ from shoal_protocol.v1 import coordinator_pb2 as pb
 
 SESSIONS_SECONDS: Final = 60.0
 TELEMETRY_SECONDS: Final = 0.5
-
-R = TypeVar("R")
 
 
 class AgentsMissing(Exception):
@@ -136,7 +134,7 @@ class PoolRun:
     _device_groups: dict[str, DeviceGroup] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.target = self.workspace.socket(f"{self.pool.metadata.name[:20]}.c")
+        self.target = self.workspace.coordinator(self.pool.metadata.name)
         self._channel = open_channel(self.target)
         self.watch = Watch(self._channel, [job.request() for job in self.jobs])
 
@@ -276,20 +274,20 @@ class PoolRun:
     def job_report(self, job: PlannedJob) -> JobReport:
         """A job as it was reported last, Pending if never."""
         status = self.watch.jobs.get(job.order.name, pb.JobStatus(name=job.order.name))
-        return _copied(
+        return copied(
             JobReport,
             status,
             state=pb.JobStatus.State.Name(status.state).capitalize(),
             model=job.order.plan.cut.model,
             model_digest=job.prepared.document.model_digest,
             partition=job.order.plan.cut.name,
-            latency=_copied(Latency, status.latency),
-            tier_hits=_copied(TierHits, status.tier_hits),
+            latency=copied(Latency, status.latency),
+            tier_hits=copied(TierHits, status.tier_hits),
             stages=tuple(
-                _copied(StageReport, stage, devices=tuple(map(self.label, stage.devices)))
+                copied(StageReport, stage, devices=tuple(map(self.label, stage.devices)))
                 for stage in status.stages
             ),
-            failures=tuple(_copied(FailedItem, each) for each in status.failures),
+            failures=tuple(copied(FailedItem, each) for each in status.failures),
             outputs=str(job.order.outputs),
             verification=None,
             verification_error="",
@@ -321,10 +319,3 @@ class PoolRun:
             out_of_memory_kills=pressure.out_of_memory_kills,
             **tally.counts,
         )
-
-
-def _copied(kind: type[R], message: Message, **given: object) -> R:
-    """A value whose other fields are those of the message that have the same names."""
-    names = [each.name for each in fields(kind) if each.name not in given]  # type: ignore[arg-type]
-    values: dict[str, Any] = {name: getattr(message, name) for name in names}
-    return kind(**values, **given)

@@ -194,8 +194,8 @@ async def test_a_users_job_has_no_other_folder_of_the_coordinators_machine(
     coordinator: Coordinator, pki: Pki, tmp_path: Path, folder: str
 ) -> None:
     document = document_to_json(put_model(tmp_path / "store")).encode()
-    named = {folder: str(tmp_path / "private")}
-    request = api.SubmitJobRequest(name="lines", partition=document, epoch=1, **named)
+    request = api.SubmitJobRequest(name="lines", partition=document, epoch=1)
+    setattr(request, folder, str(tmp_path / "private"))
     target = f"localhost:{coordinator.port}"
     async with open_channel(target, pki.issue("shoal-user")) as channel:
         code, text = await refusal(CoordinatorStub(channel).SubmitJob(request, timeout=10))

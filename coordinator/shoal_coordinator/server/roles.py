@@ -9,8 +9,8 @@
 
 A worker's certificate opens files alone, and a device's submits no jobs. A user comes over the
 network, and is nobody on the coordinator's machine: no job of theirs reads or writes other folders
-than its own. A certificate with several common names opens nothing. Behind a Unix socket, and without TLS,
-the file system and the loopback are the identity, and everyone may call everything.
+than its own. A certificate with several common names opens nothing. Behind a Unix socket, and
+without TLS, the file system and the loopback are the identity, and everyone may call everything.
 """
 
 from dataclasses import dataclass

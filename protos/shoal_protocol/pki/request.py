@@ -43,6 +43,10 @@ class Refused(Exception):
     """No certificate, for this reason."""
 
 
+class NoAnswer(Exception):
+    """Nobody is at the target, or not now."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """Where to ask, with which token, for which name, and the folder that it all goes to.
@@ -62,7 +66,7 @@ class Order:
 def enrol(order: Order) -> dict[str, object]:
     """Get a certificate, and make it the current one; what `identity.json` says.
 
-    Raises `Refused`, `OSError`, `grpc.RpcError`.
+    Raises `Refused`, `NoAnswer`, `OSError`, `grpc.RpcError`.
     """
     folder = Path(order.folder)
     pending = folder / "pending"
@@ -149,7 +153,7 @@ def _pinned(target: str, fingerprint: str) -> bytes:
     try:
         shown = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=_CALL_SECONDS)
     except OSError as error:
-        raise Refused(f"nobody answers at {target}: {error}") from error
+        raise NoAnswer(f"nobody answers at {target}: {error}") from error
     if hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown)).hexdigest() != fingerprint:
         raise Refused(
             f"{target} shows another certificate than the join line names: it is another "
@@ -200,7 +204,7 @@ def main() -> int:
         text = f"{code().name}: {details()}" if code and details else str(error)
         print(text, file=sys.stderr)
         return 1
-    except (Refused, OSError, ValueError) as error:
+    except (Refused, NoAnswer, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     print(json.dumps(identity))

@@ -12,6 +12,7 @@ from coordinator.scripted import ScriptedDevice, connected, put_model
 from coordinator.world import refusal
 from shoal_coordinator.server import Coordinator, CoordinatorSettings, serving
 from shoal_protocol.channels import open_channel
+from shoal_protocol.partition import document_to_json
 from shoal_protocol.services import SessionClient
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import files_pb2 as files
@@ -92,7 +93,7 @@ REFUSALS = [
     ),
     *(
         (name, call)
-        for name in ("shoal-operator", "shoal-viewer", "shoal-worker")
+        for name in ("shoal-operator", "shoal-viewer", "shoal-worker", "shoal-user")
         for call in DEVICE.items()
     ),
 ]
@@ -187,3 +188,30 @@ async def test_a_certificate_of_another_pool_does_not_even_connect(
     async with open_channel(f"localhost:{coordinator.port}", mixed) as channel:
         code, _ = await refusal(CLIENT["ListDevices"](channel))
     assert code == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_user_submits_jobs_and_carries_their_files(
+    coordinator: Coordinator, pki: Pki, tmp_path: Path
+) -> None:
+    target, user = f"localhost:{coordinator.port}", pki.issue("shoal-user")
+    document = document_to_json(put_model(tmp_path / "store")).encode()
+    async with open_channel(target, user) as channel:
+        code, _ = await refusal(put(channel))
+        assert code == grpc.StatusCode.DATA_LOSS  # it was let in, and then sent nothing
+        request = api.SubmitJobRequest(name="lines", partition=document, epoch=1)
+        status = await CoordinatorStub(channel).SubmitJob(request, timeout=10)
+        assert status.name == "lines"
+
+
+@pytest.mark.parametrize("folder", ["inputs_uri", "outputs_uri"])
+async def test_a_users_job_has_no_other_folder_of_the_coordinators_machine(
+    coordinator: Coordinator, pki: Pki, tmp_path: Path, folder: str
+) -> None:
+    document = document_to_json(put_model(tmp_path / "store")).encode()
+    request = api.SubmitJobRequest(name="lines", partition=document, epoch=1)
+    setattr(request, folder, str(tmp_path / "private"))
+    target = f"localhost:{coordinator.port}"
+    async with open_channel(target, pki.issue("shoal-user")) as channel:
+        code, text = await refusal(CoordinatorStub(channel).SubmitJob(request, timeout=10))
+    assert code == DENIED
+    assert text.startswith("'shoal-user' may not name folders")

@@ -15,6 +15,7 @@ def print_failure(error: Exception) -> int | None:
     # Imported where something has failed already: a command that works does not pay for it.
     from shoal_cli.local.runner import Interrupted
     from shoal_cli.local.steps import StepCrashed
+    from shoal_cli.transfer.joined import CoordinatorAway
     from shoal_cli.transfer.places import TransferBroken
 
     if isinstance(error, Interrupted):
@@ -32,11 +33,13 @@ def print_failure(error: Exception) -> int | None:
     lines = "".join(f"\n  {line}" for line in text.splitlines())
     print(f"shoal: {title}{lines}", file=sys.stderr)
     # 1: the same command may do better another time.
-    return 1 if isinstance(error, StepCrashed | TransferBroken) else 2
+    again = isinstance(error, StepCrashed | TransferBroken | CoordinatorAway)
+    return 1 if again else 2
 
 
 def title_of(error: Exception) -> str | None:
     """What to call an error; None where it is not one of the user's."""
+    from shoal_cli.commands.coordinators import CallRefused
     from shoal_cli.local import (
         device_figures,
         orders,
@@ -49,7 +52,7 @@ def title_of(error: Exception) -> str | None:
         workspace,
     )
     from shoal_cli.local.manifests import ManifestErrors
-    from shoal_cli.transfer import places
+    from shoal_cli.transfer import joined, places
     from shoal_cli.transfer.addresses import AddressRefused
     from shoal_compiler.errors import ModelRefused
     from shoal_protocol import channels
@@ -66,6 +69,10 @@ def title_of(error: Exception) -> str | None:
         steps.StepRefused: "model refused",
         places.TransferRefused: "cannot be carried",
         places.TransferBroken: "carrying broke off",
+        joined.NotJoined: "coordinator not joined",
+        joined.JoinRefused: "joining refused",
+        joined.CoordinatorAway: "coordinator not reached",
+        CallRefused: "the coordinator refuses",
         steps.StepCrashed: "a step failed",
         runner.NoPlan: "does not fit",
         orders.JobRefused: "job refused",

@@ -5,12 +5,14 @@
 | a client, such as shoal-operator  | call everything of `Coordinator`                        |
 | shoal-viewer                      | call `Coordinator.GetOverview`, which changes nothing   |
 | shoal-worker                      | call everything of `Files`                              |
+| shoal-user                        | both; but its jobs have their folders on the volume     |
 | any other name                    | be a device: sessions of that name, fetching fragments  |
 
-They exclude each other: a worker's certificate opens files alone, and a device's submits no jobs.
-(A client may call what a viewer may.) A certificate with several common names opens nothing. Behind
-a Unix socket, and without TLS, the file system and the loopback are the identity, and everyone may
-call everything.
+A worker's certificate opens files alone, and a device's submits no jobs. A client may call what a
+viewer may. A user comes over the network, and is nobody on the coordinator's machine: no job of
+theirs reads or writes other folders than its own. A certificate with several common names opens
+nothing. Behind a Unix socket, and without TLS, the file system and the loopback are the identity,
+and everyone may call everything.
 """
 
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from typing import Any, Final, NoReturn, assert_never
 import grpc
 
 from shoal_protocol.channels import is_secured, peer_name
-from shoal_protocol.identities import VIEWER, WORKER
+from shoal_protocol.identities import USER, VIEWER, WORKER
 
 
 class Role(Enum):
@@ -32,7 +34,11 @@ class Role(Enum):
     DEVICE = "a device"
 
 
-_NAMED: Final = {VIEWER: Role.VIEWER, WORKER: Role.WORKER}
+_NAMED: Final = {
+    USER: (Role.CLIENT, Role.WORKER),
+    VIEWER: (Role.VIEWER,),
+    WORKER: (Role.WORKER,),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +47,10 @@ class Roles:
 
     clients: frozenset[str]
 
-    def role_of(self, name: str) -> Role:
+    def roles_of(self, name: str) -> tuple[Role, ...]:
         if name in self.clients:
-            return Role.CLIENT
-        return _NAMED.get(name, Role.DEVICE)
+            return (Role.CLIENT,)
+        return _NAMED.get(name, (Role.DEVICE,))
 
     async def require(
         self, context: grpc.aio.ServicerContext[Any, Any], wanted: Role, *others: Role
@@ -55,11 +61,20 @@ class Roles:
         name = peer_name(context)
         if name is None:
             reason = "the certificate does not have exactly one common name; issue one that has"
-        elif (role := self.role_of(name)) in {wanted, *others}:
+        elif not {wanted, *others}.isdisjoint(roles := self.roles_of(name)):
             return
         else:
-            reason = f"{name!r} is {role.value} here, and may not {_doing(wanted)}"
+            known = " and ".join(role.value for role in roles)
+            reason = f"{name!r} is {known} here, and may not {_doing(wanted)}"
         await abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
+
+    async def require_folders(
+        self, context: grpc.aio.ServicerContext[Any, Any], *folders: str
+    ) -> None:
+        """Abort the call where a user names folders of this machine."""
+        if any(folders) and is_secured(context) and peer_name(context) == USER:
+            reason = f"{USER!r} may not name folders of the coordinator's machine; send the files"
+            await abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
 
 
 async def abort(

@@ -61,6 +61,7 @@ class CoordinatorService(CoordinatorServicer):
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.JobStatus:
         await self._roles.require(context, Role.CLIENT)
+        await self._roles.require_folders(context, request.inputs_uri, request.outputs_uri)
         try:
             job = await self._jobs.submit(request)
         except JobRefused as error:

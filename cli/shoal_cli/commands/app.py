@@ -6,11 +6,24 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from shoal_cli.commands import bench_device, copy, inspect, partition, plan, run
+from shoal_cli.commands import (
+    bench_device,
+    copy,
+    describe,
+    inspect,
+    logs,
+    partition,
+    plan,
+    run,
+    targets,
+    top,
+    why,
+)
 from shoal_cli.commands.failures import INTERRUPTED, print_failure
 from shoal_cli.commands.options import help_of
 
@@ -43,6 +56,10 @@ _add(plan.plan, no_args_is_help=True, epilog=plan.EPILOG)
 _add(bench_device.bench_device, no_args_is_help=True, epilog=bench_device.EPILOG)
 _add(inspect.inspect, no_args_is_help=True, epilog=inspect.EPILOG)
 _add(copy.copy, no_args_is_help=True, epilog=copy.EPILOG)
+_add(top.top, epilog=top.EPILOG)
+_add(describe.describe, epilog=describe.EPILOG)
+_add(why.why, no_args_is_help=True, epilog=why.EPILOG)
+_add(logs.logs, epilog=logs.EPILOG)
 
 
 def _add_process(name: str, what: str, whose: str) -> None:
@@ -105,12 +122,17 @@ def options(
     _debug = debug
 
 
+def _called() -> str:
+    """How the user has called this: as a command, or as a plugin of kubectl."""
+    return "kubectl shoal" if Path(sys.argv[0]).name == targets.PLUGIN else "shoal"
+
+
 def run_app(arguments: Sequence[str]) -> int:
     """Run a command line; the exit status. The one place where errors become text."""
     try:
         # A value that may be left away is more than typer offers.
         whole = ["--verify=0" if each == "--verify" else each for each in arguments]
-        app(whole, prog_name="shoal")
+        app(whole, prog_name=_called())
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ async def _print_jobs(target: str | None) -> None:
 """
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,18 +34,28 @@ Coordinator = Annotated[
 async def calling(target: str | None) -> AsyncIterator["CoordinatorClient"]:
     """A client of the coordinator that the option names. Raises `joined.NotJoined`,
     `joined.JoinRefused`, `joined.CoordinatorAway`; and `CallRefused` for a call that fails."""
-    from shoal_cli.transfer.joined import CoordinatorAway, reach
-    from shoal_protocol.coordinator_client import CallFailed
+    from shoal_cli.transfer.joined import reach
 
     reached = reach(target)
     client = reached.client()
     try:
-        yield client
-    except CallFailed as error:
-        kind = CoordinatorAway if error.unreachable else CallRefused
-        raise kind(f"{reached.target}: {error}") from error
+        with explained(reached.target):
+            yield client
     finally:
         await client.close()
+
+
+@contextlib.contextmanager
+def explained(coordinator: str) -> Iterator[None]:
+    """Have a call that fails raise `joined.CoordinatorAway` or `CallRefused`, which name it."""
+    from shoal_cli.transfer.joined import CoordinatorAway
+    from shoal_protocol.coordinator_client import CallFailed
+
+    try:
+        yield
+    except CallFailed as error:
+        kind = CoordinatorAway if error.unreachable else CallRefused
+        raise kind(f"{coordinator}: {error}") from error
 
 
 class CallRefused(Exception):

@@ -39,7 +39,10 @@ def print_failure(error: Exception) -> int | None:
 
 def title_of(error: Exception) -> str | None:
     """What to call an error; None where it is not one of the user's."""
+    from shoal_cli.commands import targets
     from shoal_cli.commands.coordinators import CallRefused
+    from shoal_cli.commands.logs import NoLogs
+    from shoal_cli.live.cluster import ClusterRefused
     from shoal_cli.local import (
         device_figures,
         orders,
@@ -73,6 +76,10 @@ def title_of(error: Exception) -> str | None:
         joined.JoinRefused: "joining refused",
         joined.CoordinatorAway: "coordinator not reached",
         CallRefused: "the coordinator refuses",
+        targets.NoCoordinator: "no coordinator",
+        targets.Unknown: "not known",
+        NoLogs: "no logs",
+        ClusterRefused: "the cluster refuses",
         steps.StepCrashed: "a step failed",
         runner.NoPlan: "does not fit",
         orders.JobRefused: "job refused",

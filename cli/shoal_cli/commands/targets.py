@@ -13,20 +13,26 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from shoal_cli.commands import coordinators
 
 if TYPE_CHECKING:
-    from shoal_cli.live.cluster import ClusterPool, Kubectl
+    from shoal_cli.live.cluster import Kubectl
+    from shoal_cli.live.view import View
     from shoal_cli.local.workspace import RunningPool
     from shoal_protocol.coordinator_client import CoordinatorClient
+    from shoal_protocol.v1 import coordinator_pb2 as pb
 
 PLUGIN: Final = "kubectl-shoal"
 _LOCAL: Final = "A run on this machine"
 _CLUSTER: Final = "A pool of a cluster"
+_NONE: Final = """\
+no `shoal run` and no pool of a program goes on here, and no coordinator was joined; name one:
+--coordinator HOST:PORT   one that `shoal join` has joined, or unix:/path
+--pool NAME               a DevicePool of the cluster that kubectl talks to"""
 
 Work = Annotated[
     Path | None,
@@ -60,10 +66,21 @@ Context = Annotated[
 Kubeconfig = Annotated[
     Path | None, typer.Option(metavar="FILE", rich_help_panel=_CLUSTER, help="As of kubectl.")
 ]
+OutputKind = Literal["text", "json"]
+Output = Annotated[OutputKind, typer.Option("--output", "-o", help="For people, or for programs.")]
 
 
 class NoCoordinator(Exception):
     """No coordinator was named, and there is none, or more than one."""
+
+
+class Unknown(Exception):
+    """A coordinator has nothing of this name."""
+
+    def __init__(self, name: str, view: "View") -> None:
+        jobs = ", ".join(job.name for job in view.jobs) or "none"
+        devices = ", ".join(device.name for device in view.devices) or "none"
+        super().__init__(f"there is no {name} here; jobs: {jobs}; devices: {devices}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +105,12 @@ class Target:
             ("kubeconfig", self.kubeconfig),
         )
         options = tuple(f"--{name}={value}" for name, value in named if value is not None)
-        asked = options or self.pool
-        plugin = Path(sys.argv[0]).name == PLUGIN and not (self.coordinator or self.work)
-        if asked and (self.coordinator or self.work):
-            raise typer.BadParameter("--coordinator, --work and a cluster's pool exclude each other")
-        return Kubectl(options) if asked or plugin else None
+        elsewhere = bool(self.coordinator or self.work)
+        asked = bool(options or self.pool)
+        if asked and elsewhere:
+            raise typer.BadParameter("name a coordinator, a work folder or a pool, not several")
+        plugin = Path(sys.argv[0]).name == PLUGIN
+        return Kubectl(options) if asked or (plugin and not elsewhere) else None
 
 
 def local_pool(work: Path | None) -> "RunningPool | None":
@@ -115,28 +133,45 @@ def local_pool(work: Path | None) -> "RunningPool | None":
 
 
 def _several(pools: "Sequence[RunningPool]") -> str:
-    lines = "\n".join(f"  {pool.name}: --coordinator {pool.target}  ({pool.work})" for pool in pools)
-    return f"several pools run on this machine; name one:\n{lines}"
+    lines = (f"{pool.name}: --coordinator {pool.target} (in {pool.work})" for pool in pools)
+    return "\n".join(("several pools run on this machine; name one:", *lines))
 
 
 @contextlib.asynccontextmanager
 async def watching(target: Target) -> AsyncIterator[tuple[str, "CoordinatorClient"]]:
-    """A client of the coordinator, and what to call it. Raises `NoCoordinator`,
+    """What to call the coordinator, and a client of it. Raises `NoCoordinator`,
     `cluster.ClusterRefused`, and what `coordinators.calling` raises."""
-    if (kubectl := target.kubectl) is not None:
-        from shoal_cli.live.cluster import find_pool
+    from shoal_cli.live.cluster import find_pool
+    from shoal_cli.transfer.joined import joined
 
+    if (kubectl := target.kubectl) is not None:
         pool = find_pool(kubectl, target.pool)
-        async with forwarded(pool) as client:
-            yield f"pool {pool.name} in {pool.namespace}", client
+        title = f"pool {pool.name} in {pool.namespace}"
+        async with pool.calling() as client:
+            with coordinators.explained(title):
+                yield title, client
         return
     address, title = target.coordinator, target.coordinator or "the coordinator that was joined"
     if address is None and (local := local_pool(target.work)) is not None:
-        address, title = local.target, f"{local.name} on this machine ({local.work})"
+        address, title = local.target, f"pool {local.name} in {local.work}"
+    if address is None and not joined():
+        raise NoCoordinator(_NONE)
+    async with coordinators.calling(address) as client:
+        yield title, client
+
+
+async def overview(client: "CoordinatorClient", job: str = "") -> "pb.Overview":
+    """What the coordinator does, and one job in detail. Raises `CallFailed`, and `NoCoordinator`
+    where it is too old to say."""
+    import grpc
+
+    from shoal_protocol.coordinator_client import CallFailed
+
     try:
-        async with coordinators.calling(address) as client:
-            yield title, client
-    except NotJoined as error:
-        if address is not None:
+        return await client.overview(job)
+    except CallFailed as error:
+        if error.code is not grpc.StatusCode.UNIMPLEMENTED:
             raise
-        raise NoCoordinator(_NONE) from error
+        raise NoCoordinator(
+            "this coordinator is older than this command and cannot be asked; upgrade it"
+        ) from error

@@ -204,10 +204,9 @@ def _only_pool(kubectl: Kubectl) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClusterJob:
-    """An InferenceJob: what its coordinator calls it, its pool if that is known, and what it and
-    the objects that it refers to say is not well, one line each."""
+    """An InferenceJob: its pool if that is known, and what it and the objects that it refers to say
+    is not well, one line each."""
 
-    coordinator_name: str
     pool: str | None
     problems: tuple[str, ...]
 
@@ -223,8 +222,7 @@ def find_job(kubectl: Kubectl, name: str) -> ClusterJob:
         raise ClusterRefused(f"{error}\nthere are: {known}") from error
     objects = _with_references(kubectl, job)
     problems = [line for each in objects for line in _problems(each)]
-    called = f"{name}-{job['metadata']['uid'][:8]}"
-    return ClusterJob(called, _reference("poolRef", objects), tuple(problems))
+    return ClusterJob(_reference("poolRef", objects), tuple(problems))
 
 
 def _with_references(kubectl: Kubectl, job: Json) -> list[Json]:

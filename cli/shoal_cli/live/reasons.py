@@ -1,7 +1,7 @@
 """Why a job does not start, is slow, or has failed, in sentences. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal_cli.live.view import DeviceView, ItemView, JobView, StageView, View
 from shoal_protocol.units import Bytes, format_bytes, format_need
@@ -10,6 +10,8 @@ _LOADED_SHARE = 0.05
 """So many tasks may load a fragment first before it is worth a sentence."""
 _LIMITS_SHARE = 1.2
 """A stage limits the others when the next slowest takes so much less."""
+_BUSY_SHARE = 0.5
+"""And when its devices compute for so much of the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,15 @@ def why(job: JobView, view: View) -> Why:
         stages=unserved,
         items=job.oldest + job.slowest,
     )
+
+
+def with_problems(name: str, problems: Sequence[str], reasons: Why | None) -> Why:
+    """What a cluster's objects say is not well, before what the coordinator says; None: it does not
+    have the job."""
+    if reasons is not None:
+        return replace(reasons, findings=(*problems, *reasons.findings))
+    first, *rest = problems or ("its coordinator does not have it yet",)
+    return Why(headline=f"{name} does not run: {first}", findings=tuple(rest))
 
 
 def _is_unserved(stage: StageView) -> bool:
@@ -76,16 +87,19 @@ def _unserved(stage: StageView, stages: int) -> str:
 
 
 def _limiting(job: JobView) -> str:
-    """The stage that takes longest, where it takes clearly longer than the next."""
+    """The stage that takes longest, where it takes clearly longer than the next, and most of the
+    time between two items."""
     slowest = next((stage for stage in job.stages if stage.limits), None)
     if slowest is None or slowest.period_seconds is None:
         return ""
     others = [stage.period_seconds or 0.0 for stage in job.stages if stage is not slowest]
-    if slowest.period_seconds < _LIMITS_SHARE * max(others, default=0.0):
+    fastest = 1 / slowest.period_seconds
+    busy = (job.items_per_second or 0.0) / fastest
+    if slowest.period_seconds < _LIMITS_SHARE * max(others, default=0.0) or busy < _BUSY_SHARE:
         return ""
     return (
-        f"stage {slowest.index} on {', '.join(slowest.devices)} sets the pace, at most "
-        f"{1 / slowest.period_seconds:.3g} items/s"
+        f"stage {slowest.index} on {', '.join(slowest.devices)} sets the pace, "
+        f"{fastest:.3g} items/s at most"
     )
 
 
@@ -118,8 +132,22 @@ def _about_work(job: JobView) -> Iterator[str]:
             f"{hits.evict} of them after another was evicted: the devices hold too few fragments "
             "at once; more memory, more devices or a finer cut would help"
         )
-    if job.window and job.active >= job.window and not job.has_ended:
-        yield f"{job.active} items are on their way, as many as may be at once"
+    if job.slowest:
+        yield _where_time_went(job.slowest)
+
+
+def _where_time_went(items: Sequence[ItemView]) -> str:
+    """Of the slowest items, as shares."""
+    total = sum(item.seconds for item in items) or 1.0
+    shares = (
+        ("waiting for a free place on a device", sum(item.waited_seconds for item in items)),
+        ("travelling, or waiting there for a turn", sum(item.moved_seconds for item in items)),
+        ("computing", sum(item.computed_seconds for item in items)),
+        ("storing results", sum(item.stored_seconds for item in items)),
+    )
+    largest_first = sorted(shares, key=lambda share: -share[1])
+    parts = [f"{spent / total:.0%} {what}" for what, spent in largest_first if spent / total > 0.01]
+    return f"the slowest items spent their time so: {', '.join(parts)}"
 
 
 def _about_stages(job: JobView) -> Iterator[str]:

@@ -2,6 +2,7 @@
 the others. Pure.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -171,11 +172,11 @@ class View:
     omitted_jobs: int
     relayed_bytes_per_second: float | None
 
-    def job(self, name: str) -> JobView | None:
-        return next((job for job in self.jobs if job.name == name), None)
-
-    def device(self, name: str) -> DeviceView | None:
-        return next((device for device in self.devices if device.name == name), None)
+    def jobs_called(self, name: str) -> tuple[JobView, ...]:
+        """The job of that name; or those that a cluster or a program has named after it."""
+        exact = tuple(job for job in self.jobs if job.name == name)
+        pattern = re.compile(rf"{re.escape(name)}[-.][0-9a-f]{{8}}")
+        return exact or tuple(job for job in self.jobs if pattern.fullmatch(job.name))
 
 
 def view_of(now: pb.Overview, before: pb.Overview | None = None) -> View:

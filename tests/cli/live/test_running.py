@@ -1,0 +1,89 @@
+"""A run that goes on, seen from other processes."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.local.test_running import agents, until
+from cli.local.workbench import Ran, Workbench, save_inputs
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
+
+
+@pytest.fixture
+def work(bench: Workbench) -> Iterator[Path]:
+    """The work folder of a run whose devices stand still after the first results."""
+    save_inputs(bench.inputs, files=400)
+    work = bench.folder / "work"
+    process = bench.start("run", bench.manifest, "--progress", "plain", "--work", work)
+    until(lambda: len(list(bench.outputs.glob("*.npz"))) >= 2, process)
+    stopped = agents(bench.folder)
+    for agent in stopped:
+        os.kill(agent, signal.SIGSTOP)
+    yield work
+    for agent in stopped:
+        os.kill(agent, signal.SIGCONT)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+
+def look(bench: Workbench, *arguments: str | Path) -> Ran:
+    ran = bench.run(*arguments)
+    assert ran.status == 0, ran.err
+    return ran
+
+
+def seen(bench: Workbench, *arguments: str | Path) -> Any:
+    return json.loads(look(bench, *arguments, "--output", "json").out)
+
+
+def test_a_run_is_watched_described_and_explained_while_it_goes_on(
+    bench: Workbench, work: Path
+) -> None:
+    here = ("--work", work)
+    view = seen(bench, "top", *here, "--interval", "0.1")
+    assert {device["name"] for device in view["devices"]} == {"one", "two", "three"}
+    assert all(device["budget_bytes"] == 32 << 20 for device in view["devices"])
+    (job,) = view["jobs"]
+    assert (job["name"], job["state"]) == ("job", "Running")
+    assert job["succeeded"] > 0
+    assert {held["name"] for each in view["devices"] for held in each["fragments"]} >= {
+        f"job/{stage['index']}" for stage in job["stages"] if stage["devices"]
+    }
+    assert "3 of 3 devices" in look(bench, "top", *here).out
+    assert look(bench, "describe", "one", *here).out.startswith("one\nstate")
+    reasons = seen(bench, "why", "job", *here)
+    assert reasons["headline"].startswith("job ")
+    assert {"oldest", "slowest"}.isdisjoint(reasons)
+    assert [item for item in reasons["items"] if item["running"]]
+    logs = look(bench, "logs", "coordinator", *here, "--tail", "1000").out
+    assert "device one joined as session" in logs
+
+    until(lambda: silent(bench, work))
+    assert look(bench, "why", "job", *here).out.startswith("job waits: no device is ready (")
+
+
+def silent(bench: Workbench, work: Path) -> bool:
+    time.sleep(0.3)
+    devices = seen(bench, "top", "--work", work, "--interval", "0.1")["devices"]
+    return all(device["state"] in {"Silent", "Lost"} for device in devices)
+
+
+def test_what_is_not_there_is_said_with_what_is(bench: Workbench, tmp_path: Path) -> None:
+    gone = bench.run("top", "--work", tmp_path / "nowhere")
+    assert gone.status == 2
+    assert gone.err == (
+        f"shoal: no coordinator\n  no run with the work folder {tmp_path}/nowhere goes on\n"
+    )
+    away = bench.run("why", "job", "--coordinator", f"unix:{tmp_path}/none")
+    assert away.status == 1
+    assert away.err.startswith(f"shoal: coordinator not reached\n  unix:{tmp_path}/none: ")
+    nothing = bench.run("logs", "--work", tmp_path / "nowhere")
+    assert nothing.status == 2
+    assert nothing.err.startswith("shoal: no logs\n  ")

@@ -13,7 +13,6 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import grpc
 
@@ -23,8 +22,6 @@ from shoal_protocol.durable_files import replace_file
 from shoal_protocol.identities import COORDINATOR, USER
 from shoal_protocol.join_lines import JoinLine, parse_join_line
 from shoal_protocol.state_folders import state_folder
-
-_REFUSED: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
 class NotJoined(Exception):
@@ -146,7 +143,3 @@ def _enrol(line: JoinLine, folder: Path) -> None:
         raise JoinRefused(str(error)) from error
     except request.NoAnswer as error:
         raise CoordinatorAway(str(error)) from error
-    except grpc.RpcError as error:
-        assert isinstance(error, grpc.Call)
-        text = f"{line.enrolment_target}: {error.details() or error.code().name}"
-        raise (JoinRefused if error.code() in _REFUSED else CoordinatorAway)(text) from error

@@ -17,6 +17,16 @@ import typer
 if TYPE_CHECKING:
     from shoal_protocol.coordinator_client import CoordinatorClient
 
+RunCoordinator = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator",
+        metavar="HOST:PORT",
+        rich_help_panel="How to run",
+        help="Run on the devices of a coordinator that `shoal join` has joined, in the place of "
+        "this machine, and bring the results back.",
+    ),
+]
 Coordinator = Annotated[
     str | None,
     typer.Option(
@@ -33,20 +43,9 @@ Coordinator = Annotated[
 @contextlib.asynccontextmanager
 async def calling(target: str | None) -> AsyncIterator["CoordinatorClient"]:
     """A client of the coordinator that the option names. Raises `joined.NotJoined`,
-    `joined.JoinRefused`, `joined.CoordinatorAway`; and `CallRefused` for a call that fails."""
-    from shoal_cli.transfer.joined import CoordinatorAway, reach
-    from shoal_protocol.coordinator_client import CallFailed
+    `joined.JoinRefused`, `joined.CoordinatorAway`; and `joined.CallRefused` for a call that fails.
+    """
+    from shoal_cli.transfer.joined import reach
 
-    reached = reach(target)
-    client = reached.client()
-    try:
+    async with reach(target).calling() as client:
         yield client
-    except CallFailed as error:
-        kind = CoordinatorAway if error.unreachable else CallRefused
-        raise kind(f"{reached.target}: {error}") from error
-    finally:
-        await client.close()
-
-
-class CallRefused(Exception):
-    """The coordinator refuses what it was asked; the text says why."""

@@ -39,7 +39,6 @@ def print_failure(error: Exception) -> int | None:
 
 def title_of(error: Exception) -> str | None:
     """What to call an error; None where it is not one of the user's."""
-    from shoal_cli.commands.coordinators import CallRefused
     from shoal_cli.commands.standalone import DeviceUnknown
     from shoal_cli.local import (
         device_figures,
@@ -53,7 +52,7 @@ def title_of(error: Exception) -> str | None:
         workspace,
     )
     from shoal_cli.local.manifests import ManifestErrors
-    from shoal_cli.standalone import folders
+    from shoal_cli.standalone import folders, submission
     from shoal_cli.transfer import joined, places
     from shoal_cli.transfer.addresses import AddressRefused
     from shoal_compiler.errors import ModelRefused
@@ -74,11 +73,12 @@ def title_of(error: Exception) -> str | None:
         joined.NotJoined: "coordinator not joined",
         joined.JoinRefused: "joining refused",
         joined.CoordinatorAway: "coordinator not reached",
-        CallRefused: "the coordinator refuses",
+        joined.CallRefused: "the coordinator refuses",
         folders.FolderInUse: "coordinator's folder in use",
         folders.FolderMissing: "no coordinator here",
         folders.AuthorityUnusable: "the authority cannot be used",
         DeviceUnknown: "no such device",
+        submission.NoDevices: "no devices",
         steps.StepCrashed: "a step failed",
         runner.NoPlan: "does not fit",
         orders.JobRefused: "job refused",

@@ -36,6 +36,7 @@ from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.activations import ActivationStore
+from shoal_agent.transport.addresses import advertised, reached_at
 from shoal_agent.transport.links import PeerLinks
 from shoal_agent.transport.serving import Peers
 from shoal_agent.transport.shaping import Uplink
@@ -218,7 +219,8 @@ class Agent:
             settings.listen, settings.credentials, insecure=settings.insecure
         )
         self._local = listen(settings.listen, peers.receive, connections=_CONNECTIONS)
-        self._address = advertised(settings.advertise or settings.listen, port)
+        where = settings.advertise or reached_at(settings.listen, settings.coordinator)
+        self._address = advertised(where, port)
         log.info("listening on %s", self._address)
         return listener
 
@@ -284,7 +286,10 @@ class Agent:
         delay = shortest
         while not self._drain.is_set():
             channel = open_channel(
-                settings.coordinator, settings.credentials, insecure=settings.insecure
+                settings.coordinator,
+                settings.credentials,
+                insecure=settings.insecure,
+                server_name=settings.coordinator_name,
             )
             try:
                 await self._settle(channel)
@@ -433,18 +438,3 @@ class Agent:
         if self._drain.is_set():
             os._exit(128 + signal.SIGTERM)
         self._drain.set()
-
-
-def advertised(address: str, port: int) -> str:
-    """What peers dial: an address, with the port that was bound where it has none, or 0.
-
-    An IPv6 address may stand alone, as a pod's does; with a port it needs its brackets.
-    """
-    if address.startswith("unix:"):
-        return address
-    if address.endswith("]") or ":" not in address:
-        return f"{address}:{port}"
-    if address.count(":") > 1 and "]" not in address:
-        return f"[{address}]:{port}"
-    host, _, given = address.rpartition(":")
-    return f"{host}:{port}" if given == "0" else address

@@ -16,10 +16,12 @@ from shoal_cli.commands import (
     copy,
     describe,
     inspect,
+    jobs,
     logs,
     partition,
     plan,
     run,
+    standalone,
     targets,
     top,
     why,
@@ -43,6 +45,7 @@ app = typer.Typer(
 )
 
 _VERSIONED: Final = ("onnxruntime", "onnx", "grpcio", "protobuf", "numpy")
+_EXTRA: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 _RAW: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -56,6 +59,13 @@ _add(plan.plan, no_args_is_help=True, epilog=plan.EPILOG)
 _add(bench_device.bench_device, no_args_is_help=True, epilog=bench_device.EPILOG)
 _add(inspect.inspect, no_args_is_help=True, epilog=inspect.EPILOG)
 _add(copy.copy, no_args_is_help=True, epilog=copy.EPILOG)
+_add(standalone.coordinator, epilog=standalone.EPILOG, context_settings=_EXTRA)
+_add(standalone.invite)
+_add(standalone.forget, no_args_is_help=True)
+_add(standalone.join, no_args_is_help=True)
+_add(jobs.devices)
+_add(jobs.jobs)
+_add(jobs.cancel, no_args_is_help=True)
 _add(top.top, epilog=top.EPILOG)
 _add(describe.describe, epilog=describe.EPILOG)
 _add(why.why, no_args_is_help=True, epilog=why.EPILOG)
@@ -77,7 +87,6 @@ def _add_process(name: str, what: str, whose: str) -> None:
 
 
 _add_process("agent", "one agent", "the agent's")
-_add_process("coordinator", "a coordinator", "its")
 _add_process("operator", "the operator of a cluster", "its")
 
 

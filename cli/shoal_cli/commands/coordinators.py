@@ -9,7 +9,7 @@ async def _print_jobs(target: str | None) -> None:
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +17,16 @@ import typer
 if TYPE_CHECKING:
     from shoal_protocol.coordinator_client import CoordinatorClient
 
+RunCoordinator = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator",
+        metavar="HOST:PORT",
+        rich_help_panel="How to run",
+        help="Run on the devices of a coordinator that `shoal join` has joined, in the place of "
+        "this machine, and bring the results back.",
+    ),
+]
 Coordinator = Annotated[
     str | None,
     typer.Option(
@@ -33,30 +43,9 @@ Coordinator = Annotated[
 @contextlib.asynccontextmanager
 async def calling(target: str | None) -> AsyncIterator["CoordinatorClient"]:
     """A client of the coordinator that the option names. Raises `joined.NotJoined`,
-    `joined.JoinRefused`, `joined.CoordinatorAway`; and `CallRefused` for a call that fails."""
+    `joined.JoinRefused`, `joined.CoordinatorAway`; and `joined.CallRefused` for a call that fails.
+    """
     from shoal_cli.transfer.joined import reach
 
-    reached = reach(target)
-    client = reached.client()
-    try:
-        with explained(reached.target):
-            yield client
-    finally:
-        await client.close()
-
-
-@contextlib.contextmanager
-def explained(coordinator: str) -> Iterator[None]:
-    """Have a call that fails raise `joined.CoordinatorAway` or `CallRefused`, which name it."""
-    from shoal_cli.transfer.joined import CoordinatorAway
-    from shoal_protocol.coordinator_client import CallFailed
-
-    try:
-        yield
-    except CallFailed as error:
-        kind = CoordinatorAway if error.unreachable else CallRefused
-        raise kind(f"{coordinator}: {error}") from error
-
-
-class CallRefused(Exception):
-    """The coordinator refuses what it was asked; the text says why."""
+    async with reach(target).calling() as client:
+        yield client

@@ -40,8 +40,8 @@ def print_failure(error: Exception) -> int | None:
 def title_of(error: Exception) -> str | None:
     """What to call an error; None where it is not one of the user's."""
     from shoal_cli.commands import targets
-    from shoal_cli.commands.coordinators import CallRefused
     from shoal_cli.commands.logs import NoLogs
+    from shoal_cli.commands.standalone import DeviceUnknown
     from shoal_cli.live.cluster import ClusterRefused
     from shoal_cli.local import (
         device_figures,
@@ -55,6 +55,7 @@ def title_of(error: Exception) -> str | None:
         workspace,
     )
     from shoal_cli.local.manifests import ManifestErrors
+    from shoal_cli.standalone import folders, submission
     from shoal_cli.transfer import joined, places
     from shoal_cli.transfer.addresses import AddressRefused
     from shoal_compiler.errors import ModelRefused
@@ -75,7 +76,12 @@ def title_of(error: Exception) -> str | None:
         joined.NotJoined: "coordinator not joined",
         joined.JoinRefused: "joining refused",
         joined.CoordinatorAway: "coordinator not reached",
-        CallRefused: "the coordinator refuses",
+        joined.CallRefused: "the coordinator refuses",
+        folders.FolderInUse: "coordinator's folder in use",
+        folders.FolderMissing: "no coordinator here",
+        folders.AuthorityUnusable: "the authority cannot be used",
+        DeviceUnknown: "no such device",
+        submission.NoDevices: "no devices",
         targets.NoCoordinator: "no coordinator",
         targets.Unknown: "not known",
         NoLogs: "no logs",

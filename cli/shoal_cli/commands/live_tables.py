@@ -194,7 +194,7 @@ def device_table(devices: Sequence[DeviceView]) -> RenderableType:
     ]
     spare = (
         *("battery", "celsius", "evicted", "cpu", "fetch/s", "round trip"),
-        *("tiers 1-4", "out/s", "in/s", "holds", "peak"),
+        *("tiers 1-4", "out/s", "in/s", "holds", "peak", "tasks/s", "queue"),
     )
     return _table(devices, names, columns, spare=spare)
 

@@ -142,13 +142,13 @@ async def watching(target: Target) -> AsyncIterator[tuple[str, "CoordinatorClien
     """What to call the coordinator, and a client of it. Raises `NoCoordinator`,
     `cluster.ClusterRefused`, and what `coordinators.calling` raises."""
     from shoal_cli.live.cluster import find_pool
-    from shoal_cli.transfer.joined import joined
+    from shoal_cli.transfer.joined import explained, joined
 
     if (kubectl := target.kubectl) is not None:
         pool = find_pool(kubectl, target.pool)
         title = f"pool {pool.name} in {pool.namespace}"
         async with pool.calling() as client:
-            with coordinators.explained(title):
+            with explained(title):
                 yield title, client
         return
     address, title = target.coordinator, target.coordinator or "the coordinator that was joined"

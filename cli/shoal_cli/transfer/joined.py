@@ -9,22 +9,22 @@ STATE/coordinators/HOST:PORT/join       the line that it was joined with, for th
 A token that was used is good for the same key only, and with that it renews the certificate.
 """
 
+import contextlib
+import fcntl
 import json
 import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import grpc
 
 from shoal_protocol.channels import Credentials, open_channel
-from shoal_protocol.coordinator_client import CoordinatorClient
+from shoal_protocol.coordinator_client import CallFailed, CoordinatorClient
 from shoal_protocol.durable_files import replace_file
 from shoal_protocol.identities import COORDINATOR, USER
 from shoal_protocol.join_lines import JoinLine, parse_join_line
 from shoal_protocol.state_folders import state_folder
-
-_REFUSED: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
 class NotJoined(Exception):
@@ -33,6 +33,10 @@ class NotJoined(Exception):
 
 class JoinRefused(Exception):
     """The coordinator, or what is at its address, gives no certificate: the text says why."""
+
+
+class CallRefused(Exception):
+    """The coordinator refuses what it was asked; the text says why."""
 
 
 class CoordinatorAway(Exception):
@@ -51,17 +55,36 @@ class Reachable:
         name = None if self.credentials is None else COORDINATOR
         return open_channel(self.target, self.credentials, server_name=name)
 
-    def client(self) -> CoordinatorClient:
-        """A client of it; to be closed. Raises as `channel` does."""
-        return CoordinatorClient(self.channel())
+    @contextlib.asynccontextmanager
+    async def calling(self) -> AsyncIterator[CoordinatorClient]:
+        """A client of it. Raises as `channel` does; and `CoordinatorAway` or `CallRefused` for a
+        call that fails."""
+        client = CoordinatorClient(self.channel())
+        try:
+            with explained(self.target):
+                yield client
+        finally:
+            await client.close()
+
+
+@contextlib.contextmanager
+def explained(coordinator: str) -> Iterator[None]:
+    """Have a call that fails raise `CoordinatorAway` or `CallRefused`, which names it."""
+    try:
+        yield
+    except CallFailed as error:
+        kind = CoordinatorAway if error.unreachable else CallRefused
+        raise kind(f"{coordinator}: {error}") from error
 
 
 def join(line: JoinLine) -> None:
     """Get a certificate with a join line, and remember the coordinator. Raises `JoinRefused`,
     `CoordinatorAway`, `OSError`."""
     folder = _folder(line.target)
-    _enrol(line, folder)
-    replace_file(folder / "join", str(line).encode())
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _alone(folder):
+        _enrol(line, folder)
+        replace_file(folder / "join", str(line).encode())
 
 
 def joined() -> list[str]:
@@ -85,12 +108,21 @@ def reach(target: str | None) -> Reachable:
             f"{target} was not joined by this user{f' (but {known})' if known else ''}; "
             "`shoal invite --client` on the coordinator's machine prints a line for `shoal join`"
         ) from error
-    _renew(line, folder)
+    with _alone(folder):
+        _renew(line, folder)
     current = folder / "current"
     credentials = Credentials(
         ca=current / "ca.pem", certificate=current / "certificate.pem", key=current / "key.pem"
     )
     return Reachable(target, credentials)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time changes a certificate."""
+    with (folder / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _only_one(known: list[str]) -> str:
@@ -146,7 +178,3 @@ def _enrol(line: JoinLine, folder: Path) -> None:
         raise JoinRefused(str(error)) from error
     except request.NoAnswer as error:
         raise CoordinatorAway(str(error)) from error
-    except grpc.RpcError as error:
-        assert isinstance(error, grpc.Call)
-        text = f"{line.enrolment_target}: {error.details() or error.code().name}"
-        raise (JoinRefused if error.code() in _REFUSED else CoordinatorAway)(text) from error

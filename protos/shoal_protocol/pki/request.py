@@ -37,6 +37,11 @@ from shoal_protocol.v1.enrolment_pb2 import EnrolRequest, EnrolResponse
 from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
 
 _CALL_SECONDS: Final = 30.0
+_REFUSED: Final = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+)
 
 
 class Refused(Exception):
@@ -66,7 +71,7 @@ class Order:
 def enrol(order: Order) -> dict[str, object]:
     """Get a certificate, and make it the current one; what `identity.json` says.
 
-    Raises `Refused`, `NoAnswer`, `OSError`, `grpc.RpcError`.
+    Raises `Refused`, `NoAnswer`, `OSError`.
     """
     folder = Path(order.folder)
     pending = folder / "pending"
@@ -88,7 +93,7 @@ def enrol(order: Order) -> dict[str, object]:
     (pending / "certificate.pem").write_bytes(response.certificate_chain)
     (pending / "ca.pem").write_bytes(response.authority)
     (pending / "identity.json").write_text(json.dumps(identity))
-    _make_current(folder, pending, f"{certificate.serial_number:x}")
+    make_current(folder, pending, f"{certificate.serial_number:x}")
     return identity
 
 
@@ -140,10 +145,14 @@ def _ask(order: Order, request: bytes) -> EnrolResponse:
         trusted = Path(order.ca).read_bytes()
     credentials = grpc.ssl_channel_credentials(root_certificates=trusted)
     with grpc.secure_channel(order.target, credentials, options=options) as channel:
-        answer: EnrolResponse = EnrolmentStub(channel).Enrol(
+        call = EnrolmentStub(channel).Enrol.future(
             EnrolRequest(token=order.token, certificate_request=request), timeout=_CALL_SECONDS
         )
-    return answer
+        code = call.code()
+        if code is grpc.StatusCode.OK:
+            answer: EnrolResponse = call.result()
+            return answer
+        raise (Refused if code in _REFUSED else NoAnswer)(f"{code.name}: {call.details()}")
 
 
 def _pinned(target: str, fingerprint: str) -> bytes:
@@ -184,7 +193,8 @@ def _checked(
     return certificate
 
 
-def _make_current(folder: Path, pending: Path, serial: str) -> None:
+def make_current(folder: Path, pending: Path, serial: str) -> None:
+    """Have `folder/current` be what is in `pending`, in one step; what was before is removed."""
     pending.rename(folder / serial)
     link = folder / "current.new"
     link.unlink(missing_ok=True)
@@ -199,11 +209,6 @@ def main() -> int:
     """Do as standard input says; the exit status: 0, or 1 with the reason on standard error."""
     try:
         identity = enrol(Order(**json.load(sys.stdin)))
-    except grpc.RpcError as error:
-        code, details = getattr(error, "code", None), getattr(error, "details", None)
-        text = f"{code().name}: {details()}" if code and details else str(error)
-        print(text, file=sys.stderr)
-        return 1
     except (Refused, NoAnswer, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -374,9 +374,8 @@ async def test_a_device_waits_for_an_operator_that_is_away(tmp_path: Path) -> No
 
 async def test_an_operator_of_another_authority_is_not_believed(operator: Operator) -> None:
     device = operator.device("pi-4", "token-of-pi-4")
-    (operator.folder / "enrol-ca.pem").write_bytes(
-        Authority.make("another", datetime.now(UTC)).certificate
-    )
+    other = Authority.make("another", datetime.now(UTC))
+    (operator.folder / "enrol-ca.pem").write_bytes(other.certificate)
     identity = Identity(device, shortest_pause_seconds=0.1)
     waiting = asyncio.create_task(identity.obtain())
     while not identity.why.startswith("UNAVAILABLE"):

@@ -196,7 +196,8 @@ def _only_pool(kubectl: Kubectl) -> str:
                 "there is no DevicePool in this namespace; name another with --namespace"
             )
         case names:
-            raise ClusterRefused(f"there are several pools: name one with --pool: {names}")
+            known = ", ".join(names)
+            raise ClusterRefused(f"there are several pools; name one with --pool: {known}")
 
 
 # ---- what the cluster itself says of a job -------------------------------------------------------

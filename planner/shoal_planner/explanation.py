@@ -103,6 +103,15 @@ def summary(plan: Plan) -> str:
     return "; ".join(parts)
 
 
+def sentences(plan: Plan) -> tuple[str, ...]:
+    """The summary, and why each alternative lost."""
+    lost = (
+        f"{each.alternative} would give {rate(each.items_per_second)} items/s: {each.reason}"
+        for each in plan.rejected
+    )
+    return summary(plan), *lost
+
+
 def _stage_row(index: int, stage: StagePlan) -> tuple[str, ...]:
     first, last = stage.fragments[0], stage.fragments[-1]
     return (

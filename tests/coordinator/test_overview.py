@@ -48,16 +48,19 @@ async def test_a_device_that_a_stage_cannot_use_is_shown_with_need_have_and_reas
     world.inputs(2)
     gate = asyncio.Semaphore(0)
     async with connected(world.device("small", budget=500), world.device("large", gate=gate)):
-        await world.submit()
+        await world.submit(explanation=["because", *["x" * 9000] * 90])
         await world.until(lambda status: any(stage.running for stage in status.stages))
         (job,) = (await overview(world, "job")).jobs
+        assert job.explanation[0] == "because"
+        assert sum(map(len, job.explanation)) < 10_000
         first = job.stages[0]
         assert list(first.status.devices) == ["large"]
         assert [(each.device, each.need_bytes, each.have_bytes) for each in first.candidates] == [
             ("small", 1000, 500)
         ]
         assert first.candidates[0].reason == "the fragment does not fit"
-        assert (await overview(world)).jobs[0].stages[0].candidates == []
+        (unasked,) = (await overview(world)).jobs
+        assert (list(unasked.stages[0].candidates), list(unasked.explanation)) == ([], [])
         gate.release()
         assert [(each.item, each.tasks[0].device) for each in job.oldest] == [
             (0, "large"),

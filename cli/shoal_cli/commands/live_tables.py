@@ -301,6 +301,10 @@ def _evidence(reasons: Why) -> Iterator[RenderableType]:
         if stage.candidates:
             yield Text()
             yield titled(f"Stage {stage.index}: why not here", _candidates(stage.candidates))
+    if reasons.plan:
+        yield Text()
+        lines = (Text(f"- {sentence}") for sentence in reasons.plan)
+        yield titled("Why the plan is as it is", Group(*lines))
     if reasons.items:
         yield Text()
         yield titled("Where the time of items went", _item_table(reasons.items))

@@ -34,7 +34,8 @@ def why(
     """Say why a job does not start, is as slow as it is, or has failed.
 
     First the reason that matters most. Then what else is not well, for each stage without a device
-    what each device lacks (need and have), and where the time of the slowest items went.
+    what each device lacks (need and have), why the plan is as it is, and where the time of the
+    slowest items went.
     """
     from shoal_cli.commands.live_tables import explanation
     from shoal_cli.commands.tables import output as standard_output
@@ -49,7 +50,7 @@ def why(
 
 async def _reasons(target: targets.Target, name: str) -> "Why":
     from shoal_cli.live.cluster import ClusterRefused, find_job
-    from shoal_cli.live.reasons import with_problems
+    from shoal_cli.live.reasons import on_cluster
 
     if (kubectl := target.kubectl) is None:
         return await _ask(target, name)
@@ -62,7 +63,7 @@ async def _reasons(target: targets.Target, name: str) -> "Why":
             pass  # it was not submitted yet: the problems say why
         except ClusterRefused as error:
             problems.append(f"its coordinator was not asked: {error}")
-    return with_problems(name, problems, asked)
+    return on_cluster(name, problems, job.plan, asked)
 
 
 async def _ask(target: targets.Target, name: str) -> "Why":

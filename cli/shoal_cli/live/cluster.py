@@ -206,10 +206,11 @@ def _only_pool(kubectl: Kubectl) -> str:
 @dataclass(frozen=True, slots=True)
 class ClusterJob:
     """An InferenceJob: its pool if that is known, and what it and the objects that it refers to say
-    is not well, one line each."""
+    is not well, one line each. `plan`: why its plan is as it is."""
 
     pool: str | None
     problems: tuple[str, ...]
+    plan: tuple[str, ...] = ()
 
 
 def find_job(kubectl: Kubectl, name: str) -> ClusterJob:
@@ -223,7 +224,8 @@ def find_job(kubectl: Kubectl, name: str) -> ClusterJob:
         raise ClusterRefused(f"{error}\nthere are: {known}") from error
     objects = _with_references(kubectl, job)
     problems = [line for each in objects for line in _problems(each)]
-    return ClusterJob(_reference("poolRef", objects), tuple(problems))
+    plan = [line for each in objects if each["kind"] == "Placement" for line in _plan(each)]
+    return ClusterJob(_reference("poolRef", objects), tuple(problems), tuple(plan))
 
 
 def _with_references(kubectl: Kubectl, job: Json) -> list[Json]:
@@ -245,6 +247,18 @@ def _with_references(kubectl: Kubectl, job: Json) -> list[Json]:
 def _reference(key: str, objects: Sequence[Json]) -> str | None:
     """The name in the first reference of this key."""
     return next((each["spec"][key]["name"] for each in objects if key in each["spec"]), None)
+
+
+def _plan(placement: Json) -> Iterator[str]:
+    """What a Placement says of its plan, and of those that lost."""
+    status = placement.get("status", {})
+    for each in status.get("conditions", []):
+        if each["type"] == "Planned" and each["status"] == "True":
+            yield each["message"]
+    for each in status.get("rejected", []):
+        rate = each.get("itemsPerSecond")
+        gives = "?" if rate is None else f"{rate:.3g}"
+        yield f"{each['alternative']} would give {gives} items/s: {each['reason']}"
 
 
 def _problems(document: Json) -> Iterator[str]:

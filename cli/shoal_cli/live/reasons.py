@@ -17,12 +17,14 @@ _BUSY_SHARE = 0.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
     """What there is to say about a job: first the one sentence that matters most, then the rest.
-    `stages` are those that no device serves, with what each device lacks."""
+    `stages` are those that no device serves, with what each device lacks; `plan` says why the plan
+    is as it is."""
 
     headline: str
     findings: tuple[str, ...]
     stages: tuple[StageView, ...] = ()
     items: tuple[ItemView, ...] = ()
+    plan: tuple[str, ...] = ()
 
 
 def why(job: JobView, view: View) -> Why:
@@ -33,16 +35,17 @@ def why(job: JobView, view: View) -> Why:
         findings=tuple(_findings(job, view)),
         stages=unserved,
         items=job.oldest + job.slowest,
+        plan=job.explanation,
     )
 
 
-def with_problems(name: str, problems: Sequence[str], reasons: Why | None) -> Why:
-    """What a cluster's objects say is not well, before what the coordinator says; None: it does not
-    have the job."""
+def on_cluster(name: str, problems: Sequence[str], plan: Sequence[str], reasons: Why | None) -> Why:
+    """With what a cluster's objects say is not well, and of the plan; `reasons` are the
+    coordinator's, None where it does not have the job."""
     if reasons is not None:
-        return replace(reasons, findings=(*problems, *reasons.findings))
+        return replace(reasons, findings=(*problems, *reasons.findings), plan=tuple(plan))
     first, *rest = problems or ("its coordinator does not have it yet",)
-    return Why(headline=f"{name} does not run: {first}", findings=tuple(rest))
+    return Why(headline=f"{name} does not run: {first}", findings=tuple(rest), plan=tuple(plan))
 
 
 def _is_unserved(stage: StageView) -> bool:

@@ -155,6 +155,7 @@ class JobView:
     failures: tuple[str, ...]
     slowest: tuple[ItemView, ...]
     oldest: tuple[ItemView, ...]
+    explanation: tuple[str, ...]
 
     @property
     def has_ended(self) -> bool:
@@ -291,6 +292,7 @@ def _job(each: pb.JobOverview, past: _Past) -> JobView:
         failures=tuple(map(_failure, status.failures)),
         slowest=tuple(_item(item) for item in each.slowest),
         oldest=tuple(_item(item) for item in each.oldest),
+        explanation=tuple(each.explanation),
     )
 
 

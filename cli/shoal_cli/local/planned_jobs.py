@@ -16,6 +16,7 @@ from shoal_cli.local.report import (
     TierHits,
 )
 from shoal_cli.local.watch import DeviceTally
+from shoal_planner.explanation import sentences
 from shoal_planner.outcome import Plan
 from shoal_protocol.partition import document_to_json
 from shoal_protocol.v1 import coordinator_pb2 as pb
@@ -49,6 +50,7 @@ class PlannedJob:
             active_deadline_seconds=float(spec.active_deadline_seconds or 0),
             parallelism=spec.parallelism or 0,
             lossy=self.order.lossy,
+            explanation=sentences(self.plan),
         )
 
     def fragments_on(self, device: str) -> dict[str, FragmentHeld]:

@@ -9,12 +9,13 @@ from typing import Final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Per stage, the devices that serve it, best first, and what each of them grants its fragment.
-    A plan of a higher number replaces it.
+    A plan of a higher number replaces it. `explanation` says to people why it is as it is.
     """
 
     number: int = 0
     stages: tuple[tuple[str, ...], ...] = ()
     granted_bytes: tuple[tuple[int, ...], ...] = ()
+    explanation: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,8 @@ class Overviews:
         overview = pb.JobOverview()
         if life is not None:
             overview.status.CopyFrom(life.status())
+            if asked:
+                overview.explanation.extend(life.job.submission.plan.explanation)
         elif view is not None:  # a call of a program is no job of `jobs`
             status = job_status(view, self._place(name))
             overview.status.CopyFrom(with_tally(status, run_tally(view, _now(), time())))

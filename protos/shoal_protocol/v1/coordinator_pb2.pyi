@@ -62,7 +62,7 @@ class InferFailure(_message.Message):
     def __init__(self, item: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., need_bytes: _Optional[int] = ..., have_bytes: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class SubmitJobRequest(_message.Message):
-    __slots__ = ("name", "partition", "stages", "epoch", "inputs_uri", "outputs_uri", "mode", "policy", "priority", "backoff_limit", "active_deadline_seconds", "lossy", "parallelism")
+    __slots__ = ("name", "partition", "stages", "epoch", "inputs_uri", "outputs_uri", "mode", "policy", "priority", "backoff_limit", "active_deadline_seconds", "lossy", "parallelism", "explanation")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class SubmitJobRequest(_message.Message):
     ACTIVE_DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     partition: bytes
     stages: _containers.RepeatedCompositeFieldContainer[StagePlacement]
@@ -89,7 +90,8 @@ class SubmitJobRequest(_message.Message):
     active_deadline_seconds: float
     lossy: bool
     parallelism: int
-    def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ..., epoch: _Optional[int] = ..., inputs_uri: _Optional[str] = ..., outputs_uri: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., policy: _Optional[_Union[Policy, str]] = ..., priority: _Optional[int] = ..., backoff_limit: _Optional[int] = ..., active_deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., parallelism: _Optional[int] = ...) -> None: ...
+    explanation: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ..., epoch: _Optional[int] = ..., inputs_uri: _Optional[str] = ..., outputs_uri: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., policy: _Optional[_Union[Policy, str]] = ..., priority: _Optional[int] = ..., backoff_limit: _Optional[int] = ..., active_deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., parallelism: _Optional[int] = ..., explanation: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StagePlacement(_message.Message):
     __slots__ = ("devices", "granted_bytes")
@@ -412,20 +414,22 @@ class HeldFragment(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., state: _Optional[_Union[HeldFragment.State, str]] = ..., bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., loading_seconds: _Optional[float] = ..., tasks: _Optional[int] = ..., failures: _Optional[int] = ..., failure: _Optional[str] = ..., retry_seconds: _Optional[float] = ...) -> None: ...
 
 class JobOverview(_message.Message):
-    __slots__ = ("status", "stages", "stages_omitted", "window", "slowest", "oldest")
+    __slots__ = ("status", "stages", "stages_omitted", "window", "slowest", "oldest", "explanation")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     STAGES_OMITTED_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     SLOWEST_FIELD_NUMBER: _ClassVar[int]
     OLDEST_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     status: JobStatus
     stages: _containers.RepeatedCompositeFieldContainer[StageOverview]
     stages_omitted: bool
     window: int
     slowest: _containers.RepeatedCompositeFieldContainer[ItemTiming]
     oldest: _containers.RepeatedCompositeFieldContainer[ItemTiming]
-    def __init__(self, status: _Optional[_Union[JobStatus, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageOverview, _Mapping]]] = ..., stages_omitted: _Optional[bool] = ..., window: _Optional[int] = ..., slowest: _Optional[_Iterable[_Union[ItemTiming, _Mapping]]] = ..., oldest: _Optional[_Iterable[_Union[ItemTiming, _Mapping]]] = ...) -> None: ...
+    explanation: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, status: _Optional[_Union[JobStatus, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageOverview, _Mapping]]] = ..., stages_omitted: _Optional[bool] = ..., window: _Optional[int] = ..., slowest: _Optional[_Iterable[_Union[ItemTiming, _Mapping]]] = ..., oldest: _Optional[_Iterable[_Union[ItemTiming, _Mapping]]] = ..., explanation: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StageOverview(_message.Message):
     __slots__ = ("status", "digest", "resident_bytes", "least_bytes", "output_bytes", "planned", "granted_bytes", "loading", "starving_seconds", "candidates")

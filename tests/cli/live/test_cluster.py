@@ -176,6 +176,8 @@ def test_a_job_says_what_is_not_well_with_it_and_with_what_it_refers_to(
         condition("Planned", "False", "there is no plan yet"),
     )
     placement = made("Placement", "ocr", {}, condition("Planned", "False", "needs 96 MiB"))
+    lost = {"alternative": "even split", "itemsPerSecond": 21.33, "reason": "slower"}
+    placement["status"]["rejected"] = [lost, {"alternative": "one device", "reason": "no room"}]
     model = made("Model", "rec", {}, condition("Ready", "True", "inspected"))
     pool = made("DevicePool", "shelf", {}, condition("WithinBudget", "False", "pi-4 is over"))
     for what, document in (
@@ -187,6 +189,10 @@ def test_a_job_says_what_is_not_well_with_it_and_with_what_it_refers_to(
         kubectl.has(what, document)
     found = find_job(Kubectl(), "ocr")
     assert found.pool == "shelf"
+    assert found.plan == (
+        "even split would give 21.3 items/s: slower",
+        "one device would give ? items/s: no room",
+    )
     assert found.problems == (
         "InferenceJob ocr: Planned False (Reason): there is no plan yet",
         "Placement ocr: Planned False (Reason): needs 96 MiB",

@@ -3,7 +3,7 @@
 import pytest
 
 from cli.live.overviews import MIB, device, digest, job, overview, stage, task
-from shoal_cli.live.reasons import Why, why, with_problems
+from shoal_cli.live.reasons import Why, on_cluster, why
 from shoal_cli.live.view import view_of
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -131,11 +131,13 @@ def test_a_job_that_has_failed_says_why() -> None:
 
 def test_what_a_cluster_says_of_a_job_comes_first() -> None:
     problems = ("Placement ocr: Planned False (DoesNotFit): fragment 0 needs 96 MiB", "another")
-    assert with_problems("ocr", problems, None) == Why(
+    assert on_cluster("ocr", problems, (), None) == Why(
         headline=f"ocr does not run: {problems[0]}", findings=("another",)
     )
-    assert with_problems("ocr", (), None).headline == (
+    assert on_cluster("ocr", (), (), None).headline == (
         "ocr does not run: its coordinator does not have it yet"
     )
     running = Why(headline="ocr runs", findings=("slow",))
-    assert with_problems("ocr", problems, running).findings == (*problems, "slow")
+    assert on_cluster("ocr", problems, ("3 stages",), running) == Why(
+        headline="ocr runs", findings=(*problems, "slow"), plan=("3 stages",)
+    )

@@ -1,8 +1,12 @@
 """A run that goes on, seen from other processes."""
 
+import contextlib
 import json
 import os
+import pty
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,11 +66,39 @@ def test_a_run_is_watched_described_and_explained_while_it_goes_on(
     assert reasons["headline"].startswith("job ")
     assert {"oldest", "slowest"}.isdisjoint(reasons)
     assert [item for item in reasons["items"] if item["running"]]
+    assert " on one" in reasons["plan"][0]
     logs = look(bench, "logs", "coordinator", *here, "--tail", "1000").out
     assert "device one joined as session" in logs
 
+    status, drawn = watch_on_a_terminal(bench, work)
+    assert status == 0
+    assert "3 of 3 devices ready" in drawn
+    assert drawn.endswith("\x1b[?1049l\x1b[?25h")  # the terminal is as it was
+
     until(lambda: silent(bench, work))
     assert look(bench, "why", "job", *here).out.startswith("job waits: no device is ready (")
+
+
+def watch_on_a_terminal(bench: Workbench, work: Path) -> tuple[int, str]:
+    """`shoal top` until it has drawn something, and Control-C then: its status, and all it drew."""
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shoal_cli", "top", "--work", work],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env={**os.environ, **bench.environment, "TERM": "xterm"},
+    )
+    os.close(its)
+    drawn = b""
+    while b"devices ready" not in drawn:
+        drawn += os.read(ours, 65536)
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(OSError):  # nobody has the other end any more
+        while piece := os.read(ours, 65536):
+            drawn += piece
+    os.close(ours)
+    return process.wait(timeout=30), drawn.decode(errors="replace")
 
 
 def silent(bench: Workbench, work: Path) -> bool:

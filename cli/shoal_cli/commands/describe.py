@@ -67,5 +67,5 @@ async def _find(
     jobs = view.jobs_called(name)
     devices = tuple(device for device in view.devices if device.name == name)
     if not jobs and not devices:
-        raise targets.Unknown(name, view)
+        raise targets.Unknown(name, view, on_cluster=target.kubectl is not None)
     return jobs, devices

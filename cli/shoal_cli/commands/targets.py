@@ -77,10 +77,15 @@ class NoCoordinator(Exception):
 class Unknown(Exception):
     """A coordinator has nothing of this name."""
 
-    def __init__(self, name: str, view: "View") -> None:
+    def __init__(self, name: str, view: "View", *, on_cluster: bool) -> None:
         jobs = ", ".join(job.name for job in view.jobs) or "none"
         devices = ", ".join(device.name for device in view.devices) or "none"
-        super().__init__(f"there is no {name} here; jobs: {jobs}; devices: {devices}")
+        text = f"there is no {name} here; jobs: {jobs}; devices: {devices}"
+        if on_cluster:
+            text += (
+                "\na coordinator forgets jobs that have ended; `shoal why JOB` reads their status"
+            )
+        super().__init__(text)
 
 
 @dataclass(frozen=True, slots=True)

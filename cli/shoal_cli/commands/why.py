@@ -51,19 +51,21 @@ def why(
 async def _reasons(target: targets.Target, name: str) -> "Why":
     from shoal_cli.live.cluster import ClusterRefused, find_job
     from shoal_cli.live.reasons import on_cluster
+    from shoal_cli.transfer.joined import CoordinatorAway
 
     if (kubectl := target.kubectl) is None:
         return await _ask(target, name)
     job = find_job(kubectl, name)
-    problems, asked = list(job.problems), None
+    asked = None
     if (pool := target.pool or job.pool) is not None:
         try:
             asked = await _ask(replace(target, pool=pool), name)
         except targets.Unknown:
-            pass  # it was not submitted yet: the problems say why
-        except ClusterRefused as error:
-            problems.append(f"its coordinator was not asked: {error}")
-    return on_cluster(name, problems, job.plan, asked)
+            pass  # it was not submitted yet, or has ended: the job itself says that
+        except (ClusterRefused, CoordinatorAway) as error:
+            problems = (*job.problems, f"its coordinator was not asked: {error}")
+            job = replace(job, problems=problems)
+    return on_cluster(name, job, asked)
 
 
 async def _ask(target: targets.Target, name: str) -> "Why":
@@ -74,6 +76,6 @@ async def _ask(target: targets.Target, name: str) -> "Why":
     async with targets.watching(target) as (_, client):
         view = view_of(await targets.overview(client))
         if not (jobs := view.jobs_called(name)):
-            raise targets.Unknown(name, view)
+            raise targets.Unknown(name, view, on_cluster=target.kubectl is not None)
         view = view_of(await targets.overview(client, jobs[0].name))
     return why(view.jobs[0], view)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import grpc
 
+from shoal_cli.live.reasons import ClusterJob
 from shoal_protocol.channels import open_secured_channel
 from shoal_protocol.coordinator_client import CoordinatorClient
 
@@ -203,16 +204,6 @@ def _only_pool(kubectl: Kubectl) -> str:
 # ---- what the cluster itself says of a job -------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterJob:
-    """An InferenceJob: its pool if that is known, and what it and the objects that it refers to say
-    is not well, one line each. `plan`: why its plan is as it is."""
-
-    pool: str | None
-    problems: tuple[str, ...]
-    plan: tuple[str, ...] = ()
-
-
 def find_job(kubectl: Kubectl, name: str) -> ClusterJob:
     """Raises `ClusterRefused` where there is none."""
     try:
@@ -223,9 +214,14 @@ def find_job(kubectl: Kubectl, name: str) -> ClusterJob:
         known = ", ".join(kubectl.names("inferencejobs")) or "none"
         raise ClusterRefused(f"{error}\nthere are: {known}") from error
     objects = _with_references(kubectl, job)
-    problems = [line for each in objects for line in _problems(each)]
-    plan = [line for each in objects if each["kind"] == "Placement" for line in _plan(each)]
-    return ClusterJob(_reference("poolRef", objects), tuple(problems), tuple(plan))
+    ended = _end(job)
+    unwell = objects[1:] if ended else objects
+    return ClusterJob(
+        pool=_reference("poolRef", objects),
+        ended=ended,
+        problems=tuple(line for each in unwell for line in _problems(each)),
+        plan=tuple(line for each in objects if each["kind"] == "Placement" for line in _plan(each)),
+    )
 
 
 def _with_references(kubectl: Kubectl, job: Json) -> list[Json]:
@@ -247,6 +243,16 @@ def _with_references(kubectl: Kubectl, job: Json) -> list[Json]:
 def _reference(key: str, objects: Sequence[Json]) -> str | None:
     """The name in the first reference of this key."""
     return next((each["spec"][key]["name"] for each in objects if key in each["spec"]), None)
+
+
+def _end(job: Json) -> str:
+    """`Complete: AllItemsSucceeded`; empty while it has not ended."""
+    ends = (
+        ": ".join(filter(None, (each["type"], each["reason"], each.get("message"))))
+        for each in job.get("status", {}).get("conditions", [])
+        if each["type"] in _ENDS and each["status"] == "True"
+    )
+    return next(ends, "")
 
 
 def _plan(placement: Json) -> Iterator[str]:
@@ -271,5 +277,6 @@ def _problems(document: Json) -> Iterator[str]:
             yield f"{what}: {each['type']} {each['status']} ({each['reason']}): {each['message']}"
 
 
+_ENDS: Final = frozenset({"Complete", "Failed"})
 _BAD: Final = frozenset({"Failed", "Suspended"})
 """Conditions that are bad news when they are True."""

@@ -39,13 +39,29 @@ def why(job: JobView, view: View) -> Why:
     )
 
 
-def on_cluster(name: str, problems: Sequence[str], plan: Sequence[str], reasons: Why | None) -> Why:
-    """With what a cluster's objects say is not well, and of the plan; `reasons` are the
-    coordinator's, None where it does not have the job."""
-    if reasons is not None:
-        return replace(reasons, findings=(*problems, *reasons.findings), plan=tuple(plan))
-    first, *rest = problems or ("its coordinator does not have it yet",)
-    return Why(headline=f"{name} does not run: {first}", findings=tuple(rest), plan=tuple(plan))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterJob:
+    """What the objects of a cluster say of an InferenceJob. `pool` is None while it is not known,
+    `ended` empty until it has; `problems` are what is not well, one line each."""
+
+    pool: str | None
+    ended: str
+    problems: tuple[str, ...]
+    plan: tuple[str, ...]
+
+
+def on_cluster(name: str, job: ClusterJob, reasons: Why | None) -> Why:
+    """With what the objects of a cluster say; `reasons` are the coordinator's, None where it does
+    not have the job (yet, or any more)."""
+    if job.ended:
+        headline, findings = f"{name} is {job.ended}", job.problems
+    elif reasons is not None:
+        headline, findings = reasons.headline, (*job.problems, *reasons.findings)
+    else:
+        first, *rest = job.problems or ("its coordinator does not have it yet",)
+        headline, findings = f"{name} does not run: {first}", tuple(rest)
+    known = reasons or Why(headline=headline, findings=findings)
+    return replace(known, headline=headline, findings=findings, plan=job.plan)
 
 
 def _is_unserved(stage: StageView) -> bool:

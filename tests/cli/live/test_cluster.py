@@ -188,7 +188,7 @@ def test_a_job_says_what_is_not_well_with_it_and_with_what_it_refers_to(
     ):
         kubectl.has(what, document)
     found = find_job(Kubectl(), "ocr")
-    assert found.pool == "shelf"
+    assert (found.pool, found.ended) == ("shelf", "")
     assert found.plan == (
         "even split would give 21.3 items/s: slower",
         "one device would give ? items/s: no room",
@@ -198,6 +198,15 @@ def test_a_job_says_what_is_not_well_with_it_and_with_what_it_refers_to(
         "Placement ocr: Planned False (Reason): needs 96 MiB",
         "DevicePool shelf: WithinBudget False (Reason): pi-4 is over",
     )
+
+    job["status"]["conditions"] = [
+        condition("Complete", "False", "a device is gone"),
+        condition("Failed", "True", "a device is gone"),
+    ]
+    kubectl.has("inferencejob-ocr", job)
+    ended = find_job(Kubectl(), "ocr")
+    assert ended.ended == "Failed: Reason: a device is gone"
+    assert ended.problems == found.problems[1:]
 
 
 def test_a_job_that_is_not_there_is_said_with_those_that_are(kubectl: FakeKubectl) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from cli.live.overviews import MIB, device, digest, job, overview, stage, task
-from shoal_cli.live.reasons import Why, on_cluster, why
+from shoal_cli.live.reasons import ClusterJob, Why, on_cluster, why
 from shoal_cli.live.view import view_of
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -131,13 +131,18 @@ def test_a_job_that_has_failed_says_why() -> None:
 
 def test_what_a_cluster_says_of_a_job_comes_first() -> None:
     problems = ("Placement ocr: Planned False (DoesNotFit): fragment 0 needs 96 MiB", "another")
-    assert on_cluster("ocr", problems, (), None) == Why(
-        headline=f"ocr does not run: {problems[0]}", findings=("another",)
-    )
-    assert on_cluster("ocr", (), (), None).headline == (
+
+    def said(reasons: Why | None, ended: str = "", problems: tuple[str, ...] = problems) -> Why:
+        job = ClusterJob(pool="shelf", ended=ended, problems=problems, plan=("3 stages",))
+        return on_cluster("ocr", job, reasons)
+
+    waits = said(None)
+    assert (waits.headline, waits.findings) == (f"ocr does not run: {problems[0]}", ("another",))
+    assert said(None, problems=()).headline == (
         "ocr does not run: its coordinator does not have it yet"
     )
     running = Why(headline="ocr runs", findings=("slow",))
-    assert on_cluster("ocr", problems, ("3 stages",), running) == Why(
+    assert said(running) == Why(
         headline="ocr runs", findings=(*problems, "slow"), plan=("3 stages",)
     )
+    assert said(None, "Failed: ItemsFailed").headline == "ocr is Failed: ItemsFailed"

@@ -22,17 +22,12 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
 
 @pytest.fixture
 def work(bench: Workbench) -> Iterator[Path]:
-    """The work folder of a run whose devices stand still after the first results."""
-    save_inputs(bench.inputs, files=400)
+    """The work folder of a run that has its first result, and is far from its end."""
+    save_inputs(bench.inputs, files=20, stacked=3000)
     work = bench.folder / "work"
     process = bench.start("run", bench.manifest, "--progress", "plain", "--work", work)
-    until(lambda: len(list(bench.outputs.glob("*.npz"))) >= 2, process)
-    stopped = agents(bench.folder)
-    for agent in stopped:
-        os.kill(agent, signal.SIGSTOP)
+    until(lambda: list(bench.outputs.glob("*.npz")), process)
     yield work
-    for agent in stopped:
-        os.kill(agent, signal.SIGCONT)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
 
@@ -73,10 +68,15 @@ def test_a_run_is_watched_described_and_explained_while_it_goes_on(
     status, drawn = watch_on_a_terminal(bench, work)
     assert status == 0
     assert "3 of 3 devices ready" in drawn
-    assert drawn.endswith("\x1b[?1049l\x1b[?25h")  # the terminal is as it was
+    assert drawn.endswith("\x1b[?25h\x1b[?1049l")  # the terminal is as it was
 
+    stopped = agents(bench.folder)
+    for agent in stopped:
+        os.kill(agent, signal.SIGSTOP)
     until(lambda: silent(bench, work))
     assert look(bench, "why", "job", *here).out.startswith("job waits: no device is ready (")
+    for agent in stopped:
+        os.kill(agent, signal.SIGCONT)
 
 
 def watch_on_a_terminal(bench: Workbench, work: Path) -> tuple[int, str]:

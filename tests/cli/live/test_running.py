@@ -70,8 +70,8 @@ def test_a_run_is_watched_described_and_explained_while_it_goes_on(
     assert look("describe", "one", *here).startswith("one\nstate")
     reasons = seen("why", "job", *here)
     assert reasons["headline"].startswith("job ")
-    assert {"oldest", "slowest"}.isdisjoint(reasons)
-    assert [item for item in reasons["items"] if item["running"]]
+    assert all(item["seconds"] > 0 for item in reasons["items"])
+    assert reasons["items"]
     assert " on one" in reasons["plan"][0]
     logs = bench.run("logs", "coordinator", *here, "--tail", "1000").out
     assert "device one joined as session" in logs

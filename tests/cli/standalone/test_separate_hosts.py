@@ -62,7 +62,7 @@ def prepared_example(laptop: Host) -> Path:
     return example
 
 
-def results(example: Path) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def results(example: Path) -> dict[str, np.ndarray]:
     found = {}
     for path in sorted((example / "lines" / "out").glob("*.npz")):
         with np.load(path) as stored:

@@ -43,6 +43,7 @@ drains: what runs is finished, then the agent leaves. A second SIGTERM, or SIGIN
 _EPILOG: Final = """\
 Examples:
   shoal agent shoal://10.0.0.1:7400/... --budget 512Mi
+  shoal agent install shoal://10.0.0.1:7400/... --budget 512Mi      (a systemd unit with that)
   shoal agent --coordinator unix:/run/shoal/coordinator.sock --budget 24Mi
   shoal agent --name pi-4 --coordinator 10.0.0.1:7400 --budget 512Mi \\
       --listen 0.0.0.0:7401 --advertise 10.0.0.7:7401 \\

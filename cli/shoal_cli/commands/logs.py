@@ -39,8 +39,9 @@ def logs(
 ) -> None:
     """Print the logs of a coordinator or of a device's agent.
 
-    Those of a run on this machine are in its work folder, and stay there after its end. On a
-    cluster kubectl prints them. Devices without Kubernetes have theirs in their own journal.
+    Those of a run on this machine are in its work folder, and stay there after its end; so are
+    those of `shoal coordinator`, in its folder. On a cluster kubectl prints them. Devices without
+    Kubernetes have theirs in their own journal.
     """
     target = targets.Target(coordinator, work, pool, namespace, context, kubeconfig)
     command = _command(target, process, tail, follow)
@@ -81,6 +82,7 @@ def _logs_folder(target: targets.Target) -> Path:
         if running.target == target.coordinator:
             return running.work / "logs"
     raise NoLogs(
-        "the logs of a coordinator at an address, and of its devices, are on their machines: "
-        "journalctl --unit 'shoal-*' shows them there. Of a run here: --work DIR"
+        "name the run with --work DIR. The logs of a coordinator at an address are on its machine, "
+        "where `shoal logs --work ~/.local/state/shoal/coordinator` prints them; those of its "
+        "devices are on theirs: journalctl --unit shoal-agent"
     )

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -18,6 +18,7 @@ from shoal_protocol.choices import Mode, Policy, Residency
 
 if TYPE_CHECKING:
     from shoal_api.kinds.device_pool import LocalDevice
+    from shoal_cli.local.manifests import Manifests
     from shoal_cli.local.orders import Orders
     from shoal_cli.local.report import RunReport
     from shoal_cli.transfer.joined import Reachable
@@ -73,7 +74,7 @@ def run(
     and results are written as they come. Running the same command again does what is missing.
     """
     from shoal_cli.local import remote
-    from shoal_cli.local.orders import bare_manifests, read_orders
+    from shoal_cli.local.orders import read_orders
     from shoal_cli.local.pool import RunOptions
     from shoal_cli.local.runner import run_orders
     from shoal_cli.local.workspace import default_work_folder
@@ -86,30 +87,11 @@ def run(
         "task-seconds": None if task_seconds == TASK_SECONDS else task_seconds,
     }
     there, devices_there = _there(coordinator, local)
-    if options.is_model(files):
-        manifests = bare_manifests(
-            files[0],
-            inputs=_needed(inputs, "--inputs"),
-            outputs=_needed(outputs, "--outputs"),
-            budgets=[device.memory for device in devices_there]
-            or options.parse_budgets(budget or ["64Mi"], devices),
-            fragments=fragments,
-            residency=residency or Residency.ADAPTIVE,
-            policy=policy or Policy.MABAC,
-            mode=mode or Mode.STREAMING,
-        )
-    else:
-        options.refuse_with_manifests(
-            inputs=inputs,
-            outputs=outputs,
-            devices=devices,
-            budget=budget,
-            fragments=fragments,
-            mode=mode,
-            policy=policy,
-            residency=residency,
-        )
-        manifests = options.load_files(files)
+    bare = {
+        **{"inputs": inputs, "outputs": outputs, "devices": devices, "budget": budget},
+        **{"fragments": fragments, "mode": mode, "policy": policy, "residency": residency},
+    }
+    manifests = _manifests(files, bare, [device.memory for device in devices_there])
     if there is not None:
         manifests = on_devices(manifests, devices_there)
     if report is not None:
@@ -139,6 +121,26 @@ def run(
         if not keep:
             for name in ("store", "cache", "state", "logs"):
                 shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _manifests(files: list[Path], bare: Mapping[str, Any], there: list[int]) -> "Manifests":
+    """What is to be run; `bare` are the options of a bare model, `there` the budgets of devices
+    that there are already."""
+    from shoal_cli.local.orders import bare_manifests
+
+    if not options.is_model(files):
+        options.refuse_with_manifests(**bare)
+        return options.load_files(files)
+    return bare_manifests(
+        files[0],
+        inputs=_needed(bare["inputs"], "--inputs"),
+        outputs=_needed(bare["outputs"], "--outputs"),
+        budgets=there or options.parse_budgets(bare["budget"] or ["64Mi"], bare["devices"]),
+        fragments=bare["fragments"],
+        residency=bare["residency"] or Residency.ADAPTIVE,
+        policy=bare["policy"] or Policy.MABAC,
+        mode=bare["mode"] or Mode.STREAMING,
+    )
 
 
 def _there(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shoal_planner.costs import Holding
-from shoal_planner.outcome import SHORTEST_PERIOD, Plan, StagePlan, duration
+from shoal_planner.outcome import SHORTEST_PERIOD, Plan, Rejected, StagePlan, duration
 from shoal_protocol.partition import Fragment, PartitionDocument
 from shoal_protocol.units import format_bytes
 
@@ -105,11 +105,13 @@ def summary(plan: Plan) -> str:
 
 def sentences(plan: Plan) -> tuple[str, ...]:
     """The summary, and why each alternative lost."""
-    lost = (
-        f"{each.alternative} would give {rate(each.items_per_second)} items/s: {each.reason}"
-        for each in plan.rejected
-    )
-    return summary(plan), *lost
+    return summary(plan), *map(_why_lost, plan.rejected)
+
+
+def _why_lost(rejected: Rejected) -> str:
+    known = rejected.items_per_second
+    gives = "" if known is None else f" would give {rate(known)} items/s"
+    return f"{rejected.alternative}{gives}: {rejected.reason}"
 
 
 def _stage_row(index: int, stage: StagePlan) -> tuple[str, ...]:

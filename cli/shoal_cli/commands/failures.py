@@ -39,10 +39,6 @@ def print_failure(error: Exception) -> int | None:
 
 def title_of(error: Exception) -> str | None:
     """What to call an error; None where it is not one of the user's."""
-    from shoal_cli.commands import targets
-    from shoal_cli.commands.logs import NoLogs
-    from shoal_cli.commands.standalone import DeviceUnknown
-    from shoal_cli.live.cluster import ClusterRefused
     from shoal_cli.local import (
         device_figures,
         orders,
@@ -55,8 +51,7 @@ def title_of(error: Exception) -> str | None:
         workspace,
     )
     from shoal_cli.local.manifests import ManifestErrors
-    from shoal_cli.standalone import folders, submission
-    from shoal_cli.transfer import joined, places
+    from shoal_cli.transfer import places
     from shoal_cli.transfer.addresses import AddressRefused
     from shoal_compiler.errors import ModelRefused
     from shoal_protocol import channels
@@ -73,6 +68,33 @@ def title_of(error: Exception) -> str | None:
         steps.StepRefused: "model refused",
         places.TransferRefused: "cannot be carried",
         places.TransferBroken: "carrying broke off",
+        steps.StepCrashed: "a step failed",
+        runner.NoPlan: "does not fit",
+        orders.JobRefused: "job refused",
+        device_figures.NoItem: "no item to run",
+        device_figures.DeviceFailed: "the device failed",
+        runner.EnforcementImpossible: "budgets cannot be enforced",
+        workspace.WorkspaceBusy: "work folder in use",
+        pool.AgentsMissing: "agents missing",
+        supervisor.ProcessHopeless: "a process keeps failing",
+        watch.CoordinatorGone: "coordinator lost",
+        **_of_coordinators(),
+    }
+    if isinstance(error, steps.StepRefused) and error.kind == "PreparationRefused":
+        return titles[preparation.PreparationRefused]
+    return next((title for kind, title in titles.items() if isinstance(error, kind)), None)
+
+
+def _of_coordinators() -> dict[type[Exception], str]:
+    """The errors of commands about coordinators, and of one's own."""
+    from shoal_cli.commands import targets
+    from shoal_cli.commands.logs import NoLogs
+    from shoal_cli.commands.standalone import DeviceUnknown
+    from shoal_cli.live.cluster import ClusterRefused
+    from shoal_cli.standalone import folders, submission
+    from shoal_cli.transfer import joined
+
+    return {
         joined.NotJoined: "coordinator not joined",
         joined.JoinRefused: "joining refused",
         joined.CoordinatorAway: "coordinator not reached",
@@ -86,17 +108,4 @@ def title_of(error: Exception) -> str | None:
         targets.Unknown: "not known",
         NoLogs: "no logs",
         ClusterRefused: "the cluster refuses",
-        steps.StepCrashed: "a step failed",
-        runner.NoPlan: "does not fit",
-        orders.JobRefused: "job refused",
-        device_figures.NoItem: "no item to run",
-        device_figures.DeviceFailed: "the device failed",
-        runner.EnforcementImpossible: "budgets cannot be enforced",
-        workspace.WorkspaceBusy: "work folder in use",
-        pool.AgentsMissing: "agents missing",
-        supervisor.ProcessHopeless: "a process keeps failing",
-        watch.CoordinatorGone: "coordinator lost",
     }
-    if isinstance(error, steps.StepRefused) and error.kind == "PreparationRefused":
-        return titles[preparation.PreparationRefused]
-    return next((title for kind, title in titles.items() if isinstance(error, kind)), None)

@@ -26,6 +26,9 @@ _POOL: Final = "shoal.dev/pool"
 _COMPONENT: Final = "app.kubernetes.io/component"
 _VIEWED_WITH: Final = "shoal.dev/viewed-with"
 """Annotation of a coordinator's Service: the Secret with the certificate to look at it with."""
+_ENDS: Final = frozenset({"Complete", "Failed"})
+_BAD: Final = frozenset({"Failed", "Suspended"})
+"""Conditions that are bad news when they are True."""
 _FORWARDING: Final = re.compile(rb"Forwarding from 127\.0\.0\.1:(\d+)")
 
 Json = Mapping[str, Any]
@@ -263,20 +266,20 @@ def _plan(placement: Json) -> Iterator[str]:
             yield each["message"]
     for each in status.get("rejected", []):
         rate = each.get("itemsPerSecond")
-        gives = "?" if rate is None else f"{rate:.3g}"
-        yield f"{each['alternative']} would give {gives} items/s: {each['reason']}"
+        gives = "" if rate is None else f" would give {rate:.3g} items/s"
+        yield f"{each['alternative']}{gives}: {each['reason']}"
 
 
 def _problems(document: Json) -> Iterator[str]:
-    """The conditions that say that something is not well, or not yet."""
+    """The conditions that say that something is not well, or not yet; of several with one message
+    the first."""
     conditions: Sequence[Json] = document.get("status", {}).get("conditions", [])
     what = f"{document['kind']} {document['metadata']['name']}"
-    for each in conditions:
-        bad_when = "True" if each["type"] in _BAD else "False"
-        if each["status"] == bad_when and each.get("message"):
-            yield f"{what}: {each['type']} {each['status']} ({each['reason']}): {each['message']}"
-
-
-_ENDS: Final = frozenset({"Complete", "Failed"})
-_BAD: Final = frozenset({"Failed", "Suspended"})
-"""Conditions that are bad news when they are True."""
+    unwell = [
+        each
+        for each in conditions
+        if each["status"] == ("True" if each["type"] in _BAD else "False") and each.get("message")
+    ]
+    by_message = {each["message"]: each for each in reversed(unwell)}
+    for each in reversed(by_message.values()):
+        yield f"{what}: {each['type']} {each['status']} ({each['reason']}): {each['message']}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from shoal_cli.commands import coordinators, targets
+from shoal_cli.commands import targets
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,7 +28,7 @@ Name = Annotated[
 
 def describe(
     name: Name = None,
-    coordinator: coordinators.Coordinator = None,
+    coordinator: targets.Coordinator = None,
     work: targets.Work = None,
     pool: targets.Pool = None,
     namespace: targets.Namespace = None,

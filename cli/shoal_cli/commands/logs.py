@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from shoal_cli.commands import coordinators, targets
+from shoal_cli.commands import targets
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
@@ -28,7 +28,7 @@ class NoLogs(Exception):
 
 def logs(
     process: Process = _COORDINATOR,
-    coordinator: coordinators.Coordinator = None,
+    coordinator: targets.Coordinator = None,
     work: targets.Work = None,
     pool: targets.Pool = None,
     namespace: targets.Namespace = None,

@@ -5,10 +5,13 @@
 | --pool, --namespace, ...    | of a pool of the cluster, through `kubectl port-forward`          |
 | --coordinator               | at that address                                                   |
 | --work                      | of the local run with that work folder                            |
-| nothing                     | of the only local run; for `kubectl shoal` as if --pool was given |
+| nothing, `kubectl shoal`    | as if --pool was given                                            |
+| nothing                     | $SHOAL_COORDINATOR, else of the only local run, else the only one |
+|                             | that was joined                                                   |
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +37,15 @@ no `shoal run` and no pool of a program goes on here, and no coordinator was joi
 --coordinator HOST:PORT   one that `shoal join` has joined, or unix:/path
 --pool NAME               a DevicePool of the cluster that kubectl talks to"""
 
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="A coordinator that `shoal join` has joined, or unix:/path. [dim]Default: "
+        "$SHOAL_COORDINATOR, else the run on this machine, else the only one that was joined[/dim]",
+    ),
+]
 Work = Annotated[
     Path | None,
     typer.Option(
@@ -156,7 +168,10 @@ async def watching(target: Target) -> AsyncIterator[tuple[str, "CoordinatorClien
             with explained(title):
                 yield title, client
         return
-    address, title = target.coordinator, target.coordinator or "the coordinator that was joined"
+    address = target.coordinator
+    if address is None and target.work is None:
+        address = os.environ.get("SHOAL_COORDINATOR")
+    title = address or "the coordinator that was joined"
     if address is None and (local := local_pool(target.work)) is not None:
         address, title = local.target, f"pool {local.name} in {local.work}"
     if address is None and not joined():

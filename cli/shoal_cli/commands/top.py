@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from shoal_cli.commands import coordinators, targets
+from shoal_cli.commands import targets
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -33,7 +33,7 @@ Interval = Annotated[
 
 
 def top(
-    coordinator: coordinators.Coordinator = None,
+    coordinator: targets.Coordinator = None,
     work: targets.Work = None,
     pool: targets.Pool = None,
     namespace: targets.Namespace = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from shoal_cli.commands import coordinators, targets
+from shoal_cli.commands import targets
 
 if TYPE_CHECKING:
     from shoal_cli.live.reasons import Why
@@ -23,7 +23,7 @@ Job = Annotated[str, typer.Argument(metavar="JOB", help="Its name.")]
 
 def why(
     job: Job,
-    coordinator: coordinators.Coordinator = None,
+    coordinator: targets.Coordinator = None,
     work: targets.Work = None,
     pool: targets.Pool = None,
     namespace: targets.Namespace = None,

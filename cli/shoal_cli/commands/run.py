@@ -77,6 +77,7 @@ def run(
     from shoal_cli.local.orders import read_orders
     from shoal_cli.local.pool import RunOptions
     from shoal_cli.local.runner import run_orders
+    from shoal_cli.local.speeds import machine_speed
     from shoal_cli.local.workspace import default_work_folder
     from shoal_cli.standalone.submission import on_devices, run_on_coordinator
 
@@ -98,7 +99,7 @@ def run(
         _check_report(report)
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     downloaded = asyncio.run(remote.download(manifests, folder, options.note))
-    orders = read_orders(downloaded.manifests, volumes)
+    orders = read_orders(downloaded.manifests, volumes, machine_speed())
     how = RunOptions(
         enforce=enforce,
         relay=relay,

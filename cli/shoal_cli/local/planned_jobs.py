@@ -13,12 +13,14 @@ from shoal_cli.local.report import (
     JobReport,
     Latency,
     StageReport,
+    TaskTime,
     TierHits,
 )
 from shoal_cli.local.watch import DeviceTally
 from shoal_planner.explanation import sentences
 from shoal_planner.outcome import Plan
 from shoal_protocol.partition import document_to_json
+from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 
@@ -37,8 +39,14 @@ class PlannedJob:
             name=self.order.name,
             partition=document_to_json(self.prepared.document).encode(),
             stages=[
-                pb.StagePlacement(devices=devices, granted_bytes=granted)
-                for devices, granted in zip(self.plan.homes(), self.plan.grants(), strict=True)
+                pb.StagePlacement(
+                    devices=devices,
+                    granted_bytes=granted,
+                    predicted_seconds=map(seconds, predicted),
+                )
+                for devices, granted, predicted in zip(
+                    self.plan.homes(), self.plan.grants(), self.plan.predictions(), strict=True
+                )
             ],
             epoch=1,
             inputs_uri=str(self.order.inputs),
@@ -82,7 +90,12 @@ class PlannedJob:
             latency=copied(Latency, status.latency),
             tier_hits=copied(TierHits, status.tier_hits),
             stages=tuple(
-                copied(StageReport, stage, devices=tuple(map(label, stage.devices)))
+                copied(
+                    StageReport,
+                    stage,
+                    devices=tuple(map(label, stage.devices)),
+                    times=tuple(_task_time(each, label) for each in stage.times),
+                )
                 for stage in status.stages
             ),
             failures=tuple(copied(FailedItem, each) for each in status.failures),
@@ -90,6 +103,15 @@ class PlannedJob:
             verification=None,
             verification_error="",
         )
+
+
+def _task_time(time: pb.TaskTime, label: Callable[[str], str]) -> TaskTime:
+    known = time.HasField("predicted_seconds")
+    return TaskTime(
+        device=label(time.device),
+        measured_seconds=time.measured_seconds,
+        predicted_seconds=time.predicted_seconds if known else None,
+    )
 
 
 def device_report(

@@ -94,13 +94,18 @@ async def ready_devices(coordinator: Reachable) -> tuple[LocalDevice, ...]:
     return tuple(LocalDevice(name=each.name, memory=Bytes(each.budget_bytes)) for each in ready)
 
 
+def with_devices(pool: DevicePool, devices: tuple[LocalDevice, ...]) -> DevicePool:
+    """A pool whose devices are these."""
+    return replace(pool, spec=replace(pool.spec, local=Local(devices=devices)))
+
+
 def on_devices(manifests: Manifests, devices: tuple[LocalDevice, ...]) -> Manifests:
     """The manifests with the coordinator's devices in every pool."""
 
-    def served(pool: DevicePool) -> DevicePool:
-        return replace(pool, spec=replace(pool.spec, local=Local(devices=devices)))
-
-    return replace(manifests, pools={name: served(pool) for name, pool in manifests.pools.items()})
+    return replace(
+        manifests,
+        pools={name: with_devices(pool, devices) for name, pool in manifests.pools.items()},
+    )
 
 
 async def run_on_coordinator(

@@ -101,7 +101,6 @@ def with_devices(pool: DevicePool, devices: tuple[LocalDevice, ...]) -> DevicePo
 
 def on_devices(manifests: Manifests, devices: tuple[LocalDevice, ...]) -> Manifests:
     """The manifests with the coordinator's devices in every pool."""
-
     return replace(
         manifests,
         pools={name: with_devices(pool, devices) for name, pool in manifests.pools.items()},

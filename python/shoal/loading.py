@@ -13,6 +13,7 @@ from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import document_to_json
+from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 _TRIES = 3
@@ -52,8 +53,12 @@ def _planned(order: CutOrder, prepared: Prepared) -> pb.SubmitJobRequest:
         name=order.name,
         partition=document_to_json(prepared.document).encode(),
         stages=[
-            pb.StagePlacement(devices=devices, granted_bytes=granted)
-            for devices, granted in zip(found.homes(), found.grants(), strict=True)
+            pb.StagePlacement(
+                devices=devices, granted_bytes=granted, predicted_seconds=map(seconds, predicted)
+            )
+            for devices, granted, predicted in zip(
+                found.homes(), found.grants(), found.predictions(), strict=True
+            )
         ],
         backoff_limit=_TRIES,
     )

@@ -21,6 +21,7 @@ from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups
 from shoal_cli.local.manifests import ManifestErrors
 from shoal_cli.local.orders import bare_pool, planned_devices
 from shoal_cli.local.pool import AgentsMissing, PoolRun, RunOptions
+from shoal_cli.local.speeds import machine_speed
 from shoal_cli.local.supervisor import Death, ProcessHopeless, Supervisor
 from shoal_cli.local.workspace import (
     Workspace,
@@ -30,6 +31,7 @@ from shoal_cli.local.workspace import (
 )
 from shoal_protocol.channels import open_channel
 from shoal_protocol.digests import Digest
+from shoal_protocol.threads import in_thread
 from shoal_protocol.units import parse_bytes
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ async def running(chosen: Settings) -> AsyncIterator[Running]:
     async with contextlib.AsyncExitStack() as stack:
         try:
             pool = bare_pool(chosen.budgets)
+            speed = await in_thread(machine_speed)  # before anything else runs
             place = stack.enter_context(workspace(chosen.work))
             groups = await asyncio.to_thread(_open_groups, chosen.enforce, place)
             if groups is not None:
@@ -100,7 +103,7 @@ async def running(chosen: Settings) -> AsyncIterator[Running]:
                 raise PoolFailed(str(error)) from error
 
         yield Running(
-            devices=planned_devices(pool),
+            devices=planned_devices(pool, speed),
             store=place.store,
             open_channel=partial(open_channel, run.target),
             deliver=_deliver_nothing,

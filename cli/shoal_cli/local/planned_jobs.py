@@ -15,11 +15,13 @@ from shoal_cli.local.report import (
     JobReport,
     Latency,
     StageReport,
+    TaskTime,
     TierHits,
 )
 from shoal_cli.local.watch import DeviceTally
 from shoal_planner.outcome import Plan
 from shoal_protocol.partition import document_to_json
+from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 R = TypeVar("R")
@@ -40,8 +42,14 @@ class PlannedJob:
             name=self.order.name,
             partition=document_to_json(self.prepared.document).encode(),
             stages=[
-                pb.StagePlacement(devices=devices, granted_bytes=granted)
-                for devices, granted in zip(self.plan.homes(), self.plan.grants(), strict=True)
+                pb.StagePlacement(
+                    devices=devices,
+                    granted_bytes=granted,
+                    predicted_seconds=map(seconds, predicted),
+                )
+                for devices, granted, predicted in zip(
+                    self.plan.homes(), self.plan.grants(), self.plan.predictions(), strict=True
+                )
             ],
             epoch=1,
             inputs_uri=str(self.order.inputs),
@@ -84,7 +92,12 @@ class PlannedJob:
             latency=_copied(Latency, status.latency),
             tier_hits=_copied(TierHits, status.tier_hits),
             stages=tuple(
-                _copied(StageReport, stage, devices=tuple(map(label, stage.devices)))
+                _copied(
+                    StageReport,
+                    stage,
+                    devices=tuple(map(label, stage.devices)),
+                    times=tuple(_task_time(time, label(time.device)) for time in stage.times),
+                )
                 for stage in status.stages
             ),
             failures=tuple(_copied(FailedItem, each) for each in status.failures),
@@ -92,6 +105,15 @@ class PlannedJob:
             verification=None,
             verification_error="",
         )
+
+
+def _task_time(time: pb.TaskTime, device: str) -> TaskTime:
+    known = time.HasField("predicted_seconds")
+    return TaskTime(
+        device=device,
+        measured_seconds=time.measured_seconds,
+        predicted_seconds=time.predicted_seconds if known else None,
+    )
 
 
 def device_report(

@@ -19,6 +19,7 @@ from shoal_api.kinds.device_pool import LocalDevice
 from shoal_cli.local.cgroups import DeviceGroup, Enforce, Pressure, RunGroups
 from shoal_cli.local.planned_jobs import PlannedJob, device_report
 from shoal_cli.local.report import DeviceReport, JobReport
+from shoal_cli.local.speeds import speed_path
 from shoal_cli.local.supervisor import ProcessSpec, Supervisor, tail
 from shoal_cli.local.verification import DEFAULT_TOLERANCE
 from shoal_cli.local.watch import DeviceTally, Watch
@@ -177,6 +178,7 @@ class PoolRun:
         command += ["--cache", str(self.workspace.cache(label))]
         command += ["--cache-size", str(spec.cache.size)]
         command += ["--budget", str(device.memory), "--residency", spec.residency.value]
+        command += ["--speed", str(speed_path())]
         command += ["--threads", str(self.options.threads or self._threads(device))]
         if not self.options.relay:
             name = f"{self.pool.metadata.name[:20]}.{number}"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from shoal_cli.local.orders import bare_pool, planned_devices
-from shoal_cli.standalone.submission import NoDevices, ready_devices, with_devices
+from shoal_cli.standalone.submission import NoDevices, planned_for, ready_devices
 from shoal_cli.transfer.coordinators import upload_fragments
 from shoal_cli.transfer.joined import (
     CallRefused,
@@ -55,8 +54,7 @@ async def remote_pool(target: str | None) -> RemotePool:
     with _translated():
         coordinator = reach(target)
         devices = await ready_devices(coordinator)
-    pool = with_devices(bare_pool([device.memory for device in devices]), devices)
-    return RemotePool(coordinator, planned_devices(pool))
+    return RemotePool(coordinator, planned_for(devices))
 
 
 @contextlib.contextmanager

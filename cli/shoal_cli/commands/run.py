@@ -3,7 +3,7 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,11 +17,11 @@ from shoal_cli.local.cgroups import Enforce
 from shoal_protocol.choices import Mode, Policy, Residency
 
 if TYPE_CHECKING:
-    from shoal_api.kinds.device_pool import LocalDevice
     from shoal_cli.local.manifests import Manifests
     from shoal_cli.local.orders import Orders
     from shoal_cli.local.report import RunReport
     from shoal_cli.transfer.joined import Reachable
+    from shoal_protocol.v1 import coordinator_pb2 as pb
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
@@ -79,7 +79,7 @@ def run(
     from shoal_cli.local.runner import run_orders
     from shoal_cli.local.speeds import machine_speed
     from shoal_cli.local.workspace import default_work_folder
-    from shoal_cli.standalone.submission import on_devices, run_on_coordinator
+    from shoal_cli.standalone.submission import as_measured, on_devices, run_on_coordinator
 
     volumes = options.parse_volumes(volume)
     local = {
@@ -92,14 +92,17 @@ def run(
         **{"inputs": inputs, "outputs": outputs, "devices": devices, "budget": budget},
         **{"fragments": fragments, "mode": mode, "policy": policy, "residency": residency},
     }
-    manifests = _manifests(files, bare, [device.memory for device in devices_there])
+    manifests = _manifests(files, bare, [device.budget_bytes for device in devices_there])
     if there is not None:
         manifests = on_devices(manifests, devices_there)
     if report is not None:
         _check_report(report)
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     downloaded = asyncio.run(remote.download(manifests, folder, options.note))
-    orders = read_orders(downloaded.manifests, volumes, machine_speed())
+    if there is None:
+        orders = read_orders(downloaded.manifests, volumes, machine_speed())
+    else:
+        orders = as_measured(read_orders(downloaded.manifests, volumes), devices_there)
     how = RunOptions(
         enforce=enforce,
         relay=relay,
@@ -146,7 +149,7 @@ def _manifests(files: list[Path], bare: Mapping[str, Any], there: list[int]) -> 
 
 def _there(
     coordinator: str | None, local: Mapping[str, object]
-) -> tuple["Reachable | None", tuple["LocalDevice", ...]]:
+) -> tuple["Reachable | None", Sequence["pb.DeviceStatus"]]:
     """The coordinator to run on, and its devices; `local` are the options of local devices."""
     from shoal_cli.standalone.submission import ready_devices
     from shoal_cli.transfer.joined import reach

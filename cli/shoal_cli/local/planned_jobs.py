@@ -94,7 +94,7 @@ class PlannedJob:
                     StageReport,
                     stage,
                     devices=tuple(map(label, stage.devices)),
-                    times=tuple(_task_time(each, label) for each in stage.times),
+                    times=tuple(_task_time(time, label(time.device)) for time in stage.times),
                 )
                 for stage in status.stages
             ),
@@ -105,10 +105,10 @@ class PlannedJob:
         )
 
 
-def _task_time(time: pb.TaskTime, label: Callable[[str], str]) -> TaskTime:
+def _task_time(time: pb.TaskTime, device: str) -> TaskTime:
     known = time.HasField("predicted_seconds")
     return TaskTime(
-        device=label(time.device),
+        device=device,
         measured_seconds=time.measured_seconds,
         predicted_seconds=time.predicted_seconds if known else None,
     )

@@ -44,8 +44,12 @@ from shoal_cli.transfer.folders import Folder
 from shoal_cli.transfer.joined import Reachable
 from shoal_cli.transfer.places import PAUSE_SECONDS, with_tries
 from shoal_coordinator.storage.inputs import InputsRefused, scan_inputs
+from shoal_planner.costs import PoolDevice
 from shoal_planner.finer_cuts import MOST_CUTS
+from shoal_planner.speeds import levelled, measured_device
+from shoal_protocol.choices import Residency
 from shoal_protocol.coordinator_client import CoordinatorClient
+from shoal_protocol.speeds import Link, sane, speed_of
 from shoal_protocol.units import Bytes, format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -79,7 +83,7 @@ class Sent:
         return self.job.order
 
 
-async def ready_devices(coordinator: Reachable) -> tuple[LocalDevice, ...]:
+async def ready_devices(coordinator: Reachable) -> Sequence[pb.DeviceStatus]:
     """The devices that can work now. Raises `NoDevices`, and as `Reachable.calling` does."""
     async with coordinator.calling() as client:
         found = await client.devices()
@@ -90,17 +94,51 @@ async def ready_devices(coordinator: Reachable) -> tuple[LocalDevice, ...]:
             f"{coordinator.target} has no device that is ready{away}; `shoal invite` on the "
             "coordinator's machine prints a line to start an agent with"
         )
-    ready.sort(key=lambda device: device.name)
-    return tuple(LocalDevice(name=each.name, memory=Bytes(each.budget_bytes)) for each in ready)
+    return sorted(ready, key=lambda device: device.name)
 
 
-def on_devices(manifests: Manifests, devices: tuple[LocalDevice, ...]) -> Manifests:
+def on_devices(manifests: Manifests, devices: Sequence[pb.DeviceStatus]) -> Manifests:
     """The manifests with the coordinator's devices in every pool."""
+    local = Local(
+        devices=tuple(LocalDevice(name=d.name, memory=Bytes(d.budget_bytes)) for d in devices)
+    )
 
     def served(pool: DevicePool) -> DevicePool:
-        return replace(pool, spec=replace(pool.spec, local=Local(devices=devices)))
+        return replace(pool, spec=replace(pool.spec, local=local))
 
-    return replace(manifests, pools={name: served(pool) for name, pool in manifests.pools.items()})
+    return replace(manifests, pools={name: served(p) for name, p in manifests.pools.items()})
+
+
+def as_measured(orders: Orders, devices: Sequence[pb.DeviceStatus]) -> Orders:
+    """The orders, planned for what the devices were measured to do."""
+
+    def planned(order: JobOrder) -> JobOrder:
+        single = order.plan.pool.spec.residency is Residency.SINGLE
+        cut = replace(order.plan.cut, devices=planned_for(devices, single=single))
+        return replace(order, plan=replace(order.plan, cut=cut))
+
+    return replace(orders, jobs=tuple(map(planned, orders.jobs)))
+
+
+def planned_for(
+    devices: Sequence[pb.DeviceStatus], *, single: bool = False
+) -> tuple[PoolDevice, ...]:
+    """A coordinator's devices as planning sees them."""
+    return levelled(
+        [
+            measured_device(
+                each.name,
+                Bytes(each.budget_bytes),
+                speed_of(each.speed),
+                Link(
+                    bytes_per_second=sane(each, "link_bytes_per_second"),
+                    round_trip_seconds=sane(each, "round_trip_seconds"),
+                ),
+                single=single,
+            )
+            for each in devices
+        ]
+    )
 
 
 async def run_on_coordinator(

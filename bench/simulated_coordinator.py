@@ -118,6 +118,10 @@ class PlayedCoordinator(CoordinatorServicer):
             ]
         )
 
+    async def GetOverview(self, request: pb.GetOverviewRequest, context: _Context) -> pb.Overview:
+        """Nothing in detail."""
+        return pb.Overview()
+
     async def ListFragments(
         self, request: pb.ListFragmentsRequest, context: _Context
     ) -> pb.ListFragmentsResponse:

@@ -20,7 +20,7 @@ import aiohttp
 from aiohttp import web
 
 from shoal_operator.controller.api import Api, ApiError
-from shoal_operator.pki.authority import Authority, Use
+from shoal_protocol.pki.authority import Authority, Use
 
 CAPACITY: Final = {"cpu": "64", "memory": "1Ti", "pods": "1000", "ephemeral-storage": "100Ti"}
 _JOB: Final = "batch.kubernetes.io/job-name"

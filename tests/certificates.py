@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from shoal_operator.pki.authority import Authority, Use
 from shoal_protocol.channels import Credentials
+from shoal_protocol.pki.authority import Authority, Use
 
 HOSTS = ("localhost", "127.0.0.1")
 

@@ -21,7 +21,7 @@ from shoal_cluster import ControlPlane
 from shoal_operator.controller.api import Api, ApiError, Json
 from shoal_operator.controller.foreign import Raw
 from shoal_operator.controller.resources import NODE, POD
-from shoal_operator.pki.authority import Authority, Use
+from shoal_protocol.pki.authority import Authority, Use
 
 LAST_WORDS = 4096
 BEAT_SECONDS = 5.0

@@ -1,6 +1,7 @@
 """The agent: runs fragments on one device under a memory budget, and moves activations in and out.
 
     command, agent     the process: options, start, session after session, shutdown
+    installation       the systemd unit that starts it at boot
     session/           one session: the control stream, the tasks given over it, their outputs
     runtime/           fragments in ONNX Runtime; what they and this process take
     transport/         bulk streams: activations in and out, and what peers are offered

@@ -38,8 +38,9 @@ from shoal_agent.telemetry.link import LinkMeter
 from shoal_agent.telemetry.logs import log
 from shoal_agent.telemetry.machine import Machine
 from shoal_agent.transport.activations import ActivationStore
+from shoal_agent.transport.addresses import advertised, reached_at
 from shoal_agent.transport.links import PeerLinks
-from shoal_agent.transport.serving import Peers, advertised
+from shoal_agent.transport.serving import Peers
 from shoal_agent.transport.shaping import Uplink
 from shoal_protocol import PROTOCOL
 from shoal_protocol.bulk.local import LocalListener, listen
@@ -231,7 +232,8 @@ class Agent:
             settings.listen, settings.credentials, insecure=settings.insecure
         )
         self._local = listen(settings.listen, peers.receive, connections=_CONNECTIONS)
-        self._address = advertised(settings.advertise or settings.listen, port)
+        where = settings.advertise or reached_at(settings.listen, settings.coordinator)
+        self._address = advertised(where, port)
         log.info("listening on %s", self._address)
         return listener
 
@@ -298,7 +300,10 @@ class Agent:
         delay = shortest
         while not self._drain.is_set():
             channel = open_channel(
-                settings.coordinator, settings.credentials, insecure=settings.insecure
+                settings.coordinator,
+                settings.credentials,
+                insecure=settings.insecure,
+                server_name=settings.coordinator_name,
             )
             try:
                 await self._settle(channel)

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from shoal_agent.installation import install
 from shoal_agent.runtime.process_memory import exit_with_parent, tune_allocator
 from shoal_agent.settings import Settings, parse
 from shoal_protocol.channels import AddressRefused
@@ -12,7 +13,10 @@ from shoal_protocol.channels import AddressRefused
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until drained; the exit status: 0 drained, 1 failed, 2 for unusable options."""
-    settings = parse(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["install"]:
+        return install(given[1:])
+    settings = parse(given)
     if settings.exit_with_parent:
         exit_with_parent()
     tune_allocator()

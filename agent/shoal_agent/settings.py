@@ -11,6 +11,7 @@ from typing import Final
 
 from shoal_agent import __version__
 from shoal_agent.enrolment.identity import Enrolment
+from shoal_agent.telemetry.machine import Machine
 from shoal_protocol.arguments import (
     Parser,
     add_log_level,
@@ -24,17 +25,25 @@ from shoal_protocol.arguments import (
 from shoal_protocol.arguments import credentials as credentials_of
 from shoal_protocol.channels import Credentials
 from shoal_protocol.choices import Residency
+from shoal_protocol.identities import COORDINATOR
+from shoal_protocol.join_lines import JoinLine, parse_join_line
+from shoal_protocol.state_folders import state_folder
 from shoal_protocol.units import Bytes, parse_bytes, parse_quantity
 
+_CACHE: Final = Path("/var/cache/shoal")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
 
 _DESCRIPTION: Final = """\
 Runs fragments of neural networks on this device, within a memory budget. The agent dials its
-coordinator and does what that asks; it needs no open port. SIGTERM drains: what runs is finished,
-then the agent leaves. A second SIGTERM, or SIGINT, ends it at once."""
+coordinator and does what that asks; it needs no open port. With a join line, as `shoal coordinator`
+and `shoal invite` print it, it gets a certificate from that coordinator, and renews it. SIGTERM
+drains: what runs is finished, then the agent leaves. A second SIGTERM, or SIGINT, ends it at once.
+"""
 
 _EPILOG: Final = """\
 Examples:
+  shoal agent shoal://10.0.0.1:7400/... --budget 512Mi
+  shoal agent install shoal://10.0.0.1:7400/... --budget 512Mi      (a systemd unit with that)
   shoal agent --coordinator unix:/run/shoal/coordinator.sock --budget 24Mi
   shoal agent --name pi-4 --coordinator 10.0.0.1:7400 --budget 512Mi \\
       --listen 0.0.0.0:7401 --advertise 10.0.0.7:7401 \\
@@ -43,10 +52,12 @@ Examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The options of the agent. Sizes in bytes, rates in bits per second."""
+    """The options of the agent. Sizes in bytes, rates in bits per second. `coordinator_name` is the
+    name in the coordinator's certificate, None: the host that is dialled."""
 
     name: str
     coordinator: str
+    coordinator_name: str | None
     listen: str | None
     advertise: str | None
     cache: Path
@@ -79,13 +90,46 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     _add_rest(parser)
     values = parser.parse_args(arguments)
     values.credentials = credentials_of(parser, values)
+    values.coordinator_name = None
+    values.enrolment = None
+    if values.join is not None:
+        _join(parser, values)
+    for option in ("coordinator", "budget"):
+        if getattr(values, option) is None:
+            parser.error(f"the following arguments are required: --{option} (or a join line)")
+    values.cache = values.cache or _CACHE
     if values.advertise is not None and values.listen is None:
         parser.error("--advertise needs --listen")
     values.single = values.residency == Residency.SINGLE
-    values.enrolment = _enrolment(parser, values)
+    values.enrolment = values.enrolment or _enrolment(parser, values)
     if values.enrolment is not None:
         values.credentials = values.enrolment.credentials
     return Settings(**{each.name: getattr(values, each.name) for each in fields(Settings)})
+
+
+def _join(parser: argparse.ArgumentParser, values: argparse.Namespace) -> None:
+    """What a join line says, and defaults for what it does not: certificate and fragments outlive
+    the agent, any free port, half of the machine's memory."""
+    given = (values.coordinator, values.tls_ca, values.enrol, values.enrol_ca, values.enrol_token)
+    if any(given) or values.insecure:
+        parser.error("a join line excludes --coordinator, --enrol..., --tls-... and --insecure")
+    try:
+        folder = state_folder() / "agent" / values.name
+    except RuntimeError:
+        folder = None
+    if folder is None and not (values.identity_folder and values.cache):
+        parser.error("this user has no home folder; give --identity-folder DIR and --cache DIR")
+    values.cache = values.cache or folder / "cache"
+    values.enrolment = Enrolment(
+        target=values.join.enrolment_target,
+        name=values.name,
+        folder=values.identity_folder or folder / "identity",
+        join=values.join,
+    )
+    values.coordinator, values.coordinator_name = values.join.target, COORDINATOR
+    values.budget = values.budget or Bytes(Machine().memory_bytes // 2)
+    if values.listen is None:
+        values.listen = "[::]:0" if values.join.host.startswith("[") else "0.0.0.0:0"
 
 
 def _enrolment(parser: argparse.ArgumentParser, values: argparse.Namespace) -> Enrolment | None:
@@ -119,8 +163,14 @@ def _identity_folder(parser: argparse.ArgumentParser) -> Path:
 def _add_place(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("who and where")
     group.add_argument(
+        "join",
+        nargs="?",
+        type=checked(_join_line),
+        metavar="JOIN",
+        help="a join line, or a file that holds one, in the place of --coordinator",
+    )
+    group.add_argument(
         "--coordinator",
-        required=True,
         metavar="TARGET",
         help="the coordinator to dial: unix:/path or HOST:PORT",
     )
@@ -146,9 +196,8 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cache",
         type=Path,
-        default=Path("/var/cache/shoal"),
         metavar="DIR",
-        help="folder of the disk cache (default: %(default)s)",
+        help=f"folder of the disk cache (default: {_CACHE}, with a join line below ~/.local/state)",
     )
 
 
@@ -157,9 +206,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--budget",
         type=checked(_positive_bytes),
-        required=True,
         metavar="QUANTITY",
-        help="memory for weights, activations and workspace, above the idle agent: 24Mi, 1.5G",
+        help="memory for weights, activations and workspace, above the idle agent: 24Mi, 1.5G "
+        "(default with a join line: half of this machine's memory)",
     )
     group.add_argument(
         "--residency",
@@ -265,6 +314,14 @@ def _add_rest(parser: argparse.ArgumentParser) -> None:
     )
     add_log_level(group, default="warning")
     group.add_argument("--log-format", choices=("text", "json"), default="text")
+
+
+def _join_line(text: str) -> JoinLine:
+    path = Path(text)
+    try:
+        return parse_join_line(path.read_text() if "://" not in text else text)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
 
 
 def _name(text: str) -> str:

@@ -1,6 +1,7 @@
 """The `shoal` command.
 
 commands/    options, what a terminal shows, and how errors read
+live/        coordinators that run: found, and what they do explained
 local/       local mode: a coordinator and its agents as processes of one machine
 transfer/    files between folders, buckets, web servers, registries and coordinators
 """

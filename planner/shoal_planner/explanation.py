@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shoal_planner.costs import Holding
-from shoal_planner.outcome import SHORTEST_PERIOD, Plan, StagePlan, duration
+from shoal_planner.outcome import SHORTEST_PERIOD, Plan, Rejected, StagePlan, duration
 from shoal_protocol.partition import Fragment, PartitionDocument
 from shoal_protocol.units import format_bytes
 
@@ -101,6 +101,17 @@ def summary(plan: Plan) -> str:
     if not plan.complete:
         parts.append("search cut short, a better plan may exist")
     return "; ".join(parts)
+
+
+def sentences(plan: Plan) -> tuple[str, ...]:
+    """The summary, and why each alternative lost."""
+    return summary(plan), *map(_why_lost, plan.rejected)
+
+
+def _why_lost(rejected: Rejected) -> str:
+    known = rejected.items_per_second
+    gives = "" if known is None else f" would give {rate(known)} items/s"
+    return f"{rejected.alternative}{gives}: {rejected.reason}"
 
 
 def _stage_row(index: int, stage: StagePlan) -> tuple[str, ...]:

@@ -160,6 +160,11 @@ class CoordinatorClient:
         answer = await self._ask("ListFragments", self._jobs.ListFragments, request, seconds)
         return answer.digests
 
+    async def overview(self, job: str = "") -> pb.Overview:
+        """Devices and jobs in detail; of the job with this name more than of others."""
+        request = pb.GetOverviewRequest(job=job)
+        return await self._ask("GetOverview", self._jobs.GetOverview, request)
+
     # ---- files -----------------------------------------------------------------------------------
 
     async def list_files(self, folder: str) -> list[files.FileDescription]:

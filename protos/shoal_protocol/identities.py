@@ -1,4 +1,4 @@
-"""Common names of certificates that have a role of their own; any other name is a device's."""
+"""Names in certificates: those that have a role of their own, and what a device may be called."""
 
 from typing import Final
 
@@ -8,5 +8,30 @@ OPERATOR: Final = "shoal-operator"
 """Submits jobs for a cluster."""
 WORKER: Final = "shoal-worker"
 """Uploads and downloads files."""
-RESERVED: Final = frozenset({CLIENT, OPERATOR, WORKER})
+USER: Final = "shoal-user"
+"""Submits jobs to a standalone coordinator, and uploads and downloads their files."""
+VIEWER: Final = "shoal-viewer"
+"""Sees what a coordinator does, and changes nothing."""
+COORDINATOR: Final = "shoal-coordinator"
+"""A standalone coordinator, at whatever address it is reached."""
+ENROLMENT: Final = "shoal-enrolment"
+"""The enrolment service of a standalone coordinator."""
+RESERVED: Final = frozenset({CLIENT, OPERATOR, WORKER, USER, VIEWER, COORDINATOR, ENROLMENT})
 """No device may have one of these names."""
+LONGEST_NAME: Final = 63
+"""A DNS label's."""
+
+_COORDINATOR_HOST: Final = ".svc"
+
+
+def why_no_device(name: str) -> str | None:
+    """Why a name cannot be a device's; None: it can. Devices may choose their names, and a name is
+    all that a coordinator knows of who calls.
+    """
+    if name in RESERVED:
+        return f"the name {name} is kept for Shoal itself"
+    if name.endswith(_COORDINATOR_HOST):
+        return f"a name that ends in {_COORDINATOR_HOST} could be a coordinator's"
+    if len(name) > LONGEST_NAME:
+        return f"its name has {len(name)} characters, and a device's at most {LONGEST_NAME}"
+    return None

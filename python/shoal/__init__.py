@@ -13,7 +13,9 @@ coordinator and agents once, and they stay until it is closed, so that a call co
 
 asynchronous   the implementation: `AsyncPool`, `AsyncModel`
 synchronous    the same for ordinary code: `Pool`, `Model`
-processes      a pool's processes, from start to stop
+running        what a pool is made of, wherever its devices are
+processes      a pool's processes on this machine, from start to stop
+remote         the devices of a coordinator, as a pool
 loading        a model's file: cut and planned
 items          the items of a model, over one call to the coordinator
 errors         everything that is raised

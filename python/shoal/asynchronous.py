@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -11,13 +13,13 @@ from typing import Final, Literal, Self
 from shoal.errors import ItemFailed, PoolClosed, PoolFailed
 from shoal.items import Items, own_arrays
 from shoal.loading import load
-from shoal.processes import Settings, running, settings
-from shoal_cli.local.pool import PoolRun
-from shoal_cli.local.supervisor import ProcessHopeless, Supervisor
-from shoal_protocol.channels import open_channel
+from shoal.processes import running, settings
+from shoal.remote import running_there
+from shoal.running import Running
 from shoal_protocol.tensors import Array
 
 LOOK_AHEAD: Final = 16
+DEFAULT_BUDGET: Final = "64Mi"
 
 Arrays = dict[str, Array]
 """By the names of the model's inputs, or of its outputs."""
@@ -78,18 +80,18 @@ class AsyncModel:
 class AsyncPool:
     """A pool, from `async with` to its end: see `async_pool`."""
 
-    def __init__(self, chosen: Settings) -> None:
-        self._settings = chosen
+    def __init__(self, start: Callable[[], AbstractAsyncContextManager[Running]]) -> None:
+        self._start = start
         self._stack = contextlib.AsyncExitStack()
-        self._run: PoolRun | None = None
+        self._run: Running | None = None
         self._models: list[Items] = []
         self._cutting = asyncio.Lock()
         self._failure: PoolFailed | None = None
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
-            self._run, supervisor = await stack.enter_async_context(running(self._settings))
-            watching = asyncio.create_task(self._watch(supervisor))
+            self._run = await stack.enter_async_context(self._start())
+            watching = asyncio.create_task(self._watch(self._run))
             stack.callback(watching.cancel)
             stack.push_async_callback(self._close_models)
             self._stack = stack.pop_all()
@@ -119,11 +121,11 @@ class AsyncPool:
             run = self._open_run()
             start = await load(Path(path), run, shapes or {}, fragments)
             self._open_run()  # it may have been closed meanwhile
-        items = Items(open_channel(run.target), start)
+        items = Items(run.open_channel(), start)
         self._models.append(items)
         return AsyncModel(items)
 
-    def _open_run(self) -> PoolRun:
+    def _open_run(self) -> Running:
         if self._failure is not None:
             raise self._failure
         if self._run is None:
@@ -134,12 +136,12 @@ class AsyncPool:
         for items in self._models:
             await items.close()
 
-    async def _watch(self, supervisor: Supervisor) -> None:
+    async def _watch(self, run: Running) -> None:
         """A process of the pool that ends again and again ends everything."""
         try:
-            await supervisor.wait_for_failure()
-        except ProcessHopeless as error:
-            self._failure = PoolFailed(str(error))
+            await run.failed()
+        except PoolFailed as error:
+            self._failure = error
             for items in self._models:
                 items.fail(self._failure)
 
@@ -147,11 +149,13 @@ class AsyncPool:
 def async_pool(
     *,
     devices: int | None = None,
-    budget: str | int | Sequence[str | int] = "64Mi",
+    budget: str | int | Sequence[str | int] = DEFAULT_BUDGET,
     enforce: str = "auto",
     work: str | PathLike[str] | None = None,
+    coordinator: str | None = None,
 ) -> AsyncPool:
-    """A pool of devices that this machine pretends to be, for `async with`.
+    """A pool of devices that this machine pretends to be, for `async with`; or of those of a
+    `coordinator` ("HOST:PORT", or "unix:/path") that `shoal join` has joined.
 
     `devices`: how many, by default 3, or as many as there are budgets. `budget`: what each may use
     for a model, such as "64Mi" or in bytes; or one for each device. `enforce`: "auto" limits each
@@ -160,7 +164,12 @@ def async_pool(
 
     Raises `ValueError` for arguments that make no sense; `async with` raises `PoolFailed`.
     """
-    return AsyncPool(settings(devices, budget, enforce, None if work is None else Path(work)))
+    folder = None if work is None else Path(work)
+    if coordinator is None:
+        return AsyncPool(partial(running, settings(devices, budget, enforce, folder)))
+    if (devices, budget, enforce) != (None, DEFAULT_BUDGET, "auto"):
+        raise ValueError("the devices of a coordinator have budgets of their own: give none here")
+    return AsyncPool(partial(running_there, coordinator, folder))
 
 
 def check_map(look_ahead: int, on_error: str) -> None:

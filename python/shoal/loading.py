@@ -5,16 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shoal.errors import ModelFailed
-from shoal_cli.local.orders import CutOrder, dns_label, planned_devices
-from shoal_cli.local.pool import PoolRun
+from shoal.running import Running
+from shoal_cli.local.orders import CutOrder, dns_label
 from shoal_cli.local.preparation import Prepared, prepare
-from shoal_cli.local.speeds import machine_speed
 from shoal_cli.local.steps import StepCrashed, StepRefused
 from shoal_planner.outcome import Infeasible
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective
 from shoal_protocol.partition import document_to_json
-from shoal_protocol.threads import in_thread
 from shoal_protocol.units import seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
@@ -23,9 +21,10 @@ _TRIES = 3
 
 
 async def load(
-    path: Path, pool: PoolRun, shapes: Mapping[str, Sequence[int]], fragments: int | None
+    path: Path, pool: Running, shapes: Mapping[str, Sequence[int]], fragments: int | None
 ) -> pb.SubmitJobRequest:
-    """Cut and plan a model. Raises `ModelFailed`."""
+    """Cut and plan a model, whose fragments are then the coordinator's. Raises `ModelFailed`,
+    `PoolFailed`."""
     name = dns_label(path.stem)
     order = CutOrder(
         name=name,
@@ -33,13 +32,15 @@ async def load(
         path=path.absolute(),
         shapes={each: tuple(shape) for each, shape in shapes.items()},
         fragments=fragments,
-        devices=planned_devices(pool.pool, await in_thread(machine_speed)),
+        devices=pool.devices,
     )
     try:
-        prepared = await prepare(order, pool.workspace.store, lambda _done, _total: None)
+        prepared = await prepare(order, pool.store, lambda _done, _total: None)
     except (StepRefused, StepCrashed) as error:
         raise ModelFailed(str(error)) from error
-    return _planned(order, prepared)
+    request = _planned(order, prepared)
+    await pool.deliver([fragment.digest for fragment in prepared.document.fragments])
+    return request
 
 
 def _planned(order: CutOrder, prepared: Prepared) -> pb.SubmitJobRequest:

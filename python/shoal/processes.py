@@ -11,14 +11,17 @@ import logging
 import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from shoal.errors import PoolFailed
+from shoal.running import Running
 from shoal_cli.local.cgroups import Enforce, RunGroups, Unavailable, open_groups, run_name
 from shoal_cli.local.manifests import ManifestErrors
-from shoal_cli.local.orders import bare_pool
+from shoal_cli.local.orders import bare_pool, planned_devices
 from shoal_cli.local.pool import AgentsMissing, PoolRun, RunOptions
+from shoal_cli.local.speeds import machine_speed
 from shoal_cli.local.supervisor import Death, ProcessHopeless, Supervisor
 from shoal_cli.local.workspace import (
     Workspace,
@@ -26,6 +29,9 @@ from shoal_cli.local.workspace import (
     default_work_folder,
     open_workspace,
 )
+from shoal_protocol.channels import open_channel
+from shoal_protocol.digests import Digest
+from shoal_protocol.threads import in_thread
 from shoal_protocol.units import parse_bytes
 
 logger = logging.getLogger(__name__)
@@ -62,20 +68,21 @@ def settings(
 
 
 @contextlib.asynccontextmanager
-async def running(chosen: Settings) -> AsyncIterator[tuple[PoolRun, Supervisor]]:
+async def running(chosen: Settings) -> AsyncIterator[Running]:
     """A pool whose devices are ready; its processes are gone afterwards. Raises `PoolFailed`."""
     async with contextlib.AsyncExitStack() as stack:
         try:
             pool = bare_pool(chosen.budgets)
-            workspace = stack.enter_context(_workspace(chosen.work))
-            groups = await asyncio.to_thread(_open_groups, chosen.enforce, workspace)
+            speed = await in_thread(machine_speed)  # before anything else runs
+            place = stack.enter_context(workspace(chosen.work))
+            groups = await asyncio.to_thread(_open_groups, chosen.enforce, place)
             if groups is not None:
                 stack.callback(groups.remove)
             supervisor = Supervisor(_note_death)
             options = RunOptions(enforce=chosen.enforce)
             run = PoolRun(
                 pool=pool,
-                workspace=workspace,
+                workspace=place,
                 supervisor=supervisor,
                 groups=groups,
                 options=options,
@@ -88,7 +95,24 @@ async def running(chosen: Settings) -> AsyncIterator[tuple[PoolRun, Supervisor]]
             _check_limits(run)
         except (ManifestErrors, WorkspaceBusy, AgentsMissing, ProcessHopeless, OSError) as error:
             raise PoolFailed(str(error)) from error
-        yield run, supervisor
+
+        async def failed() -> None:
+            try:
+                await supervisor.wait_for_failure()
+            except ProcessHopeless as error:
+                raise PoolFailed(str(error)) from error
+
+        yield Running(
+            devices=planned_devices(pool, speed),
+            store=place.store,
+            open_channel=partial(open_channel, run.target),
+            deliver=_deliver_nothing,
+            failed=failed,
+        )
+
+
+async def _deliver_nothing(digests: Sequence[Digest]) -> None:
+    """The coordinator reads the store that models are cut into."""
 
 
 async def _start(run: PoolRun, supervisor: Supervisor) -> None:
@@ -113,22 +137,23 @@ def _check_limits(run: PoolRun) -> None:
 
 
 @contextlib.contextmanager
-def _workspace(work: Path | None) -> Iterator[Workspace]:
+def workspace(work: Path | None) -> Iterator[Workspace]:
+    """A folder for a pool; without `work`, one that is removed with it. Raises `WorkspaceBusy`."""
     run = run_name(next(_numbers))
     root = work or default_work_folder("python", [Path(run)])
     try:
-        with open_workspace(root, run) as workspace:
-            yield workspace
+        with open_workspace(root, run) as opened:
+            yield opened
     finally:
         if work is None:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def _open_groups(enforce: Enforce, workspace: Workspace) -> RunGroups | None:
+def _open_groups(enforce: Enforce, place: Workspace) -> RunGroups | None:
     """What holds the budgets; None where the machine has nothing, and that will do."""
     if enforce is Enforce.NONE:
         return None
-    groups = open_groups(workspace.run)
+    groups = open_groups(place.run)
     if not isinstance(groups, Unavailable):
         return groups
     if enforce is Enforce.CGROUP:

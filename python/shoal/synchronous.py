@@ -15,6 +15,7 @@ from os import PathLike
 from typing import Any, Self, TypeVar
 
 from shoal.asynchronous import (
+    DEFAULT_BUDGET,
     LOOK_AHEAD,
     Arrays,
     AsyncModel,
@@ -110,11 +111,14 @@ class Pool:
 def pool(
     *,
     devices: int | None = None,
-    budget: str | int | Sequence[str | int] = "64Mi",
+    budget: str | int | Sequence[str | int] = DEFAULT_BUDGET,
     enforce: str = "auto",
     work: str | PathLike[str] | None = None,
+    coordinator: str | None = None,
 ) -> Pool:
-    """Start a pool of devices that this machine pretends to be; close it, or use it in `with`.
+    """Start a pool of devices that this machine pretends to be; close it, or use it in `with`. With
+    a `coordinator` ("HOST:PORT", or "unix:/path") that `shoal join` has joined, it has those of the
+    coordinator.
 
     `devices`: how many, by default 3, or as many as there are budgets. `budget`: what each may use
     for a model, such as "64Mi" or in bytes; or one for each device. `enforce`: "auto" limits each
@@ -125,7 +129,9 @@ def pool(
     """
 
     async def make() -> AsyncPool:
-        return async_pool(devices=devices, budget=budget, enforce=enforce, work=work)
+        return async_pool(
+            devices=devices, budget=budget, enforce=enforce, work=work, coordinator=coordinator
+        )
 
     return Pool(_wait(_submit(make())))
 

@@ -17,7 +17,7 @@ from agent.conftest import SOURCES
 from agent.fragment_making import InBlocks, dense_model, write_fragment
 from agent.scripted_coordinator import PATIENCE_SECONDS, ScriptedCoordinator
 from agent.test_memory_in_blocks import run
-from shoal_agent.transport.serving import advertised
+from shoal_agent.transport.addresses import advertised
 
 LIMIT = 600 << 20
 

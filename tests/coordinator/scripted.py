@@ -146,6 +146,7 @@ class ScriptedDevice:
         hello: pb.Hello | None = None,
         frame_bytes: int = 256,
         credentials: Credentials | None = None,
+        server_name: str | None = None,
     ) -> None:
         """`gate` has one permit for each task that may run; None: all may."""
         self.name = name
@@ -167,6 +168,7 @@ class ScriptedDevice:
         )
         self._frame_bytes = frame_bytes
         self._credentials = credentials
+        self._server_name = server_name
         self._target = target
         self._document = document
         self._stage_of = {f.digest: s for f, s in zip(document.fragments, stages, strict=True)}
@@ -180,7 +182,8 @@ class ScriptedDevice:
 
     async def run(self) -> None:
         """Serve until the coordinator ends the session: raises `grpc.aio.AioRpcError`."""
-        async with open_channel(self._target, self._credentials) as channel:
+        name = self._server_name
+        async with open_channel(self._target, self._credentials, server_name=name) as channel:
             client = SessionClient(channel)
             self._control = client.connect()
             await self._control.write(pb.AgentMessage(hello=self.hello))

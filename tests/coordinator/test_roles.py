@@ -12,6 +12,7 @@ from coordinator.scripted import ScriptedDevice, connected, put_model
 from coordinator.world import refusal
 from shoal_coordinator.server import Coordinator, CoordinatorSettings, serving
 from shoal_protocol.channels import open_channel
+from shoal_protocol.partition import document_to_json
 from shoal_protocol.services import SessionClient
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1 import files_pb2 as files
@@ -62,6 +63,9 @@ CLIENT: dict[str, Call] = {
         api.ListFragmentsRequest(), timeout=10
     ),
 }
+VIEWER: dict[str, Call] = {
+    "GetOverview": lambda c: CoordinatorStub(c).GetOverview(api.GetOverviewRequest(), timeout=10),
+}
 WORKER: dict[str, Call] = {
     "Put": put,
     "Fetch": lambda c: read_all(
@@ -80,9 +84,18 @@ DEVICE: dict[str, Call] = {
     "FetchFragment": fetch_fragment,
 }
 REFUSALS = [
-    *((name, call) for name in ("shoal-worker", "pi-4") for call in CLIENT.items()),
-    *((name, call) for name in ("shoal-operator", "pi-4") for call in WORKER.items()),
-    *((name, call) for name in ("shoal-operator", "shoal-worker") for call in DEVICE.items()),
+    *((name, call) for name in ("shoal-worker", "shoal-viewer", "pi-4") for call in CLIENT.items()),
+    *((name, call) for name in ("shoal-worker", "pi-4") for call in VIEWER.items()),
+    *(
+        (name, call)
+        for name in ("shoal-operator", "shoal-viewer", "pi-4")
+        for call in WORKER.items()
+    ),
+    *(
+        (name, call)
+        for name in ("shoal-operator", "shoal-viewer", "shoal-worker", "shoal-user")
+        for call in DEVICE.items()
+    ),
 ]
 
 
@@ -136,6 +149,12 @@ async def test_everyone_may_do_what_is_theirs(
         assert list(listed.digests) == sorted(each.digest for each in document.fragments)
         devices = await CoordinatorStub(operator).ListDevices(api.ListDevicesRequest(), timeout=10)
         assert [each.name for each in devices.devices] == ["pi-4"]
+        for name in ("shoal-operator", "shoal-viewer"):
+            async with open_channel(target, pki.issue(name)) as viewer:
+                seen = await CoordinatorStub(viewer).GetOverview(
+                    api.GetOverviewRequest(), timeout=10
+                )
+            assert [each.status.name for each in seen.devices] == ["pi-4"]
         code, _ = await refusal(put(worker))
         assert code == grpc.StatusCode.DATA_LOSS  # it was let in, and then sent nothing
 
@@ -169,3 +188,30 @@ async def test_a_certificate_of_another_pool_does_not_even_connect(
     async with open_channel(f"localhost:{coordinator.port}", mixed) as channel:
         code, _ = await refusal(CLIENT["ListDevices"](channel))
     assert code == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_user_submits_jobs_and_carries_their_files(
+    coordinator: Coordinator, pki: Pki, tmp_path: Path
+) -> None:
+    target, user = f"localhost:{coordinator.port}", pki.issue("shoal-user")
+    document = document_to_json(put_model(tmp_path / "store")).encode()
+    async with open_channel(target, user) as channel:
+        code, _ = await refusal(put(channel))
+        assert code == grpc.StatusCode.DATA_LOSS  # it was let in, and then sent nothing
+        request = api.SubmitJobRequest(name="lines", partition=document, epoch=1)
+        status = await CoordinatorStub(channel).SubmitJob(request, timeout=10)
+        assert status.name == "lines"
+
+
+@pytest.mark.parametrize("folder", ["inputs_uri", "outputs_uri"])
+async def test_a_users_job_has_no_other_folder_of_the_coordinators_machine(
+    coordinator: Coordinator, pki: Pki, tmp_path: Path, folder: str
+) -> None:
+    document = document_to_json(put_model(tmp_path / "store")).encode()
+    request = api.SubmitJobRequest(name="lines", partition=document, epoch=1)
+    setattr(request, folder, str(tmp_path / "private"))
+    target = f"localhost:{coordinator.port}"
+    async with open_channel(target, pki.issue("shoal-user")) as channel:
+        code, text = await refusal(CoordinatorStub(channel).SubmitJob(request, timeout=10))
+    assert code == DENIED
+    assert text.startswith("'shoal-user' may not name folders")

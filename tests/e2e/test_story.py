@@ -4,21 +4,36 @@ The tests are the story's chapters and run in its order.
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 from pool import read_results
 
 from cli.transfer.servers import serve_s3
 from cluster_fixtures import MIB
-from e2e_cluster import CHART, IMAGES, NAMESPACE, RELEASE, SHAPES, SYSTEM, Json, ShoalOnNodes
+from e2e_cluster import (
+    CHART,
+    IMAGES,
+    NAMESPACE,
+    RELEASE,
+    ROOT,
+    SHAPES,
+    SYSTEM,
+    Json,
+    ShoalOnNodes,
+)
 from parity_with_whole import TOLERANCE
 from shoal_api.kinds import KINDS
+from shoal_cluster.programs import find
 
 pytestmark = [
     pytest.mark.real,
@@ -141,6 +156,85 @@ def test_describe_tells_the_story(read: ShoalOnNodes) -> None:
         assert told in pool
     placement = read.kubectl("describe", "placement", "ocr")
     assert all(node in placement for node in NODES)
+
+
+def test_kubectl_shoal_shows_the_pool_to_one_who_may_only_look(
+    read: ShoalOnNodes, tmp_path: Path
+) -> None:
+    looker = Looker(read, tmp_path)
+    assert "kubectl-shoal" in looker.kubectl("plugin", "list")
+    view = json.loads(looker.kubectl("shoal", "top", "--interval=0.5", "--output=json"))
+    assert {device["name"] for device in view["devices"]} == NODES
+    assert all(device["budget_bytes"] == BUDGET for device in view["devices"])
+    assert "on the whole machine" in looker.kubectl("shoal", "describe", "pi-4")
+    why = looker.kubectl("shoal", "why", "ocr")
+    print(why)
+    assert why.startswith("ocr is Complete: AllItemsSucceeded")
+    assert " stages on " in why
+    assert "joined as session" in looker.kubectl("shoal", "logs", "coordinator", "--tail=1000")
+
+    lost = read.job("lost", poolRef={"name": "attic"})
+    read.apply(lost)
+    read.wait_until("it is seen", lambda: bool(read.condition("inferencejob", "lost", "Planned")))
+    said = looker.kubectl("shoal", "why", "lost")
+    print(said)
+    assert "attic" in said.splitlines()[0]
+    read.kubectl("delete", "inferencejob", "lost")
+
+
+@dataclass(frozen=True, slots=True)
+class Looker:
+    """Somebody with the Role of docs/top.md, and the plugin on the PATH."""
+
+    shoal: ShoalOnNodes
+    folder: Path
+
+    def kubectl(self, *arguments: str) -> str:
+        """Kubectl in the namespace, as this one."""
+        self._plugin()
+        done = subprocess.run(
+            [find("kubectl"), *arguments],
+            env=os.environ | {"KUBECONFIG": str(self._kubeconfig()), "PATH": self._path()},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _path(self) -> str:
+        return f"{self.folder}:{find('kubectl').parent}:{os.environ['PATH']}"
+
+    def _plugin(self) -> None:
+        """As pip installs it."""
+        plugin = self.folder / "kubectl-shoal"
+        plugin.write_text(f"#!{sys.executable}\nfrom shoal_cli import main\nmain()\n")
+        plugin.chmod(0o755)
+
+    def _kubeconfig(self) -> Path:
+        """One whose user has the Role alone."""
+        file = self.folder / "kubeconfig"
+        if not file.exists():
+            page = (ROOT / "docs" / "top.md").read_text()
+            (role,) = re.findall(r"```yaml\n(.*?kind: RoleBinding.*?)```", page, re.DOTALL)
+            self.shoal.kubectl("apply", "--filename=-", given=role)
+            token = self.shoal.kubectl("create", "token", "looker").strip()
+            known = yaml.safe_load(self.shoal.cluster.kubeconfig.read_text())
+            known["users"] = [{"name": "looker", "user": {"token": token}}]
+            known["contexts"] = [
+                {
+                    "name": "looker",
+                    "context": {
+                        "cluster": known["clusters"][0]["name"],
+                        "user": "looker",
+                        "namespace": NAMESPACE,
+                    },
+                }
+            ]
+            known["current-context"] = "looker"
+            file.write_text(yaml.safe_dump(known))
+        return file
 
 
 def test_a_job_reads_from_a_bucket_and_writes_to_it(read: ShoalOnNodes, tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ from agent.fragment_making import tree_model
 from cli.local.workbench import WIDTH, Workbench, save_inputs, save_model
 from parity_with_whole import TOLERANCE, largest_difference, whole
 from pki.test_enrolment import csr, seen_as
-from shoal_operator.pki.authority import is_issued_by
-from shoal_operator.pki.enrolment import BURST
 from shoal_protocol.digests import digest_of, hexadecimal
 from shoal_protocol.partition import PartitionDocument
+from shoal_protocol.pki.authority import is_issued_by
+from shoal_protocol.pki.enrolment import BURST
 from shoal_protocol.v1 import coordinator_pb2 as pb
 from shoal_protocol.v1.enrolment_pb2 import EnrolRequest
 from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
@@ -316,7 +316,7 @@ import asyncio, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from pki.operators import Operator
-from shoal_operator.pki.authority import Authority
+from shoal_protocol.pki.authority import Authority
 
 async def serve(folder, devices):
     operator = Operator(folder)

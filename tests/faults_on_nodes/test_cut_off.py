@@ -26,9 +26,9 @@ from faults_on_nodes.runs import (
     the_pod,
     wait_until_well,
 )
-from shoal_operator.pki.authority import Authority, Use
 from shoal_protocol.channels import Credentials, open_channel
 from shoal_protocol.frames import frames_in, split_frame
+from shoal_protocol.pki.authority import Authority, Use
 from shoal_protocol.services import PeerClient
 from shoal_protocol.tensors import ActivationKey, encode_activation
 from shoal_protocol.v1.tensors_pb2 import Acknowledgement

@@ -21,7 +21,7 @@ from fragment_pools import (
 from shoal_api.kinds.placement import Pin
 from shoal_planner.advice import CutAdvice, in_words
 from shoal_planner.costs import PAGE_BYTES_PER_SECOND, Holding, PoolDevice
-from shoal_planner.explanation import explain, summary
+from shoal_planner.explanation import explain, sentences, summary
 from shoal_planner.outcome import Infeasible, Plan
 from shoal_planner.placement import plan
 from shoal_protocol.choices import Objective, PinPolicy
@@ -333,6 +333,9 @@ def test_the_explanation_shows_stages_and_why_alternatives_lost() -> None:
     assert stages.title.startswith(summary(answer) + "; an item takes ")
     assert [row[:3] for row in stages.rows] == [("0", "0", "pi-4, pi-zero"), ("1", "1-2", "jetson")]
     assert rejected.headings == ("alternative", "items/s", "because")
+    assert sentences(answer)[0] == summary(answer)
+    one = "one device: all fragments need 36 MiB together; jetson has 32 MiB"
+    assert one in sentences(answer)
     reasons = {row[0]: row[2] for row in rejected.rows}
     assert reasons["one device"] == "all fragments need 36 MiB together; jetson has 32 MiB"
     assert "even split" in reasons

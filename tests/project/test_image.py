@@ -48,8 +48,12 @@ FOREIGN = {
     "worker": {"kopf", "kubernetes", "onnxruntime"},
     "agent": {"aiohttp", "kopf", "kubernetes", "onnx", "rich", "typer", "yaml"},
 }
-# `shoal run` wants an agent's packages, and a worker never runs it.
-OF_LOCAL_MODE = ("shoal_cli.local.whole_model", "shoal_cli.local.verification")
+# `shoal run` wants an agent's packages, a standalone coordinator those that sign; a worker runs
+# neither.
+OF_LOCAL_MODE = (
+    *("shoal_cli.local.whole_model", "shoal_cli.local.verification"),
+    *(f"shoal_cli.standalone.{each}" for each in ("folders", "invitations", "serving")),
+)
 IMAGES = tuple(FOREIGN)
 
 

@@ -1,8 +1,8 @@
 """The device's identity where nobody has given it one: obtained, stored, renewed.
 
-`request` does the work, in a process that ends at once; here is when. What is in the folder and
-still valid is used without asking anybody, so that a container that starts again does
-not depend on the operator. When two thirds of a certificate's life have passed a new one is fetched
+`shoal_protocol.pki.request` does the work, in a process that ends at once; here is when. What is in
+the folder and still valid is used without asking anybody, so that an agent that starts again does
+not depend on who signs. When two thirds of a certificate's life have passed a new one is fetched
 beside the session that runs; whatever connects after that shows the new one, since the paths of
 `Credentials` stay the same and are read at every connection.
 
@@ -24,17 +24,19 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from shoal_agent.telemetry.logs import log
 from shoal_protocol.channels import Credentials
+from shoal_protocol.join_lines import JoinLine
 
 _SHORTEST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 _PROCESS_SECONDS: Final = 60.0
 _STEP_SECONDS: Final = 600.0
+_TOKEN_BYTES: Final = 16 << 10
 _DOUBT_SECONDS: Final = (30.0, 600.0)
 
 
@@ -44,14 +46,25 @@ class EnrolmentFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolment:
-    """Where a device gets its certificate: the operator's `target`, the authority (`ca`) to trust
-    there, the file of its token, the name that it is to have, the folder that it all goes to."""
+    """Where a device gets its certificate: the `target`, the name that it is to have, and the
+    folder that it all goes to. `ca` is the authority to trust there and `token` the file of a
+    token, which others may replace; a join line says both itself."""
 
     target: str
-    ca: Path
-    token: Path
     name: str
     folder: Path
+    ca: Path | None = None
+    token: Path | None = None
+    join: JoinLine | None = None
+
+    def order(self) -> dict[str, str]:
+        """As `shoal_protocol.pki.request` takes it. Raises `OSError`, `ValueError`."""
+        order = {"target": self.target, "name": self.name, "folder": str(self.folder)}
+        if self.join is not None:
+            return order | {"token": self.join.token, "fingerprint": self.join.fingerprint}
+        assert self.token is not None, "there is a join line, or a token"
+        token = self.token.read_bytes()[: _TOKEN_BYTES + 1].decode().strip()
+        return order | {"token": token, "ca": str(self.ca)}
 
     @property
     def credentials(self) -> Credentials:
@@ -151,11 +164,14 @@ class Identity:
         """One try, in a process of its own; when the result is to be renewed."""
         with contextlib.suppress(FileNotFoundError):  # the process makes it
             _check_private(self._enrolment.folder)
-        order = {key: str(value) for key, value in asdict(self._enrolment).items()}
+        try:
+            order = self._enrolment.order()
+        except (OSError, ValueError) as error:
+            raise EnrolmentFailed(f"the token cannot be read: {error}") from error
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "shoal_agent.enrolment.request",
+            "shoal_protocol.pki.request",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -6,11 +6,26 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from shoal_cli.commands import bench_device, copy, inspect, partition, plan, run
+from shoal_cli.commands import (
+    bench_device,
+    copy,
+    describe,
+    inspect,
+    jobs,
+    logs,
+    partition,
+    plan,
+    run,
+    standalone,
+    targets,
+    top,
+    why,
+)
 from shoal_cli.commands.failures import INTERRUPTED, print_failure
 from shoal_cli.commands.options import help_of
 
@@ -30,6 +45,7 @@ app = typer.Typer(
 )
 
 _VERSIONED: Final = ("onnxruntime", "onnx", "grpcio", "protobuf", "numpy")
+_EXTRA: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 _RAW: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -43,6 +59,17 @@ _add(plan.plan, no_args_is_help=True, epilog=plan.EPILOG)
 _add(bench_device.bench_device, no_args_is_help=True, epilog=bench_device.EPILOG)
 _add(inspect.inspect, no_args_is_help=True, epilog=inspect.EPILOG)
 _add(copy.copy, no_args_is_help=True, epilog=copy.EPILOG)
+_add(standalone.coordinator, epilog=standalone.EPILOG, context_settings=_EXTRA)
+_add(standalone.invite)
+_add(standalone.forget, no_args_is_help=True)
+_add(standalone.join, no_args_is_help=True)
+_add(jobs.devices)
+_add(jobs.jobs)
+_add(jobs.cancel, no_args_is_help=True)
+_add(top.top, epilog=top.EPILOG)
+_add(describe.describe, epilog=describe.EPILOG)
+_add(why.why, no_args_is_help=True, epilog=why.EPILOG)
+_add(logs.logs, epilog=logs.EPILOG)
 
 
 def _add_process(name: str, what: str, whose: str) -> None:
@@ -60,7 +87,6 @@ def _add_process(name: str, what: str, whose: str) -> None:
 
 
 _add_process("agent", "one agent", "the agent's")
-_add_process("coordinator", "a coordinator", "its")
 _add_process("operator", "the operator of a cluster", "its")
 
 
@@ -105,12 +131,17 @@ def options(
     _debug = debug
 
 
+def _called() -> str:
+    """How the user has called this: as a command, or as a plugin of kubectl."""
+    return "kubectl shoal" if Path(sys.argv[0]).name == targets.PLUGIN else "shoal"
+
+
 def run_app(arguments: Sequence[str]) -> int:
     """Run a command line; the exit status. The one place where errors become text."""
     try:
         # A value that may be left away is more than typer offers.
         whole = ["--verify=0" if each == "--verify" else each for each in arguments]
-        app(whole, prog_name="shoal")
+        app(whole, prog_name=_called())
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ def print_failure(error: Exception) -> int | None:
     # Imported where something has failed already: a command that works does not pay for it.
     from shoal_cli.local.runner import Interrupted
     from shoal_cli.local.steps import StepCrashed
+    from shoal_cli.transfer.joined import CoordinatorAway
     from shoal_cli.transfer.places import TransferBroken
 
     if isinstance(error, Interrupted):
@@ -32,7 +33,8 @@ def print_failure(error: Exception) -> int | None:
     lines = "".join(f"\n  {line}" for line in text.splitlines())
     print(f"shoal: {title}{lines}", file=sys.stderr)
     # 1: the same command may do better another time.
-    return 1 if isinstance(error, StepCrashed | TransferBroken) else 2
+    again = isinstance(error, StepCrashed | TransferBroken | CoordinatorAway)
+    return 1 if again else 2
 
 
 def title_of(error: Exception) -> str | None:
@@ -76,7 +78,34 @@ def title_of(error: Exception) -> str | None:
         pool.AgentsMissing: "agents missing",
         supervisor.ProcessHopeless: "a process keeps failing",
         watch.CoordinatorGone: "coordinator lost",
+        **_of_coordinators(),
     }
     if isinstance(error, steps.StepRefused) and error.kind == "PreparationRefused":
         return titles[preparation.PreparationRefused]
     return next((title for kind, title in titles.items() if isinstance(error, kind)), None)
+
+
+def _of_coordinators() -> dict[type[Exception], str]:
+    """The errors of commands about coordinators, and of one's own."""
+    from shoal_cli.commands import targets
+    from shoal_cli.commands.logs import NoLogs
+    from shoal_cli.commands.standalone import DeviceUnknown
+    from shoal_cli.live.cluster import ClusterRefused
+    from shoal_cli.standalone import folders, submission
+    from shoal_cli.transfer import joined
+
+    return {
+        joined.NotJoined: "coordinator not joined",
+        joined.JoinRefused: "joining refused",
+        joined.CoordinatorAway: "coordinator not reached",
+        joined.CallRefused: "the coordinator refuses",
+        folders.FolderInUse: "coordinator's folder in use",
+        folders.FolderMissing: "no coordinator here",
+        folders.AuthorityUnusable: "the authority cannot be used",
+        DeviceUnknown: "no such device",
+        submission.NoDevices: "no devices",
+        targets.NoCoordinator: "no coordinator",
+        targets.Unknown: "not known",
+        NoLogs: "no logs",
+        ClusterRefused: "the cluster refuses",
+    }

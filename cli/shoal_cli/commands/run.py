@@ -3,20 +3,25 @@
 import asyncio
 import os
 import shutil
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from shoal_cli.commands import options
+from shoal_cli.commands.coordinators import RunCoordinator
 from shoal_cli.commands.failures import INTERRUPTED
 from shoal_cli.local.cgroups import Enforce
 from shoal_protocol.choices import Mode, Policy, Residency
 
 if TYPE_CHECKING:
+    from shoal_cli.local.manifests import Manifests
     from shoal_cli.local.orders import Orders
-    from shoal_cli.local.pool import RunOptions
     from shoal_cli.local.report import RunReport
+    from shoal_cli.transfer.joined import Reachable
+    from shoal_protocol.v1 import coordinator_pb2 as pb
 
 EPILOG: Final = (
     "[bold]Examples[/bold]\n\n"
@@ -33,6 +38,9 @@ EPILOG: Final = (
 )
 
 
+TASK_SECONDS: Final = 540.0
+
+
 def run(
     files: options.RunFiles,
     volume: options.Volumes = None,
@@ -44,10 +52,11 @@ def run(
     mode: options.Mode = None,
     policy: options.Policy = None,
     residency: options.Residency = None,
+    coordinator: RunCoordinator = None,
     enforce: options.Enforce = Enforce.AUTO,
     relay: options.RelayAlways = False,
     threads: options.Threads = None,
-    task_seconds: options.TaskSeconds = 540.0,
+    task_seconds: options.TaskSeconds = TASK_SECONDS,
     work: options.RunWork = None,
     keep: options.Keep = True,
     log_level: options.RunLogLevel = "info",
@@ -60,44 +69,40 @@ def run(
     """Run inference jobs on this machine: a coordinator, and one agent process per device.
 
     Takes the manifests that a cluster takes (DevicePool.spec.local says which devices this machine
-    pretends to be), or a bare ONNX model. The model is cut into fragments that fit the devices'
-    budgets, every device keeps within its own, and results are written as they come. Running the
-    same command again does what is missing.
+    pretends to be; with --coordinator those of the coordinator count), or a bare ONNX model. The
+    model is cut into fragments that fit the devices' budgets, every device keeps within its own,
+    and results are written as they come. Running the same command again does what is missing.
     """
-    from shoal_cli.local import remote, speeds
-    from shoal_cli.local.orders import bare_manifests, read_orders
+    from shoal_cli.local import remote
+    from shoal_cli.local.orders import read_orders
     from shoal_cli.local.pool import RunOptions
+    from shoal_cli.local.runner import run_orders
+    from shoal_cli.local.speeds import machine_speed
     from shoal_cli.local.workspace import default_work_folder
+    from shoal_cli.standalone.submission import as_measured, on_devices, run_on_coordinator
 
     volumes = options.parse_volumes(volume)
-    if options.is_model(files):
-        manifests = bare_manifests(
-            files[0],
-            inputs=_needed(inputs, "--inputs"),
-            outputs=_needed(outputs, "--outputs"),
-            budgets=options.parse_budgets(budget or ["64Mi"], devices),
-            fragments=fragments,
-            residency=residency or Residency.ADAPTIVE,
-            policy=policy or Policy.MABAC,
-            mode=mode or Mode.STREAMING,
-        )
-    else:
-        options.refuse_with_manifests(
-            inputs=inputs,
-            outputs=outputs,
-            devices=devices,
-            budget=budget,
-            fragments=fragments,
-            mode=mode,
-            policy=policy,
-            residency=residency,
-        )
-        manifests = options.load_files(files)
+    local = {
+        **{"devices": devices, "budget": budget, "threads": threads, "relay": relay or None},
+        "enforce": None if enforce is Enforce.AUTO else enforce,
+        "task-seconds": None if task_seconds == TASK_SECONDS else task_seconds,
+    }
+    there, devices_there = _there(coordinator, local)
+    bare = {
+        **{"inputs": inputs, "outputs": outputs, "devices": devices, "budget": budget},
+        **{"fragments": fragments, "mode": mode, "policy": policy, "residency": residency},
+    }
+    manifests = _manifests(files, bare, [device.budget_bytes for device in devices_there])
+    if there is not None:
+        manifests = on_devices(manifests, devices_there)
     if report is not None:
         _check_report(report)
     folder = work or default_work_folder(files[0].resolve().stem or "stdin", files)
     downloaded = asyncio.run(remote.download(manifests, folder, options.note))
-    orders = read_orders(downloaded.manifests, volumes, speeds.machine_speed())
+    if there is None:
+        orders = read_orders(downloaded.manifests, volumes, machine_speed())
+    else:
+        orders = as_measured(read_orders(downloaded.manifests, volumes), devices_there)
     how = RunOptions(
         enforce=enforce,
         relay=relay,
@@ -108,8 +113,11 @@ def run(
         log_level=log_level,
     )
     try:
-        ran = _execute(orders, folder, how, None if quiet else progress)
-        status = _finish(ran, report, quiet=quiet, logs_stay=keep)
+        start = partial(run_orders, options=how)
+        if there is not None:
+            start = partial(run_on_coordinator, coordinator=there, options=how, keep=keep)
+        ran = _execute(orders, folder, start, None if quiet else progress)
+        status = _finish(ran, report, quiet=quiet, logs_stay=keep and there is None)
         if status != INTERRUPTED:
             asyncio.run(remote.upload(downloaded, options.note))
         raise typer.Exit(status)
@@ -117,6 +125,45 @@ def run(
         if not keep:
             for name in ("store", "cache", "state", "logs"):
                 shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _manifests(files: list[Path], bare: Mapping[str, Any], there: list[int]) -> "Manifests":
+    """What is to be run; `bare` are the options of a bare model, `there` the budgets of devices
+    that there are already."""
+    from shoal_cli.local.orders import bare_manifests
+
+    if not options.is_model(files):
+        options.refuse_with_manifests(**bare)
+        return options.load_files(files)
+    return bare_manifests(
+        files[0],
+        inputs=_needed(bare["inputs"], "--inputs"),
+        outputs=_needed(bare["outputs"], "--outputs"),
+        budgets=there or options.parse_budgets(bare["budget"] or ["64Mi"], bare["devices"]),
+        fragments=bare["fragments"],
+        residency=bare["residency"] or Residency.ADAPTIVE,
+        policy=bare["policy"] or Policy.MABAC,
+        mode=bare["mode"] or Mode.STREAMING,
+    )
+
+
+def _there(
+    coordinator: str | None, local: Mapping[str, object]
+) -> tuple["Reachable | None", Sequence["pb.DeviceStatus"]]:
+    """The coordinator to run on, and its devices; `local` are the options of local devices."""
+    from shoal_cli.standalone.submission import ready_devices
+    from shoal_cli.transfer.joined import reach
+
+    if coordinator is None:
+        return None, ()
+    for name, value in local.items():
+        if value is not None:
+            raise typer.BadParameter(
+                f"--{name} is about devices of this machine; those of a --coordinator say it "
+                "themselves"
+            )
+    reached = reach(coordinator)
+    return reached, asyncio.run(ready_devices(reached))
 
 
 def _needed(path: Path | None, option: str) -> Path:
@@ -135,11 +182,13 @@ def _check_report(path: Path) -> None:
 
 
 def _execute(
-    orders: "Orders", folder: Path, how: "RunOptions", progress: options.ProgressKind | None
+    orders: "Orders",
+    folder: Path,
+    start: Callable[..., Coroutine[None, None, "RunReport"]],
+    progress: options.ProgressKind | None,
 ) -> "RunReport":
     from shoal_cli.commands.progress import choose_progress
     from shoal_cli.commands.tables import errors
-    from shoal_cli.local.runner import run_orders
     from shoal_cli.local.workspace import open_workspace
 
     if not orders.jobs:
@@ -151,7 +200,7 @@ def _execute(
     for note in orders.notes:
         observer.note(note)
     with open_workspace(folder) as workspace:
-        return asyncio.run(run_orders(orders, workspace, how, observer))
+        return asyncio.run(start(orders=orders, workspace=workspace, observer=observer))
 
 
 def _finish(report: "RunReport", path: Path | None, *, quiet: bool, logs_stay: bool) -> int:

@@ -36,7 +36,8 @@ from shoal_cli.local.made_items import Array
 from shoal_cli.local.observer import Observer
 from shoal_cli.local.orders import JobOrder, bare_manifests, read_orders
 from shoal_cli.local.peers import Peer, PeerFailed, PeerRequest, running_peer
-from shoal_cli.local.pool import PlannedJob, PoolRun, RunOptions
+from shoal_cli.local.planned_jobs import PlannedJob
+from shoal_cli.local.pool import PoolRun, RunOptions
 from shoal_cli.local.preparation import prepare
 from shoal_cli.local.resident import ResidencySampler, mapped_bytes
 from shoal_cli.local.runner import EnforcementImpossible, plan_on_pool

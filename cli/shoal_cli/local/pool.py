@@ -7,44 +7,29 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import grpc.aio
-from google.protobuf.message import Message
 
 from shoal_api.kinds import DevicePool
 from shoal_api.kinds.device_pool import LocalDevice
 from shoal_cli.local.cgroups import DeviceGroup, Enforce, Pressure, RunGroups
-from shoal_cli.local.orders import JobOrder
-from shoal_cli.local.preparation import Prepared
-from shoal_cli.local.report import (
-    DeviceReport,
-    FailedItem,
-    FragmentHeld,
-    JobReport,
-    Latency,
-    StageReport,
-    TaskTime,
-    TierHits,
-)
+from shoal_cli.local.planned_jobs import PlannedJob, device_report
+from shoal_cli.local.report import DeviceReport, JobReport
 from shoal_cli.local.speeds import speed_path
 from shoal_cli.local.supervisor import ProcessSpec, Supervisor, tail
 from shoal_cli.local.verification import DEFAULT_TOLERANCE
 from shoal_cli.local.watch import DeviceTally, Watch
 from shoal_cli.local.workspace import Workspace
-from shoal_planner.outcome import Plan
 from shoal_protocol.channels import open_channel
-from shoal_protocol.partition import document_to_json
-from shoal_protocol.units import format_bytes, seconds
+from shoal_protocol.units import format_bytes
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 SESSIONS_SECONDS: Final = 60.0
 TELEMETRY_SECONDS: Final = 0.5
-
-R = TypeVar("R")
 
 
 class AgentsMissing(Exception):
@@ -72,58 +57,6 @@ class RunOptions:
     log_level: str = "info"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedJob:
-    """A job that is ready to be submitted, with the plan that it runs by."""
-
-    order: JobOrder
-    prepared: Prepared
-    plan: Plan
-
-    def request(self) -> pb.SubmitJobRequest:
-        """As the coordinator takes it."""
-        spec = self.order.job.spec
-        return pb.SubmitJobRequest(
-            name=self.order.name,
-            partition=document_to_json(self.prepared.document).encode(),
-            stages=[
-                pb.StagePlacement(
-                    devices=devices,
-                    granted_bytes=granted,
-                    predicted_seconds=map(seconds, predicted),
-                )
-                for devices, granted, predicted in zip(
-                    self.plan.homes(), self.plan.grants(), self.plan.predictions(), strict=True
-                )
-            ],
-            epoch=1,
-            inputs_uri=str(self.order.inputs),
-            outputs_uri=str(self.order.outputs),
-            mode=spec.mode.name,
-            policy=spec.policy.name,
-            priority=spec.priority,
-            backoff_limit=spec.backoff_limit,
-            active_deadline_seconds=float(spec.active_deadline_seconds or 0),
-            parallelism=spec.parallelism or 0,
-            lossy=self.order.lossy,
-        )
-
-    def fragments_on(self, device: str) -> dict[str, FragmentHeld]:
-        """The fragments by digest, as the device holds them if it does."""
-        held: dict[str, FragmentHeld] = {}
-        for fragment, homes, grants in zip(
-            self.prepared.document.fragments, self.plan.homes(), self.plan.grants(), strict=True
-        ):
-            granted = dict(zip(homes, grants, strict=True)).get(device, fragment.resident_bytes)
-            held[fragment.digest] = FragmentHeld(
-                partition=self.order.plan.cut.name,
-                index=fragment.index,
-                digest=fragment.digest,
-                granted_bytes=granted if granted < fragment.resident_bytes else None,
-            )
-        return held
-
-
 @dataclass(slots=True, kw_only=True)
 class PoolRun:
     """A pool's processes, from start to stop. `prefix` is part of all names that the user sees
@@ -144,7 +77,7 @@ class PoolRun:
     _device_groups: dict[str, DeviceGroup] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.target = self.workspace.socket(f"{self.pool.metadata.name[:20]}.c")
+        self.target = self.workspace.coordinator(self.pool.metadata.name)
         self._channel = open_channel(self.target)
         self.watch = Watch(self._channel, [job.request() for job in self.jobs])
 
@@ -285,37 +218,7 @@ class PoolRun:
     def job_report(self, job: PlannedJob) -> JobReport:
         """A job as it was reported last, Pending if never."""
         status = self.watch.jobs.get(job.order.name, pb.JobStatus(name=job.order.name))
-        return _copied(
-            JobReport,
-            status,
-            state=pb.JobStatus.State.Name(status.state).capitalize(),
-            model=job.order.plan.cut.model,
-            model_digest=job.prepared.document.model_digest,
-            partition=job.order.plan.cut.name,
-            latency=_copied(Latency, status.latency),
-            tier_hits=_copied(TierHits, status.tier_hits),
-            stages=tuple(
-                _copied(
-                    StageReport,
-                    stage,
-                    devices=tuple(map(self.label, stage.devices)),
-                    times=tuple(map(self._task_time, stage.times)),
-                )
-                for stage in status.stages
-            ),
-            failures=tuple(_copied(FailedItem, each) for each in status.failures),
-            outputs=str(job.order.outputs),
-            verification=None,
-            verification_error="",
-        )
-
-    def _task_time(self, time: pb.TaskTime) -> TaskTime:
-        known = time.HasField("predicted_seconds")
-        return TaskTime(
-            device=self.label(time.device),
-            measured_seconds=time.measured_seconds,
-            predicted_seconds=time.predicted_seconds if known else None,
-        )
+        return job.report(status, self.label)
 
     def device_reports(self) -> list[DeviceReport]:
         """The devices, in the manifest's order. Their processes have ended, their cgroups exist."""
@@ -323,30 +226,19 @@ class PoolRun:
         return [self._device_report(each, restarts) for each in self.devices]
 
     def _device_report(self, device: LocalDevice, restarts: dict[str, int]) -> DeviceReport:
-        fragments: dict[str, FragmentHeld] = {}
-        for job in self.jobs:
-            fragments = {**job.fragments_on(device.name), **fragments}
-        tally = self.watch.devices.get(device.name, DeviceTally())
         group, label = self._device_groups.get(device.name), self.label(device.name)
         pressure = Pressure() if group is None else group.pressure()
-        held = [fragments[digest] for digest in tally.held if digest in fragments]
-        return DeviceReport(
-            name=label,
+        report = device_report(
+            self.jobs,
+            name=device.name,
             budget_bytes=device.memory,
-            floor_bytes=tally.floor_bytes,
-            peak_bytes_above_floor=tally.peak_bytes,
-            fragments=tuple(sorted(held, key=lambda each: (each.partition, each.index))),
-            tier_hits=tally.tier_hits,
+            tally=self.watch.devices.get(device.name, DeviceTally()),
+        )
+        return replace(
+            report,
+            name=label,
             restarts=restarts[label],
             limit_bytes=self.limits.get(device.name),
             limit_failures=pressure.failures,
             out_of_memory_kills=pressure.out_of_memory_kills,
-            **tally.counts,
         )
-
-
-def _copied(kind: type[R], message: Message, **given: object) -> R:
-    """A value whose other fields are those of the message that have the same names."""
-    names = [each.name for each in fields(kind) if each.name not in given]  # type: ignore[arg-type]
-    values: dict[str, Any] = {name: getattr(message, name) for name in names}
-    return kind(**values, **given)

@@ -31,7 +31,8 @@ from shoal_cli.local.orders import (
     Orders,
     PlanOrder,
 )
-from shoal_cli.local.pool import PlannedJob, PoolRun, RunOptions
+from shoal_cli.local.planned_jobs import PlannedJob
+from shoal_cli.local.pool import PoolRun, RunOptions
 from shoal_cli.local.preparation import Prepared, partition_path, prepare
 from shoal_cli.local.report import (
     DeviceReport,
@@ -105,7 +106,7 @@ def plan_on_pool(order: PlanOrder, prepared: Prepared) -> Plan:
     return found
 
 
-def _check_folders(order: JobOrder) -> None:
+def check_folders(order: JobOrder) -> None:
     """Raise `JobRefused` before anything is cut or started for a job that cannot begin."""
     folder, problem = order.inputs, None
     if folder.is_file():
@@ -181,7 +182,7 @@ class _Run:
         """Phases 1 to 6 for the jobs of which something is left to do; again for those that a finer
         cut may let run."""
         for order in orders:
-            _check_folders(order)
+            check_folders(order)
         left = [order for order in orders if not await self._is_finished(order)]
         if not left:
             return

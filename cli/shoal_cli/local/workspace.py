@@ -7,7 +7,8 @@ were used last are kept. One run at a time uses a folder (`flock`, which ends wi
 
 Sockets live in a folder of their own with mode 0700 (the file system is the identity in local
 mode), at a short path: a Unix socket's address holds 108 bytes. It is named after the run, and a
-later run removes those of dead ones.
+later run removes those of dead ones. Its link `work` leads to the work folder, so that whoever
+finds a run by its sockets finds its logs too.
 """
 
 import contextlib
@@ -26,6 +27,8 @@ from shoal_cli.transfer.models import default_cache
 
 KEPT_RUNS: Final = 10
 _SOCKETS_PREFIX: Final = "shoal-"
+_COORDINATOR: Final = ".c"
+_WORK: Final = "work"
 
 
 class WorkspaceBusy(Exception):
@@ -68,6 +71,20 @@ class Workspace:
         """A gRPC target of this run."""
         return f"unix:{self.sockets / name}"
 
+    def coordinator(self, pool: str) -> str:
+        """The gRPC target of a pool's coordinator."""
+        return self.socket(f"{pool[:20]}{_COORDINATOR}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RunningPool:
+    """A pool of a run that goes on, of this user: its name (or the first 20 letters), the work
+    folder, the target of its coordinator."""
+
+    name: str
+    work: Path
+    target: str
+
 
 @contextlib.contextmanager
 def open_workspace(root: Path, run: str | None = None) -> Iterator[Workspace]:
@@ -89,6 +106,7 @@ def open_workspace(root: Path, run: str | None = None) -> Iterator[Workspace]:
         if root.parent == _runs_folder():
             _sweep_runs(root.parent)
         sockets.mkdir(mode=0o700)
+        (sockets / _WORK).symlink_to(root.resolve())
         try:
             shutil.rmtree(root / "logs", ignore_errors=True)
             (root / "logs").mkdir()
@@ -101,6 +119,18 @@ def default_work_folder(name: str, sources: Iterable[Path]) -> Path:
     """The folder that belongs to these files: the same for the same command, another for others."""
     key = hashlib.sha256("\n".join(str(path.resolve()) for path in sources).encode()).hexdigest()
     return _runs_folder() / f"{name}-{key[:12]}"
+
+
+def running_pools() -> list[RunningPool]:
+    """The pools of all runs of this user on this machine."""
+    prefix = f"{_SOCKETS_PREFIX}{os.getuid()}-"
+    pools = []
+    for folder in _sockets_folder().glob(f"{prefix}*-*"):
+        if folder.stat().st_uid == os.getuid() and run_is_alive(folder.name.removeprefix(prefix)):
+            work = (folder / _WORK).resolve()
+            for socket in folder.glob(f"*{_COORDINATOR}"):
+                pools.append(RunningPool(socket.stem, work, f"unix:{socket}"))
+    return sorted(pools)
 
 
 def _runs_folder() -> Path:

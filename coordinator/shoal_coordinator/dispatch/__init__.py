@@ -20,5 +20,5 @@ those of a step's phases, which run in their order unless the worklist sends one
     readiness                                the graph of one item; outputs held and released
     state                                    everything known, and the worklist of a step
     device                                   memory, disk, work and health of one device
-    events, instructions, histogram
+    events, instructions, histogram, timings
 """

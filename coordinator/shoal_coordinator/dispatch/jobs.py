@@ -243,7 +243,10 @@ def stored(state: State, event: ev.ItemStored) -> None:
         return
     job.succeeded += 1
     if item.started_at is not None:
-        job.latency.add(Nanoseconds(event.at - item.started_at))
+        took = Nanoseconds(event.at - item.started_at)
+        job.latency.add(took)
+        if job.slowest.belongs(took):
+            job.slowest.add(item.timing(item.started_at, event.at))
     _end_item(state, item)
 
 

@@ -26,6 +26,7 @@ from shoal_coordinator.dispatch.device import Device, Rank, Tally
 from shoal_coordinator.dispatch.events import Failure, JobSpec, Policy, Stage
 from shoal_coordinator.dispatch.histogram import Histogram
 from shoal_coordinator.dispatch.instructions import Instruction, Tier
+from shoal_coordinator.dispatch.timings import ItemTiming, Slowest, TaskTiming
 from shoal_protocol.digests import Digest
 from shoal_protocol.units import Bytes, Nanoseconds, nanoseconds
 
@@ -189,7 +190,8 @@ class Task:
 
     `device` runs it; `holder` has its output, until it is released or lost. `reserved_on` is the
     device named for it on a route, `excluded` the one where it failed last. `inputs` says, by
-    producer, on which device a copy for this task is (or will be) beside the holder's own.
+    producer, on which device a copy for this task is (or will be) beside the holder's own. `ran` is
+    how its last try went.
     """
 
     item: "Item"
@@ -204,6 +206,7 @@ class Task:
     attempts: int = 0
     missing: int = 0
     reported: bool = False
+    ran: TaskTiming | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -222,6 +225,11 @@ class Item:
     storing: bool = False
     ended: bool = False
     orphan_copies: list[tuple[Device, int]] = field(default_factory=list)
+
+    def timing(self, started_at: Nanoseconds, until: Nanoseconds) -> ItemTiming:
+        """How its tasks went that have ended."""
+        ran = tuple(task.ran for task in self.tasks if task.ran is not None)
+        return ItemTiming(self.index, started_at, until, self.retries, ran)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -254,6 +262,7 @@ class Job:
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     failure: Failure | None = None
     latency: Histogram = field(default_factory=Histogram)
+    slowest: Slowest = field(default_factory=Slowest)
 
     @property
     def phase(self) -> JobPhase:

@@ -30,6 +30,7 @@ from shoal_coordinator.dispatch.state import (
     State,
     Task,
 )
+from shoal_coordinator.dispatch.timings import TaskTiming
 from shoal_protocol.units import Nanoseconds
 
 _WAITING_SHARE = 16
@@ -57,14 +58,15 @@ def finished(state: State, running: Running, event: TaskFinished) -> None:
     if task.item.ended:
         _discard_output(state, running)
     else:
-        _finish(state, running, event.delivered)
+        _finish(state, running, event)
 
 
-def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:
+def _finish(state: State, running: Running, event: TaskFinished) -> None:
     task, device = running.task, running.device
     item, queue = task.item, task.queue
     task.status = FINISHED
     task.device = None
+    task.ran = TaskTiming(queue.stage, device.name, running.since, state.now, event.compute)
     queue.running -= 1
     queue.finished += 1
     queue.passed += 1
@@ -75,7 +77,7 @@ def _finish(state: State, running: Running, delivered: tuple[int, ...]) -> None:
         task.holder = device
         device.work.outputs[task] = None
         if running.routes:
-            _note_delivered(state, running, delivered)
+            _note_delivered(state, running, event.delivered)
         for consumer in queue.consumers:
             state.worklist.ready.append(item.tasks[consumer])
     state.worklist.passed.append(task)

@@ -257,6 +257,10 @@ class Driver:
             wires, addresses = run.wires[order.producer], self._addresses(order.device)
             self._instruct(order, wire.forward_message(order, wires, addresses, lossy=run.lossy))
 
+    def relayed_from(self, device: str) -> list[str]:
+        """The devices that it could not reach of late: what it sends them is relayed."""
+        return self._routes.relayed_from(device, self._now())
+
     def _addresses(self, device: str) -> wire.Addresses:
         """How a device reaches others."""
         return lambda target: self._routes.address(device, target, self._now())

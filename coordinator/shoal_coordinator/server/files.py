@@ -52,7 +52,7 @@ _CODES: Final[Mapping[type[Exception], grpc.StatusCode]] = {
 
 
 class FilesService(FilesServicer):
-    """The four calls; only workers may make them."""
+    """The four calls; for workers and users."""
 
     def __init__(self, volume: Volume, roles: Roles, runs: Callable[[str], bool]) -> None:
         """`runs` says of a job's name whether it has been submitted and has not ended."""

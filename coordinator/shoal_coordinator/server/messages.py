@@ -23,8 +23,11 @@ from shoal_protocol.partition import PartitionDocument
 from shoal_protocol.units import Nanoseconds, seconds
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
-_PLAN: Final = ("epoch", "stages")
+_PLAN: Final = ("epoch", "stages", "explanation")
 _TERMS: Final = ("priority", "parallelism", "active_deadline_seconds")
+_SENTENCES: Final = 16
+"""Of a plan's explanation; each has at most `_SENTENCE` characters."""
+_SENTENCE: Final = 500
 
 
 # ---- submissions ---------------------------------------------------------------------------------
@@ -51,6 +54,7 @@ def plan_of(request: pb.SubmitJobRequest) -> Plan:
         stages=tuple(tuple(each.devices) for each in request.stages),
         granted_bytes=tuple(tuple(each.granted_bytes) for each in request.stages),
         predicted_seconds=tuple(tuple(each.predicted_seconds) for each in request.stages),
+        explanation=tuple(each[:_SENTENCE] for each in request.explanation[:_SENTENCES]),
     )
 
 
@@ -70,6 +74,7 @@ def request_of(work: pb.SubmitJobRequest, submission: Submission) -> pb.SubmitJo
             plan.stages, plan.granted_bytes, plan.predicted_seconds, fillvalue=()
         )
     )
+    request.explanation[:] = plan.explanation
     for name in _TERMS:
         setattr(request, name, getattr(submission.terms, name))
     return request

@@ -3,30 +3,42 @@
 | who                               | may                                                     |
 |-----------------------------------|---------------------------------------------------------|
 | a client, such as shoal-operator  | call everything of `Coordinator`                        |
+| shoal-viewer                      | call `Coordinator.GetOverview`, which changes nothing   |
 | shoal-worker                      | call everything of `Files`                              |
+| shoal-user                        | both; but its jobs have their folders on the volume     |
 | any other name                    | be a device: sessions of that name, fetching fragments  |
 
-The three exclude each other: a worker's certificate opens files alone, and a device's submits no
-jobs. A certificate with several common names opens nothing. Behind a Unix socket, and without TLS,
-the file system and the loopback are the identity, and everyone may call everything.
+A worker's certificate opens files alone, and a device's submits no jobs. A client may call what a
+viewer may. A user comes over the network, and is nobody on the coordinator's machine: no job of
+theirs reads or writes other folders than its own. A certificate with several common names opens
+nothing. Behind a Unix socket, and without TLS, the file system and the loopback are the identity,
+and everyone may call everything.
 """
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NoReturn, assert_never
+from typing import Any, Final, NoReturn, assert_never
 
 import grpc
 
 from shoal_protocol.channels import is_secured, peer_name
-from shoal_protocol.identities import WORKER
+from shoal_protocol.identities import USER, VIEWER, WORKER
 
 
 class Role(Enum):
     """A caller's role; the value is its name in messages."""
 
     CLIENT = "a client"
+    VIEWER = "a viewer"
     WORKER = "a worker"
     DEVICE = "a device"
+
+
+_NAMED: Final = {
+    USER: (Role.CLIENT, Role.WORKER),
+    VIEWER: (Role.VIEWER,),
+    WORKER: (Role.WORKER,),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,23 +47,34 @@ class Roles:
 
     clients: frozenset[str]
 
-    def role_of(self, name: str) -> Role:
+    def roles_of(self, name: str) -> tuple[Role, ...]:
         if name in self.clients:
-            return Role.CLIENT
-        return Role.WORKER if name == WORKER else Role.DEVICE
+            return (Role.CLIENT,)
+        return _NAMED.get(name, (Role.DEVICE,))
 
-    async def require(self, context: grpc.aio.ServicerContext[Any, Any], wanted: Role) -> None:
-        """Abort the call with PERMISSION_DENIED for anyone else."""
+    async def require(
+        self, context: grpc.aio.ServicerContext[Any, Any], wanted: Role, *others: Role
+    ) -> None:
+        """Abort the call with PERMISSION_DENIED for anyone but these."""
         if not is_secured(context):
             return
         name = peer_name(context)
         if name is None:
             reason = "the certificate does not have exactly one common name; issue one that has"
-        elif (role := self.role_of(name)) is wanted:
+        elif not {wanted, *others}.isdisjoint(roles := self.roles_of(name)):
             return
         else:
-            reason = f"{name!r} is {role.value} here, and may not {_doing(wanted)}"
+            known = " and ".join(role.value for role in roles)
+            reason = f"{name!r} is {known} here, and may not {_doing(wanted)}"
         await abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
+
+    async def require_folders(
+        self, context: grpc.aio.ServicerContext[Any, Any], *folders: str
+    ) -> None:
+        """Abort the call where a user names folders of this machine."""
+        if any(folders) and is_secured(context) and peer_name(context) == USER:
+            reason = f"{USER!r} may not name folders of the coordinator's machine; send the files"
+            await abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
 
 
 async def abort(
@@ -65,6 +88,8 @@ def _doing(role: Role) -> str:
     match role:
         case Role.CLIENT:
             return "submit jobs to this coordinator"
+        case Role.VIEWER:
+            return "see what this coordinator does"
         case Role.WORKER:
             return "put or fetch files"
         case Role.DEVICE:

@@ -41,6 +41,11 @@ class RelayedPairs:
             return False
         return True
 
+    def targets(self, source: str, now: Nanoseconds) -> list[str]:
+        """To which devices activations from this one are relayed."""
+        pairs = self._until.items()
+        return [target for (each, target), until in pairs if each == source and now < until]
+
 
 class Relay(StrEnum):
     """Which activations pass through the coordinator: those that cannot do otherwise, or all."""
@@ -69,6 +74,10 @@ class Routes:
         if self._relayed.relayed(device, target, now):
             return None
         return wire.Address(session.hello.address, session.ticket_key)
+
+    def relayed_from(self, device: str, now: Nanoseconds) -> list[str]:
+        """The devices that it could not reach of late."""
+        return self._relayed.targets(device, now)
 
     def peers(self, devices: tuple[str, ...]) -> tuple[str, ...]:
         """Where fragments can be fetched: the targets of those devices that have one."""

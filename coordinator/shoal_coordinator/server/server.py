@@ -23,6 +23,7 @@ from shoal_coordinator.server.files import FilesService
 from shoal_coordinator.server.item_streams import ItemStreams
 from shoal_coordinator.server.jobs import Jobs
 from shoal_coordinator.server.metrics import CoordinatorMetrics
+from shoal_coordinator.server.overview import Overviews
 from shoal_coordinator.server.roles import Role, Roles
 from shoal_coordinator.server.routes import Relay
 from shoal_coordinator.server.service import CoordinatorService
@@ -163,16 +164,16 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[Coordinator]:
         driver, hub, open_sessions, tls=tls, telemetry_seconds=settings.telemetry_seconds
     )
     store = FragmentStore(settings.store)
-    ledger = Ledger(settings.state)
-    volume = Volume(settings.store)
+    ledger, volume = Ledger(settings.state), Volume(settings.store)
     scrubber = Scrubber(volume)
     driver.on_corrupt = scrubber.report
     jobs, streams = Jobs(driver, store, ledger, volume), ItemStreams(driver)
     volume.in_use = partial(_fragments_in_use, jobs, streams)
+    overviews = Overviews(jobs, driver, sessions, store, hub)
     roles = Roles(clients=settings.clients)
     listener = _listener(
         _SessionService(sessions, store, scrubber, roles, settings.stall_seconds),
-        CoordinatorService(jobs, streams, driver, sessions, store, roles),
+        CoordinatorService(jobs, streams, overviews, store, roles),
         FilesService(volume, roles, jobs.runs),
     )
     async with contextlib.AsyncExitStack() as stack:

@@ -8,15 +8,12 @@ from typing import Any, Final
 
 import grpc
 
-from shoal_coordinator.dispatch import views
 from shoal_coordinator.jobs.values import Refusal
-from shoal_coordinator.server.driver import Driver
 from shoal_coordinator.server.item_streams import ItemStreams, StreamRefused, TooManyStreams
 from shoal_coordinator.server.jobs import JobRefused, Jobs
 from shoal_coordinator.server.lives import Life
-from shoal_coordinator.server.messages import device_status
+from shoal_coordinator.server.overview import Overviews
 from shoal_coordinator.server.roles import Role, Roles, abort
-from shoal_coordinator.server.sessions import Sessions
 from shoal_coordinator.server.wire import Malformed
 from shoal_protocol.fragment_store import FragmentStore
 from shoal_protocol.partition import DocumentRefused
@@ -51,21 +48,20 @@ class CoordinatorService(CoordinatorServicer):
         self,
         jobs: Jobs,
         streams: ItemStreams,
-        driver: Driver,
-        sessions: Sessions,
+        overviews: Overviews,
         store: FragmentStore,
         roles: Roles,
     ) -> None:
         self._jobs = jobs
         self._streams = streams
-        self._driver = driver
-        self._sessions = sessions
+        self._overviews = overviews
         self._store = store
         self._roles = roles
         self._watchers = 0
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.JobStatus:
         await self._roles.require(context, Role.CLIENT)
+        await self._roles.require_folders(context, request.inputs_uri, request.outputs_uri)
         try:
             job = await self._jobs.submit(request)
         except JobRefused as error:
@@ -122,15 +118,7 @@ class CoordinatorService(CoordinatorServicer):
         self, request: pb.ListDevicesRequest, context: _Context
     ) -> pb.ListDevicesResponse:
         await self._roles.require(context, Role.CLIENT)
-        last, excesses = self._sessions.last, self._driver.excesses
-        return pb.ListDevicesResponse(
-            devices=[
-                device_status(
-                    view, last.get(view.name), excesses.of(view.name), self._store.size_bytes
-                )
-                for view in views.devices(self._driver.state)
-            ]
-        )
+        return pb.ListDevicesResponse(devices=self._overviews.devices())
 
     async def ListJobs(
         self, request: pb.ListJobsRequest, context: _Context
@@ -155,6 +143,10 @@ class CoordinatorService(CoordinatorServicer):
         await self._roles.require(context, Role.CLIENT)
         digests = await asyncio.to_thread(self._store.digests)
         return pb.ListFragmentsResponse(digests=digests)
+
+    async def GetOverview(self, request: pb.GetOverviewRequest, context: _Context) -> pb.Overview:
+        await self._roles.require(context, Role.CLIENT, Role.VIEWER)
+        return self._overviews.get(request.job)
 
     async def _find(self, name: str, context: _Context) -> Life:
         if (job := self._jobs.find(name)) is None:

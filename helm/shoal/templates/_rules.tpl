@@ -67,8 +67,8 @@ object of ours owns, Kubernetes deletes with it.
 - apiGroups: [""]
   resources: [pods/log]
   verbs: [get]
-# Certificates of pools: POOL-ca, POOL-coordinator-tls, POOL-worker-tls. Their names depend on the
-# pools', so they cannot be named here; but what else there is cannot be listed.
+# Certificates of pools: POOL-ca, and POOL-coordinator-tls, -worker-tls and -viewer-tls. Their names
+# depend on the pools', so they cannot be named here; but what else there is cannot be listed.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create, patch]

@@ -20,7 +20,9 @@ from shoal_operator.controller.children import Children, NameTaken
 from shoal_operator.controller.clock import now
 from shoal_operator.controller.foreign import Identity, Raw, identity_of
 from shoal_operator.controller.resources import SECRET
-from shoal_operator.pki.authority import (
+from shoal_operator.reconcile.decision import CertificateWanted
+from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
+from shoal_protocol.pki.authority import (
     Authority,
     CertificateRefused,
     Use,
@@ -28,8 +30,6 @@ from shoal_operator.pki.authority import (
     is_issued_by,
     renewal_time,
 )
-from shoal_operator.reconcile.decision import CertificateWanted
-from shoal_operator.reconcile.names import MANAGED_BY, MANAGER
 
 KEPT_SECONDS: Final = 30.0
 """How long a Secret is not read again."""

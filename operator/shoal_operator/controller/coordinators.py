@@ -35,7 +35,6 @@ from shoal_operator.controller.views import (
     run_part,
     topic,
 )
-from shoal_operator.pki.authority import CertificateRefused
 from shoal_operator.reconcile.decision import CancelJob, CoordinatorCall, RemoveJob, SubmitJob
 from shoal_operator.reconcile.names import authority_secret, coordinator_host
 from shoal_operator.reconcile.snapshot import CoordinatorView, Refusal, Run, Unreachable
@@ -43,6 +42,7 @@ from shoal_protocol.channels import open_channel, open_secured_channel
 from shoal_protocol.choices import Mode, Policy
 from shoal_protocol.coordinator_client import CallFailed, CoordinatorClient
 from shoal_protocol.identities import OPERATOR
+from shoal_protocol.pki.authority import CertificateRefused
 from shoal_protocol.v1 import coordinator_pb2 as pb
 
 POLL_SECONDS: Final = 2.0

@@ -18,14 +18,14 @@ from shoal_operator.controller.certificates import Certificates
 from shoal_operator.controller.clock import now
 from shoal_operator.controller.foreign import Raw
 from shoal_operator.controller.resources import POD, SHOAL, TOKEN_REVIEW
-from shoal_operator.pki.authority import Authority, Issued, Use, renewal_time
-from shoal_operator.pki.enrolment import (
+from shoal_operator.pki.pods import PodTokens, Reviewed
+from shoal_operator.reconcile.names import ENROLMENT_AUDIENCE, agent_name, authority_secret
+from shoal_protocol.pki.authority import Authority, Issued, Use, renewal_time
+from shoal_protocol.pki.enrolment import (
     EnrolmentService,
-    Reviewed,
     ReviewFailed,
     listen_for_enrolment,
 )
-from shoal_operator.reconcile.names import ENROLMENT_AUDIENCE, agent_name, authority_secret
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Enrolling:
     async def serve(self) -> None:
         """Serve until cancelled, as soon as there is an authority."""
         await self._known.wait()
-        service = EnrolmentService(self._review, self._find, now)
+        service = EnrolmentService(PodTokens(self._identify, self._find, now).review, now)
         host, port = self._address
         listener, bound = await listen_for_enrolment(service, f"{host}:{port}", self._identity)
         logger.info("enrolment at %s:%d", host, bound)
@@ -99,7 +99,7 @@ class Enrolling:
             self._issued = authority.issue(self._host, now(), hosts=[self._host], use=Use.BOTH)
         return self._issued
 
-    async def _review(self, token: str) -> Reviewed | None:
+    async def _identify(self, token: str) -> Reviewed | None:
         try:
             answer = await self._api.create(
                 {

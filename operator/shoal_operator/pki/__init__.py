@@ -1,1 +1,1 @@
-"""Certificates: the authority of a pool, and the service that enrols devices."""
+"""Enrolment on a cluster: what the token of a pod is good for."""

@@ -12,10 +12,11 @@ from shoal_operator.reconcile.names import (
     coordinator_name,
     coordinator_secret,
     namespace_of,
+    viewer_secret,
     worker_secret,
 )
 from shoal_operator.reconcile.settings import OperatorSettings
-from shoal_protocol.identities import WORKER
+from shoal_protocol.identities import VIEWER, WORKER
 
 _AUTHORITY_LIFE: Final = "87600h"
 _LIFE: Final = "2160h"
@@ -32,6 +33,7 @@ def _leaves(pool: DevicePool) -> tuple[CertificateWanted, ...]:
             hosts=(coordinator_host(name, namespace_of(pool)),),
         ),
         CertificateWanted(secret=worker_secret(name), authority=authority, common_name=WORKER),
+        CertificateWanted(secret=viewer_secret(name), authority=authority, common_name=VIEWER),
     )
 
 
@@ -48,7 +50,8 @@ def certificates_wanted(
 
 def secrets_needed(pool: DevicePool) -> tuple[str, ...]:
     """The Secrets that a pool's pods mount and its authority, whoever makes them."""
-    return (authority_secret(pool.metadata.name), *(each.secret for each in _leaves(pool)))
+    name = pool.metadata.name
+    return authority_secret(name), coordinator_secret(name), worker_secret(name)
 
 
 def certificate_children(pool: DevicePool, settings: OperatorSettings) -> tuple[Manifest, ...]:
@@ -77,7 +80,7 @@ def _leaf(pool: DevicePool, wanted: CertificateWanted, authority: str) -> Manife
     spec: Json = {
         "commonName": wanted.common_name,
         "secretName": wanted.secret,
-        # cert-manager asks for at least one name; a worker is never dialled by one.
+        # cert-manager asks for at least one name; a client is never dialled by one.
         "dnsNames": list(wanted.hosts or (wanted.common_name,)),
         "duration": _LIFE,
         "renewBefore": _RENEWED_BEFORE,

@@ -31,9 +31,11 @@ from shoal_operator.reconcile.manifests import (
 from shoal_operator.reconcile.names import (
     COMPONENT,
     POOL,
+    VIEWED_WITH,
     coordinator_name,
     coordinator_secret,
     uid_of,
+    viewer_secret,
 )
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import Claim
@@ -107,7 +109,9 @@ def _service(pool: DevicePool, name: str) -> Manifest:
             for port, number in ports
         ],
     }
-    return manifest(pool, "Service", name, labels_of(pool, "coordinator"), spec=spec)
+    annotations = {"annotations": {VIEWED_WITH: viewer_secret(pool.metadata.name)}}
+    labels = labels_of(pool, "coordinator")
+    return manifest(pool, "Service", name, labels, annotations, spec=spec)
 
 
 def _deployment(pool: DevicePool, name: str, settings: OperatorSettings) -> Manifest:

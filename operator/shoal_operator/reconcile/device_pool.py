@@ -49,11 +49,12 @@ from shoal_operator.reconcile.decision import (
 from shoal_operator.reconcile.devices import device_children, devices_gone
 from shoal_operator.reconcile.limits import resizes
 from shoal_operator.reconcile.manifests import child_key, key_of
-from shoal_operator.reconcile.names import namespace_of, why_no_device
+from shoal_operator.reconcile.names import namespace_of
 from shoal_operator.reconcile.networks import network_policies, pod_monitor
 from shoal_operator.reconcile.settings import OperatorSettings
 from shoal_operator.reconcile.snapshot import DevicePoolSnapshot, DeviceState, Node, Unreachable
 from shoal_operator.reconcile.workers import coordinator_address
+from shoal_protocol.identities import why_no_device
 
 REQUEUE_SECONDS: Final = 30.0
 UPDATING: Final = "Updating"

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Final
 
 from shoal_api.kinds import AnyKind, InferenceJob, Partition, Placement
-from shoal_protocol.identities import RESERVED
 
 MAX_NAME: Final = 63
 _MAX_SUFFIX: Final = 40
@@ -28,6 +27,8 @@ TEMPLATE: Final = "shoal.dev/template"
 """Annotation of a set of agents: which template its pods were given."""
 BUDGET: Final = "shoal.dev/budget"
 """Annotation of an agent's pod: the budget that it was started with, in bytes."""
+VIEWED_WITH: Final = "shoal.dev/viewed-with"
+"""Annotation of a coordinator's Service: the Secret with the certificate to look at it with."""
 COMPONENT: Final = "app.kubernetes.io/component"
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
@@ -36,7 +37,6 @@ MANAGER: Final = "shoal-operator"
 ENROLMENT_AUDIENCE: Final = "shoal.dev/enrolment"
 """Whom an agent's token is good for."""
 
-_COORDINATOR_HOST: Final = ".svc"
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
@@ -71,6 +71,8 @@ coordinator_secret = partial(child_name, suffix="coordinator-tls")
 """Secret of the certificate of a pool's coordinator."""
 worker_secret = partial(child_name, suffix="worker-tls")
 """Secret of the certificate of a pool's workers."""
+viewer_secret = partial(child_name, suffix="viewer-tls")
+"""Secret of the certificate that people look at a pool's coordinator with."""
 document_name = partial(child_name, suffix="partition")
 """ConfigMap with a Partition's document."""
 
@@ -92,19 +94,6 @@ def job_id(job: InferenceJob) -> str:
 def coordinator_host(pool: str, namespace: str) -> str:
     """The host in the coordinator's certificate."""
     return f"{coordinator_name(pool)}.{namespace}.svc"
-
-
-def why_no_device(node: str) -> str | None:
-    """Why a node's name cannot be a device's; None: it can. Nodes may choose their names, and a
-    name is all that a coordinator knows of who calls.
-    """
-    if node in RESERVED:
-        return f"the name {node} is kept for Shoal itself"
-    if node.endswith(_COORDINATOR_HOST):
-        return f"a name that ends in {_COORDINATOR_HOST} could be a coordinator's"
-    if len(node) > MAX_NAME:
-        return f"its name has {len(node)} characters, and a device's at most {MAX_NAME}"
-    return None
 
 
 def agents_name(pool: str, node: str) -> str:

@@ -63,7 +63,7 @@ class InferFailure(_message.Message):
     def __init__(self, item: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., need_bytes: _Optional[int] = ..., have_bytes: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class SubmitJobRequest(_message.Message):
-    __slots__ = ("name", "partition", "stages", "epoch", "inputs_uri", "outputs_uri", "mode", "policy", "priority", "backoff_limit", "active_deadline_seconds", "lossy", "parallelism")
+    __slots__ = ("name", "partition", "stages", "epoch", "inputs_uri", "outputs_uri", "mode", "policy", "priority", "backoff_limit", "active_deadline_seconds", "lossy", "parallelism", "explanation")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class SubmitJobRequest(_message.Message):
     ACTIVE_DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     partition: bytes
     stages: _containers.RepeatedCompositeFieldContainer[StagePlacement]
@@ -90,7 +91,8 @@ class SubmitJobRequest(_message.Message):
     active_deadline_seconds: float
     lossy: bool
     parallelism: int
-    def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ..., epoch: _Optional[int] = ..., inputs_uri: _Optional[str] = ..., outputs_uri: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., policy: _Optional[_Union[Policy, str]] = ..., priority: _Optional[int] = ..., backoff_limit: _Optional[int] = ..., active_deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., parallelism: _Optional[int] = ...) -> None: ...
+    explanation: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., partition: _Optional[bytes] = ..., stages: _Optional[_Iterable[_Union[StagePlacement, _Mapping]]] = ..., epoch: _Optional[int] = ..., inputs_uri: _Optional[str] = ..., outputs_uri: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., policy: _Optional[_Union[Policy, str]] = ..., priority: _Optional[int] = ..., backoff_limit: _Optional[int] = ..., active_deadline_seconds: _Optional[float] = ..., lossy: _Optional[bool] = ..., parallelism: _Optional[int] = ..., explanation: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StagePlacement(_message.Message):
     __slots__ = ("devices", "granted_bytes", "predicted_seconds")
@@ -353,3 +355,167 @@ class BudgetExcess(_message.Message):
     budget_bytes: int
     seconds: float
     def __init__(self, peak_bytes: _Optional[int] = ..., budget_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class GetOverviewRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class Overview(_message.Message):
+    __slots__ = ("time_seconds", "devices", "jobs", "omitted_devices", "omitted_jobs", "relayed_bytes")
+    TIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_DEVICES_FIELD_NUMBER: _ClassVar[int]
+    OMITTED_JOBS_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    time_seconds: float
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceOverview]
+    jobs: _containers.RepeatedCompositeFieldContainer[JobOverview]
+    omitted_devices: int
+    omitted_jobs: int
+    relayed_bytes: int
+    def __init__(self, time_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[DeviceOverview, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[JobOverview, _Mapping]]] = ..., omitted_devices: _Optional[int] = ..., omitted_jobs: _Optional[int] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
+
+class DeviceOverview(_message.Message):
+    __slots__ = ("status", "fragments", "cpu_fraction", "memory_available_bytes", "temperature_celsius", "battery_fraction", "round_trip_seconds", "version", "address", "relayed_to")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    CPU_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_CELSIUS_FIELD_NUMBER: _ClassVar[int]
+    BATTERY_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_TO_FIELD_NUMBER: _ClassVar[int]
+    status: DeviceStatus
+    fragments: _containers.RepeatedCompositeFieldContainer[HeldFragment]
+    cpu_fraction: float
+    memory_available_bytes: int
+    temperature_celsius: float
+    battery_fraction: float
+    round_trip_seconds: float
+    version: str
+    address: str
+    relayed_to: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, status: _Optional[_Union[DeviceStatus, _Mapping]] = ..., fragments: _Optional[_Iterable[_Union[HeldFragment, _Mapping]]] = ..., cpu_fraction: _Optional[float] = ..., memory_available_bytes: _Optional[int] = ..., temperature_celsius: _Optional[float] = ..., battery_fraction: _Optional[float] = ..., round_trip_seconds: _Optional[float] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., relayed_to: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class HeldFragment(_message.Message):
+    __slots__ = ("digest", "state", "bytes", "granted_bytes", "loading_seconds", "tasks", "failures", "failure", "retry_seconds")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ABSENT: _ClassVar[HeldFragment.State]
+        RESIDENT: _ClassVar[HeldFragment.State]
+        LOADING: _ClassVar[HeldFragment.State]
+        UNLOADING: _ClassVar[HeldFragment.State]
+    ABSENT: HeldFragment.State
+    RESIDENT: HeldFragment.State
+    LOADING: HeldFragment.State
+    UNLOADING: HeldFragment.State
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOADING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    state: HeldFragment.State
+    bytes: int
+    granted_bytes: int
+    loading_seconds: float
+    tasks: int
+    failures: int
+    failure: str
+    retry_seconds: float
+    def __init__(self, digest: _Optional[str] = ..., state: _Optional[_Union[HeldFragment.State, str]] = ..., bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., loading_seconds: _Optional[float] = ..., tasks: _Optional[int] = ..., failures: _Optional[int] = ..., failure: _Optional[str] = ..., retry_seconds: _Optional[float] = ...) -> None: ...
+
+class JobOverview(_message.Message):
+    __slots__ = ("status", "stages", "stages_omitted", "window", "slowest", "oldest", "explanation")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    STAGES_OMITTED_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    status: JobStatus
+    stages: _containers.RepeatedCompositeFieldContainer[StageOverview]
+    stages_omitted: bool
+    window: int
+    slowest: _containers.RepeatedCompositeFieldContainer[ItemTiming]
+    oldest: _containers.RepeatedCompositeFieldContainer[ItemTiming]
+    explanation: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, status: _Optional[_Union[JobStatus, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageOverview, _Mapping]]] = ..., stages_omitted: _Optional[bool] = ..., window: _Optional[int] = ..., slowest: _Optional[_Iterable[_Union[ItemTiming, _Mapping]]] = ..., oldest: _Optional[_Iterable[_Union[ItemTiming, _Mapping]]] = ..., explanation: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StageOverview(_message.Message):
+    __slots__ = ("status", "digest", "resident_bytes", "least_bytes", "output_bytes", "planned", "granted_bytes", "loading", "starving_seconds", "candidates")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEAST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    STARVING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    status: StageStatus
+    digest: str
+    resident_bytes: int
+    least_bytes: int
+    output_bytes: int
+    planned: _containers.RepeatedScalarFieldContainer[str]
+    granted_bytes: _containers.RepeatedScalarFieldContainer[int]
+    loading: _containers.RepeatedScalarFieldContainer[str]
+    starving_seconds: float
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    def __init__(self, status: _Optional[_Union[StageStatus, _Mapping]] = ..., digest: _Optional[str] = ..., resident_bytes: _Optional[int] = ..., least_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., planned: _Optional[_Iterable[str]] = ..., granted_bytes: _Optional[_Iterable[int]] = ..., loading: _Optional[_Iterable[str]] = ..., starving_seconds: _Optional[float] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("device", "need_bytes", "have_bytes", "free_bytes", "reason")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    NEED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HAVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    need_bytes: int
+    have_bytes: int
+    free_bytes: int
+    reason: str
+    def __init__(self, device: _Optional[str] = ..., need_bytes: _Optional[int] = ..., have_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ItemTiming(_message.Message):
+    __slots__ = ("item", "input", "seconds", "retries", "tasks")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    item: int
+    input: str
+    seconds: float
+    retries: int
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskTiming]
+    def __init__(self, item: _Optional[int] = ..., input: _Optional[str] = ..., seconds: _Optional[float] = ..., retries: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskTiming, _Mapping]]] = ...) -> None: ...
+
+class TaskTiming(_message.Message):
+    __slots__ = ("stage", "device", "ready_seconds", "given_seconds", "ended_seconds", "compute_seconds")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    READY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    device: str
+    ready_seconds: float
+    given_seconds: float
+    ended_seconds: float
+    compute_seconds: float
+    def __init__(self, stage: _Optional[int] = ..., device: _Optional[str] = ..., ready_seconds: _Optional[float] = ..., given_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ...) -> None: ...

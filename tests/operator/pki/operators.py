@@ -8,13 +8,9 @@ from pathlib import Path
 
 from certificates import HOSTS
 from shoal_agent.enrolment.identity import Enrolment
-from shoal_operator.pki.authority import DEVICE_LIFETIME, Authority, Issued, Use
-from shoal_operator.pki.enrolment import (
-    EnrolmentService,
-    Reviewed,
-    ReviewFailed,
-    listen_for_enrolment,
-)
+from shoal_operator.pki.pods import PodTokens, Reviewed
+from shoal_protocol.pki.authority import DEVICE_LIFETIME, Authority, Issued, Use
+from shoal_protocol.pki.enrolment import EnrolmentService, ReviewFailed, listen_for_enrolment
 
 
 @dataclass
@@ -30,7 +26,7 @@ class Operator:
     clock_offset: timedelta = timedelta()
     target: str = ""
 
-    async def review(self, token: str) -> Reviewed | None:
+    async def identify(self, token: str) -> Reviewed | None:
         if self.away:
             raise ReviewFailed("the API server is away")
         return self.tokens.get(token)
@@ -62,7 +58,9 @@ class Operator:
 
     @contextlib.asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[None]:
-        service = EnrolmentService(self.review, self.find, self.clock, self.lifetime)
+        service = EnrolmentService(
+            PodTokens(self.identify, self.find, self.clock).review, self.clock, self.lifetime
+        )
         issued = self.own.issue("shoal-operator", datetime.now(UTC), hosts=HOSTS, use=Use.BOTH)
 
         async def identity() -> Issued:

@@ -15,8 +15,8 @@ import pytest
 from certificates import Pki
 from pki.operators import Operator
 from shoal_coordinator.server import CoordinatorSettings, serving
-from shoal_operator.pki.authority import DEVICE_LIFETIME, Authority
 from shoal_protocol.channels import open_channel
+from shoal_protocol.pki.authority import DEVICE_LIFETIME, Authority
 from shoal_protocol.services import PeerClient
 from shoal_protocol.v1 import coordinator_pb2 as api
 from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub

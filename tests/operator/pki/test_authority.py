@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shoal_operator.pki.authority import (
+from shoal_protocol.pki.authority import (
     Authority,
     CertificateRefused,
     Use,

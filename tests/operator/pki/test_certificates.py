@@ -19,8 +19,8 @@ from shoal_operator.controller.event_router import EventRouter
 from shoal_operator.controller.foreign import Identity
 from shoal_operator.controller.login import log_in
 from shoal_operator.controller.telemetry import Telemetry
-from shoal_operator.pki.authority import Authority, is_issued_by
 from shoal_operator.reconcile.decision import CertificateWanted
+from shoal_protocol.pki.authority import Authority, is_issued_by
 
 pytestmark = [pytest.mark.real, pytest.mark.cluster]
 

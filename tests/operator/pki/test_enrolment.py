@@ -23,9 +23,9 @@ from certificates import Pki
 from pki.operators import Operator
 from shoal_agent.enrolment.identity import Identity
 from shoal_coordinator.server import CoordinatorSettings, serving
-from shoal_operator.pki import enrolment as service
-from shoal_operator.pki.authority import DEVICE_LIFETIME, Authority, expiry, is_issued_by
 from shoal_protocol.channels import open_channel
+from shoal_protocol.pki import enrolment as service
+from shoal_protocol.pki.authority import DEVICE_LIFETIME, Authority, expiry, is_issued_by
 from shoal_protocol.services import SessionClient
 from shoal_protocol.v1.enrolment_pb2 import EnrolRequest, EnrolResponse
 from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
@@ -282,7 +282,7 @@ async def test_an_identity_that_expired_is_not_gone_on_with(operator: Operator) 
     note.write_text(json.dumps(json.loads(note.read_text()) | {"expires_at": time.time() - 1}))
     before = device.credentials.certificate.read_bytes()
     operator.grant("next-token", "pi-4")
-    device.token.write_text("next-token")
+    (operator.folder / "pi-4.token").write_text("next-token")
     await obtained(Identity(device))
     assert device.credentials.certificate.read_bytes() != before
 
@@ -374,7 +374,8 @@ async def test_a_device_waits_for_an_operator_that_is_away(tmp_path: Path) -> No
 
 async def test_an_operator_of_another_authority_is_not_believed(operator: Operator) -> None:
     device = operator.device("pi-4", "token-of-pi-4")
-    device.ca.write_bytes(Authority.make("another", datetime.now(UTC)).certificate)
+    other = Authority.make("another", datetime.now(UTC))
+    (operator.folder / "enrol-ca.pem").write_bytes(other.certificate)
     identity = Identity(device, shortest_pause_seconds=0.1)
     waiting = asyncio.create_task(identity.obtain())
     while not identity.why.startswith("UNAVAILABLE"):
@@ -416,7 +417,7 @@ async def test_a_server_shows_a_renewed_identity_to_those_that_come_after(
         first = device.credentials.certificate.read_bytes()
         assert await serial_shown(coordinator.port) == _der(first)
         operator.grant("second", "localhost")
-        device.token.write_text("second")
+        (operator.folder / "localhost.token").write_text("second")
         async with asyncio.timeout(PATIENCE_SECONDS):
             await anext(identity.renewals())
         second = device.credentials.certificate.read_bytes()

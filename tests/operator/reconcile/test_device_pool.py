@@ -126,6 +126,7 @@ def test_everything_of_a_pool_is_made_at_once() -> None:
         ("shelf-ca", "shelf-ca"),
         ("shelf-coordinator-tls", "shelf-coordinator"),
         ("shelf-worker-tls", "shoal-worker"),
+        ("shelf-viewer-tls", "shoal-viewer"),
     ]
 
 
@@ -415,7 +416,7 @@ def test_cert_manager_is_asked_where_it_is_there() -> None:
     decision = see(settings=settings(cert_manager=True), secrets=frozenset())
     assert decision.certificates == ()
     assert list(children(decision, "Certificate")) == [
-        *("shelf-ca", "shelf-coordinator-tls", "shelf-worker-tls")
+        *("shelf-ca", "shelf-coordinator-tls", "shelf-worker-tls", "shelf-viewer-tls")
     ]
     assert list(children(decision, "Issuer")) == ["shelf-self-signed", "shelf-ca"]
     assert word(decision.status, "Ready") == "False WaitingForCertificates"

@@ -60,6 +60,7 @@ def test_what_was_switched_off_is_removed() -> None:
         ("Issuer", "shelf-ca"),
         ("Certificate", "shelf-coordinator-tls"),
         ("Certificate", "shelf-worker-tls"),
+        ("Certificate", "shelf-viewer-tls"),
         ("PodMonitor", "shelf-pods"),
     ]
     assert see(settings=replace(everything, other_groups=both.other_groups)).removals == ()

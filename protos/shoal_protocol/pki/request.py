@@ -1,8 +1,9 @@
-"""One enrolment, as a process of its own: `python -m shoal_agent.enrolment.request`.
+"""One enrolment, as a process of its own: `python -m shoal_protocol.pki.request`.
 
 What it takes to make a key and to read certificates is many MiB of libraries. An idle agent has no
 use for them, so they are loaded here, and go with the process. It reads its order as one line of
-JSON from standard input (`Order`), and writes its answer as one to standard output.
+JSON from standard input (`Order`), and writes its answer as one to standard output. A command that
+ends soon calls `enrol` itself.
 
 ```
 FOLDER/pending/key.pem          made first, and used until there is a certificate for it
@@ -16,6 +17,7 @@ import hashlib
 import json
 import os
 import shutil
+import ssl
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,43 +32,56 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from shoal_protocol.channels import client_options
+from shoal_protocol.identities import ENROLMENT
 from shoal_protocol.v1.enrolment_pb2 import EnrolRequest, EnrolResponse
 from shoal_protocol.v1.enrolment_pb2_grpc import EnrolmentStub
 
 _CALL_SECONDS: Final = 30.0
-_TOKEN_BYTES: Final = 16 << 10
+_REFUSED: Final = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+)
 
 
 class Refused(Exception):
     """No certificate, for this reason."""
 
 
+class NoAnswer(Exception):
+    """Nobody is at the target, or not now."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Where to ask, what to trust there, the token's file, the device's name, where it all goes."""
+    """Where to ask, with which token, for which name, and the folder that it all goes to.
+
+    Trusted there is what the authority in the file `ca` has signed for the target's host; or, with
+    a `fingerprint`, the one certificate that has it (`join_lines`).
+    """
 
     target: str
-    ca: str
     token: str
     name: str
     folder: str
+    ca: str = ""
+    fingerprint: str = ""
 
 
 def enrol(order: Order) -> dict[str, object]:
     """Get a certificate, and make it the current one; what `identity.json` says.
 
-    Raises `Refused`, `OSError`, `grpc.RpcError`.
+    Raises `Refused`, `NoAnswer`, `OSError`.
     """
     folder = Path(order.folder)
     pending = folder / "pending"
     folder.parent.mkdir(parents=True, exist_ok=True)
     for private in (folder, pending):
         private.mkdir(exist_ok=True, mode=0o700)
-    token = Path(order.token).read_bytes()[: _TOKEN_BYTES + 1].decode().strip()
-    used = hashlib.sha256(token.encode()).hexdigest()
+    used = hashlib.sha256(order.token.encode()).hexdigest()
     _keep_key(folder / "current", pending / "key.pem", used)
     key = _key(pending / "key.pem")
-    response = _ask(order, token, _request(key, order.name))
+    response = _ask(order, _request(key, order.name))
     certificate = _checked(response, key, order.name)
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     identity: dict[str, object] = {
@@ -78,7 +93,7 @@ def enrol(order: Order) -> dict[str, object]:
     (pending / "certificate.pem").write_bytes(response.certificate_chain)
     (pending / "ca.pem").write_bytes(response.authority)
     (pending / "identity.json").write_text(json.dumps(identity))
-    _make_current(folder, pending, f"{certificate.serial_number:x}")
+    make_current(folder, pending, f"{certificate.serial_number:x}")
     return identity
 
 
@@ -121,13 +136,39 @@ def _request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
     return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
 
 
-def _ask(order: Order, token: str, request: bytes) -> EnrolResponse:
-    credentials = grpc.ssl_channel_credentials(root_certificates=Path(order.ca).read_bytes())
-    with grpc.secure_channel(order.target, credentials, options=client_options()) as channel:
-        answer: EnrolResponse = EnrolmentStub(channel).Enrol(
-            EnrolRequest(token=token, certificate_request=request), timeout=_CALL_SECONDS
+def _ask(order: Order, request: bytes) -> EnrolResponse:
+    options = client_options()
+    if order.fingerprint:
+        trusted = _pinned(order.target, order.fingerprint)
+        options.append(("grpc.ssl_target_name_override", ENROLMENT))
+    else:
+        trusted = Path(order.ca).read_bytes()
+    credentials = grpc.ssl_channel_credentials(root_certificates=trusted)
+    with grpc.secure_channel(order.target, credentials, options=options) as channel:
+        call = EnrolmentStub(channel).Enrol.future(
+            EnrolRequest(token=order.token, certificate_request=request), timeout=_CALL_SECONDS
         )
-    return answer
+        code = call.code()
+        if code is grpc.StatusCode.OK:
+            answer: EnrolResponse = call.result()
+            return answer
+        raise (Refused if code in _REFUSED else NoAnswer)(f"{code.name}: {call.details()}")
+
+
+def _pinned(target: str, fingerprint: str) -> bytes:
+    """The certificate (PEM) that a server shows, if it is the one with this fingerprint. To look at
+    it proves nothing yet: the channel that trusts it alone does."""
+    host, _, port = target.rpartition(":")
+    try:
+        shown = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=_CALL_SECONDS)
+    except OSError as error:
+        raise NoAnswer(f"nobody answers at {target}: {error}") from error
+    if hashlib.sha256(ssl.PEM_cert_to_DER_cert(shown)).hexdigest() != fingerprint:
+        raise Refused(
+            f"{target} shows another certificate than the join line names: it is another "
+            "coordinator, or somebody between; ask for a new line with `shoal invite`"
+        )
+    return shown.encode()
 
 
 def _checked(
@@ -152,7 +193,8 @@ def _checked(
     return certificate
 
 
-def _make_current(folder: Path, pending: Path, serial: str) -> None:
+def make_current(folder: Path, pending: Path, serial: str) -> None:
+    """Have `folder/current` be what is in `pending`, in one step; what was before is removed."""
     pending.rename(folder / serial)
     link = folder / "current.new"
     link.unlink(missing_ok=True)
@@ -167,12 +209,7 @@ def main() -> int:
     """Do as standard input says; the exit status: 0, or 1 with the reason on standard error."""
     try:
         identity = enrol(Order(**json.load(sys.stdin)))
-    except grpc.RpcError as error:
-        code, details = getattr(error, "code", None), getattr(error, "details", None)
-        text = f"{code().name}: {details()}" if code and details else str(error)
-        print(text, file=sys.stderr)
-        return 1
-    except (Refused, OSError, ValueError) as error:
+    except (Refused, NoAnswer, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     print(json.dumps(identity))

@@ -1,13 +1,8 @@
-"""The service `Enrolment` (`v1/enrolment.proto`): a device without a certificate gets one.
+"""The service `Enrolment` (`v1/enrolment.proto`): a caller without a certificate gets one.
 
-A token identifies the caller. Two functions of the controller interpret it: `review` asks the API
-server, `find` returns the authority of the pool that a reviewed account belongs to. The name that
-is signed is that of the node that the pod runs on, unless that is a reserved name: nodes may choose
-their names.
-
-A token may be used again with the same key, since an answer can be lost. With another key it is
-refused: somebody has read it. Used tokens are stored for a day, longer than tokens last; a
-restarted operator has lost them.
+A token identifies the caller. What it is good for, `Review` decides: the operator asks the API
+server of its cluster, a standalone coordinator looks into its records of invitations. Both refuse a
+token that comes with another key than before: somebody has read it.
 
 Anyone may call, so each address has a rate limit of its own, and reviews run in turns per address:
 a flood from one address delays or refuses nobody at another. Devices behind one address (NAT) share
@@ -15,7 +10,6 @@ its rate, and try again later.
 """
 
 import asyncio
-import hashlib
 import ipaddress
 import logging
 from collections import OrderedDict
@@ -27,16 +21,16 @@ from urllib.parse import unquote
 
 import grpc
 
-from shoal_operator.pki.authority import (
+from shoal_protocol.limits import CallLimiter, TooManyCalls
+from shoal_protocol.listener import Listener, ServerIdentity
+from shoal_protocol.pki.authority import (
     DEVICE_LIFETIME,
     Authority,
     CertificateRefused,
     Issued,
+    Request,
     parse_request,
 )
-from shoal_operator.reconcile.names import why_no_device
-from shoal_protocol.limits import CallLimiter, TooManyCalls
-from shoal_protocol.listener import Listener, ServerIdentity
 from shoal_protocol.v1 import enrolment_pb2 as pb
 from shoal_protocol.v1.enrolment_pb2_grpc import (
     EnrolmentServicer,
@@ -46,7 +40,7 @@ from shoal_protocol.v1.enrolment_pb2_grpc import (
 logger = logging.getLogger(__name__)
 
 REVIEWS: Final = 8
-"""At once; each is a request to the API server."""
+"""At once; one may be a request to an API server."""
 REVIEWS_EACH: Final = 4
 """At once for one address."""
 BURST: Final = 200
@@ -55,33 +49,36 @@ PER_SECOND: Final = 20.0
 CONNECTIONS: Final = 1024
 _TOKEN_BYTES: Final = 16 << 10
 _ADDRESSES: Final = 10_000
-_TOKENS: Final = 20_000
-_TOKENS_LAST: Final = timedelta(days=1)
 _REVIEW_SECONDS: Final = 10.0
-_NOT_ACCEPTED: Final = (
-    "the token is not accepted: expired, not of this cluster, or of a pod that is gone"
-)
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reviewed:
-    """The owner of a token: a pod of `service_account` in `namespace`, on `node`."""
+class Grant:
+    """What a token is good for: a certificate for `name`, signed by `authority`. `holder` is what
+    logs and refusals call the caller."""
 
-    namespace: str
-    pod: str
-    node: str
-    service_account: str
+    name: str
+    holder: str
+    authority: Authority
+
+
+class TokenRefused(Exception):
+    """The token is not accepted; the text says why."""
+
+
+class EnrolmentDenied(Exception):
+    """The token is accepted, but not for what is asked; the text says why."""
 
 
 class ReviewFailed(Exception):
     """The token could not be reviewed at this time."""
 
 
-Review = Callable[[str], Awaitable[Reviewed | None]]
-"""None: the token is not accepted. Raises `ReviewFailed`."""
-Find = Callable[[Reviewed], Awaitable[Authority | None]]
-"""None: the account is no pool's agents'. Raises `ReviewFailed`."""
+Review = Callable[[str, Request], Awaitable[Grant]]
+"""What a token is good for, for who asks so. Raises `TokenRefused`, `EnrolmentDenied`,
+`ReviewFailed`."""
+USED_WITH_ANOTHER_KEY: Final = "the token was used already, with another key"
 
 
 class RateLimiter:
@@ -114,17 +111,14 @@ class EnrolmentService(EnrolmentServicer):
     def __init__(
         self,
         review: Review,
-        find: Find,
         clock: Callable[[], datetime],
         lifetime: timedelta = DEVICE_LIFETIME,
     ) -> None:
         """`clock` gives the time as an aware datetime."""
         self._review = review
-        self._find = find
         self._clock = clock
         self._lifetime = lifetime
         self._reviews = CallLimiter(total=REVIEWS, each=REVIEWS_EACH, waiting=BURST)
-        self._used: OrderedDict[bytes, tuple[bytes, datetime]] = OrderedDict()
         self._rate = RateLimiter()
 
     async def Enrol(self, request: pb.EnrolRequest, context: _Context) -> pb.EnrolResponse:
@@ -139,41 +133,24 @@ class EnrolmentService(EnrolmentServicer):
             wanted = parse_request(request.certificate_request)
         except CertificateRefused as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        denied = grpc.StatusCode.PERMISSION_DENIED
         try:
             async with asyncio.timeout(_REVIEW_SECONDS), self._reviews.turn(address):
-                reviewed = await self._review(request.token)
-                if reviewed is None:
-                    await _refuse(context, grpc.StatusCode.UNAUTHENTICATED, _NOT_ACCEPTED)
-                authority = await self._find(reviewed)
+                grant = await self._review(request.token, wanted)
         except (ReviewFailed, TooManyCalls, TimeoutError) as error:
             reason = f"the token cannot be reviewed now: {str(error) or 'no answer'}"
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, reason)
-        denied = grpc.StatusCode.PERMISSION_DENIED
-        who = f"service account {reviewed.service_account} of namespace {reviewed.namespace}"
-        if authority is None:
-            await _refuse(context, denied, f"{who} is no pool's agents'")
-        if (problem := why_no_device(reviewed.node)) is not None:
-            text = f"node {reviewed.node} cannot be a device: {problem}"
-            await _refuse(context, denied, text)
-        if not self._first_use(request.token, wanted.fingerprint, now):
-            await _refuse(context, denied, "the token was used already, with another key")
+        except TokenRefused as error:
+            await _refuse(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except EnrolmentDenied as error:
+            await _refuse(context, denied, str(error))
+        authority = grant.authority
         try:
-            chain = authority.sign(request.certificate_request, reviewed.node, now, self._lifetime)
+            chain = authority.sign(request.certificate_request, grant.name, now, self._lifetime)
         except CertificateRefused as error:
-            await _refuse(context, denied, f"pod {reviewed.pod}: {error}")
-        logger.info("signed for %s, pod %s/%s", reviewed.node, reviewed.namespace, reviewed.pod)
+            await _refuse(context, denied, f"{grant.holder}: {error}")
+        logger.info("signed for %s, %s", grant.name, grant.holder)
         return pb.EnrolResponse(certificate_chain=chain, authority=authority.certificate)
-
-    def _first_use(self, token: str, fingerprint: bytes, now: datetime) -> bool:
-        """Record a token's key; whether it is the first, or the same as before."""
-        while self._used:
-            _, at = next(iter(self._used.values()))
-            if len(self._used) < _TOKENS and now - at < _TOKENS_LAST:
-                break
-            self._used.popitem(last=False)
-        key = hashlib.sha256(token.encode()).digest()
-        before, _ = self._used.setdefault(key, (fingerprint, now))
-        return before == fingerprint
 
 
 async def listen_for_enrolment(

@@ -155,6 +155,27 @@ class Authority:
         return certificate.public_bytes(serialization.Encoding.PEM)
 
 
+def self_signed(name: str, now: datetime, lifetime: timedelta = AUTHORITY_LIFETIME) -> Issued:
+    """A server's certificate that only those trust who know its fingerprint."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    certificate = (
+        _builder(_name(name), key.public_key(), now, now + lifetime, authority=False)
+        .issuer_name(_name(name))
+        .add_extension(usage, critical=False)
+        .add_extension(_alternative_names([name]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Issued(
+        certificate=certificate.public_bytes(serialization.Encoding.PEM), key=_key_pem(key)
+    )
+
+
+def fingerprint_of(certificate: bytes) -> str:
+    """The SHA-256 of a certificate (PEM) in hexadecimal."""
+    return x509.load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256()).hex()
+
+
 PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey
 
 

@@ -1,0 +1,121 @@
+"""`shoal agent install`: a systemd unit that runs the agent from boot on, with what it was given.
+
+As root it is a unit of the system, run as the user who called sudo; otherwise one of the user's
+own. The join line goes into a file that only that user reads, since units are readable to all.
+"""
+
+import os
+import pwd
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shoal_agent.settings import Settings, parse
+from shoal_protocol.state_folders import state_folder
+
+NAME: Final = "shoal-agent"
+_SYSTEM_UNITS: Final = Path("/etc/systemd/system")
+_SYSTEM_STATE: Final = Path("/var/lib") / NAME
+_STOP_SECONDS: Final = 10
+"""Beyond the time that draining may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a unit and what its agent keeps go. `user` is whom the system runs it as; "": it is the
+    user's own unit."""
+
+    units: Path
+    state: Path
+    user: str = ""
+
+
+def install(arguments: Sequence[str], place: Place | None = None) -> int:
+    """Write the unit for `JOIN [OPTION...]`; the exit status."""
+    settings = parse(arguments)
+    if settings.enrolment is None or settings.enrolment.join is None:
+        print("shoal agent install: needs a join line: install JOIN [OPTION...]", file=sys.stderr)
+        return 2
+    place = place or _place()
+    join = str(settings.enrolment.join)
+    options = [each for each in arguments if not _is_join(each, join)]
+    try:
+        _write(place, f"{join}\n", unit(settings, options, place))
+    except OSError as error:
+        print(f"shoal agent install: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    control = "sudo systemctl" if place.user else "systemctl --user"
+    print(f"wrote {place.units / f'{NAME}.service'}; start it now, and at each boot, with:")
+    print(f"  {control} daemon-reload && {control} enable --now {NAME}")
+    if not place.user:
+        print("  loginctl enable-linger    (else it runs only while you are logged in)")
+    return 0
+
+
+def unit(settings: Settings, options: Sequence[str], place: Place) -> str:
+    """The unit's text: the agent with its options, and its folders where it finds them again."""
+    command = [sys.executable, "-m", "shoal_agent", str(place.state / "join")]
+    command += ["--identity-folder", str(place.state / "identity")]
+    command += ["--cache", str(place.state / "cache"), *options, "--name", settings.name]
+    stop_seconds = round(settings.drain_seconds) + _STOP_SECONDS
+    lines = [
+        "[Unit]",
+        f"Description=Shoal agent {settings.name}",
+        "Wants=network-online.target",
+        "After=network-online.target",
+        "",
+        "[Service]",
+        "Type=exec",
+        *([f"User={place.user}"] if place.user else []),
+        f"ExecStart={' '.join(map(_quoted, command))}",
+        "Restart=always",
+        "RestartSec=5",
+        "# The options are wrong: to try again changes nothing.",
+        "RestartPreventExitStatus=2",
+        f"TimeoutStopSec={stop_seconds}",
+        "NoNewPrivileges=yes",
+        "",
+        "[Install]",
+        f"WantedBy={'multi-user' if place.user else 'default'}.target",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _place() -> Place:
+    if os.geteuid() == 0:
+        user = os.environ.get("SUDO_USER") or "root"
+        return Place(units=_SYSTEM_UNITS, state=_SYSTEM_STATE, user=user)
+    chosen = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Place(units=Path(chosen) / "systemd/user", state=state_folder() / "agent")
+
+
+def _is_join(argument: str, join: str) -> bool:
+    """Whether an argument is the join line, or the file that holds it."""
+    if argument.startswith("shoal://"):
+        return True
+    try:
+        return Path(argument).read_text().strip() == join
+    except (OSError, ValueError):
+        return False
+
+
+def _write(place: Place, join: str, text: str) -> None:
+    place.units.mkdir(parents=True, exist_ok=True)
+    place.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    secret = place.state / "join"
+    descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(join)
+    if place.user:
+        owner = pwd.getpwnam(place.user)
+        for path in (place.state, secret):
+            os.chown(path, owner.pw_uid, owner.pw_gid)
+    (place.units / f"{NAME}.service").write_text(text)
+
+
+def _quoted(word: str) -> str:
+    """A word of a command as systemd reads it: nothing in it is replaced."""
+    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{word}"' if not word or any(letter in word for letter in " \t;'\"\\") else word

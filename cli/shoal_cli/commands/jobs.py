@@ -1,0 +1,145 @@
+"""`shoal devices`, `shoal jobs`, `shoal cancel`: what a coordinator has."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal_cli.commands import options
+from shoal_cli.commands.coordinators import Coordinator, calling
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from shoal_protocol.coordinator_client import CoordinatorClient
+    from shoal_protocol.v1 import coordinator_pb2 as pb
+
+JobNames = Annotated[
+    list[str],
+    typer.Argument(metavar="JOB...", help="As `shoal jobs` lists it.", show_default=False),
+]
+Remove = Annotated[
+    bool, typer.Option("--remove", help="Forget the job too, with its inputs and results there.")
+]
+
+
+def devices(coordinator: Coordinator = None, as_json: options.AsJson = False) -> None:
+    """List a coordinator's devices: state, memory against budget, what they hold and did.
+
+    A device that left is listed as lost until the coordinator restarts.
+    """
+
+    async def ask(client: "CoordinatorClient") -> Sequence["pb.DeviceStatus"]:
+        return await client.devices()
+
+    found = sorted(asyncio.run(_asked(coordinator, ask)), key=lambda device: device.name)
+    _show(found, "no device has joined", _device_table, as_json=as_json)
+
+
+def jobs(coordinator: Coordinator = None, as_json: options.AsJson = False) -> None:
+    """List a coordinator's jobs, in the order of their submission.
+
+    A job of `shoal run --coordinator` is called as the manifest calls it, and by what it works on.
+    """
+
+    async def ask(client: "CoordinatorClient") -> Sequence["pb.JobStatus"]:
+        return await client.jobs()
+
+    _show(asyncio.run(_asked(coordinator, ask)), "no jobs", _job_table, as_json=as_json)
+
+
+def cancel(names: JobNames, coordinator: Coordinator = None, remove: Remove = False) -> None:
+    """Cancel jobs of a coordinator. Results that are written stay.
+
+    The same `shoal run --coordinator` resumes a job that was cancelled, unless it was removed.
+    """
+    from shoal_protocol.v1 import coordinator_pb2 as pb
+
+    async def ask(client: "CoordinatorClient") -> None:
+        for name in names:
+            status = await client.cancel(name, "cancelled by `shoal cancel`")
+            state = pb.JobStatus.State.Name(status.state).lower()
+            if remove:
+                await client.remove(name)
+            done = f"{status.succeeded} of {status.items} items done"
+            typer.echo(f"{name}: {state}, {done}{', removed' if remove else ''}")
+
+    asyncio.run(_asked(coordinator, ask))
+
+
+async def _asked(target: str | None, ask: Any) -> Any:
+    async with calling(target) as client:
+        return await ask(client)
+
+
+def _show(found: Sequence[Any], nothing: str, table: Any, *, as_json: bool) -> None:
+    from google.protobuf.json_format import MessageToDict
+
+    from shoal_cli.commands.tables import output
+
+    if as_json:
+        typer.echo(json.dumps([MessageToDict(m, preserving_proto_field_name=True) for m in found]))
+    elif found:
+        output().print(table(found))
+    else:
+        options.note(nothing)
+
+
+def _device_table(found: Sequence["pb.DeviceStatus"]) -> "RenderableType":
+    from shoal_cli.commands.columns import Columns, ColumnTable
+    from shoal_cli.commands.tables import format_tiers
+    from shoal_cli.local.report import TierHits
+    from shoal_protocol.units import format_bytes
+    from shoal_protocol.v1 import coordinator_pb2 as pb
+
+    def tiers(device: pb.DeviceStatus) -> str:
+        hits = device.tier_hits
+        return format_tiers(TierHits(hits.resident, hits.cached, hits.idle, hits.evict))
+
+    names: Columns[pb.DeviceStatus] = [
+        ("device", lambda device: device.name),
+        ("state", lambda device: pb.DeviceStatus.State.Name(device.state).lower()),
+    ]
+    figures: Columns[pb.DeviceStatus] = [
+        ("budget", lambda device: format_bytes(device.budget_bytes)),
+        ("now", lambda device: format_bytes(device.used_bytes)),
+        ("peak", lambda device: format_bytes(device.peak_bytes)),
+        ("fragments", lambda device: f"{len(device.resident)} of {device.cached_fragments}"),
+        ("queued", lambda device: str(device.queued)),
+        ("tasks", lambda device: str(device.tasks)),
+        ("tiers 1-4", tiers),
+        ("processor", lambda device: device.architecture),
+    ]
+    return ColumnTable(
+        rows=found,
+        names=names,
+        columns=figures,
+        spare=("processor", "tiers 1-4", "fragments", "queued"),
+        numbers=frozenset(heading for heading, _ in figures[:-1]),
+    )
+
+
+def _job_table(found: Sequence["pb.JobStatus"]) -> "RenderableType":
+    from shoal_cli.commands.columns import Columns, ColumnTable
+    from shoal_protocol.v1 import coordinator_pb2 as pb
+
+    names: Columns[pb.JobStatus] = [
+        ("job", lambda job: job.name),
+        ("state", lambda job: pb.JobStatus.State.Name(job.state).lower()),
+    ]
+    figures: Columns[pb.JobStatus] = [
+        ("items", lambda job: f"{job.succeeded}/{job.items}"),
+        ("failed", lambda job: str(job.failed)),
+        ("items/s", lambda job: f"{job.items_per_second:.3g}" if job.items_per_second else "-"),
+        ("why", lambda job: job.message or "-"),
+    ]
+    return ColumnTable(
+        rows=found,
+        names=names,
+        columns=figures,
+        spare=("why", "items/s"),
+        numbers=frozenset(heading for heading, _ in figures[:-1]),
+        wrap=True,
+    )

@@ -1,0 +1,102 @@
+"""`shoal top`."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from dataclasses import asdict
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from shoal_cli.commands import targets
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from shoal_protocol.v1 import coordinator_pb2 as pb
+
+EPILOG: Final = (
+    "[bold]Examples[/bold]\n\n"
+    "The run that goes on here:  shoal top\n\n"
+    "A pool of the cluster:  shoal top --pool shelf --namespace reading\n\n"
+    "Once, for a program:  shoal top --output json | jq '.devices[].used_bytes'\n\n"
+    "Control-C ends it. Where standard output is no terminal, it prints once."
+)
+RECONNECT_SECONDS: Final = 10.0
+"""How long a coordinator that is gone is looked for: it may be starting anew."""
+
+Interval = Annotated[
+    float, typer.Option(min=0.1, max=60, help="Seconds between two looks, and of each rate.")
+]
+
+
+def top(
+    coordinator: targets.Coordinator = None,
+    work: targets.Work = None,
+    pool: targets.Pool = None,
+    namespace: targets.Namespace = None,
+    context: targets.Context = None,
+    kubeconfig: targets.Kubeconfig = None,
+    interval: Interval = 1.0,
+    output: targets.Output = "text",
+) -> None:
+    """Watch a coordinator: its jobs with their stages, its devices with memory, queues and links.
+
+    Without options it is the run that goes on on this machine. It changes nothing there.
+    """
+    target = targets.Target(coordinator, work, pool, namespace, context, kubeconfig)
+    if output == "json" or not sys.stdout.isatty():
+        asyncio.run(_print(target, interval, output))
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_watch(target, interval))
+
+
+async def _print(target: targets.Target, interval: float, output: targets.OutputKind) -> None:
+    """One picture, with the rates of an interval."""
+    from shoal_cli.commands.live_tables import picture
+    from shoal_cli.commands.tables import output as standard_output
+    from shoal_cli.live.view import view_of
+
+    async with targets.watching(target) as (title, client):
+        before = await targets.overview(client)
+        await asyncio.sleep(interval)
+        view = view_of(await targets.overview(client), before)
+    if output == "json":
+        typer.echo(json.dumps(asdict(view)))
+    else:
+        standard_output().print(picture(title, view))
+
+
+async def _watch(target: targets.Target, interval: float) -> None:
+    """Pictures until the user has seen enough, or the coordinator stays away."""
+    from rich.live import Live
+
+    from shoal_cli.commands.tables import output
+    from shoal_cli.transfer.joined import CoordinatorAway
+
+    seen_at: float | None = None
+    with Live(console=output(), screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                async with targets.watching(target) as (title, client):
+                    before = None
+                    while True:
+                        now = await targets.overview(client)
+                        seen_at = monotonic()
+                        _show(live, title, now, before)
+                        before = now
+                        await asyncio.sleep(interval)
+            except (CoordinatorAway, targets.NoCoordinator):
+                if seen_at is None or monotonic() - seen_at > RECONNECT_SECONDS:
+                    raise
+            await asyncio.sleep(interval)
+
+
+def _show(live: "Live", title: str, now: "pb.Overview", before: "pb.Overview | None") -> None:
+    from shoal_cli.commands.live_tables import picture
+    from shoal_cli.live.view import view_of
+
+    live.update(picture(title, view_of(now, before)), refresh=True)

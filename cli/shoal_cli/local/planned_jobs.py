@@ -1,0 +1,137 @@
+"""A job with the plan that it runs by: as a coordinator takes it, and as it is reported."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shoal_cli.local.messages import copied
+from shoal_cli.local.orders import JobOrder
+from shoal_cli.local.preparation import Prepared
+from shoal_cli.local.report import (
+    DeviceReport,
+    FailedItem,
+    FragmentHeld,
+    JobReport,
+    Latency,
+    StageReport,
+    TaskTime,
+    TierHits,
+)
+from shoal_cli.local.watch import DeviceTally
+from shoal_planner.explanation import sentences
+from shoal_planner.outcome import Plan
+from shoal_protocol.partition import document_to_json
+from shoal_protocol.units import seconds
+from shoal_protocol.v1 import coordinator_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJob:
+    """A job that is ready to be submitted, with the plan that it runs by."""
+
+    order: JobOrder
+    prepared: Prepared
+    plan: Plan
+
+    def request(self) -> pb.SubmitJobRequest:
+        """As the coordinator takes it."""
+        spec = self.order.job.spec
+        return pb.SubmitJobRequest(
+            name=self.order.name,
+            partition=document_to_json(self.prepared.document).encode(),
+            stages=[
+                pb.StagePlacement(
+                    devices=devices,
+                    granted_bytes=granted,
+                    predicted_seconds=map(seconds, predicted),
+                )
+                for devices, granted, predicted in zip(
+                    self.plan.homes(), self.plan.grants(), self.plan.predictions(), strict=True
+                )
+            ],
+            epoch=1,
+            inputs_uri=str(self.order.inputs),
+            outputs_uri=str(self.order.outputs),
+            mode=spec.mode.name,
+            policy=spec.policy.name,
+            priority=spec.priority,
+            backoff_limit=spec.backoff_limit,
+            active_deadline_seconds=float(spec.active_deadline_seconds or 0),
+            parallelism=spec.parallelism or 0,
+            lossy=self.order.lossy,
+            explanation=sentences(self.plan),
+        )
+
+    def fragments_on(self, device: str) -> dict[str, FragmentHeld]:
+        """The fragments by digest, as the device holds them if it does."""
+        held: dict[str, FragmentHeld] = {}
+        for fragment, homes, grants in zip(
+            self.prepared.document.fragments, self.plan.homes(), self.plan.grants(), strict=True
+        ):
+            granted = dict(zip(homes, grants, strict=True)).get(device, fragment.resident_bytes)
+            held[fragment.digest] = FragmentHeld(
+                partition=self.order.plan.cut.name,
+                index=fragment.index,
+                digest=fragment.digest,
+                granted_bytes=granted if granted < fragment.resident_bytes else None,
+            )
+        return held
+
+    def report(
+        self, status: pb.JobStatus, label: Callable[[str], str] = lambda device: device
+    ) -> JobReport:
+        """The job as a coordinator reports it; `label` is what to call a device."""
+        return copied(
+            JobReport,
+            status,
+            state=pb.JobStatus.State.Name(status.state).capitalize(),
+            model=self.order.plan.cut.model,
+            model_digest=self.prepared.document.model_digest,
+            partition=self.order.plan.cut.name,
+            latency=copied(Latency, status.latency),
+            tier_hits=copied(TierHits, status.tier_hits),
+            stages=tuple(
+                copied(
+                    StageReport,
+                    stage,
+                    devices=tuple(map(label, stage.devices)),
+                    times=tuple(_task_time(time, label(time.device)) for time in stage.times),
+                )
+                for stage in status.stages
+            ),
+            failures=tuple(copied(FailedItem, each) for each in status.failures),
+            outputs=str(self.order.outputs),
+            verification=None,
+            verification_error="",
+        )
+
+
+def _task_time(time: pb.TaskTime, device: str) -> TaskTime:
+    known = time.HasField("predicted_seconds")
+    return TaskTime(
+        device=device,
+        measured_seconds=time.measured_seconds,
+        predicted_seconds=time.predicted_seconds if known else None,
+    )
+
+
+def device_report(
+    jobs: Sequence[PlannedJob], *, name: str, budget_bytes: int, tally: DeviceTally
+) -> DeviceReport:
+    """A device of these jobs by what it has reported; nothing is known of limits and deaths."""
+    fragments: dict[str, FragmentHeld] = {}
+    for job in jobs:
+        fragments = {**job.fragments_on(name), **fragments}
+    held = [fragments[digest] for digest in tally.held if digest in fragments]
+    return DeviceReport(
+        name=name,
+        budget_bytes=budget_bytes,
+        floor_bytes=tally.floor_bytes,
+        peak_bytes_above_floor=tally.peak_bytes,
+        fragments=tuple(sorted(held, key=lambda each: (each.partition, each.index))),
+        tier_hits=tally.tier_hits,
+        restarts=0,
+        limit_bytes=None,
+        limit_failures=0,
+        out_of_memory_kills=0,
+        **tally.counts,
+    )

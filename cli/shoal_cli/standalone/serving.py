@@ -1,0 +1,151 @@
+"""The processes of a standalone coordinator: the enrolment service, and the coordinator itself.
+
+Enrolment is at the port after the coordinator's. The coordinator is a child process, started again
+when it ends; with a certificate that is renewed here, and followed there.
+"""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from shoal_cli.local.supervisor import Death, ProcessSpec, Supervisor
+from shoal_cli.standalone.folders import Folder
+from shoal_protocol.listener import Listener
+from shoal_protocol.own_address import own_address
+from shoal_protocol.pki.authority import Authority, Issued, Request
+from shoal_protocol.pki.enrolment import (
+    EnrolmentService,
+    Grant,
+    ReviewFailed,
+    listen_for_enrolment,
+)
+
+_GRACE_SECONDS: Final = 10.0
+_CHECK_SECONDS: Final = 600.0
+_FAR_AWAY: Final = ("192.0.2.1", 9)
+"""An address that is nobody's: the way to it is the way to everywhere."""
+_PROCESS: Final = "coordinator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standalone:
+    """How to serve. `host` is what others reach this machine by; `arguments` are the coordinator
+    process's own."""
+
+    folder: Folder
+    host: str
+    port: int
+    arguments: Sequence[str] = ()
+
+    @property
+    def listen(self) -> str:
+        """All addresses of this machine, of the kind that the host is of."""
+        return "[::]" if self.host.startswith("[") else "0.0.0.0"  # noqa: S104 - mutual TLS
+
+
+def this_host() -> str:
+    """What other machines reach this one by: its address on the way to everywhere, or its name."""
+    try:
+        return own_address(*_FAR_AWAY)
+    except OSError:
+        return socket.gethostname()
+
+
+async def serve(
+    standalone: Standalone, ready: Callable[[], None], note: Callable[[str], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT. `ready` is called once devices can join.
+
+    Raises `FolderInUse`, `AuthorityUnusable`, `ProcessHopeless`, `OSError`.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    folder = standalone.folder
+
+    def on_death(death: Death) -> None:
+        note(f"{death.title} {death.cause}; starting it again")
+
+    with folder.locked():
+        authority = folder.authority(_now())
+        folder.renew(authority, _now())
+        folder.note_address(standalone.host, standalone.port)
+        listener = await listen(standalone, authority)
+        supervisor = Supervisor(on_death)
+        try:
+            await supervisor.start(_coordinator(standalone))
+            ready()
+            await _until_stopped(stop, supervisor, _renew(folder, authority))
+        finally:
+            await supervisor.stop(grace_seconds=_GRACE_SECONDS)
+            await listener.stop(None)
+
+
+async def _until_stopped(
+    stop: asyncio.Event, supervisor: Supervisor, renewing: Coroutine[None, None, None]
+) -> None:
+    """Until there is a signal; raises what ended the work before."""
+    tasks = [
+        asyncio.create_task(work) for work in (stop.wait(), supervisor.wait_for_failure(), renewing)
+    ]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def listen(standalone: Standalone, authority: Authority) -> Listener:
+    """Serve enrolment; to be stopped. Raises `OSError`."""
+    folder = standalone.folder
+    shown = folder.enrolment(_now())
+    reviewing = asyncio.Lock()
+
+    async def identity() -> Issued:
+        return shown
+
+    async def review(token: str, wanted: Request) -> Grant:
+        async with reviewing:  # a token is good for one key, also when two come at once
+            try:
+                return await asyncio.to_thread(
+                    folder.invitations.review, token, wanted, authority, _now()
+                )
+            except OSError as error:
+                raise ReviewFailed(str(error)) from error
+
+    service = EnrolmentService(review, _now)
+    address = f"{standalone.listen}:{standalone.port + 1}"
+    listener, _ = await listen_for_enrolment(service, address, identity)
+    return listener
+
+
+async def _renew(folder: Folder, authority: Authority) -> None:
+    while True:
+        await asyncio.sleep(_CHECK_SECONDS)
+        folder.renew(authority, _now())
+
+
+def _coordinator(standalone: Standalone) -> ProcessSpec:
+    folder, files = standalone.folder, standalone.folder.credentials
+    command = [sys.executable, "-m", "shoal_coordinator", "--exit-with-parent"]
+    command += ["--listen", f"{standalone.listen}:{standalone.port}", "--store", str(folder.store)]
+    command += ["--tls-ca", str(files.ca), "--tls-certificate", str(files.certificate)]
+    command += ["--tls-key", str(files.key), *standalone.arguments]
+    return ProcessSpec(
+        name=_PROCESS,
+        title="the coordinator",
+        command=tuple(command),
+        log=folder.root / "logs" / "coordinator.log",
+    )
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,369 @@
+"""`shoal run --coordinator`: models are cut and planned here, run there, and results come back.
+
+    1. cut and plan, as local mode does, but for the coordinator's devices
+    2. send the fragments and inputs that the coordinator lacks
+    3. submit, and watch the jobs to their ends
+    4. fetch the results
+    5. verify
+
+Each phase finds what an earlier run has done, so the same command resumes wherever one broke off. A
+job is called there by its name and by what its results depend on: another model or other inputs
+make another job. Whoever stops watching stops nothing: the job runs on.
+"""
+
+import asyncio
+import contextlib
+import datetime
+import hashlib
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import metadata
+from typing import Final
+
+from shoal_api.kinds import DevicePool
+from shoal_api.kinds.device_pool import Local, LocalDevice
+from shoal_cli.local.finer_cuts import cut_finer, in_words, is_too_large
+from shoal_cli.local.manifests import Manifests
+from shoal_cli.local.observer import Observer, Snapshot
+from shoal_cli.local.orders import JobOrder, JobRefused, Orders
+from shoal_cli.local.planned_jobs import PlannedJob, device_report
+from shoal_cli.local.pool import RunOptions
+from shoal_cli.local.preparation import partition_path
+from shoal_cli.local.report import DeviceReport, Enforcement, JobReport, RunReport
+from shoal_cli.local.runner import Interrupted, check_folders, plan_on_pool, prepare_all
+from shoal_cli.local.steps import StepCrashed, StepRefused
+from shoal_cli.local.verification import VerificationRequest, verify
+from shoal_cli.local.watch import DeviceTally, Watch
+from shoal_cli.local.workspace import Workspace
+from shoal_cli.transfer.coordinators import JobFolder, upload_fragments
+from shoal_cli.transfer.copying import Progress, copy
+from shoal_cli.transfer.folders import Folder
+from shoal_cli.transfer.joined import Reachable
+from shoal_cli.transfer.places import PAUSE_SECONDS, with_tries
+from shoal_coordinator.storage.inputs import InputsRefused, scan_inputs
+from shoal_planner.costs import PoolDevice
+from shoal_planner.finer_cuts import MOST_CUTS
+from shoal_planner.speeds import levelled, measured_device
+from shoal_protocol.choices import Residency
+from shoal_protocol.coordinator_client import CoordinatorClient
+from shoal_protocol.speeds import Link, sane, speed_of
+from shoal_protocol.units import Bytes, format_bytes
+from shoal_protocol.v1 import coordinator_pb2 as pb
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NAME_LENGTH: Final = 48
+_SHOWN_SECONDS: Final = 1.0
+_ENFORCED_THERE: Final = Enforcement(
+    mode="none", reason="each device measures itself; limits are those of its own machine"
+)
+
+
+class NoDevices(Exception):
+    """A coordinator without a device that could work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A job under the name that it has on the coordinator."""
+
+    name: str
+    job: PlannedJob
+
+    def request(self) -> pb.SubmitJobRequest:
+        request = self.job.request()
+        request.name = self.name
+        request.inputs_uri = request.outputs_uri = ""  # its folders on the coordinator's volume
+        return request
+
+    @property
+    def order(self) -> JobOrder:
+        return self.job.order
+
+
+async def ready_devices(coordinator: Reachable) -> Sequence[pb.DeviceStatus]:
+    """The devices that can work now. Raises `NoDevices`, and as `Reachable.calling` does."""
+    async with coordinator.calling() as client:
+        found = await client.devices()
+    ready = [each for each in found if each.state == pb.DeviceStatus.READY]
+    if not ready:
+        away = f" ({len(found)} were there before)" if found else ""
+        raise NoDevices(
+            f"{coordinator.target} has no device that is ready{away}; `shoal invite` on the "
+            "coordinator's machine prints a line to start an agent with"
+        )
+    return sorted(ready, key=lambda device: device.name)
+
+
+def on_devices(manifests: Manifests, devices: Sequence[pb.DeviceStatus]) -> Manifests:
+    """The manifests with the coordinator's devices in every pool."""
+    local = Local(
+        devices=tuple(LocalDevice(name=d.name, memory=Bytes(d.budget_bytes)) for d in devices)
+    )
+
+    def served(pool: DevicePool) -> DevicePool:
+        return replace(pool, spec=replace(pool.spec, local=local))
+
+    return replace(manifests, pools={name: served(p) for name, p in manifests.pools.items()})
+
+
+def as_measured(orders: Orders, devices: Sequence[pb.DeviceStatus]) -> Orders:
+    """The orders, planned for what the devices were measured to do."""
+
+    def planned(order: JobOrder) -> JobOrder:
+        single = order.plan.pool.spec.residency is Residency.SINGLE
+        cut = replace(order.plan.cut, devices=planned_for(devices, single=single))
+        return replace(order, plan=replace(order.plan, cut=cut))
+
+    return replace(orders, jobs=tuple(map(planned, orders.jobs)))
+
+
+def planned_for(
+    devices: Sequence[pb.DeviceStatus], *, single: bool = False
+) -> tuple[PoolDevice, ...]:
+    """A coordinator's devices as planning sees them."""
+    return levelled(
+        [
+            measured_device(
+                each.name,
+                Bytes(each.budget_bytes),
+                speed_of(each.speed),
+                Link(
+                    bytes_per_second=sane(each, "link_bytes_per_second"),
+                    round_trip_seconds=sane(each, "round_trip_seconds"),
+                ),
+                single=single,
+            )
+            for each in devices
+        ]
+    )
+
+
+async def run_on_coordinator(
+    coordinator: Reachable,
+    orders: Orders,
+    workspace: Workspace,
+    options: RunOptions,
+    observer: Observer,
+    *,
+    keep: bool,
+) -> RunReport:
+    """Run the jobs there. `keep`: they stay on the coordinator when their results are here. Raises
+    what prevents the whole run; failed items are in the report."""
+    run = _Run(coordinator, workspace, options, observer, keep=keep)
+    try:
+        return await run.run(orders.jobs)
+    finally:
+        observer.ended()
+
+
+@dataclass(slots=True)
+class _Run:
+    coordinator: Reachable
+    workspace: Workspace
+    options: RunOptions
+    observer: Observer
+    keep: bool = field(kw_only=True)
+    _sent: dict[str, Sent] = field(default_factory=dict)
+    _reports: dict[str, JobReport] = field(default_factory=dict)
+    _devices: tuple[DeviceReport, ...] = ()
+    _notes: list[str] = field(default_factory=list)
+    _interrupted: bool = False
+
+    async def run(self, orders: Sequence[JobOrder]) -> RunReport:
+        started, begun = datetime.datetime.now(datetime.UTC), time.monotonic()
+        with self._interruptible():
+            try:
+                await self._run_jobs(orders)
+                await self._verify(orders)
+            except asyncio.CancelledError:
+                if not self._interrupted:
+                    raise
+                if not self._sent:
+                    raise Interrupted from None
+                names = ", ".join(sent.name for sent in self._sent.values())
+                self._note(
+                    f"{names} may still run on {self.coordinator.target}; `shoal cancel` ends jobs"
+                )
+        return RunReport(
+            shoal_version=metadata.version("shoal"),
+            started=started.isoformat(timespec="seconds"),
+            seconds=time.monotonic() - begun,
+            work=str(self.workspace.root),
+            enforcement=_ENFORCED_THERE,
+            coordinator_restarts=0,
+            interrupted=self._interrupted,
+            jobs=tuple(self._reports[each.name] for each in orders if each.name in self._reports),
+            devices=self._devices,
+            notes=tuple(self._notes),
+        )
+
+    async def _run_jobs(self, orders: Sequence[JobOrder]) -> None:
+        """Phases 1 to 4; again for jobs of which a fragment turned out too large."""
+        for order in orders:
+            check_folders(order)
+        jobs = await self._plan_jobs(orders)
+        for _ in range(MOST_CUTS - 1):
+            await self._run_planned(jobs)
+            finer = []
+            for sent in jobs:
+                report = self._reports[sent.order.name]
+                if is_too_large(report) and (recut := cut_finer(sent.order)) is not None:
+                    self._note(in_words(recut, report))
+                    finer.append(recut)
+            if not finer:
+                return
+            jobs = await self._plan_jobs(finer)
+        await self._run_planned(jobs)
+
+    async def _plan_jobs(self, orders: Sequence[JobOrder]) -> list[Sent]:
+        cuts = [order.plan.cut for order in orders]
+        prepared = await prepare_all(cuts, self.workspace, self.observer)
+        self._notes += [text for each in prepared.values() if (text := each.note)]
+        found = []
+        for order in orders:
+            partition = prepared[order.plan.cut.name]
+            plan = plan_on_pool(order.plan, partition)
+            job = PlannedJob(order=order, prepared=partition, plan=plan)
+            found.append(Sent(await asyncio.to_thread(name_there, job), job))
+        return found
+
+    async def _run_planned(self, jobs: Sequence[Sent]) -> None:
+        for sent in jobs:
+            await self._send(sent)
+        channel = self.coordinator.channel()
+        try:
+            watch = Watch(channel, [sent.request() for sent in jobs])
+            await self._watch(watch, jobs)
+        finally:
+            await channel.close()
+        for sent in jobs:
+            await self._fetch(sent)
+
+    async def _send(self, sent: Sent) -> None:
+        """Phase 2, for one job."""
+        self._sent[sent.order.name] = sent
+        self.observer.phase(f"sending {sent.order.name} to {self.coordinator.target}")
+        digests = [each.digest for each in sent.job.prepared.document.fragments]
+        show = _Shown(self.observer, f"sending {sent.order.name}")
+        async with self.coordinator.calling() as client:
+            upload = partial(
+                upload_fragments, self.workspace.store, digests, client, self.coordinator.target
+            )
+            await with_tries(PAUSE_SECONDS, partial(upload, on_bytes=lambda size: None))
+            source = Folder(str(sent.order.inputs), sent.order.inputs)
+            await copy(source, self._folder(sent, "in", client), show)
+
+    async def _watch(self, watch: Watch, jobs: Sequence[Sent]) -> None:
+        """Phase 3. What devices did before this run is not counted."""
+        async with self.coordinator.calling() as client:
+            for device in await client.devices():
+                watch.devices[device.name] = DeviceTally(last=device)
+
+        def show() -> None:
+            statuses = tuple(watch.jobs.values())
+            devices = tuple(tally.last for _, tally in sorted(watch.devices.items()))
+            self.observer.running(Snapshot(jobs=statuses, devices=devices, restarts={}))
+
+        self.observer.phase(f"running on {self.coordinator.target}")
+        try:
+            await watch.run(show)
+        finally:
+            planned = [sent.job for sent in jobs]
+            for sent in jobs:
+                status = watch.jobs.get(sent.name, pb.JobStatus())
+                named = replace(sent.job.report(status), name=sent.order.name)
+                self._reports[sent.order.name] = named
+            self._devices = tuple(
+                device_report(planned, name=name, budget_bytes=tally.last.budget_bytes, tally=tally)
+                for name, tally in sorted(watch.devices.items())
+            )
+
+    async def _fetch(self, sent: Sent) -> None:
+        """Phase 4, for one job."""
+        name = sent.order.name
+        self.observer.phase(f"fetching the results of {name}")
+        async with self.coordinator.calling() as client:
+            source = self._folder(sent, "out", client)
+            if await source.entries():
+                target = Folder(str(sent.order.outputs), sent.order.outputs)
+                await copy(source, target, _Shown(self.observer, f"fetching {name}"))
+            if not self.keep and self._reports[name].complete:
+                await client.remove(sent.name)
+
+    async def _verify(self, orders: Sequence[JobOrder]) -> None:
+        """Phase 5, on this machine."""
+        if self.options.verify is None:
+            return
+        for order in orders:
+            self.observer.phase(f"verifying {order.name} against the whole model")
+            request = VerificationRequest(
+                model=order.plan.cut.path,
+                partition=partition_path(self.workspace.store, order.plan.cut.name),
+                inputs=order.inputs,
+                outputs=order.outputs,
+                tolerance=self.options.tolerance,
+                most_items=self.options.verify or None,
+            )
+            report = self._reports[order.name]
+            try:
+                found = await verify(request, partial(self.observer.verifying, order.name))
+                self._reports[order.name] = report.verified(found)
+            except (StepRefused, StepCrashed) as error:
+                self._reports[order.name] = report.verified(str(error))
+
+    def _folder(self, sent: Sent, folder: str, client: CoordinatorClient) -> JobFolder:
+        place = f"jobs/{sent.name}/{folder}"
+        return JobFolder(f"coordinator://{self.coordinator.target}/{place}", client, place)
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        self.observer.note(text)
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """A signal ends the run here; what runs on the coordinator is not touched."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def interrupt() -> None:
+            self._interrupted = True
+            task.cancel()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, interrupt)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+@dataclass(slots=True)
+class _Shown:
+    """Shows the progress of a copy, when it lasts."""
+
+    observer: Observer
+    what: str
+    shown: float = field(default_factory=time.monotonic)
+
+    def __call__(self, progress: Progress) -> None:
+        if time.monotonic() - self.shown >= _SHOWN_SECONDS:
+            self.shown = time.monotonic()
+            done, whole = format_bytes(progress.done_bytes), format_bytes(progress.bytes)
+            self.observer.phase(f"{self.what}: {done} of {whole}")
+
+
+def name_there(job: PlannedJob) -> str:
+    """What the coordinator calls a job: its name, and eight digits of what its results depend on.
+    Raises `JobRefused` for inputs that cannot be read."""
+    document = job.prepared.document
+    try:
+        inputs = scan_inputs(job.order.inputs, document.inputs).digest
+    except InputsRefused as error:
+        raise JobRefused(f"job {job.order.name}: {error}") from error
+    facts = (document.model_digest, inputs, str(job.order.lossy))
+    digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()
+    return f"{job.order.name[:_NAME_LENGTH].rstrip('-.')}-{digest[:8]}"

@@ -1,0 +1,180 @@
+"""The standalone coordinators that this user has joined, and who the user is to each.
+
+```
+STATE/coordinators/HOST:PORT/join       the line that it was joined with, for this user alone
+                             current/   certificate, key and authority; renewed when two thirds of
+                                        the certificate's life have passed
+```
+
+A token that was used is good for the same key only, and with that it renews the certificate.
+"""
+
+import contextlib
+import fcntl
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from shoal_protocol.channels import Credentials, open_channel
+from shoal_protocol.coordinator_client import CallFailed, CoordinatorClient
+from shoal_protocol.durable_files import replace_file
+from shoal_protocol.identities import COORDINATOR, USER
+from shoal_protocol.join_lines import JoinLine, parse_join_line
+from shoal_protocol.state_folders import state_folder
+
+
+class NotJoined(Exception):
+    """A coordinator that this user has no certificate for; the text says how to get one."""
+
+
+class JoinRefused(Exception):
+    """The coordinator, or what is at its address, gives no certificate: the text says why."""
+
+
+class CallRefused(Exception):
+    """The coordinator refuses what it was asked; the text says why."""
+
+
+class CoordinatorAway(Exception):
+    """Nobody answers at the coordinator's address; another time somebody may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """A coordinator and who we are to it; without credentials behind a Unix socket."""
+
+    target: str
+    credentials: Credentials | None = None
+
+    def channel(self) -> grpc.aio.Channel:
+        """A channel to it. Raises `channels.AddressRefused`, `OSError`."""
+        name = None if self.credentials is None else COORDINATOR
+        return open_channel(self.target, self.credentials, server_name=name)
+
+    @contextlib.asynccontextmanager
+    async def calling(self) -> AsyncIterator[CoordinatorClient]:
+        """A client of it. Raises as `channel` does; and `CoordinatorAway` or `CallRefused` for a
+        call that fails."""
+        client = CoordinatorClient(self.channel())
+        try:
+            with explained(self.target):
+                yield client
+        finally:
+            await client.close()
+
+
+@contextlib.contextmanager
+def explained(coordinator: str) -> Iterator[None]:
+    """Have a call that fails raise `CoordinatorAway` or `CallRefused`, which names it."""
+    try:
+        yield
+    except CallFailed as error:
+        kind = CoordinatorAway if error.unreachable else CallRefused
+        raise kind(f"{coordinator}: {error}") from error
+
+
+def join(line: JoinLine) -> None:
+    """Get a certificate with a join line, and remember the coordinator. Raises `JoinRefused`,
+    `CoordinatorAway`, `OSError`."""
+    folder = _folder(line.target)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _alone(folder):
+        _enrol(line, folder)
+        replace_file(folder / "join", str(line).encode())
+
+
+def joined() -> list[str]:
+    """The targets of the coordinators that were joined."""
+    return sorted(path.parent.name for path in _folder("").glob("*/join"))
+
+
+def reach(target: str | None) -> Reachable:
+    """The coordinator at a target, by default the only one that was joined; the certificate is
+    renewed if that is due. Raises `NotJoined`, `JoinRefused`, `CoordinatorAway`, `OSError`."""
+    if target is None:
+        target = _only_one(joined())
+    if target.startswith("unix:"):
+        return Reachable(target)
+    folder = _folder(target)
+    try:
+        line = parse_join_line((folder / "join").read_text())
+    except (FileNotFoundError, ValueError) as error:
+        known = ", ".join(joined())
+        raise NotJoined(
+            f"{target} was not joined by this user{f' (but {known})' if known else ''}; "
+            "`shoal invite --client` on the coordinator's machine prints a line for `shoal join`"
+        ) from error
+    with _alone(folder):
+        _renew(line, folder)
+    current = folder / "current"
+    credentials = Credentials(
+        ca=current / "ca.pem", certificate=current / "certificate.pem", key=current / "key.pem"
+    )
+    return Reachable(target, credentials)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time changes a certificate."""
+    with (folder / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _only_one(known: list[str]) -> str:
+    match known:
+        case [target]:
+            return target
+        case []:
+            raise NotJoined(
+                "no coordinator was joined by this user; `shoal invite --client` on a "
+                "coordinator's machine prints a line for `shoal join`"
+            )
+        case _:
+            raise NotJoined(
+                f"several coordinators were joined: {', '.join(known)}; "
+                "name one with --coordinator HOST:PORT"
+            )
+
+
+def _folder(target: str) -> Path:
+    return state_folder() / "coordinators" / target
+
+
+def _renew(line: JoinLine, folder: Path) -> None:
+    """Another certificate when it is time; as long as the old one is valid, it need not succeed."""
+    try:
+        identity = json.loads((folder / "current" / "identity.json").read_bytes())
+        renew_at, expires_at = float(identity["renew_at"]), float(identity["expires_at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        renew_at, expires_at = 0.0, 0.0
+    if time.time() < renew_at:
+        return
+    try:
+        _enrol(line, folder)
+    except (CoordinatorAway, JoinRefused):
+        if time.time() >= expires_at:
+            raise
+
+
+def _enrol(line: JoinLine, folder: Path) -> None:
+    # What makes keys is heavy: a valid identity needs none of it, and a worker pod has none of it.
+    from shoal_protocol.pki import request  # noqa: PLC0415
+
+    order = request.Order(
+        target=line.enrolment_target,
+        token=line.token,
+        name=USER,
+        folder=str(folder),
+        fingerprint=line.fingerprint,
+    )
+    try:
+        request.enrol(order)
+    except request.Refused as error:
+        raise JoinRefused(str(error)) from error
+    except request.NoAnswer as error:
+        raise CoordinatorAway(str(error)) from error

@@ -1,0 +1,64 @@
+"""The line that lets a machine join a standalone coordinator: one word, safe in any shell.
+
+    shoal://HOST:PORT/FINGERPRINT/TOKEN
+
+HOST:PORT is the coordinator's. Its enrolment service, which serves callers without a certificate,
+is at the next port. FINGERPRINT is the SHA-256 of the certificate that this service shows, in
+hexadecimal: whatever shows another one is not believed. TOKEN is good for one key.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+DEFAULT_PORT: Final = 7400
+_LINE: Final = re.compile(
+    r"shoal://(?P<host>\[[0-9A-Fa-f:.]+\]|[^/:\s]+):(?P<port>[0-9]{1,5})"
+    r"/(?P<fingerprint>[0-9a-f]{64})/(?P<token>[A-Za-z0-9_-]{16,128})"
+)
+_MOST: Final = 65534
+"""The next port is one too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinLine:
+    """What a join line says. `host` is as in a target: an IPv6 address has its brackets."""
+
+    host: str
+    port: int
+    fingerprint: str
+    token: str
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port <= _MOST:
+            raise ValueError(f"port {self.port}: a coordinator has one from 1 to {_MOST}")
+
+    @property
+    def target(self) -> str:
+        """Of the coordinator."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def enrolment_target(self) -> str:
+        """Of its enrolment service."""
+        return f"{self.host}:{self.port + 1}"
+
+    def __str__(self) -> str:
+        return f"shoal://{self.target}/{self.fingerprint}/{self.token}"
+
+
+def parse_join_line(text: str) -> JoinLine:
+    """Raises `ValueError`; the text does not repeat the token."""
+    match = _LINE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(
+            "this is no join line; it is shoal://HOST:PORT/FINGERPRINT/TOKEN, as "
+            "`shoal coordinator` and `shoal invite` print it"
+        )
+    values = match.groupdict()
+    return JoinLine(
+        host=values["host"],
+        port=int(values["port"]),
+        fingerprint=values["fingerprint"],
+        token=values["token"],
+    )

@@ -1,0 +1,43 @@
+"""The devices of a coordinator that this user has joined, as a pool."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from shoal.errors import PoolFailed
+from shoal.processes import workspace
+from shoal.running import Running
+from shoal_cli.local.workspace import WorkspaceBusy
+from shoal_cli.standalone.remote_pools import RemoteFailed, remote_pool
+from shoal_protocol.digests import Digest
+
+
+@contextlib.asynccontextmanager
+async def running_there(target: str, work: Path | None) -> AsyncIterator[Running]:
+    """The pool at a coordinator; models are cut on this machine. Raises `PoolFailed`."""
+    with contextlib.ExitStack() as stack:
+        try:
+            place = stack.enter_context(workspace(work))
+            pool = await remote_pool(target)
+        except (RemoteFailed, WorkspaceBusy, OSError) as error:
+            raise PoolFailed(str(error)) from error
+
+        async def deliver(digests: Sequence[Digest]) -> None:
+            try:
+                await pool.send(place.store, digests)
+            except RemoteFailed as error:
+                raise PoolFailed(str(error)) from error
+
+        yield Running(
+            devices=pool.devices,
+            store=place.store,
+            open_channel=pool.channel,
+            deliver=deliver,
+            failed=_never,
+        )
+
+
+async def _never() -> None:
+    """A coordinator that is away for long fails the items themselves."""
+    await asyncio.Event().wait()

@@ -1,0 +1,144 @@
+"""What a join line stands for on the agent's command line, and the unit that runs it from boot."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from shoal_agent.installation import Place, install
+from shoal_agent.settings import Settings, parse
+from shoal_agent.telemetry.machine import Machine
+from shoal_agent.transport.addresses import reached_at
+
+LINE = f"shoal://10.0.0.1:7400/{'ab' * 32}/k2ju0diBV3TGMr20HyPPD94ALVXYFvxA"
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/users/me")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+
+
+def check_joined(settings: Settings) -> None:
+    enrolment = settings.enrolment
+    assert enrolment is not None
+    assert str(enrolment.join) == LINE
+    assert enrolment.target == "10.0.0.1:7401"
+    assert settings.credentials == enrolment.credentials
+    assert (settings.coordinator, settings.coordinator_name) == (
+        "10.0.0.1:7400",
+        "shoal-coordinator",
+    )
+
+
+def test_a_join_line_says_all_that_an_agent_needs() -> None:
+    settings = parse([LINE, "--name", "pi-4"])
+    check_joined(settings)
+    assert settings.listen == "0.0.0.0:0"
+    assert settings.budget == Machine().memory_bytes // 2
+    assert settings.cache == Path("/users/me/.local/state/shoal/agent/pi-4/cache")
+    assert settings.enrolment is not None
+    assert settings.enrolment.folder == Path("/users/me/.local/state/shoal/agent/pi-4/identity")
+
+
+def test_a_join_line_may_be_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "join").write_text(f"{LINE}\n")
+    check_joined(parse([str(tmp_path / "join"), "--budget", "64Mi"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([LINE, "--coordinator", "unix:/c"], "a join line excludes --coordinator"),
+        ([LINE, "--insecure"], "a join line excludes --coordinator"),
+        (["shoal://10.0.0.1:7400"], "this is no join line"),
+        (["/no/such/file"], "/no/such/file: No such file"),
+    ],
+)
+def test_a_join_line_that_cannot_be_used_gives_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ending:
+        parse(arguments)
+    assert ending.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert LINE.rpartition("/")[2] not in line
+
+
+def test_an_agent_that_listens_everywhere_is_reached_at_its_address_towards_the_coordinator() -> (
+    None
+):
+    assert reached_at("0.0.0.0:0", "127.0.0.1:7400") == "127.0.0.1:0"
+    assert reached_at("0.0.0.0:7401", "localhost:7400") == "127.0.0.1:7401"
+    assert reached_at("10.0.0.7:7401", "127.0.0.1:7400") == "10.0.0.7:7401"
+    assert reached_at("unix:/agent", "unix:/coordinator") == "unix:/agent"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(units=tmp_path / "units", state=tmp_path / "state")
+
+
+def test_install_writes_a_unit_that_systemd_takes(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--name", "pi-4", "--budget", "512Mi", "--cache-size", "2Gi"]
+    assert install([LINE, *options], place) == 0
+    file = place.units / "shoal-agent.service"
+    text = file.read_text()
+    (command,) = [each for each in text.splitlines() if each.startswith("ExecStart=")]
+    assert f"-m shoal_agent {place.state}/join " in command
+    assert "--budget 512Mi --cache-size 2Gi" in command
+    assert "enable --now shoal-agent" in capsys.readouterr().out
+    if (analyze := shutil.which("systemd-analyze")) is not None:
+        verify = [analyze, "verify", "--user", str(file)]
+        checked = subprocess.run(verify, check=False, capture_output=True, text=True)
+        assert "shoal-agent" not in checked.stderr, checked.stderr
+
+
+def test_the_installed_command_is_one_that_the_agent_takes(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "given").write_text(LINE)
+    assert install([str(tmp_path / "given"), "--budget", "64Mi", "--name", "pi-4"], place) == 0
+    text = (place.units / "shoal-agent.service").read_text()
+    command = text.partition("ExecStart=")[2].splitlines()[0].split()
+    settings = parse(command[command.index("shoal_agent") + 1 :])
+    check_joined(settings)
+    assert settings.cache == place.state / "cache"
+    assert settings.name == "pi-4"
+
+
+def test_the_token_is_in_no_file_that_others_read(place: Place) -> None:
+    assert install([LINE], place) == 0
+    token = LINE.rpartition("/")[2]
+    assert token not in (place.units / "shoal-agent.service").read_text()
+    secret = place.state / "join"
+    assert secret.read_text().strip() == LINE
+    assert secret.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_as_root_the_unit_runs_as_the_user_who_called_sudo(place: Place) -> None:
+    mine = Place(units=place.units, state=place.state, user="nobody")
+    assert install([LINE], mine) == 0
+    text = (place.units / "shoal-agent.service").read_text()
+    assert "\nUser=nobody\n" in text
+    assert "WantedBy=multi-user.target" in text
+    assert (place.state / "join").owner() == place.state.owner() == "nobody"
+
+
+def test_install_without_a_join_line_is_refused(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert install(["--coordinator", "unix:/c", "--budget", "64Mi"], place) == 2
+    assert "needs a join line" in capsys.readouterr().err
+    assert not place.units.exists()
+
+
+def test_options_reach_the_agent_as_they_are(place: Place) -> None:
+    odd = "/a b/100%/$HOME"
+    assert install([LINE, "--cache", odd], place) == 0
+    text = (place.units / "shoal-agent.service").read_text()
+    assert '"/a b/100%%/$$HOME"' in text

@@ -1,0 +1,120 @@
+"""`shoal devices`, `shoal jobs` and `shoal cancel`, against a real coordinator."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from coordinator.scripted import connected, put_model
+from coordinator.world import World
+from shoal_cli.commands.app import run_app
+from shoal_coordinator.server import CoordinatorSettings, serving
+from shoal_protocol.channels import open_channel
+from shoal_protocol.v1.coordinator_pb2_grpc import CoordinatorStub
+
+Shoal = Callable[..., Awaitable[tuple[int, str, str]]]
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    document = put_model(tmp_path / "store")
+    target = f"unix:{tmp_path}/s"
+    settings = CoordinatorSettings(
+        listen=target, store=tmp_path / "store", state=tmp_path / "state"
+    )
+    async with serving(settings) as coordinator, open_channel(target) as channel:
+        yield World(coordinator, target, document, CoordinatorStub(channel), channel, tmp_path)
+
+
+@pytest.fixture
+def shoal(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Shoal:
+    """Runs a command about this coordinator; status, output and errors."""
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("SHOAL_COORDINATOR", world.target)
+    monkeypatch.setenv("XDG_STATE_HOME", str(world.folder / "user"))
+
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = await asyncio.to_thread(run_app, arguments)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+async def test_devices_are_listed_with_what_they_have(world: World, shoal: Shoal) -> None:
+    async with connected(world.device("pi-4"), world.device("jetson")):
+        _, listed, _ = await shoal("devices")
+        rows = [line.split()[:2] for line in listed.splitlines()[2:]]
+        assert rows == [["jetson", "ready"], ["pi-4", "ready"]]
+        _, listed, _ = await shoal("devices", "--json")
+        assert [device["name"] for device in json.loads(listed)] == ["jetson", "pi-4"]
+
+
+async def test_a_coordinator_without_devices_and_jobs_says_so(shoal: Shoal) -> None:
+    assert await shoal("devices") == (0, "", "no device has joined\n")
+    assert await shoal("jobs") == (0, "", "no jobs\n")
+    assert await shoal("jobs", "--json") == (0, "[]\n", "")
+
+
+async def test_a_job_is_listed_cancelled_and_removed(world: World, shoal: Shoal) -> None:
+    world.inputs(3)
+    gate = asyncio.Semaphore(0)
+    async with connected(world.device("pi-4", gate=gate)):
+        await world.submit(name="lines")
+        _, listed, _ = await shoal("jobs")
+        assert "lines  running    0/3" in listed
+        assert await shoal("cancel", "lines") == (0, "lines: cancelled, 0 of 3 items done\n", "")
+        _, listed, _ = await shoal("jobs")
+        assert "cancelled by `shoal cancel`" in listed
+        _, said, _ = await shoal("cancel", "lines", "--remove")
+        assert said == "lines: cancelled, 0 of 3 items done, removed\n"
+        assert (await shoal("jobs"))[2] == "no jobs\n"
+
+
+async def test_a_job_that_is_not_there_is_named(world: World, shoal: Shoal) -> None:
+    status, _, said = await shoal("cancel", "lines")
+    assert status == 2
+    assert said.splitlines() == [
+        "shoal: the coordinator refuses",
+        f"  {world.target}: there is no job 'lines' here",
+    ]
+
+
+async def test_a_coordinator_that_is_away_may_be_there_another_time(shoal: Shoal) -> None:
+    status, _, said = await shoal("jobs", "--coordinator", "unix:/nowhere/s")
+    assert status == 1
+    assert said.startswith("shoal: coordinator not reached\n  unix:/nowhere/s: ")
+
+
+async def test_a_coordinator_that_was_not_joined_is_named_with_what_to_do(shoal: Shoal) -> None:
+    status, _, said = await shoal("jobs", "--coordinator", "shelf.local:7400")
+    assert status == 2
+    assert "shelf.local:7400 was not joined by this user; `shoal invite --client`" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--devices", "3"), ("--budget", "64Mi"), ("--threads", "2"), ("--enforce", "cgroup")],
+)
+async def test_a_run_on_a_coordinator_pretends_no_devices(
+    shoal: Shoal, world: World, option: str, value: str
+) -> None:
+    (world.folder / "m.onnx").touch()
+    model, there = str(world.folder / "m.onnx"), ("--coordinator", world.target)
+    status, _, said = await shoal("run", model, *there, option, value)
+    assert status == 2
+    assert f"{option} is about devices of this machine" in " ".join(said.replace("│", "").split())
+
+
+async def test_a_run_on_a_coordinator_without_devices_says_how_to_get_one(
+    shoal: Shoal, world: World
+) -> None:
+    (world.folder / "m.onnx").touch()
+    model, there = str(world.folder / "m.onnx"), ("--coordinator", world.target)
+    status, _, said = await shoal("run", model, *there, "--inputs", "in", "--outputs", "out")
+    assert status == 2
+    assert "has no device that is ready; `shoal invite` on the coordinator's machine" in said

@@ -1,0 +1,175 @@
+"""Joining a standalone coordinator over real TLS: who is believed, and who gets a certificate."""
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cli.standalone.conftest import Shelf
+from shoal_agent.enrolment.identity import Enrolment, Identity
+from shoal_cli.standalone.folders import Folder, FolderInUse
+from shoal_cli.standalone.invitations import Kind
+from shoal_cli.transfer import joined
+from shoal_protocol.join_lines import JoinLine
+from shoal_protocol.pki.authority import Authority, is_issued_by, renewal_time
+
+PATIENCE_SECONDS = 30.0
+
+
+def authority_of(shelf: Shelf) -> bytes:
+    return (shelf.folder.root / "authority/certificate.pem").read_bytes()
+
+
+async def joins(line: JoinLine) -> None:
+    await asyncio.to_thread(joined.join, line)
+
+
+def due(target: str, **times: float) -> Path:
+    """Have a user's certificate be due at other times; where it is."""
+    note = joined._folder(target) / "current" / "identity.json"
+    note.write_text(json.dumps(json.loads(note.read_text()) | times))
+    return note.with_name("certificate.pem")
+
+
+async def test_a_client_gets_a_certificate_of_its_own(shelf: Shelf) -> None:
+    line = shelf.line(Kind.CLIENT)
+    await joins(line)
+    assert joined.joined() == [line.target]
+    reached = joined.reach(None)
+    assert reached.target == line.target
+    assert reached.credentials is not None
+    authority = authority_of(shelf)
+    assert reached.credentials.ca.read_bytes() == authority
+    assert is_issued_by(reached.credentials.certificate.read_bytes(), authority)
+    assert reached.credentials.key.stat().st_mode & 0o077 == 0
+
+
+async def test_a_server_with_another_certificate_gets_no_token(shelf: Shelf) -> None:
+    line = shelf.line(Kind.CLIENT)
+    forged = replace(line, fingerprint="0" * 64)
+    with pytest.raises(joined.JoinRefused, match="shows another certificate than the join line"):
+        await joins(forged)
+    assert joined.joined() == []
+    await joins(line)  # the token was not spent on it
+
+
+async def test_a_stolen_token_is_refused(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = shelf.line(Kind.CLIENT)
+    await joins(line)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "thief"))
+    with pytest.raises(joined.JoinRefused, match="was used already, with another key"):
+        await joins(line)
+
+
+async def test_an_expired_token_is_refused(shelf: Shelf) -> None:
+    line = shelf.line(Kind.CLIENT, timedelta(seconds=-1))
+    with pytest.raises(joined.JoinRefused, match="the token has expired"):
+        await joins(line)
+
+
+async def test_a_devices_token_makes_no_client(shelf: Shelf) -> None:
+    with pytest.raises(joined.JoinRefused, match="use it with `shoal agent`"):
+        await joins(shelf.line(Kind.DEVICE))
+
+
+async def test_a_coordinator_that_was_not_joined_is_named_with_what_to_do(shelf: Shelf) -> None:
+    with pytest.raises(joined.NotJoined, match="no coordinator was joined"):
+        joined.reach(None)
+    await joins(shelf.line(Kind.CLIENT))
+    with pytest.raises(joined.NotJoined, match=r"10\.0\.0\.1:7400 was not joined .*but 127"):
+        joined.reach("10.0.0.1:7400")
+
+
+async def test_a_certificate_is_renewed_with_the_same_key(shelf: Shelf) -> None:
+    line = shelf.line(Kind.CLIENT)
+    await joins(line)
+    certificate = due(line.target, renew_at=time.time() - 1)
+    before, key = certificate.read_bytes(), certificate.with_name("key.pem").read_bytes()
+    reached = await asyncio.to_thread(joined.reach, line.target)
+    assert reached.credentials is not None
+    assert reached.credentials.certificate.read_bytes() != before
+    assert reached.credentials.key.read_bytes() == key
+
+
+async def test_a_certificate_that_cannot_be_renewed_serves_to_its_end(shelf: Shelf) -> None:
+    line = shelf.line(Kind.CLIENT)
+    await joins(line)
+    for record in shelf.folder.invitations.folder.iterdir():
+        record.unlink()
+    due(line.target, renew_at=time.time() - 1)
+    assert (await asyncio.to_thread(joined.reach, line.target)).target == line.target
+    due(line.target, expires_at=time.time() - 1)
+    with pytest.raises(joined.JoinRefused, match="forgotten"):
+        await asyncio.to_thread(joined.reach, line.target)
+
+
+def device(shelf: Shelf, line: JoinLine, name: str) -> Enrolment:
+    folder = shelf.folder.root.parent / f"identity-{name}"
+    return Enrolment(target=line.enrolment_target, name=name, folder=folder, join=line)
+
+
+async def test_a_device_joins_and_resumes_after_a_restart(shelf: Shelf) -> None:
+    line = shelf.line(Kind.DEVICE)
+    enrolment = device(shelf, line, "pi-4")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await Identity(enrolment).obtain()
+    files = enrolment.credentials
+    assert is_issued_by(files.certificate.read_bytes(), authority_of(shelf))
+    shelf.folder.invitations.forget("pi-4")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await Identity(enrolment).obtain()  # what it has is valid: it asks nobody
+
+
+async def test_a_device_with_a_stolen_line_gets_nothing(shelf: Shelf) -> None:
+    line = shelf.line(Kind.DEVICE)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await Identity(device(shelf, line, "pi-4")).obtain()
+    thief = Identity(device(shelf, line, "pi-5"), shortest_pause_seconds=0.1)
+    waiting = asyncio.create_task(thief.obtain())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not thief.why.startswith("PERMISSION_DENIED: the token was used already"):
+            await asyncio.sleep(0.05)
+    assert not waiting.done()
+    waiting.cancel()
+
+
+def test_the_authority_and_the_fingerprint_survive_a_restart(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    folder = Folder(tmp_path / "shelf")
+    with folder.locked():
+        before = folder.authority(now).certificate, folder.enrolment(now).certificate
+        folder.renew(folder.authority(now), now)
+    again = Folder(tmp_path / "shelf")
+    with again.locked():
+        assert (again.authority(now).certificate, again.enrolment(now).certificate) == before
+    assert again.root.stat().st_mode & 0o077 == 0
+
+
+def test_the_coordinators_certificate_is_renewed_in_time_and_with_another_authority(
+    tmp_path: Path,
+) -> None:
+    now = datetime.now(UTC)
+    folder = Folder(tmp_path / "shelf")
+    with folder.locked():
+        authority = folder.authority(now)
+        at = folder.renew(authority, now)
+        first = folder.credentials.certificate.read_bytes()
+        assert renewal_time(first) == at == folder.renew(authority, now)
+        assert folder.renew(authority, at) > at
+        second = folder.credentials.certificate.read_bytes()
+        assert second != first
+        other = Authority.make("another", now)
+        folder.renew(other, now)
+        assert is_issued_by(folder.credentials.certificate.read_bytes(), other.certificate)
+
+
+def test_a_folder_is_one_coordinators(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "shelf")
+    with folder.locked(), pytest.raises(FolderInUse, match="--folder DIR"), folder.locked():
+        raise AssertionError("there are two")

@@ -1,0 +1,125 @@
+"""Three devices, a coordinator and a client, each on a host of its own, without Kubernetes."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from separate_hosts import Host, separate_hosts, stop, wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
+DEVICES = ("pi-1", "pi-2", "pi-3")
+SLOWLY = ("--link-latency-milliseconds", "100")
+"""So that a device dies amid work."""
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces"),
+    pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2"),
+]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[Host]]:
+    with separate_hosts(tmp_path, "shelf", "laptop", *DEVICES) as hosts:
+        yield hosts
+
+
+def start_coordinator(shelf: Host) -> subprocess.Popen[bytes]:
+    process = shelf.start("out", "-m", "shoal_cli", "coordinator")
+    wait_until("the coordinator is up", lambda: "each line works once" in shelf.said("out"))
+    return process
+
+
+def invited(shelf: Host, *options: str) -> str:
+    printed = str(shelf.shoal("invite", *options).stdout)
+    return printed.rsplit(maxsplit=1)[-1]
+
+
+def start_agent(host: Host, name: str, line: str) -> subprocess.Popen[bytes]:
+    command = ("-m", "shoal_agent", line, "--name", name, "--budget", "24Mi", *SLOWLY)
+    return host.start("log", *command, "--log-level", "info")
+
+
+def ready(laptop: Host) -> list[str]:
+    found = laptop.asked("devices")
+    return [each["name"] for each in found if each.get("state", "READY") == "READY"]
+
+
+def prepared_example(laptop: Host) -> Path:
+    made = shutil.ignore_patterns("in", "out", "models", "__pycache__")
+    example = laptop.home / "examples" / "ocr"
+    shutil.copytree(ROOT / "examples" / "ocr", example, ignore=made)
+    subprocess.run([sys.executable, str(example / "prepare.py")], check=True, capture_output=True)
+    return example
+
+
+def results(example: Path) -> dict[str, np.ndarray]:
+    found = {}
+    for path in sorted((example / "lines" / "out").glob("*.npz")):
+        with np.load(path) as stored:
+            found[path.name] = stored[stored.files[0]]
+    return found
+
+
+def test_three_devices_read_text_for_a_fourth_and_survive_what_dies(hosts: list[Host]) -> None:
+    shelf, laptop, *devices = hosts
+    coordinator = start_coordinator(shelf)
+    assert f"coordinator at {shelf.address}:7400" in shelf.said("out")
+    used = invited(shelf, "--client")
+    laptop.shoal("join", used)
+    lines = {name: invited(shelf) for name in DEVICES}
+    agents = {
+        name: start_agent(host, name, lines[name])
+        for name, host in zip(DEVICES, devices, strict=True)
+    }
+    wait_until("three devices are ready", lambda: ready(laptop) == list(DEVICES))
+
+    # A device dies amid the work; the others take over.
+    example = prepared_example(laptop)
+    run = ("run", example, "--coordinator", f"{shelf.address}:7400", "--progress", "plain")
+    running = laptop.start("run", "-m", "shoal_cli", *run, "--verify", "--tolerance", "1e-5")
+
+    def some_are_done() -> bool:
+        assert running.poll() is None, laptop.said("run")
+        return any(int(job.get("succeeded", 0)) >= 2 for job in laptop.asked("jobs"))
+
+    wait_until("two items are done", some_are_done)
+    agents["pi-2"].send_signal(signal.SIGKILL)
+    assert running.wait(90) == 0, laptop.said("run")
+    assert "24/24" in laptop.said("run")
+    first = results(example)
+    assert len(first) == 24
+    assert ready(laptop) == ["pi-1", "pi-3"]
+
+    # Coordinator and device start again, with what they know on their disks.
+    stop(coordinator)
+    assert coordinator.returncode == 0
+    coordinator = start_coordinator(shelf)
+    start_agent(devices[1], "pi-2", lines["pi-2"])
+    wait_until("three devices are back", lambda: ready(laptop) == list(DEVICES))
+    (job,) = laptop.asked("jobs")
+    assert (job["state"], int(job["succeeded"])) == ("COMPLETE", 24)
+    shutil.rmtree(example / "lines" / "out")
+    again = laptop.shoal(*run, "--no-keep")
+    assert re.search(r"24/24 +24 ", again.stdout), "nothing was computed again"
+    for name, array in results(example).items():
+        np.testing.assert_array_equal(array, first[name])
+    assert laptop.asked("jobs") == []
+
+    # What was used by one is of no use to another.
+    stolen = laptop.start("thief", "-m", "shoal_agent", lines["pi-1"], "--name", "pi-4")
+    refusal = "the token was used already, with another key"
+    wait_until("the thief is refused", lambda: refusal in laptop.said("thief"))
+    stolen.kill()
+    refused = devices[0].shoal("join", used, check=False)
+    assert refused.returncode == 2
+    assert refusal in refused.stderr

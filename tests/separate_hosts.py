@@ -1,0 +1,117 @@
+"""Network namespaces as hosts: each with an address, a home folder, and processes of its own."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+NETWORK = "10.99.0"
+PATIENCE_SECONDS = 90.0
+
+
+@dataclass
+class Host:
+    """A host of the network; what it starts is gone with it."""
+
+    namespace: str
+    address: str
+    home: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, name: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
+        """A Python module or script, with its output in the file `name`."""
+        with (self.home / name).open("ab") as log:
+            process = subprocess.Popen(
+                self._command(*arguments), stdout=log, stderr=log, env=self._environment()
+            )
+        self.processes.append(process)
+        return process
+
+    def run(self, *arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self._command(*arguments),
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_SECONDS,
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def shoal(self, *arguments: str | Path, check: bool = True) -> Any:
+        return self.run("-m", "shoal_cli", *arguments, check=check)
+
+    def asked(self, command: str) -> list[dict[str, Any]]:
+        """What `shoal devices` or `shoal jobs` has; nothing while the coordinator is away."""
+        answered = self.shoal(command, "--json", check=False)
+        found: list[dict[str, Any]] = json.loads(answered.stdout or "[]")
+        return found
+
+    def said(self, name: str) -> str:
+        return (self.home / name).read_text()
+
+    def _command(self, *arguments: str | Path) -> list[str | Path]:
+        return ["ip", "netns", "exec", self.namespace, sys.executable, *arguments]
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+        return kept | {"HOME": str(self.home)}
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process as a supervisor would."""
+    process.terminate()
+    process.wait(PATIENCE_SECONDS)
+
+
+@contextlib.contextmanager
+def separate_hosts(folder: Path, *names: str) -> Iterator[list[Host]]:
+    """Hosts on one network. Needs root."""
+    own = f"shoal-{os.getpid()}"
+    hosts = []
+    try:
+        _ip("netns", "add", f"{own}-switch")
+        _ip("-n", f"{own}-switch", "link", "add", "bridge", "type", "bridge")
+        _ip("-n", f"{own}-switch", "link", "set", "bridge", "up")
+        for number, name in enumerate(names, 1):
+            host = Host(f"{own}-{name}", f"{NETWORK}.{number}", folder / name)
+            host.home.mkdir()
+            hosts.append(host)
+            _connect(host, f"{own}-switch", f"port{number}")
+        yield hosts
+    finally:
+        for process in [process for host in hosts for process in host.processes]:
+            process.kill()
+            process.wait()
+        for namespace in (f"{own}-switch", *(host.namespace for host in hosts)):
+            subprocess.run(["ip", "netns", "delete", namespace], check=False)
+
+
+def _connect(host: Host, switch: str, port: str) -> None:
+    _ip("netns", "add", host.namespace)
+    peer = ("type", "veth", "peer", "name", port, "netns", switch)
+    _ip("link", "add", "eth0", "netns", host.namespace, *peer)
+    _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+    within = ("-n", host.namespace)
+    _ip(*within, "address", "add", f"{host.address}/24", "dev", "eth0")
+    for link in ("lo", "eth0"):
+        _ip(*within, "link", "set", link, "up")
+    _ip(*within, "route", "add", "default", "dev", "eth0")
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def wait_until(what: str, holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < ends, f"still not so: {what}"
+        time.sleep(0.1)

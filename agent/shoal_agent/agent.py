@@ -13,11 +13,11 @@ import grpc
 import onnxruntime
 
 from shoal_agent import __version__
+from shoal_agent.budget import BudgetFollower
 from shoal_agent.cache.disk import FragmentCache
 from shoal_agent.cache.fetching import Fetcher
 from shoal_agent.calibration.joining import calibrate, gauges
 from shoal_agent.enrolment.identity import Identity
-from shoal_agent.memory.pressure import withheld
 from shoal_agent.memory.residency import Ledger, short
 from shoal_agent.runtime.failures import RuntimeFailed
 from shoal_agent.runtime.fragments import Fragments
@@ -32,7 +32,6 @@ from shoal_agent.runtime.rehearsal import rehearse_transfers
 from shoal_agent.session.control import Session, SessionBroken
 from shoal_agent.session.tasks import Tasks
 from shoal_agent.settings import Settings
-from shoal_agent.telemetry import pressure
 from shoal_agent.telemetry.counters import Counters
 from shoal_agent.telemetry.link import LinkMeter
 from shoal_agent.telemetry.logs import log
@@ -57,8 +56,6 @@ if TYPE_CHECKING:
 _BACKOFF_SECONDS: Final = (0.1, 5.0)
 _SILENT_SECONDS: Final = 15.0
 _GOODBYE_SECONDS: Final = 1.0
-_LIMIT_SECONDS: Final = 0.5
-_PRESSURE_SECONDS: Final = 5.0
 _IDLE_SECONDS: Final = 2.0
 _CONNECTIONS: Final = 256
 """Of peers, at one time; what strangers hold of them costs memory on a small device."""
@@ -126,8 +123,14 @@ class Agent:
         await self._rehearse()
         connecting = asyncio.create_task(self._stay_connected(), name="session")
         renewing = asyncio.create_task(self._renew(), name="identity")
-        following = asyncio.create_task(self._follow_limit(), name="limit")
-        yielding = asyncio.create_task(self._follow_pressure(), name="pressure")
+        follower = BudgetFollower(
+            settings=self.settings,
+            machine=self._machine,
+            meter=self._meter,
+            fragments=self.fragments,
+            settled=lambda: self._settled,
+        )
+        following = asyncio.create_task(follower.run(), name="budget")
         resting = asyncio.create_task(self._rest(), name="rest")
         draining = asyncio.create_task(self._drain.wait(), name="drain")
         try:
@@ -141,7 +144,7 @@ class Agent:
                     timeout=self.settings.drain_seconds,
                 )
         finally:
-            background = (connecting, draining, renewing, following, yielding, resting)
+            background = (connecting, draining, renewing, following, resting)
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
@@ -398,29 +401,6 @@ class Agent:
             f"{format_bytes(budget)}: "
             f"raise the limit by {format_bytes(floor + budget - limit)}, or lower the budget"
         )
-
-    async def _follow_limit(self) -> None:
-        """Have the budget that the container's limit leaves, when that changes while it runs: never
-        more than the settings say. In local mode the runner sets the limit by the budget."""
-        while not self.settings.exit_with_parent:
-            await asyncio.sleep(_LIMIT_SECONDS)
-            limit = self._machine.memory_limit_bytes()
-            if not self._settled or limit is None:
-                continue
-            budget = min(self.settings.budget, max(0, limit - self._meter.floor_bytes))
-            if budget != self.fragments.ledger.budget:
-                await self.fragments.change_budget(budget)
-
-    async def _follow_pressure(self) -> None:
-        """Have fragments do without what they can, while memory is short on the machine. In local
-        mode the agents would yield to one another."""
-        paths = () if self.settings.exit_with_parent else pressure.files()
-        ledger = self.fragments.ledger
-        while paths:
-            await asyncio.sleep(_PRESSURE_SECONDS)
-            stalled = pressure.stalled_percent(paths)
-            if (size := withheld(ledger.withheld, ledger.budget, stalled)) != ledger.withheld:
-                await self.fragments.withhold(size)
 
     async def _rest(self) -> None:
         """Hang up on peers and give memory back, once, whenever the agent has had nothing to do

@@ -210,7 +210,8 @@ class _Run:
             finer = []
             for sent in jobs:
                 report = self._reports[sent.order.name]
-                if is_too_large(report) and (recut := cut_finer(sent.order)) is not None:
+                recut = cut_finer(sent.order, sent.job.prepared.document)
+                if is_too_large(report) and recut is not None:
                     self._note(in_words(recut, report))
                     finer.append(recut)
             if not finer:

@@ -59,16 +59,8 @@ class Host:
         return (self.home / name).read_text()
 
     def _command(self, *arguments: str | Path) -> list[str | Path]:
-        return [
-            "ip",
-            "netns",
-            "exec",
-            self.namespace,
-            sys.executable,
-            "-X",
-            "faulthandler",
-            *arguments,
-        ]
+        python = (sys.executable, "-X", "faulthandler")
+        return ["ip", "netns", "exec", self.namespace, *python, *arguments]
 
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
